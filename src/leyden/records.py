@@ -1,0 +1,428 @@
+"""The unified data interface: what one execution of an agent leaves behind.
+
+A record never changes once made, and cannot hold nonsense: what is wrong raises where it is built. A call holds only
+what it adds to the call before it, so a conversation takes space linear in its tokens; whole prompts, and transitions,
+are views that `Episode` derives.
+"""
+
+import math
+from collections.abc import Collection, Iterator
+from enum import StrEnum
+from functools import cached_property
+from hashlib import blake2b
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from leyden.outcomes import MEANING, Outcome
+
+Id = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@~-]*$(?!\n)",
+        max_length=160,
+        description="letters, digits and . _ : @ ~ -, beginning with a letter or digit",
+    ),
+]
+Name = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:@~/+-]*$(?!\n)", max_length=160, description="a short name")
+]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e11, description="seconds since 1970")]
+
+
+class Purpose(StrEnum):
+    """What a rollout is made for; only `train` ever reaches a gradient."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    DEV = "dev"
+
+
+class Version(Struct, frozen=True):
+    """One published state of one policy's weights."""
+
+    policy: Name
+    number: Count
+
+
+class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the server needs to know of a run to look after its rollouts."""
+
+    lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 60.0
+    """How long an attempt lives without a heartbeat."""
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
+    """Attempts of a rollout, the first included, before a retried ending becomes final."""
+    failure_reward: Annotated[float, Meta(ge=-1e30, le=1e30)] = 0.0
+    """What a rollout scores that ends as `agent_error` or `timeout`."""
+    agent_rewards: bool = False
+    """Whether the agent's own key may set rewards."""
+
+
+class Run(Struct, frozen=True):
+    """A training or evaluation run: the scope of tasks, rollouts, versions and keys."""
+
+    id: Id
+    settings: RunSettings
+    config: Any
+    """The written-out configuration, as the user would write it."""
+    created: Seconds
+
+
+class Task(Struct, frozen=True, forbid_unknown_fields=True):
+    """One row of the user's data: what an agent is given."""
+
+    id: Id
+    input: Any
+
+
+class Group(Struct, frozen=True):
+    """The rollouts of one task that are normalised together and stay in one optimiser step."""
+
+    id: Id
+    run: Id
+    task: Id
+    purpose: Purpose
+    size: Count
+    priority: int
+    created: Seconds
+    finished: Seconds | None = None
+
+
+class State(StrEnum):
+    """Where a rollout stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Rollout(Struct, frozen=True):
+    """One execution that was asked for; it may take several attempts, and ends once."""
+
+    id: Id
+    run: Id
+    group: Id
+    task: Id
+    index: Count
+    purpose: Purpose
+    state: State
+    attempts: Count
+    max_attempts: Count
+    created: Seconds
+    finished: Seconds | None = None
+    outcome: Outcome | None = None
+
+
+class Attempt(Struct, frozen=True):
+    """One try at a rollout by one worker, alive until its lease expires or it ends."""
+
+    id: Id
+    run: Id
+    rollout: Id
+    number: Count
+    worker: Id
+    pool: Id | None
+    started: Seconds
+    expires: Seconds
+    ended: Seconds | None = None
+    outcome: Outcome | None = None
+    result: Any = None
+    """What the agent returned."""
+
+    @property
+    def trace_id(self) -> str:
+        """The W3C trace id under which this attempt's spans are found."""
+        return trace_id(self.id)
+
+
+def trace_id(attempt: str) -> str:
+    """Derive an attempt's trace id from its identity, so that it needs no look-up on either side."""
+    return blake2b(attempt.encode(), digest_size=16).hexdigest()
+
+
+class Sampling(Struct, frozen=True, omit_defaults=True):
+    """How tokens were drawn. What is not said was not applied."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+class Made(StrEnum):
+    """How the prompt of a call came about."""
+
+    FRESH = "fresh"
+    CONTINUED = "continued"
+    RERENDERED = "rerendered"
+
+
+class CallStatus(StrEnum):
+    """Whether a call came to its end."""
+
+    OK = "ok"
+    ABANDONED = "abandoned"
+    FAILED = "failed"
+
+
+class VersionRun(Struct, frozen=True, array_like=True):
+    """So many tokens in a row that were sampled by the same version."""
+
+    tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    number: Count
+
+
+class Call(Struct, frozen=True, omit_defaults=True):
+    """One model call, as the difference to its parent.
+
+    Its prompt is the first `kept_ids` of the parent's prompt and completion, followed by `prompt_ids`; likewise its
+    messages. Further choices of one request name the first choice as their parent and keep just its prompt.
+    """
+
+    id: Id
+    parent: Id | None = None
+    kept_ids: Count = 0
+    kept_messages: Count = 0
+    retry_of: Id | None = None
+    choice: Count = 0
+    policy: Name = "policy"
+    role: Name | None = None
+    made: Made = Made.FRESH
+    made_why: str = ""
+    status: CallStatus = CallStatus.OK
+    finish: str = "stop"
+    prompt_ids: tuple[Token, ...] = ()
+    completion_ids: tuple[Token, ...] = ()
+    logprobs: tuple[float, ...] | None = None
+    """Of each completion token, in the distribution it was drawn from; None where the engine could not say."""
+    versions: tuple[VersionRun, ...] = ()
+    sampling: Sampling = Sampling()
+    messages: tuple[Any, ...] = ()
+    response: Any = None
+    tools: tuple[Any, ...] | None = None
+    """The tools offered; None where they are the parent's."""
+    request: Any = None
+    """What else the caller asked for, as it was asked."""
+    started: Seconds = 0.0
+    ended: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        if self.parent is None and (self.kept_ids or self.kept_messages):
+            raise ValueError("`kept_ids` and `kept_messages` need a `parent` to keep them of")
+        if self.parent == self.id or self.retry_of == self.id:
+            raise ValueError("`parent` and `retry_of` name another call, not the call itself")
+        if self.logprobs is not None:
+            if len(self.logprobs) != len(self.completion_ids):
+                raise ValueError(
+                    f"`logprobs` has {len(self.logprobs)} entries for {len(self.completion_ids)} completion_ids"
+                )
+            if not all(map(math.isfinite, self.logprobs)):
+                raise ValueError("`logprobs` must be finite numbers")
+        if self.versions and sum(run.tokens for run in self.versions) != len(self.completion_ids):
+            raise ValueError("`versions` must cover every completion id once")
+
+    @property
+    def untrainable(self) -> str | None:
+        """Why no gradient may come from this call; None where one may."""
+        if self.status is not CallStatus.OK:
+            return str(self.status)
+        if not self.completion_ids:
+            return "no tokens"
+        if self.logprobs is None:
+            return "no logprobs"
+        return None
+
+
+class RewardKind(StrEnum):
+    """`final` for the whole attempt, `step` given on the way, `automatic` read off what happened."""
+
+    FINAL = "final"
+    STEP = "step"
+    AUTOMATIC = "automatic"
+
+
+class Reward(Struct, frozen=True, omit_defaults=True):
+    """A number somebody gave: to a call, to a span, or (neither named) to the attempt."""
+
+    id: Id
+    value: float
+    kind: RewardKind = RewardKind.FINAL
+    name: Name = "reward"
+    weight: float = 1.0
+    source: Name = "agent"
+    call: Id | None = None
+    span: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None = None
+    at: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("value", "weight"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"`{name}` must be a finite number")
+        if self.call is not None and self.span is not None:
+            raise ValueError("a reward belongs to a `call` or to a `span`, not to both")
+        if self.kind is RewardKind.FINAL and (self.call or self.span):
+            raise ValueError("a final reward belongs to the attempt: name neither `call` nor `span`")
+
+
+class Span(Struct, frozen=True, omit_defaults=True):
+    """One OpenTelemetry span, as it came over OTLP."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str | None
+    name: str
+    kind: str
+    start_ns: int
+    end_ns: int
+    status: Literal["unset", "ok", "error"] = "unset"
+    status_message: str = ""
+    attributes: dict[str, Any] = {}
+    events: tuple[Any, ...] = ()
+    links: tuple[Any, ...] = ()
+    scope: str = ""
+    resource: dict[str, Any] = {}
+
+
+class Transition(Struct, frozen=True):
+    """One step of the decision process: what the model was given, what it said, and the reward it had for it."""
+
+    call: str
+    role: str | None
+    policy: str
+    versions: tuple[VersionRun, ...]
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reward: float
+
+
+class Episode(Struct, frozen=True, dict=True):
+    """Everything one attempt left behind, with the calls in the order in which they were recorded."""
+
+    rollout: Rollout
+    attempt: Attempt
+    task: Task
+    calls: tuple[Call, ...] = ()
+    spans: tuple[Span, ...] = ()
+    rewards: tuple[Reward, ...] = ()
+    """In the order in which they were given: of rewards with the same kind, name and owner the newest is in force."""
+
+    @cached_property
+    def _by_id(self) -> dict[str, Call]:
+        return {call.id: call for call in self.calls}
+
+    @cached_property
+    def _prompts(self) -> dict[str, tuple[int, ...]]:
+        prompts: dict[str, tuple[int, ...]] = {}
+        for call in self.calls:  # a parent is recorded before its child, so one pass suffices
+            kept: tuple[int, ...] = ()
+            if call.parent is not None and call.kept_ids:
+                kept = (prompts[call.parent] + self._by_id[call.parent].completion_ids)[: call.kept_ids]
+            prompts[call.id] = kept + call.prompt_ids
+        return prompts
+
+    def prompt_ids(self, call: Call) -> tuple[int, ...]:
+        """Every token that the model was given in this call."""
+        return self._prompts[call.id]
+
+    def messages(self, call: Call) -> tuple[Any, ...]:
+        """Every message that the model was given in this call."""
+        chain = [call]
+        while (parent := chain[-1].parent) is not None and chain[-1].kept_messages:
+            chain.append(self._by_id[parent])
+        messages: tuple[Any, ...] = ()
+        for link, child in zip(reversed(chain), [*reversed(chain[:-1]), None], strict=True):
+            messages += link.messages
+            if child is not None:
+                messages = (*messages, link.response)[: child.kept_messages]
+        return messages
+
+    def tools(self, call: Call) -> tuple[Any, ...]:
+        """The tools that the model was offered in this call."""
+        while call.tools is None and call.parent is not None:
+            call = self._by_id[call.parent]
+        return call.tools or ()
+
+    @cached_property
+    def standing_rewards(self) -> tuple[Reward, ...]:
+        """The rewards in force: a later one replaces an earlier of the same kind, name and owner."""
+        return tuple({(r.kind, r.name, r.call, r.span): r for r in self.rewards}.values())
+
+    def final_reward(self, failure_reward: float) -> float | None:
+        """The value of the whole attempt, by the outcome table; None where it has none and is left out."""
+        if self.attempt.outcome is None:
+            return None
+        match MEANING[self.attempt.outcome.ending].scores:
+            case "its reward":
+                return sum(r.weight * r.value for r in self.standing_rewards if r.kind is RewardKind.FINAL)
+            case "failure_reward":
+                return failure_reward
+            case "nothing":
+                return None
+
+    def transitions(self, failure_reward: float = 0.0, roles: Collection[str] | None = None) -> Iterator[Transition]:
+        """Derive the transitions of the selected roles (None: all), leaving out calls that cannot be trained on.
+
+        Rewards of a call come with it, weighted; the final reward comes with the last. An attempt without a value
+        (still alive, or left out by the outcome table) has no transitions.
+        """
+        final = self.final_reward(failure_reward)
+        if final is None:
+            return
+        selected = [c for c in self.calls if c.untrainable is None and (roles is None or c.role in roles)]
+        for call in selected:
+            earned = sum(r.weight * r.value for r in self.standing_rewards if r.call == call.id)
+            if call is selected[-1]:
+                earned += final
+            yield Transition(
+                call=call.id,
+                role=call.role,
+                policy=call.policy,
+                versions=call.versions,
+                prompt_ids=self.prompt_ids(call),
+                completion_ids=call.completion_ids,
+                logprobs=call.logprobs or (),
+                reward=earned,
+            )
+
+
+class Worker(Struct, frozen=True):
+    """A process that leases rollouts."""
+
+    id: Id
+    seen: Seconds
+    attempts: Count = 0
+    """How many of its attempts are alive."""
+
+
+class Metric(Struct, frozen=True):
+    """One number of a run at one step."""
+
+    step: Count
+    name: Name
+    value: float
+    at: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise ValueError("`value` must be a finite number")
+
+
+class Event(Struct, frozen=True):
+    """One line of a run's log: something changed. Events are only ever added, and `seq` only grows."""
+
+    seq: int
+    run: str
+    kind: str
+    subject: str
+    at: Seconds
+    data: dict[str, Any] = msgspec.field(default_factory=dict)

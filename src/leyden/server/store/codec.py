@@ -1,0 +1,49 @@
+"""How arrays and documents become bytes in the store: little-endian, as narrow as the values allow."""
+
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+_CODES = {1: "B", 2: "H", 4: "I"}  # bytes an element -> array type code
+
+encode_json = msgspec.json.Encoder().encode
+decode_json = msgspec.json.Decoder().decode
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as one byte that tells their width, then the ids."""
+    if not ids:
+        return b""
+    top = max(ids)
+    width = 1 if top < 2**8 else 2 if top < 2**16 else 4
+    return bytes((width,)) + _little(array(_CODES[width], ids)).tobytes()
+
+
+def unpack_ids(data: bytes) -> tuple[int, ...]:
+    """Reverse `pack_ids`."""
+    if not data:
+        return ()
+    ids = array(_CODES[data[0]])
+    ids.frombytes(memoryview(data)[1:])
+    return tuple(_little(ids))
+
+
+def pack_floats(values: Sequence[float]) -> bytes:
+    """Single precision, which is what engines compute in."""
+    return _little(array("f", values)).tobytes()
+
+
+def unpack_floats(data: bytes) -> tuple[float, ...]:
+    """Reverse `pack_floats`."""
+    values = array("f")
+    values.frombytes(data)
+    return tuple(_little(values))
+
+
+def _little(values: "array[Any]") -> "array[Any]":
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

@@ -1,0 +1,212 @@
+"""Opening a database. All that differs between SQLite and PostgreSQL is in this file.
+
+One process at a time writes to a SQLite store; another that tries is refused. A store that cannot be used (corrupt,
+another program's, of a newer schema) is refused before anything is written to it.
+"""
+
+import fcntl
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Dialect, Table, create_engine, event, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError
+from sqlalchemy.pool import QueuePool
+
+from leyden.server.store import migrations
+from leyden.server.store.errors import Unusable
+
+_APPLICATION = 0x4C455944  # "LEYD", in the header of every SQLite store
+_CHECKED_WHOLE = 256 * 2**20  # larger files are checked as they are read: a start takes seconds, not minutes
+_READERS = 4
+
+
+class Database:
+    """A writing engine, whose transactions exclude each other everywhere, and a reading one."""
+
+    def __init__(self, location: str | Path, *, readonly: bool = False) -> None:
+        self.url = _url(location)
+        self.readonly = readonly
+        self._lock: int | None = None
+        try:
+            if self.url.get_backend_name() == "sqlite":
+                self._open_sqlite(Path(self.url.database or ""))
+            else:
+                self._open_postgresql()
+        except Unusable as refusal:
+            self.close()
+            raise Unusable(f"{self.name} {refusal}") from refusal.__cause__
+
+    @property
+    def name(self) -> str:
+        """What to call it in front of a person."""
+        if self.url.get_backend_name() == "sqlite":
+            return self.url.database or ""
+        return self.url.render_as_string(hide_password=True)
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        for engine in (getattr(self, "reader", None), getattr(self, "writer", None)):
+            if engine is not None:
+                engine.dispose()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        if self.url.get_backend_name() == "sqlite":
+            files = (Path(f"{self.url.database}{suffix}") for suffix in ("", "-wal"))
+            return sum(file.stat().st_size for file in files if file.exists())
+        with self.reader.connect() as connection:
+            return int(connection.scalar(text("SELECT pg_database_size(current_database())")) or 0)
+
+    def shrink(self) -> bool:
+        """Give some of the space of deleted rows back to the file system; False when none is left to give."""
+        connection = self.writer.raw_connection()  # outside a transaction, and between those of the writer
+        try:
+            if self.url.get_backend_name() != "sqlite":
+                connection.driver_connection.autocommit = True  # type: ignore[union-attr]
+                connection.cursor().execute("VACUUM")
+                return False
+            cursor = connection.cursor()
+            cursor.execute("PRAGMA incremental_vacuum(2000)")
+            cursor.fetchall()  # each step frees a page
+            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            cursor.fetchall()
+            cursor.execute("PRAGMA freelist_count")
+            return bool(cursor.fetchone()[0])  # type: ignore[index]
+        finally:
+            connection.detach()
+            connection.close()
+
+    def _open_sqlite(self, path: Path) -> None:
+        exists = path.exists() and path.stat().st_size > 0
+        if self.readonly and not exists:
+            raise Unusable("does not exist: start a server there, or name another with --home")
+        if not self.readonly:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _own(path)
+        if exists:
+            _inspect(path)
+        self.reader = create_engine(self.url, poolclass=QueuePool, pool_size=_READERS, max_overflow=0)
+        self.writer = create_engine(self.url, poolclass=QueuePool, pool_size=1, max_overflow=0)
+
+        @event.listens_for(self.reader, "connect")
+        def read(connection: sqlite3.Connection, _: object) -> None:
+            connection.isolation_level = None
+            connection.execute("PRAGMA query_only = ON")
+            connection.execute("PRAGMA busy_timeout = 30000")
+
+        @event.listens_for(self.writer, "connect")
+        def write(connection: sqlite3.Connection, _: object) -> None:
+            connection.isolation_level = None
+            connection.execute("PRAGMA busy_timeout = 30000")
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk before it is acknowledged
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA wal_autocheckpoint = 4000")
+            connection.execute("PRAGMA journal_size_limit = 67108864")
+
+        @event.listens_for(self.reader, "begin")
+        def begin(connection: Connection) -> None:
+            connection.exec_driver_sql("BEGIN")
+
+        @event.listens_for(self.writer, "begin")
+        def begin_alone(connection: Connection) -> None:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+        if not self.readonly:
+            with self.writer.begin() as connection:
+                connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION}")
+                migrations.migrate(connection)
+
+    def _open_postgresql(self) -> None:
+        try:
+            self.reader = create_engine(self.url, pool_size=_READERS, pool_pre_ping=True)
+            self.writer = create_engine(self.url, pool_size=1, max_overflow=0, pool_pre_ping=True)
+        except ModuleNotFoundError as missing:
+            raise Unusable("needs a driver: pip install 'leyden[postgres]'") from missing
+
+        @event.listens_for(self.writer, "begin")
+        def begin_alone(connection: Connection) -> None:
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_APPLICATION})")
+
+        try:
+            with (self.reader if self.readonly else self.writer).begin() as connection:
+                if self.readonly:
+                    migrations.check(migrations.version_of(connection))
+                else:
+                    migrations.migrate(connection)
+        except DatabaseError as error:
+            raise Unusable(f"cannot be opened: {_first_line(error.orig)}") from error
+
+
+def insert_new(dialect: Dialect, table: Table) -> Any:
+    """An INSERT that passes over rows that exist already."""
+    return _insert(dialect)(table).on_conflict_do_nothing()
+
+
+def insert_or_update(dialect: Dialect, table: Table, *columns: str) -> Any:
+    """An INSERT that overwrites the named columns where the row exists already."""
+    statement = _insert(dialect)(table)
+    return statement.on_conflict_do_update(
+        index_elements=list(table.primary_key), set_={name: statement.excluded[name] for name in columns}
+    )
+
+
+def _insert(dialect: Dialect) -> Any:
+    return postgresql.insert if dialect.name == "postgresql" else sqlite.insert
+
+
+def _url(location: str | Path) -> URL:
+    if isinstance(location, Path) or "://" not in location:
+        return URL.create("sqlite", database=str(location))
+    try:
+        url = make_url(location)
+    except ArgumentError as error:
+        raise Unusable(f"{location} is not a database URL: write a path, or postgresql://...") from error
+    match url.drivername:
+        case "sqlite":
+            return url
+        case "postgresql" | "postgres":
+            return url.set(drivername="postgresql+psycopg")
+        case other:
+            raise Unusable(f"{other} databases are not supported: write a path, or postgresql://...")
+
+
+def _own(path: Path) -> int:
+    """Take the store's lock, which the operating system drops with the process, however that ends."""
+    lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise Unusable("is in use by another server: stop that one, or name another with --home") from error
+    return lock
+
+
+def _inspect(path: Path) -> None:
+    """Refuse what is not a sound store of a known schema, through a connection that cannot write."""
+    engine = create_engine(f"sqlite:///file:{path}?mode=ro&uri=true")
+    try:
+        with engine.connect() as connection:
+            if connection.exec_driver_sql("PRAGMA application_id").scalar() != _APPLICATION:
+                raise Unusable("is not a store of Leyden's: name another file")
+            if path.stat().st_size <= _CHECKED_WHOLE:
+                verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+                if verdict != "ok":
+                    raise Unusable(f"is corrupt and was left untouched: {_first_line(verdict)}")
+            migrations.check(migrations.version_of(connection))
+    except DatabaseError as error:
+        raise Unusable(f"is corrupt and was left untouched: {_first_line(error.orig)}") from error
+    finally:
+        engine.dispose()
+
+
+def _first_line(error: object) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,124 @@
+"""Matching workers that wait with work that arrives.
+
+All requests for work pass through one desk, which serves many with one operation on the store: each when it comes, and
+again only when there is new work for it. A thousand idle workers cost nothing.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
+
+from leyden.records import Event
+from leyden.server.store.queue import Grant, Want
+
+
+class _Waiting:
+    """A worker at the desk."""
+
+    def __init__(self, want: Want, number: int, patient: bool) -> None:
+        self.want = want
+        self.number = number
+        self.patient = patient
+        self.granted: asyncio.Future[list[Grant]] = asyncio.get_running_loop().create_future()
+
+    def dismiss(self) -> None:
+        """Send it away with nothing."""
+        if not self.granted.done():
+            self.granted.set_result([])
+
+
+class Desk:
+    """The desk. `lease` is the store's operation; `give_up` takes a grant back that nobody is there to receive."""
+
+    def __init__(
+        self,
+        lease: Callable[[Sequence[Want]], Awaitable[list[list[Grant]]]],
+        give_up: Callable[[Grant], Awaitable[None]],
+    ) -> None:
+        self._lease = lease
+        self._give_up = give_up
+        self._came = 0
+        self._new: list[_Waiting] = []
+        self._waiting: dict[str | None, dict[_Waiting, None]] = {}  # by the run they want, in the order they came
+        self._new_work: Counter[str] = Counter()
+        self._bell = asyncio.Event()
+        self._task = asyncio.create_task(self._serve())
+
+    async def ask(self, want: Want, wait: float) -> list[Grant]:
+        """Wait for work, `wait` seconds at the most; an empty list where there was none."""
+        self._came += 1
+        waiting = _Waiting(want, self._came, patient=wait > 0)
+        self._new.append(waiting)
+        queue = self._waiting.setdefault(want.run, {})
+        queue[waiting] = None
+        self._bell.set()
+        timer = asyncio.get_running_loop().call_later(wait, self._time_out, waiting)
+        try:
+            return await waiting.granted
+        finally:
+            timer.cancel()
+            del queue[waiting]
+            if not queue and self._waiting.get(want.run) is queue:
+                del self._waiting[want.run]
+
+    def hear(self, event: Event) -> None:
+        """Learn of new work."""
+        if event.kind == "group.queued":
+            self._new_work[event.run] += event.data["size"]
+        elif event.kind == "rollout.queued":
+            self._new_work[event.run] += 1
+        else:
+            return
+        self._bell.set()
+
+    def close(self) -> None:
+        """Send everybody away."""
+        self._task.cancel()
+        for queue in self._waiting.values():
+            for waiting in queue:
+                waiting.dismiss()
+
+    def _time_out(self, waiting: _Waiting) -> None:
+        waiting.patient = False
+        if waiting not in self._new and waiting not in self._served:
+            waiting.dismiss()
+
+    async def _serve(self) -> None:
+        while True:
+            self._served: set[_Waiting] = set()
+            await self._bell.wait()
+            self._bell.clear()
+            batch = sorted(self._next(), key=lambda waiting: waiting.number)
+            if not batch:
+                continue
+            self._served = set(batch)
+            try:
+                granted = await self._lease([waiting.want for waiting in batch])
+            except Exception as error:
+                for waiting in batch:
+                    if not waiting.granted.done():
+                        waiting.granted.set_exception(error)
+                continue
+            for waiting, grants in zip(batch, granted, strict=True):
+                if waiting.granted.done():  # it went away meanwhile
+                    for grant in grants:
+                        await self._give_up(grant)
+                elif grants:
+                    waiting.granted.set_result(grants)
+                elif not waiting.patient:
+                    waiting.dismiss()
+
+    def _next(self) -> set[_Waiting]:
+        """Who is new, and who may have hopes of the new work: as many as there are pieces, the first that came."""
+        batch = {waiting for waiting in self._new if not waiting.granted.done()}
+        self._new = []
+        for run, pieces in self._new_work.items():
+            for queue in (self._waiting.get(None, {}), self._waiting.get(run, {})):
+                batch.update(islice(_open(queue), pieces))
+        self._new_work.clear()
+        return batch
+
+
+def _open(queue: dict[_Waiting, None]) -> Iterator[_Waiting]:
+    return (waiting for waiting in queue if not waiting.granted.done())

@@ -1,0 +1,17 @@
+"""What the store refuses, by the reason. Each message says what to change."""
+
+
+class StoreError(Exception):
+    """Anything the store refuses."""
+
+
+class Unusable(StoreError):
+    """The database cannot be used at all; it was left as it is."""
+
+
+class NotFound(StoreError):
+    """The thing named does not exist (in the run named)."""
+
+
+class Conflict(StoreError):
+    """It exists already and is different, or it is over."""

@@ -1,0 +1,47 @@
+"""The schema's version, and how an older store becomes a newer one: forwards only, each step in the transaction that
+also records it.
+"""
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, inspect, select, update
+
+from leyden.server.store.errors import Unusable
+from leyden.server.store.schema import meta, metadata
+
+SCHEMA = 1
+
+STEPS: dict[int, Callable[[Connection], None]] = {}
+"""By the version that the step leads to; a step changes a store of the version before it."""
+
+
+def version_of(connection: Connection) -> int | None:
+    """The schema version of a store; None where the database is empty."""
+    tables = inspect(connection).get_table_names()
+    if not tables:
+        return None
+    if meta.name not in tables:
+        raise Unusable("holds tables of another program: name a database of Leyden's own")
+    found = connection.scalar(select(meta.c.value).where(meta.c.name == "schema"))
+    return int(found) if found is not None else None
+
+
+def check(version: int | None) -> None:
+    """Refuse a store that a newer Leyden wrote."""
+    if version is not None and version > SCHEMA:
+        raise Unusable(
+            f"was written by a newer Leyden (schema {version}; this one knows {SCHEMA}): upgrade Leyden to open it"
+        )
+
+
+def migrate(connection: Connection) -> None:
+    """Create the tables in an empty database, or bring an older store forward."""
+    version = version_of(connection)
+    check(version)
+    if version is None:
+        metadata.create_all(connection)
+        connection.execute(meta.insert().values(name="schema", value=str(SCHEMA)))
+        return
+    for step in range(version + 1, SCHEMA + 1):
+        STEPS[step](connection)
+        connection.execute(update(meta).where(meta.c.name == "schema").values(value=str(step)))

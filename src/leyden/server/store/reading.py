@@ -1,0 +1,222 @@
+"""What can be asked of the store. Every question is one consistent look at it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Table, func, select
+
+from leyden.records import Attempt, Episode, Event, Group, Metric, Rollout, Run, State, Version, Worker
+from leyden.server.store.codec import decode_json
+from leyden.server.store.errors import NotFound
+from leyden.server.store.rows import (
+    attempt_from,
+    call_from,
+    decode_reward,
+    decode_span,
+    group_from,
+    rollout_from,
+    run_from,
+    task_from,
+)
+from leyden.server.store.schema import (
+    attempts,
+    calls,
+    events,
+    groups,
+    metrics,
+    rewards,
+    rollouts,
+    runs,
+    spans,
+    tasks,
+    versions,
+    workers,
+)
+from leyden.wire import RolloutDetail, RunSummary
+
+
+def run_ids(connection: Connection) -> Sequence[str]:
+    """The runs, oldest first."""
+    return connection.scalars(select(runs.c.id).where(runs.c.state == "open").order_by(runs.c.created)).all()
+
+
+def run(connection: Connection, id: str) -> Run:
+    """One run."""
+    row = connection.execute(select(runs).where(runs.c.id == id, runs.c.state == "open")).first()
+    if row is None:
+        raise NotFound(f"no run {id!r}")
+    return run_from(row)
+
+
+def summary(connection: Connection, id: str) -> RunSummary:
+    """What a run holds, in numbers."""
+    found = run(connection, id)
+    by_state = connection.execute(
+        select(func.coalesce(rollouts.c.ending, rollouts.c.state), func.count())
+        .where(rollouts.c.run_id == id)
+        .group_by(func.coalesce(rollouts.c.ending, rollouts.c.state))
+    )
+    rollout_counts = {name: int(count) for name, count in by_state}
+    made, finished = connection.execute(
+        select(func.count(), func.count(groups.c.finished)).where(groups.c.run_id == id)
+    ).one()
+    over = select(func.sum(attempts.c.calls), func.sum(attempts.c.tokens)).where(attempts.c.run_id == id)
+    n_calls, n_tokens = connection.execute(over).one()
+    alive = (
+        select(func.count(), func.sum(calls.c.sampled))
+        .join(attempts, attempts.c.id == calls.c.attempt_id)
+        .where(attempts.c.run_id == id, attempts.c.ended.is_(None))
+    )
+    alive_calls, alive_tokens = connection.execute(alive).one()
+    scored = select(func.avg(attempts.c.reward)).where(attempts.c.run_id == id, attempts.c.ending == "succeeded")
+    return RunSummary(
+        id=id,
+        created=found.created,
+        rollouts=rollout_counts,
+        groups=made,
+        groups_finished=finished,
+        calls=int(n_calls or 0) + alive_calls,
+        tokens=int(n_tokens or 0) + int(alive_tokens or 0),
+        mean_reward=connection.scalar(scored),
+    )
+
+
+def group(connection: Connection, run: str, id: str) -> Group:
+    """One group."""
+    row = connection.execute(select(groups).where(groups.c.id == id, groups.c.run_id == run)).first()
+    if row is None:
+        raise NotFound(f"no group {id!r} in run {run!r}")
+    return group_from(row)
+
+
+def group_episodes(connection: Connection, run: str, id: str) -> list[Episode]:
+    """The deciding attempt of each rollout of a group, with all that it left behind."""
+    group(connection, run, id)
+    latest = (
+        select(attempts.c.id)
+        .join(rollouts, (rollouts.c.id == attempts.c.rollout_id) & (rollouts.c.attempts == attempts.c.number))
+        .where(rollouts.c.group_id == id)
+        .order_by(rollouts.c.place)
+    )
+    return [episode(connection, run, attempt) for attempt in connection.scalars(latest).all()]
+
+
+def rollout_list(
+    connection: Connection, run: str, *, after: str, limit: int, state: State | None = None
+) -> list[Rollout]:
+    """Rollouts of a run in the order in which they were queued, following the one named."""
+    _require_run(connection, run)
+    query = select(rollouts).where(rollouts.c.run_id == run)
+    if state is not None:
+        query = query.where(rollouts.c.state == state)
+    if after:
+        start = connection.scalar(select(rollouts.c.seq).where(rollouts.c.id == after, rollouts.c.run_id == run))
+        if start is None:
+            raise NotFound(f"no rollout {after!r} in run {run!r}")
+        query = query.where(rollouts.c.seq > start)
+    return [rollout_from(row) for row in connection.execute(query.order_by(rollouts.c.seq).limit(limit))]
+
+
+def rollout_detail(connection: Connection, run: str, id: str) -> RolloutDetail:
+    """A rollout with its task and attempts."""
+    query = (
+        select(rollouts, tasks.c.input)
+        .join(tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id))
+        .where(rollouts.c.id == id, rollouts.c.run_id == run)
+    )
+    row = connection.execute(query).first()
+    if row is None:
+        raise NotFound(f"no rollout {id!r} in run {run!r}")
+    tries = connection.execute(select(attempts).where(attempts.c.rollout_id == id).order_by(attempts.c.number))
+    return RolloutDetail(rollout_from(row), task_from(row), tuple(map(attempt_from, tries)))
+
+
+def episode(connection: Connection, run: str, attempt: str) -> Episode:
+    """All that an attempt left behind."""
+    found = connection.execute(select(attempts).where(attempts.c.id == attempt, attempts.c.run_id == run)).first()
+    if found is None:
+        raise NotFound(f"no attempt {attempt!r} in run {run!r}")
+    detail = rollout_detail(connection, run, found.rollout_id)
+
+    def of(table: Table) -> list[Row[Any]]:
+        query = select(table).where(table.c.attempt_id == attempt).order_by(table.c.seq)
+        return list(connection.execute(query))
+
+    return Episode(
+        rollout=detail.rollout,
+        attempt=attempt_from(found),
+        task=detail.task,
+        calls=tuple(map(call_from, of(calls))),
+        spans=tuple(decode_span(row.body) for row in of(spans)),
+        rewards=tuple(decode_reward(row.body) for row in of(rewards)),
+    )
+
+
+def log(connection: Connection, run: str, *, after: int, kind: str, limit: int) -> list[Event]:
+    """A run's events after a cursor."""
+    _require_run(connection, run)
+    query = select(events).where(events.c.run_id == run, events.c.seq > after)
+    if kind:
+        query = query.where(events.c.kind == kind)
+    rows = connection.execute(query.order_by(events.c.seq).limit(limit))
+    return [Event(row.seq, row.run_id, row.kind, row.subject, row.at, decode_json(row.data)) for row in rows]
+
+
+def metric_list(connection: Connection, run: str, *, after: int, limit: int) -> list[tuple[int, Metric]]:
+    """A run's numbers after a cursor, each with its place."""
+    _require_run(connection, run)
+    query = select(metrics).where(metrics.c.run_id == run, metrics.c.seq > after)
+    rows = connection.execute(query.order_by(metrics.c.seq).limit(limit))
+    return [(row.seq, Metric(row.step, row.name, row.value, row.at)) for row in rows]
+
+
+def latest_versions(connection: Connection, run: str) -> list[Version]:
+    """The newest published version of each policy."""
+    _require_run(connection, run)
+    query = (
+        select(versions.c.policy, func.max(versions.c.number).label("number"))
+        .where(versions.c.run_id == run)
+        .group_by(versions.c.policy)
+        .order_by(versions.c.policy)
+    )
+    return [Version(row.policy, row.number) for row in connection.execute(query)]
+
+
+def worker_list(connection: Connection) -> list[Worker]:
+    """The workers that were ever heard of, the latest first."""
+    alive = (
+        select(attempts.c.worker, func.count().label("alive"))
+        .where(attempts.c.ended.is_(None))
+        .group_by(attempts.c.worker)
+        .subquery()
+    )
+    query = (
+        select(workers, func.coalesce(alive.c.alive, 0).label("alive"))
+        .outerjoin(alive, alive.c.worker == workers.c.id)
+        .order_by(workers.c.seen.desc())
+        .limit(1000)
+    )
+    return [Worker(row.id, row.seen, row.alive) for row in connection.execute(query)]
+
+
+def alive(connection: Connection) -> list[Attempt]:
+    """Every attempt whose lease is in force."""
+    return [attempt_from(row) for row in connection.execute(select(attempts).where(attempts.c.ended.is_(None)))]
+
+
+def next_expiry(connection: Connection) -> float | None:
+    """When the next lease will run out, unless it is prolonged."""
+    expires: float | None = connection.scalar(select(func.min(attempts.c.expires)).where(attempts.c.ended.is_(None)))
+    return expires
+
+
+def counts(connection: Connection) -> dict[str, int]:
+    """Unfinished rollouts by state, over all runs."""
+    query = select(func.count()).select_from(rollouts).where(rollouts.c.state == "queued")
+    running = select(func.count()).select_from(attempts).where(attempts.c.ended.is_(None))
+    return {"queued": connection.scalar(query) or 0, "running": connection.scalar(running) or 0}
+
+
+def _require_run(connection: Connection, id: str) -> None:
+    if connection.scalar(select(runs.c.id).where(runs.c.id == id, runs.c.state == "open")) is None:
+        raise NotFound(f"no run {id!r}")

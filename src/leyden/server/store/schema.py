@@ -1,0 +1,205 @@
+"""The tables. Text columns hold identifiers only; whatever a user wrote is JSON in a binary column, so that any
+string is storable in every database.
+
+A change to this file comes with a migration (migrations.py) that brings older stores to the same shape.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+)
+
+metadata = MetaData()
+
+Serial = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows itself only in an INTEGER key
+
+
+def _owned_by(column: str) -> ForeignKey:
+    """What belongs to a row goes with it."""
+    return ForeignKey(column, ondelete="CASCADE")
+
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("state", String, nullable=False),  # open, or deleting
+    Column("settings", LargeBinary, nullable=False),
+    Column("config", LargeBinary, nullable=False),
+    Column("created", Double, nullable=False),
+)
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("run_id", _owned_by("runs.id"), primary_key=True),
+    Column("id", String, primary_key=True),
+    Column("input", LargeBinary, nullable=False),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("run_id", _owned_by("runs.id"), nullable=False, index=True),
+    Column("task_id", String, nullable=False),
+    Column("purpose", String, nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("done", Integer, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("max_attempts", Integer, nullable=False),
+    Column("created", Double, nullable=False),
+    Column("finished", Double),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("seq", Serial, primary_key=True),
+    Column("id", String, nullable=False, unique=True),
+    Column("run_id", _owned_by("runs.id"), nullable=False),
+    Column("group_id", _owned_by("groups.id"), nullable=False, index=True),
+    Column("task_id", String, nullable=False),
+    Column("place", Integer, nullable=False),
+    Column("purpose", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("position", Double, nullable=False),  # its turn in the queue: see queue.py
+    Column("attempts", Integer, nullable=False),
+    Column("max_attempts", Integer, nullable=False),
+    Column("created", Double, nullable=False),
+    Column("finished", Double),
+    Column("ending", String),
+    Column("message", LargeBinary),
+)
+_queued = rollouts.c.state == "queued"
+Index("queue", rollouts.c.position, rollouts.c.seq, sqlite_where=_queued, postgresql_where=_queued)
+Index(
+    "queue_of_run",
+    rollouts.c.run_id,
+    rollouts.c.position,
+    rollouts.c.seq,
+    sqlite_where=_queued,
+    postgresql_where=_queued,
+)
+Index("rollouts_of_run", rollouts.c.run_id, rollouts.c.seq)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("run_id", _owned_by("runs.id"), nullable=False, index=True),
+    Column("rollout_id", _owned_by("rollouts.id"), nullable=False, index=True),
+    Column("number", Integer, nullable=False),
+    Column("worker", String, nullable=False),
+    Column("pool", String),
+    Column("lease_s", Double, nullable=False),
+    Column("started", Double, nullable=False),
+    Column("expires", Double, nullable=False),
+    Column("ended", Double),
+    Column("ending", String),
+    Column("message", LargeBinary),
+    Column("result", LargeBinary),
+    # What `leyden runs` adds up, written once when the attempt ends.
+    Column("calls", Integer, nullable=False, default=0),
+    Column("tokens", BigInteger, nullable=False, default=0),
+    Column("reward", Double),
+)
+_alive = attempts.c.ended.is_(None)
+Index("alive", attempts.c.expires, sqlite_where=_alive, postgresql_where=_alive)
+
+calls = Table(
+    "calls",
+    metadata,
+    Column("seq", Serial, primary_key=True),
+    Column("attempt_id", _owned_by("attempts.id"), nullable=False),
+    Column("id", String, nullable=False),
+    Column("parent", String),
+    Column("kept_ids", Integer, nullable=False),
+    Column("kept_messages", Integer, nullable=False),
+    Column("length", Integer, nullable=False),  # tokens of the whole prompt and the completion
+    Column("turns", Integer, nullable=False),  # messages of the whole prompt and the response
+    Column("sampled", Integer, nullable=False),  # tokens of the completion
+    Column("prompt_ids", LargeBinary, nullable=False),
+    Column("completion_ids", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary),
+    Column("body", LargeBinary, nullable=False),
+    UniqueConstraint("attempt_id", "id"),
+)
+
+spans = Table(
+    "spans",
+    metadata,
+    Column("seq", Serial, primary_key=True),
+    Column("attempt_id", _owned_by("attempts.id"), nullable=False),
+    Column("id", String, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    UniqueConstraint("attempt_id", "id"),
+)
+
+rewards = Table(
+    "rewards",
+    metadata,
+    Column("seq", Serial, primary_key=True),
+    Column("attempt_id", _owned_by("attempts.id"), nullable=False),
+    Column("id", String, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("source", String, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    UniqueConstraint("attempt_id", "id"),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("run_id", _owned_by("runs.id"), primary_key=True),
+    Column("policy", String, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("at", Double, nullable=False),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("seen", Double, nullable=False),
+)
+
+metrics = Table(
+    "metrics",
+    metadata,
+    Column("seq", Serial, primary_key=True),
+    Column("run_id", _owned_by("runs.id"), nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("name", String, nullable=False),
+    Column("value", Double, nullable=False),
+    Column("at", Double, nullable=False),
+    Index("metrics_of_run", "run_id", "seq"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", Serial, primary_key=True, autoincrement=False),
+    Column("run_id", String, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("subject", String, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Index("events_of_run", "run_id", "seq"),
+)
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("value", String, nullable=False),
+)

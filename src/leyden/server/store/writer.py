@@ -1,0 +1,154 @@
+"""Group commit: many writers, one transaction, one fsync.
+
+Operations that arrive while a commit is under way share the next one. An operation that fails is undone alone; no
+caller hears of success before the commit that holds its work has returned.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection, func, select
+
+from leyden.records import Event
+from leyden.server.store.codec import encode_json
+from leyden.server.store.database import Database
+from leyden.server.store.schema import events
+
+T = TypeVar("T")
+
+_LARGEST_BATCH = 512
+
+
+class Transaction:
+    """What an operation works in: a connection, one moment in time, and the log that its changes go to."""
+
+    def __init__(self, connection: Connection, now: float) -> None:
+        self.connection = connection
+        self.dialect = connection.dialect
+        self.now = now
+        self.events: list[Event] = []
+        self._seq: int = connection.scalar(select(func.coalesce(func.max(events.c.seq), 0))) or 0
+
+    def emit(self, run: str, kind: str, subject: str, **data: Any) -> None:
+        """Add a line to a run's log, and tell who waits for it once it is durable."""
+        self.events.append(Event(self._seq + len(self.events) + 1, run, kind, subject, self.now, data))
+
+    def perform(self, operation: Callable[["Transaction"], T]) -> T:
+        """Run an operation whole or not at all."""
+        cursor = self.connection.connection.cursor()
+        cursor.execute("SAVEPOINT operation")
+        mark = len(self.events)
+        try:
+            return operation(self)
+        except BaseException:
+            cursor.execute("ROLLBACK TO SAVEPOINT operation")
+            del self.events[mark:]
+            raise
+        finally:
+            cursor.execute("RELEASE SAVEPOINT operation")
+
+    def write_log(self) -> None:
+        """Write what was emitted."""
+        if self.events:
+            self.connection.execute(
+                events.insert(),
+                [
+                    {
+                        "seq": e.seq,
+                        "run_id": e.run,
+                        "kind": e.kind,
+                        "subject": e.subject,
+                        "at": e.at,
+                        "data": data,
+                    }
+                    for e, data in zip(self.events, (encode_json(e.data) for e in self.events), strict=True)
+                ],
+            )
+
+
+class _Job(Generic[T]):
+    """An operation and the caller who waits for it."""
+
+    def __init__(self, operation: Callable[[Transaction], T], future: asyncio.Future[T]) -> None:
+        self.operation = operation
+        self.future = future
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def run(self, transaction: Transaction) -> None:
+        try:
+            self.result = transaction.perform(self.operation)
+        except Exception as error:
+            self.error = error
+
+    def settle(self) -> None:
+        if self.future.done():  # the caller has given up waiting; its work stands all the same
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)  # type: ignore[arg-type]
+
+
+class Writer:
+    """The one thread that writes to the database."""
+
+    def __init__(self, database: Database, clock: Callable[[], float], publish: Callable[[list[Event]], None]) -> None:
+        self.commits = 0
+        self.operations = 0
+        self.busy_s = 0.0
+        self._database = database
+        self._clock = clock
+        self._publish = publish
+        self._loop = asyncio.get_running_loop()
+        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="leyden-store", daemon=True)
+        self._thread.start()
+
+    async def run(self, operation: Callable[[Transaction], T]) -> T:
+        """Run an operation in the next transaction; when this returns, its work is durable."""
+        job: _Job[T] = _Job(operation, self._loop.create_future())
+        self._jobs.put(job)
+        return await job.future
+
+    async def close(self) -> None:
+        """Finish what was accepted, then end."""
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _work(self) -> None:
+        while batch := self._next_batch():
+            began = perf_counter()
+            log: list[Event] = []
+            try:
+                with self._database.writer.begin() as connection:
+                    transaction = Transaction(connection, self._clock())
+                    for job in batch:
+                        job.run(transaction)
+                    transaction.write_log()
+                log = transaction.events
+            except Exception as error:  # the commit itself failed, so nobody's work was kept
+                for job in batch:
+                    job.error = error
+            self.commits += 1
+            self.operations += len(batch)
+            self.busy_s += perf_counter() - began
+            self._loop.call_soon_threadsafe(self._settle, batch, log)
+
+    def _next_batch(self) -> list[_Job[Any]]:
+        batch: list[_Job[Any]] = []
+        while job := self._jobs.get():
+            batch.append(job)
+            if self._jobs.empty() or len(batch) == _LARGEST_BATCH:
+                return batch
+        self._jobs.put(None)  # closing: finish this batch, and find the end again
+        return batch
+
+    def _settle(self, batch: list[_Job[Any]], log: list[Event]) -> None:
+        self._publish(log)  # before any caller goes on: who finished an attempt finds its key dead
+        for job in batch:
+            job.settle()

@@ -1,0 +1,176 @@
+"""What travels over the control API beside the records themselves: the bodies of its requests and replies.
+
+The server and everything that talks to it (workers, trainers, the command line) share these and nothing else.
+"""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from leyden.outcomes import Outcome
+from leyden.records import Attempt, Count, Event, Id, Purpose, Reward, Rollout, RunSettings, Seconds, Task
+
+Wait = Annotated[float, Meta(ge=0, le=300, description="seconds to wait for something to report")]
+Page = Annotated[int, Meta(ge=1, le=1000, description="how many rows at the most")]
+
+
+class RunSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """A run to create."""
+
+    id: Id
+    settings: RunSettings = RunSettings()
+    config: Any = None
+
+
+class GroupSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """A group to enqueue: `size` rollouts of one task, named `<id>.0`, `<id>.1`, and so on."""
+
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@~-]*$(?!\n)", max_length=140)]
+    task: Task
+    size: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    purpose: Purpose = Purpose.TRAIN
+    priority: Annotated[int, Meta(ge=-10, le=10, description="each step doubles the group's share")] = 0
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] | None = None
+    """None: the run's."""
+
+
+class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker asks for work; the reply comes as soon as there is some, or empty after `wait` seconds."""
+
+    worker: Id
+    count: Annotated[int, Meta(ge=1, le=1000)] = 1
+    wait: Wait = 0.0
+    run: Id | None = None
+    """None: any run that the key may serve."""
+    pool: Id | None = None
+    """The process that will host the attempts; its pool key is valid for them."""
+
+
+class Lease(Struct, frozen=True):
+    """An attempt to make, and all that its agent needs."""
+
+    attempt: Attempt
+    task: Task
+    purpose: Purpose
+    lease_s: float
+    key: str
+    """The attempt's own key: for its model calls and its spans, until it ends."""
+    url: str
+    """Where the agent reaches the server."""
+    traceparent: str
+
+
+class Beat(Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker says which attempts it is still at."""
+
+    attempts: Annotated[tuple[Id, ...], Meta(max_length=10_000)]
+
+
+class Ended(Struct, frozen=True):
+    """An attempt that its worker should stop, and why; no outcome where the server does not know the attempt."""
+
+    attempt: str
+    outcome: Outcome | None
+
+
+class BeatReply(Struct, frozen=True):
+    """Every attempt that is not listed lives on until `expires`."""
+
+    expires: dict[str, Seconds]
+    ended: tuple[Ended, ...]
+
+
+class Finish(Struct, frozen=True, forbid_unknown_fields=True):
+    """An attempt is over. Its last rewards may come along, and are recorded with it or not at all."""
+
+    outcome: Outcome
+    result: Any = None
+    rewards: tuple[Reward, ...] = ()
+
+
+class Finished(Struct, frozen=True):
+    """What became of a finish: `counted` is False where the attempt had ended before, as `outcome` says."""
+
+    counted: bool
+    outcome: Outcome
+    rollout: Rollout
+
+
+class Recorded(Struct, frozen=True):
+    """How many of the records sent are new; the others were there already, the same."""
+
+    new: Count
+
+
+class CancelReply(Struct, frozen=True):
+    """How many rollouts were cancelled; finished ones stay as they were."""
+
+    cancelled: Count
+
+
+class KeySpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """A key to make. Attempt keys come with leases and cannot be asked for."""
+
+    kind: Annotated[str, Meta(pattern="^(admin|worker|pool|viewer)$")]
+    run: Id | None = None
+    pool: Id | None = None
+    ttl_s: Annotated[float, Meta(gt=0, le=10 * 365 * 86_400)] = 30 * 86_400.0
+
+
+class NewKey(Struct, frozen=True):
+    """A key, shown once: the server does not keep it."""
+
+    key: str
+    expires: Seconds
+
+
+class Window(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which part of a list to show: what follows `after`, in the list's own order."""
+
+    after: Annotated[str, Meta(max_length=160)] = ""
+    limit: Page = 100
+
+
+class Cursor(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a reader of a log stands: it has seen everything up to `after`."""
+
+    after: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    wait: Wait = 0.0
+    limit: Page = 1000
+
+
+class EventCursor(Cursor, frozen=True, forbid_unknown_fields=True):
+    """A cursor into a run's log, of one kind of event or all."""
+
+    kind: Annotated[str, Meta(max_length=40)] = ""
+
+
+class Log(Struct, frozen=True):
+    """Events after a cursor, and the cursor to ask with next."""
+
+    events: tuple[Event, ...]
+    after: int
+
+
+class RolloutDetail(Struct, frozen=True):
+    """A rollout with its task and all its attempts."""
+
+    rollout: Rollout
+    task: Task
+    attempts: tuple[Attempt, ...]
+
+
+class RunSummary(Struct, frozen=True):
+    """What a run holds, in numbers."""
+
+    id: Id
+    created: Seconds
+    rollouts: dict[str, int]
+    """By state, finished ones by ending."""
+    groups: Count
+    groups_finished: Count
+    calls: Count
+    tokens: Count
+    """Sampled tokens."""
+    mean_reward: float | None
+    """Mean final reward of the rollouts that have one."""
