@@ -8,7 +8,20 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from leyden.outcomes import Outcome
-from leyden.records import Attempt, Count, Event, Id, Purpose, Reward, Rollout, RunSettings, Seconds, Task
+from leyden.records import (
+    Attempt,
+    Count,
+    Event,
+    Id,
+    Metric,
+    Purpose,
+    Reward,
+    Rollout,
+    RunSettings,
+    Seconds,
+    State,
+    Task,
+)
 
 Wait = Annotated[float, Meta(ge=0, le=300, description="seconds to wait for something to report")]
 Page = Annotated[int, Meta(ge=1, le=1000, description="how many rows at the most")]
@@ -131,17 +144,23 @@ class Window(Struct, frozen=True, forbid_unknown_fields=True):
     limit: Page = 100
 
 
+class RolloutWindow(Window, frozen=True, forbid_unknown_fields=True):
+    """Which part of a run's rollouts to show."""
+
+    state: State | None = None
+
+
 class Cursor(Struct, frozen=True, forbid_unknown_fields=True):
     """Where a reader of a log stands: it has seen everything up to `after`."""
 
     after: Annotated[int, Meta(ge=0, le=2**62)] = 0
-    wait: Wait = 0.0
     limit: Page = 1000
 
 
 class EventCursor(Cursor, frozen=True, forbid_unknown_fields=True):
-    """A cursor into a run's log, of one kind of event or all."""
+    """A cursor into a run's log, of one kind of event or all; with nothing to tell yet, the reply waits."""
 
+    wait: Wait = 0.0
     kind: Annotated[str, Meta(max_length=40)] = ""
 
 
@@ -149,6 +168,13 @@ class Log(Struct, frozen=True):
     """Events after a cursor, and the cursor to ask with next."""
 
     events: tuple[Event, ...]
+    after: int
+
+
+class Metrics(Struct, frozen=True):
+    """Numbers after a cursor, and the cursor to ask with next."""
+
+    metrics: tuple[Metric, ...]
     after: int
 
 

@@ -1,0 +1,58 @@
+"""The command line. A command that cannot be carried out says in one line what to write instead."""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import aiohttp
+
+from leyden import __version__
+from leyden.cli.serve import add_serve
+from leyden.cli.show import add_runs, add_show
+from leyden.remote import RemoteError
+from leyden.server.serve import Unservable
+from leyden.server.store.errors import StoreError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their arguments."""
+    top = _Parser(prog="leyden", description="Train the language model behind any agent.")
+    top.add_argument("--version", action="version", version=f"leyden {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    home = Path(os.environ.get("LEYDEN_HOME", "runs"))
+    for add in (add_serve, add_runs, add_show):
+        command = add(commands)
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.add_argument("--home", type=Path, default=home, help="the folder of the store and keys (default: runs)")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 0, 1 for a failure, or 2 for a command that makes no sense."""
+    options = parser().parse_args(arguments)
+    try:
+        asyncio.run(options.run(options))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader, `head` say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (StoreError, RemoteError, Unservable) as error:
+        return _fail(str(error))
+    except aiohttp.ClientConnectionError as error:
+        return _fail(f"cannot reach the server ({error}): start one with `leyden serve`, or correct --server")
+    return 0
+
+
+def _fail(message: str) -> int:
+    sys.stderr.write(f"leyden: {message}\n")
+    return 1

@@ -1,0 +1,46 @@
+"""`leyden serve`."""
+
+import argparse
+import logging
+import sys
+from typing import Any
+
+import msgspec
+
+from leyden import __version__
+from leyden.server.serve import Running, ServeOptions, serve
+
+
+def add_serve(commands: Any) -> argparse.ArgumentParser:
+    """Add the command."""
+    command: argparse.ArgumentParser = commands.add_parser("serve", help="run a server")
+    command.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
+    command.add_argument("--port", type=int, default=8484, help="the port; 0 takes a free one (default: 8484)")
+    command.add_argument("--store", metavar="URL", help="postgresql://... (default: leyden.db in the home folder)")
+    command.add_argument("--advertise", metavar="URL", help="what workers and agents elsewhere reach the server by")
+    command.add_argument("--keyless", action="store_true", help="let callers without a key in; on loopback only")
+    command.add_argument("--max-body-mb", type=int, default=32, help="the largest request (default: 32)")
+    command.set_defaults(run=_run)
+    return command
+
+
+async def _run(options: argparse.Namespace) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    fields = {name: getattr(options, name) for name in ServeOptions.__struct_fields__}
+
+    def started(running: Running) -> None:
+        if options.json:
+            text = msgspec.json.encode(running).decode()
+        else:
+            text = (
+                f"Leyden {__version__} listens on {running.url}\n"
+                f"  store      {running.store}\n"
+                f"  admin key  {running.admin_key_file}\n"
+                "  stop it with Ctrl-C"
+            )
+            if running.advertised != running.url:
+                text += f"\n  advertised as {running.advertised}"
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    await serve(ServeOptions(**fields), started)

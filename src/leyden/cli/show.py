@@ -1,0 +1,202 @@
+"""`leyden runs` and `leyden show`: what happened, for a person or as JSON."""
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from leyden.cli.source import Source, add_source, source
+from leyden.records import Attempt, Call, Episode, Rollout, Span
+from leyden.wire import RolloutDetail, RunSummary
+
+
+def add_runs(commands: Any) -> argparse.ArgumentParser:
+    """Add `leyden runs`."""
+    command: argparse.ArgumentParser = commands.add_parser("runs", help="list the runs")
+    add_source(command)
+    command.set_defaults(run=_runs)
+    return command
+
+
+def add_show(commands: Any) -> argparse.ArgumentParser:
+    """Add `leyden show`."""
+    command: argparse.ArgumentParser = commands.add_parser("show", help="show a run, or one of its rollouts")
+    command.add_argument("name", metavar="RUN")
+    command.add_argument("rollout", metavar="ROLLOUT", nargs="?")
+    command.add_argument("--after", metavar="ROLLOUT", default="", help="show the rollouts that follow this one")
+    command.add_argument("--limit", type=int, default=20, help="how many rollouts (default: 20)")
+    add_source(command)
+    command.set_defaults(run=_show)
+    return command
+
+
+async def _runs(options: argparse.Namespace) -> None:
+    async with source(options) as archive:
+        found = await archive.runs()
+    if options.json:
+        _print_json(found)
+        return
+    table = Table("run", "begun", "groups", "rollouts", "by state or ending", "calls", "tokens", "mean reward")
+    for run in found:
+        table.add_row(
+            run.id,
+            _when(run.created),
+            f"{run.groups_finished} of {run.groups}",
+            str(sum(run.rollouts.values())),
+            _counts(run),
+            str(run.calls),
+            str(run.tokens),
+            _number(run.mean_reward),
+        )
+    console = Console()
+    console.print(table if found else "no runs yet")
+
+
+async def _show(options: argparse.Namespace) -> None:
+    async with source(options) as archive:
+        if options.rollout is None:
+            await _show_run(archive, options)
+        else:
+            await _show_rollout(archive, options)
+
+
+async def _show_run(archive: Source, options: argparse.Namespace) -> None:
+    run, summary = await archive.run(options.name), await archive.summary(options.name)
+    listed = await archive.rollouts(options.name, options.after, options.limit)
+    if options.json:
+        _print_json({"run": run, "summary": summary, "rollouts": listed})
+        return
+    console = Console()
+    console.print(f"[bold]{run.id}[/]  begun {_when(run.created)}, {_counts(summary) or 'no rollouts'}")
+    console.print(f"{summary.calls} calls, {summary.tokens} sampled tokens, mean reward {_number(summary.mean_reward)}")
+    settings = msgspec.to_builtins(run.settings)
+    console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()), highlight=False)
+    table = Table("rollout", "task", "for", "state", "attempts", "message")
+    for rollout in listed:
+        table.add_row(
+            rollout.id,
+            rollout.task,
+            rollout.purpose,
+            _state(rollout),
+            f"{rollout.attempts} of {rollout.max_attempts}",
+            Text(rollout.outcome.message if rollout.outcome else ""),
+        )
+    console.print(table)
+    if len(listed) == options.limit:
+        console.print(f"more: leyden show {run.id} --after {listed[-1].id}", highlight=False)
+
+
+async def _show_rollout(archive: Source, options: argparse.Namespace) -> None:
+    detail = await archive.rollout(options.name, options.rollout)
+    episodes = [await archive.episode(options.name, attempt.id) for attempt in detail.attempts]
+    if options.json:
+        _print_json({"rollout": detail.rollout, "task": detail.task, "episodes": episodes})
+        return
+    console = Console()
+    _print_head(console, detail)
+    for episode in episodes:
+        console.rule(f"attempt {episode.attempt.number}: {_ending(episode.attempt)}", align="left")
+        _print_episode(console, episode)
+
+
+def _print_head(console: Console, detail: RolloutDetail) -> None:
+    rollout = detail.rollout
+    console.print(f"[bold]{rollout.id}[/]  {_state(rollout)}, task {rollout.task}, for {rollout.purpose}")
+    console.print(Text("input  " + _short(detail.task.input, 2000)))
+
+
+def _print_episode(console: Console, episode: Episode) -> None:
+    attempt = episode.attempt
+    console.print(f"worker {attempt.worker}, begun {_when(attempt.started)}", highlight=False)
+    if attempt.outcome and attempt.outcome.message:
+        console.print(Text(attempt.outcome.message))
+    for call in episode.calls:
+        console.print(f"[bold]call {call.id}[/]  {_facts(episode, call)}", highlight=False)
+        for message in call.messages:
+            console.print(Text("  > " + _message(message)))
+        if call.response is not None:
+            console.print(Text("  < " + _message(call.response)))
+    for reward in episode.rewards:
+        owner = f"call {reward.call}" if reward.call else f"span {reward.span}" if reward.span else "the attempt"
+        console.print(
+            f"{reward.kind} reward {escape(reward.name)} = {reward.value:g} (weight {reward.weight:g}) for {owner}, "
+            f"from {escape(reward.source)}",
+            highlight=False,
+        )
+    if episode.spans:
+        console.print(_span_tree(episode.spans))
+    if attempt.result is not None:
+        console.print(Text("result  " + _short(attempt.result, 2000)))
+
+
+def _facts(episode: Episode, call: Call) -> str:
+    facts = [
+        f"{len(episode.prompt_ids(call))} + {len(call.completion_ids)} tokens",
+        f"{call.made}{f' ({escape(call.made_why)})' if call.made_why else ''}",
+        f"finish {escape(call.finish)}",
+    ]
+    if call.role:
+        facts.append(f"role {escape(call.role)}")
+    if call.versions:
+        facts.append(f"{call.policy} version {call.versions[-1].number}")
+    if call.untrainable:
+        facts.append(f"not trained on: {call.untrainable}")
+    return ", ".join(facts)
+
+
+def _span_tree(spans: tuple[Span, ...]) -> Tree:
+    tree = Tree("spans")
+    nodes: dict[str, Tree] = {}
+    known = {span.span_id for span in spans}
+    waiting = sorted(spans, key=lambda span: span.start_ns)
+    while waiting:
+        ready = [span for span in waiting if span.parent_id not in known or span.parent_id in nodes]
+        for span in ready or waiting:  # spans that are each other's parents go to the top
+            parent = nodes.get(span.parent_id or "", tree)
+            took = (span.end_ns - span.start_ns) / 1e6
+            failed = f" [red]error {escape(span.status_message)}[/]" if span.status == "error" else ""
+            nodes[span.span_id] = parent.add(f"{escape(span.name)}  {took:.1f} ms{failed}")
+        waiting = [span for span in waiting if span.span_id not in nodes]
+    return tree
+
+
+def _counts(run: RunSummary) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(run.rollouts.items()))
+
+
+def _state(rollout: Rollout) -> str:
+    return str(rollout.outcome.ending) if rollout.outcome else str(rollout.state)
+
+
+def _ending(attempt: Attempt) -> str:
+    return str(attempt.outcome.ending) if attempt.outcome else "alive"
+
+
+def _message(message: Any) -> str:
+    if isinstance(message, dict) and isinstance(message.get("content"), str) and "tool_calls" not in message:
+        return f"{message.get('role', '?')}: {message['content']}"
+    return _short(message, 2000)
+
+
+def _short(value: Any, most: int) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _when(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")

@@ -1,0 +1,252 @@
+"""The control API: what each route does. Who may call which is said elsewhere (routes.py, keys.py)."""
+
+import secrets
+from collections import defaultdict
+
+from leyden.records import Call, Episode, Group, Metric, Reward, Rollout, Run, Span, Version, Worker
+from leyden.server import otlp
+from leyden.server.http import ApiError, Raw, Request
+from leyden.server.keys import Key, Kind, Refused, speak_for
+from leyden.server.leases import Live
+from leyden.server.service import Service
+from leyden.server.store import Conflict, NotFound, Want, reading
+from leyden.server.telemetry import CONTENT_TYPE
+from leyden.wire import (
+    Beat,
+    BeatReply,
+    CancelReply,
+    Cursor,
+    EventCursor,
+    Finish,
+    Finished,
+    GroupSpec,
+    KeySpec,
+    Lease,
+    LeaseRequest,
+    Log,
+    Metrics,
+    NewKey,
+    Recorded,
+    RolloutDetail,
+    RolloutWindow,
+    RunSpec,
+    RunSummary,
+)
+
+_ATTEMPT_KEY_TTL = 30 * 86_400.0  # an upper bound: the key dies with its attempt
+
+Plain = Request[None, None]
+
+
+async def health(service: Service, request: Plain) -> dict[str, str]:
+    """Say that the server is there."""
+    return {"status": "ok"}
+
+
+async def metrics_page(service: Service, request: Plain) -> Raw:
+    """Give the server's numbers to Prometheus."""
+    return Raw(service.telemetry.page(), CONTENT_TYPE)
+
+
+async def list_runs(service: Service, request: Plain) -> list[RunSummary]:
+    """List the runs that the key may see, oldest first."""
+    ids = await service.store.read(reading.run_ids)
+    visible = [id for id in ids if request.key.run in (None, id)]
+    return await service.store.read(lambda connection: [reading.summary(connection, id) for id in visible])
+
+
+async def create_run(service: Service, request: Request[RunSpec, None]) -> Run:
+    """Create a run; the same again changes nothing."""
+    return await service.store.create_run(request.body)
+
+
+async def get_run(service: Service, request: Plain) -> Run:
+    """Show a run with its configuration."""
+    return await service.store.read(reading.run, request.path["run"])
+
+
+async def summarise_run(service: Service, request: Plain) -> RunSummary:
+    """Show what a run holds, in numbers."""
+    return await service.store.read(reading.summary, request.path["run"])
+
+
+async def delete_run(service: Service, request: Plain) -> None:
+    """Delete a run and free its space."""
+    await service.store.delete_run(request.path["run"])
+
+
+async def enqueue(service: Service, request: Request[GroupSpec, None]) -> Group:
+    """Queue a group of rollouts; the same again changes nothing."""
+    return await service.store.enqueue(request.path["run"], request.body)
+
+
+async def get_group(service: Service, request: Plain) -> Group:
+    """Show a group."""
+    return await service.store.read(reading.group, request.path["run"], request.path["group"])
+
+
+async def group_episodes(service: Service, request: Plain) -> list[Episode]:
+    """Show what the latest attempt of each rollout of a group left behind."""
+    return await service.store.read(reading.group_episodes, request.path["run"], request.path["group"])
+
+
+async def cancel_group(service: Service, request: Plain) -> CancelReply:
+    """Cancel what is unfinished of a group."""
+    return CancelReply(await service.store.cancel(request.path["run"], group=request.path["group"]))
+
+
+async def list_rollouts(service: Service, request: Request[None, RolloutWindow]) -> list[Rollout]:
+    """List rollouts in the order in which they were queued."""
+    query = request.query
+    return await service.store.read(
+        reading.rollout_list, request.path["run"], after=query.after, limit=query.limit, state=query.state
+    )
+
+
+async def get_rollout(service: Service, request: Plain) -> RolloutDetail:
+    """Show a rollout with its task and attempts."""
+    return await service.store.read(reading.rollout_detail, request.path["run"], request.path["rollout"])
+
+
+async def cancel_rollout(service: Service, request: Plain) -> CancelReply:
+    """Cancel a rollout."""
+    return CancelReply(await service.store.cancel(request.path["run"], rollout=request.path["rollout"]))
+
+
+async def get_episode(service: Service, request: Plain) -> Episode:
+    """Show all that an attempt left behind."""
+    return await service.store.read(reading.episode, request.path["run"], request.path["attempt"])
+
+
+async def record_calls(service: Service, request: Request[tuple[Call, ...], None]) -> Recorded:
+    """Record model calls of a live attempt."""
+    return Recorded(await service.store.record_calls(request.path["run"], request.path["attempt"], request.body))
+
+
+async def record_rewards(service: Service, request: Request[tuple[Reward, ...], None]) -> Recorded:
+    """Record rewards of a live attempt; with an admin key also of one that has ended, which rescores it."""
+    run, attempt = request.path["run"], request.path["attempt"]
+    rescoring = request.key.kind is Kind.ADMIN and not service.leases.alive(attempt)
+    return Recorded(await service.store.record_rewards(run, attempt, request.body, rescoring=rescoring))
+
+
+async def finish(service: Service, request: Request[Finish, None]) -> Finished:
+    """End an attempt. A repeated or late report is recorded and changes nothing."""
+    return await service.store.finish(request.path["run"], request.path["attempt"], request.body)
+
+
+async def follow_events(service: Service, request: Request[None, EventCursor]) -> Log:
+    """Read a run's log after a cursor; wait where there is nothing new."""
+    return await service.store.events(request.path["run"], request.query)
+
+
+async def record_metrics(service: Service, request: Request[tuple[Metric, ...], None]) -> Recorded:
+    """Record numbers of a run."""
+    return Recorded(await service.store.record_metrics(request.path["run"], request.body))
+
+
+async def list_metrics(service: Service, request: Request[None, Cursor]) -> Metrics:
+    """Read a run's numbers after a cursor."""
+    after, limit = request.query.after, request.query.limit
+    found = await service.store.read(reading.metric_list, request.path["run"], after=after, limit=limit)
+    return Metrics(tuple(metric for _, metric in found), found[-1][0] if found else after)
+
+
+async def publish_version(service: Service, request: Request[Version, None]) -> Recorded:
+    """Record that a version of a policy is being served from now on."""
+    return Recorded(await service.store.publish_version(request.path["run"], request.body))
+
+
+async def list_versions(service: Service, request: Plain) -> list[Version]:
+    """Show the newest version of each policy."""
+    return await service.store.read(reading.latest_versions, request.path["run"])
+
+
+async def list_workers(service: Service, request: Plain) -> list[Worker]:
+    """List the workers, the latest heard of first."""
+    return await service.store.read(reading.worker_list)
+
+
+async def lease(service: Service, request: Request[LeaseRequest, None]) -> list[Lease]:
+    """Lease rollouts to a worker; wait where there are none."""
+    asked = request.body
+    if request.key.run is not None and asked.run not in (None, request.key.run):
+        raise Refused(403, "not_permitted", f"this key is for run {request.key.run}, not {asked.run}")
+    want = Want(asked.worker, asked.count, asked.run or request.key.run, asked.pool)
+    leases = []
+    for grant in await service.store.lease(want, asked.wait):
+        attempt = grant.attempt
+        text, _ = service.keyring.make(
+            Kind.ATTEMPT,
+            _ATTEMPT_KEY_TTL,
+            run=attempt.run,
+            rollout=attempt.rollout,
+            attempt=attempt.id,
+            rewards=grant.agent_rewards,
+        )
+        traceparent = f"00-{attempt.trace_id}-{secrets.token_hex(8)}-01"
+        leases.append(Lease(attempt, grant.task, grant.purpose, grant.lease_s, text, service.settings.url, traceparent))
+    return leases
+
+
+async def beat(service: Service, request: Request[Beat, None]) -> BeatReply:
+    """Keep a worker's attempts alive, and learn which of them to stop."""
+    return await service.store.beat(request.path["worker"], request.body.attempts, request.key.run)
+
+
+async def make_key(service: Service, request: Request[KeySpec, None]) -> NewKey:
+    """Make a key, no wider than the key that asks for it."""
+    spec, maker = request.body, request.key
+    kind = Kind(spec.kind)
+    if maker.kind is Kind.WORKER and kind is not Kind.POOL:
+        raise Refused(403, "not_permitted", "a worker's key makes keys of kind pool only")
+    if maker.run is not None and spec.run not in (None, maker.run):
+        raise Refused(403, "not_permitted", f"this key is for run {maker.run}, not {spec.run}")
+    if (kind is Kind.POOL) != (spec.pool is not None):
+        raise ApiError(400, "invalid_request", "pool: name the pool for a key of kind pool, and only there", "pool")
+    if kind is Kind.ADMIN and spec.run is not None:
+        raise ApiError(400, "invalid_request", "run: an admin key is not confined to a run", "run")
+    run = spec.run or maker.run
+    rewards = False
+    if kind is Kind.POOL and run is not None:
+        rewards = (await service.store.read(reading.run, run)).settings.agent_rewards
+    text, key = service.keyring.make(kind, spec.ttl_s, run=run, pool=spec.pool, rewards=rewards)
+    return NewKey(text, key.expires)
+
+
+async def export_traces(service: Service, request: Request[Raw, None]) -> Raw:
+    """Take spans over OTLP and store each against its attempt.
+
+    An attempt's own key says which; a key that speaks for many has it in the span (an attribute `leyden.attempt`), or
+    in the trace id. Spans of no live attempt are rejected, counted, and reported to the exporter.
+    """
+    spans = otlp.read_spans(request.body.content, request.body.content_type)
+    found: dict[Live, list[Span]] = defaultdict(list)
+    rejected = 0
+    for span in spans:
+        live = _attempt_of(service, request.key, span)
+        if live is None:
+            rejected += 1
+        else:
+            found[live].append(span)
+    for live, belonging in found.items():
+        try:
+            await service.store.record_spans(live.run, live.attempt, belonging)
+        except (Conflict, NotFound):  # it ended while the spans were on their way
+            rejected += len(belonging)
+    if rejected:
+        service.telemetry.spans_rejected.inc(rejected)
+    why = f"{rejected} of {len(spans)} spans belong to no live attempt of this key" if rejected else ""
+    return Raw(otlp.reply(rejected, why, request.body.content_type), request.body.content_type)
+
+
+def _attempt_of(service: Service, key: Key, span: Span) -> Live | None:
+    named = key.attempt or otlp.attempt_of(span)
+    live = service.leases.find(named) if named else service.leases.traced(span.trace_id)
+    if live is None or key.run not in (None, live.run):
+        return None
+    try:
+        speak_for(key, service.leases, live.attempt)
+    except Refused:
+        return None
+    return live

@@ -1,0 +1,147 @@
+"""The server as an ASGI application: every request finds its route, shows its key, is weighed, and is answered."""
+
+import asyncio
+import logging
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from leyden.records import Id
+from leyden.server.http import (
+    JSON,
+    ApiError,
+    ErrorBody,
+    ErrorDetail,
+    Raw,
+    Receive,
+    Request,
+    Route,
+    Scope,
+    Send,
+    Table,
+    check_path,
+    decode,
+    decode_query,
+    encode,
+    read_body,
+)
+from leyden.server.keys import Act, Key, Kind, Refused, permit
+from leyden.server.limits import TooMany
+from leyden.server.routes import ROUTES
+from leyden.server.service import Service
+from leyden.server.store import Conflict, NotFound
+
+_log = logging.getLogger("leyden.server")
+_ANYBODY = Key(Kind.VIEWER, "anybody", float("inf"))
+_KEYLESS = Key(Kind.ADMIN, "keyless", float("inf"))
+
+
+class App:
+    """The application."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._table = Table(ROUTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"Leyden serves HTTP, not {scope['type']}")
+        began = time.perf_counter()
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        name, extra = "none", []
+        try:
+            route, path = self._table.find(scope["method"], scope["path"])
+            name = route.path
+            answer = await self._answer(route, path, scope, headers, receive)
+            status = 200 if route.returns is not None else 204
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            refusal = _refusal(error)
+            status, extra = refusal.status, list(refusal.headers)
+            answer = ErrorBody(ErrorDetail(refusal.reason, refusal.message, refusal.field))
+            if status < 500:
+                self.service.telemetry.refused.labels(refusal.reason).inc()
+            else:
+                _log.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
+        body, content_type = b"", JSON
+        if isinstance(answer, Raw):
+            body, content_type = answer.content, answer.content_type
+        elif status != 204:
+            body, content_type = encode(answer, headers.get("accept", "") if status < 400 else "")
+        await _send(send, status, body, content_type, extra)
+        self.service.telemetry.answered(name, status, time.perf_counter() - began)
+
+    async def _answer(
+        self, route: Route, path: dict[str, str], scope: Scope, headers: dict[str, str], receive: Receive
+    ) -> Any:
+        key = _ANYBODY if route.act is None else self._key(route.act, path, headers)
+        with self._admitted(key):
+            check_path(path, Id)
+            query = decode_query(scope["query_string"], route.query)
+            body: Any = None
+            if route.body is not None:
+                data = await read_body(receive, headers, self.service.settings.max_body)
+                content_type = headers.get("content-type", "")
+                body = Raw(data, content_type) if route.body is Raw else decode(data, content_type, route.body)
+            request: Request[Any, Any] = Request(path, query, body, key, headers)
+            if route.waits:
+                if route.body is None:
+                    await read_body(receive, headers, self.service.settings.max_body)
+                return await _while_connected(route.handler(self.service, request), receive)
+            return await route.handler(self.service, request)
+
+    def _key(self, act: Act, path: dict[str, str], headers: dict[str, str]) -> Key:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        text = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not text:
+            if self.service.settings.keyless:
+                return _KEYLESS
+            raise Refused(401, "invalid_api_key", "no key: send one as `Authorization: Bearer ...`")
+        key = self.service.keyring.read(text)
+        permit(key, act, self.service.leases, run=path.get("run"), attempt=path.get("attempt"))
+        return key
+
+    def _admitted(self, key: Key) -> AbstractContextManager[None]:
+        return nullcontext() if key is _ANYBODY else self.service.limiter.admit(key.kind, key.id)
+
+
+async def _while_connected(work: Any, receive: Receive) -> Any:
+    """Await work, and cancel it when the caller hangs up."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(receive())  # the body is read: all that can come is the disconnect
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError(499, "disconnected", "the caller hung up")
+        return working.result()
+    finally:
+        working.cancel()
+        gone.cancel()
+
+
+def _refusal(error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case Refused():
+            challenge = [("www-authenticate", "Bearer")] if error.status == 401 else []
+            return ApiError(error.status, error.reason, error.message, headers=challenge)
+        case TooMany():
+            wait = [("retry-after", str(max(1, round(error.retry_after))))]
+            return ApiError(429, "rate_limit", f"{error}: come again in {error.retry_after:.3g} s", headers=wait)
+        case NotFound():
+            return ApiError(404, "not_found", str(error))
+        case Conflict():
+            return ApiError(409, "conflict", str(error))
+        case _:
+            return ApiError(500, "server_error", "the server failed; its log says how")
+
+
+async def _send(send: Send, status: int, body: bytes, content_type: str, extra: list[tuple[str, str]]) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in extra]
+    if status != 204:
+        headers += [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

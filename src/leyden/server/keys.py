@@ -1,0 +1,179 @@
+"""Keys: who a caller is, and the one table of what each kind may do.
+
+A key is signed and carries its own scope, so checking one needs no look-up. A key that names an attempt, or speaks for
+one, is good only while that attempt's lease is in force (leases.py).
+"""
+
+import hmac
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from leyden.server.leases import Leases
+
+
+class Kind(StrEnum):
+    """The kinds of key."""
+
+    ADMIN = "admin"
+    WORKER = "worker"
+    POOL = "pool"
+    ATTEMPT = "attempt"
+    VIEWER = "viewer"
+
+
+class Act(StrEnum):
+    """What a request does."""
+
+    SEE = "see"
+    OVERSEE = "oversee"
+    STEER = "steer"
+    DELETE = "delete"
+    WORK = "work"
+    RECORD = "record"
+    REWARD = "reward"
+    TRACE = "trace"
+    MINT = "mint"
+
+
+_EVERY = frozenset(Kind)
+_TRUSTED = frozenset({Kind.ADMIN, Kind.WORKER})
+
+MAY: dict[Act, frozenset[Kind]] = {
+    Act.SEE: frozenset({Kind.ADMIN, Kind.VIEWER}),  # read runs and what they hold
+    Act.OVERSEE: frozenset({Kind.ADMIN, Kind.VIEWER}),  # read what concerns all runs: no key of a single run
+    Act.STEER: frozenset({Kind.ADMIN}),  # make runs, queue and cancel rollouts, publish versions and metrics
+    Act.DELETE: frozenset({Kind.ADMIN}),  # delete runs
+    Act.WORK: _TRUSTED,  # lease, keep alive, finish
+    Act.RECORD: _TRUSTED,  # record model calls: an agent could invent its tokens
+    Act.REWARD: _EVERY - {Kind.VIEWER},  # give rewards: an agent's key only where its run allows it
+    Act.TRACE: _EVERY - {Kind.VIEWER},  # send spans
+    Act.MINT: _TRUSTED,  # make keys: a worker only those of its pools
+}
+_OF_ATTEMPTS = frozenset({Kind.POOL, Kind.ATTEMPT})  # the keys that agent code gets to see
+
+
+class Key(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What a key says. None in a place means: not confined to one."""
+
+    kind: Kind
+    id: str
+    expires: float
+    run: str | None = None
+    rollout: str | None = None
+    attempt: str | None = None
+    pool: str | None = None
+    rewards: bool = False
+    """Whether the run lets the agent set rewards."""
+
+
+class Refused(Exception):
+    """A request that its key does not permit; 401 where the key itself is no good, 403 where it is not enough."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message = status, reason, message
+
+
+class Keyring:
+    """Makes and checks keys with one server's secret."""
+
+    _PREFIX = "leyden-"
+    _REMEMBERED = 16_384
+
+    def __init__(self, secret: bytes, clock: Callable[[], float]) -> None:
+        self._secret = secret
+        self._clock = clock
+        self._known: dict[str, Key] = {}
+        self._decode = msgspec.msgpack.Decoder(Key).decode
+
+    @classmethod
+    def from_file(cls, path: Path, clock: Callable[[], float]) -> "Keyring":
+        """The secret of a home folder, made on the first start and readable by its owner alone."""
+        if not path.exists():
+            write_private(path, secrets.token_hex(32))
+        return cls(bytes.fromhex(path.read_text().strip()), clock)
+
+    def make(
+        self,
+        kind: Kind,
+        ttl_s: float,
+        *,
+        run: str | None = None,
+        rollout: str | None = None,
+        attempt: str | None = None,
+        pool: str | None = None,
+        rewards: bool = False,
+        id: str | None = None,
+    ) -> tuple[str, Key]:
+        """A new key, as text and as what it says."""
+        expires = self._clock() + ttl_s
+        key = Key(kind, id or secrets.token_hex(8), expires, run, rollout, attempt, pool, rewards)
+        payload = urlsafe_b64encode(msgspec.msgpack.encode(key)).rstrip(b"=")
+        return f"{self._PREFIX}{payload.decode()}.{self._sign(payload)}", key
+
+    def read(self, text: str) -> Key:
+        """What a key says, if it is one of ours and has not expired."""
+        key = self._known.get(text)
+        if key is None:
+            key = self._verify(text)
+            if len(self._known) >= self._REMEMBERED:
+                self._known.clear()
+            self._known[text] = key
+        if key.expires <= self._clock():
+            raise Refused(401, "key_expired", "this key has expired: ask for a new one")
+        return key
+
+    def _verify(self, text: str) -> Key:
+        payload, _, signature = text.removeprefix(self._PREFIX).partition(".")
+        genuine = text.startswith(self._PREFIX) and text.isascii()
+        if not genuine or not hmac.compare_digest(self._sign(payload.encode()), signature):
+            raise Refused(
+                401, "invalid_api_key", "this is not a key of this server: check the key and the server's URL"
+            )
+        return self._decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+
+    def _sign(self, payload: bytes) -> str:
+        return hmac.new(self._secret, payload, sha256).hexdigest()
+
+
+def permit(key: Key, act: Act, leases: Leases, *, run: str | None, attempt: str | None) -> None:
+    """Raise unless the key may do this to this run or attempt (None: the request names none)."""
+    if key.kind is Kind.ATTEMPT and not leases.alive(key.attempt):
+        raise Refused(403, "attempt_ended", f"attempt {key.attempt} has ended, and this key with it")
+    if key.kind not in MAY[act]:
+        kinds = ", ".join(sorted(MAY[act]))
+        raise Refused(403, "not_permitted", f"a key of kind {key.kind} may not {act} here: it takes one of {kinds}")
+    if act is Act.REWARD and key.kind in _OF_ATTEMPTS and not key.rewards:
+        raise Refused(
+            403, "not_permitted", "this run takes no rewards from the agent: set agent_rewards, or return one"
+        )
+    if key.run is not None and run is not None and key.run != run:
+        raise Refused(403, "not_permitted", f"this key is for run {key.run}, not {run}")
+    if act is Act.OVERSEE and key.run is not None:
+        raise Refused(403, "not_permitted", f"this key is for run {key.run} alone")
+    if attempt is not None:
+        speak_for(key, leases, attempt)
+
+
+def speak_for(key: Key, leases: Leases, attempt: str) -> None:
+    """Raise unless the key may speak for this attempt."""
+    if key.kind is Kind.ATTEMPT and key.attempt != attempt:
+        raise Refused(403, "not_permitted", f"this key is for attempt {key.attempt}, not {attempt}")
+    if key.kind is Kind.POOL and not leases.hosted(attempt, key.pool):
+        raise Refused(403, "not_permitted", f"attempt {attempt} is not a live lease of pool {key.pool}")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".new")
+    draft.touch(0o600)
+    draft.chmod(0o600)
+    draft.write_text(text + "\n")
+    draft.rename(path)

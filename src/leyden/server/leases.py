@@ -1,0 +1,60 @@
+"""The leases in force, in memory: fed by the store's notifications, asked on every request, never looked up."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from leyden.records import Attempt, Event, trace_id
+
+
+class Live(Struct, frozen=True):
+    """An attempt whose lease is in force."""
+
+    attempt: str
+    run: str
+    rollout: str
+    worker: str
+    pool: str | None
+
+
+class Leases:
+    """Every live attempt, by its id and by its trace."""
+
+    def __init__(self, alive: Iterable[Attempt] = ()) -> None:
+        self._by_id: dict[str, Live] = {}
+        self._by_trace: dict[str, Live] = {}
+        for attempt in alive:
+            self._add(Live(attempt.id, attempt.run, attempt.rollout, attempt.worker, attempt.pool))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def hear(self, event: Event) -> None:
+        """Follow the log."""
+        if event.kind == "attempt.started":
+            data = event.data
+            self._add(Live(event.subject, event.run, data["rollout"], data["worker"], data["pool"]))
+        elif event.kind == "attempt.ended":
+            self._by_id.pop(event.subject, None)
+            self._by_trace.pop(trace_id(event.subject), None)
+
+    def alive(self, attempt: str | None) -> bool:
+        """Whether an attempt's lease is in force."""
+        return attempt in self._by_id
+
+    def hosted(self, attempt: str, pool: str | None) -> bool:
+        """Whether an attempt is alive in a pool."""
+        live = self._by_id.get(attempt)
+        return live is not None and pool is not None and live.pool == pool
+
+    def find(self, attempt: str) -> Live | None:
+        """A live attempt by its id."""
+        return self._by_id.get(attempt)
+
+    def traced(self, trace: str) -> Live | None:
+        """A live attempt by the id of its trace."""
+        return self._by_trace.get(trace)
+
+    def _add(self, live: Live) -> None:
+        self._by_id[live.attempt] = live
+        self._by_trace[trace_id(live.attempt)] = live

@@ -1,0 +1,150 @@
+"""Running a server: from a home folder to a listening socket, and down again without losing what it accepted."""
+
+import asyncio
+import ipaddress
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from msgspec import Struct
+
+from leyden.server.app import App
+from leyden.server.keys import Keyring, Kind, Refused, write_private
+from leyden.server.service import ServerSettings, Service
+from leyden.server.store import Store
+
+_GRACE_S = 30
+_TEN_YEARS = 10 * 365 * 86_400.0
+
+
+class Unservable(Exception):
+    """A set-up that a server must not, or cannot, start with."""
+
+
+class ServeOptions(Struct, frozen=True):
+    """What `leyden serve` is told."""
+
+    home: Path
+    host: str = "127.0.0.1"
+    port: int = 8484
+    store: str | None = None
+    """A database URL; None: a SQLite file in the home folder."""
+    advertise: str | None = None
+    """The URL that workers and agents are told; None: where it listens."""
+    keyless: bool = False
+    max_body_mb: int = 32
+
+    @property
+    def location(self) -> str:
+        """Where the store is."""
+        return self.store or str(self.home / "leyden.db")
+
+
+class Running(Struct, frozen=True):
+    """A server that listens."""
+
+    url: str
+    advertised: str
+    store: str
+    admin_key_file: str
+
+
+async def serve(options: ServeOptions, started: Callable[[Running], None]) -> None:
+    """Serve until told to stop by SIGINT or SIGTERM, then finish what was accepted."""
+    if options.keyless and not _loopback(options.host):
+        raise Unservable(
+            f"--keyless on {options.host} would let anybody in: drop --keyless, or listen on 127.0.0.1 only"
+        )
+    _raise_file_limit()
+    with _listen(options.host, options.port) as listener:
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        store = await Store(options.location).start()
+        try:
+            keyring = Keyring.from_file(options.home / "secret", time.time)
+            admin_key = _keep_admin_key(keyring, options.home / "admin.key")
+            settings = ServerSettings(options.advertise or url, options.keyless, options.max_body_mb * 2**20)
+            service = await Service.start(store, keyring, settings)
+            sweeper = asyncio.create_task(store.sweep())
+            server = _Server(service, lambda: started(Running(url, settings.url, store.database.name, str(admin_key))))
+            await server.serve(sockets=[listener])
+            sweeper.cancel()
+        finally:
+            await store.close()
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, service: Service, started: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                App(service),
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                date_header=False,
+                backlog=4096,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=_GRACE_S,
+            )
+        )
+        self._service = service
+        self._tell_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._tell_started()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield  # unlike uvicorn's own, this raises no signal again afterwards: the store is yet to be closed
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._service.store.stop_waiting()  # those who only wait keep nobody waiting
+        super().handle_exit(sig, frame)
+
+
+def _loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited; without it an answer takes 40 ms
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise Unservable(
+            f"cannot listen on {host}:{port} ({error.strerror}): name another with --host, --port"
+        ) from error
+    return listener
+
+
+def _keep_admin_key(keyring: Keyring, path: Path) -> Path:
+    """The admin key of a home folder, made anew where it is missing or no longer good."""
+    try:
+        keyring.read(path.read_text().strip())
+    except (FileNotFoundError, Refused):
+        write_private(path, keyring.make(Kind.ADMIN, _TEN_YEARS)[0])
+    return path
+
+
+def _raise_file_limit() -> None:
+    """A thousand workers are a thousand sockets."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

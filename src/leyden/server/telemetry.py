@@ -1,0 +1,66 @@
+"""The server's own numbers, for Prometheus at /metrics."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from leyden.records import Event
+from leyden.server.leases import Leases
+from leyden.server.store import Store
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Telemetry:
+    """Counts what passes, and reads off the rest when asked."""
+
+    def __init__(self, store: Store, leases: Leases) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter("leyden_requests", "Requests answered", ["route", "status"], registry=self.registry)
+        self._seconds = Histogram(
+            "leyden_request_seconds",
+            "Time to answer, waiting for work or news included",
+            ["route"],
+            buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+            registry=self.registry,
+        )
+        self._endings = Counter("leyden_attempts_ended", "Attempts by ending", ["ending"], registry=self.registry)
+        self._late = Counter("leyden_late_reports", "Reports of attempts that had ended", registry=self.registry)
+        self.refused = Counter("leyden_requests_refused", "Requests refused", ["reason"], registry=self.registry)
+        self.spans_rejected = Counter(
+            "leyden_spans_rejected", "Spans that belong to no live attempt of their sender", registry=self.registry
+        )
+        self.registry.register(_Readings(store, leases))
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def hear(self, event: Event) -> None:
+        """Follow the log."""
+        if event.kind == "attempt.ended":
+            self._endings.labels(event.data["ending"]).inc()
+        elif event.kind == "attempt.late":
+            self._late.inc()
+
+    def page(self) -> bytes:
+        """The page that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class _Readings(Collector):
+    """What is read off when the page is made."""
+
+    def __init__(self, store: Store, leases: Leases) -> None:
+        self._store, self._leases = store, leases
+
+    def collect(self) -> Iterable[Metric]:
+        writer = self._store.writer
+        yield CounterMetricFamily("leyden_store_commits", "Transactions committed", value=writer.commits)
+        yield CounterMetricFamily("leyden_store_operations", "Operations in them", value=writer.operations)
+        yield CounterMetricFamily("leyden_store_busy_seconds", "Time spent in them", value=writer.busy_s)
+        yield GaugeMetricFamily("leyden_leases", "Attempts alive", value=len(self._leases))
+        yield GaugeMetricFamily("leyden_store_bytes", "Size on disk", value=self._store.database.size())
