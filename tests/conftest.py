@@ -1,0 +1,34 @@
+"""Fixtures: a real store, and a real server in a process of its own."""
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from serving import ServerProcess
+
+from leyden.remote import Remote
+from leyden.server.store import Store
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    opened = await Store(tmp_path / "leyden.db").start()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server a test module: tests name their own runs."""
+    with ServerProcess(tmp_path_factory.mktemp("home")) as process:
+        yield process
+
+
+@pytest.fixture
+async def remote(server: ServerProcess) -> AsyncIterator[Remote]:
+    async with Remote(server.url, server.admin_key) as connection:
+        yield connection

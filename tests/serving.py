@@ -1,0 +1,63 @@
+"""A real server in a process of its own, for tests and anything else that needs one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from leyden.server.keys import Keyring, Kind
+from leyden.server.serve import Running
+
+
+class ServerProcess:
+    """`leyden serve` on a free port. Started again after a kill, it listens on the same port."""
+
+    def __init__(self, home: Path, *arguments: str) -> None:
+        self.home = home
+        self.arguments = arguments
+        self.port = "0"
+
+    def start(self) -> Self:
+        command = [sys.executable, "-m", "leyden.cli", "serve", "--json", "--home", str(self.home), "--port", self.port]
+        self.process = subprocess.Popen([*command, *self.arguments], stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the server did not start: exit status {self.process.wait()}")
+        self.running = msgspec.json.decode(line, type=Running)
+        self.port = self.running.url.rpartition(":")[2]
+        return self
+
+    @property
+    def url(self) -> str:
+        return self.running.url
+
+    @property
+    def admin_key(self) -> str:
+        return Path(self.running.admin_key_file).read_text().strip()
+
+    def key(self, kind: Kind, ttl_s: float = 3600.0, **scope: str) -> str:
+        """A key made with the server's own secret."""
+        return Keyring.from_file(self.home / "secret", time.time).make(kind, ttl_s, **scope)[0]  # type: ignore[arg-type]
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye."""
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM, and wait for a graceful end."""
+        self.process.terminate()
+        return self.process.wait(timeout=60)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
