@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from databases import Postgres, find_programs
 from serving import ServerProcess
 
 from leyden.remote import Remote
@@ -32,3 +33,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 async def remote(server: ServerProcess) -> AsyncIterator[Remote]:
     async with Remote(server.url, server.admin_key) as connection:
         yield connection
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres | None]:
+    """A real PostgreSQL server; None where the machine has none installed."""
+    programs = find_programs()
+    if programs is None:
+        yield None
+        return
+    with Postgres(programs, tmp_path_factory.mktemp("postgres")) as running:
+        yield running

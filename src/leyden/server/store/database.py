@@ -7,10 +7,12 @@ another program's, of a newer schema) is refused before anything is written to i
 import fcntl
 import os
 import sqlite3
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Table, create_engine, event, text
+from sqlalchemy import Connection, Table, create_engine, event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError
@@ -36,9 +38,11 @@ class Database:
                 self._open_sqlite(Path(self.url.database or ""))
             else:
                 self._open_postgresql()
-        except Unusable as refusal:
+        except BaseException as error:
             self.close()
-            raise Unusable(f"{self.name} {refusal}") from refusal.__cause__
+            if isinstance(error, Unusable):
+                raise Unusable(f"{self.name} {error}") from error.__cause__
+            raise
 
     @property
     def name(self) -> str:
@@ -146,21 +150,31 @@ class Database:
             raise Unusable(f"cannot be opened: {_first_line(error.orig)}") from error
 
 
-def insert_new(dialect: Dialect, table: Table) -> Any:
-    """An INSERT that passes over rows that exist already."""
-    return _insert(dialect)(table).on_conflict_do_nothing()
+def insert_new(connection: Connection, table: Table, *rows: dict[str, Any]) -> int:
+    """Insert rows, passing over those that exist already; how many were new."""
+    if not rows:
+        return 0
+    return len(connection.execute(_insert_new(connection.dialect.name, table), rows).all())
 
 
-def insert_or_update(dialect: Dialect, table: Table, *columns: str) -> Any:
-    """An INSERT that overwrites the named columns where the row exists already."""
-    statement = _insert(dialect)(table)
-    return statement.on_conflict_do_update(
-        index_elements=list(table.primary_key), set_={name: statement.excluded[name] for name in columns}
-    )
+def insert_or_update(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert rows, overwriting those that exist already."""
+    connection.execute(_insert_or_update(connection.dialect.name, table), rows)
 
 
-def _insert(dialect: Dialect) -> Any:
-    return postgresql.insert if dialect.name == "postgresql" else sqlite.insert
+@cache
+def _insert_new(dialect: str, table: Table) -> Any:
+    return _INSERTS[dialect](table).on_conflict_do_nothing().returning(next(iter(table.primary_key)))
+
+
+@cache
+def _insert_or_update(dialect: str, table: Table) -> Any:
+    statement = _INSERTS[dialect](table)
+    others = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=others)
+
+
+_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 def _url(location: str | Path) -> URL:

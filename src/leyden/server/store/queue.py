@@ -111,12 +111,12 @@ def requeue(tx: Transaction, rollout: str) -> None:
 def seen(tx: Transaction, ids: Iterable[str]) -> None:
     """Note that workers were heard of."""
     rows = [{"id": id, "seen": tx.now} for id in dict.fromkeys(ids)]
-    tx.connection.execute(insert_or_update(tx.dialect, workers, "seen"), rows)
+    insert_or_update(tx.connection, workers, rows)
 
 
 def _put_task(tx: Transaction, run: str, task: Task) -> None:
     data = encode_json(task.input)
-    if tx.connection.execute(insert_new(tx.dialect, tasks), {"run_id": run, "id": task.id, "input": data}).rowcount:
+    if insert_new(tx.connection, tasks, {"run_id": run, "id": task.id, "input": data}):
         return
     if tx.connection.scalar(_TASK_INPUT, {"run": run, "task": task.id}) != data:
         raise Conflict(f"task {task.id!r} exists in run {run!r} with another input: give this one another id")

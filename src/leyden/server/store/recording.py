@@ -25,10 +25,7 @@ def record_calls(tx: Transaction, run: str, attempt: str, new: Sequence[Call]) -
 def record_spans(tx: Transaction, run: str, attempt: str, new: Sequence[Span]) -> int:
     """Record spans of a live attempt. Exporters repeat what they are unsure of: the first of a span id stands."""
     require_alive(tx, run, attempt)
-    if not new:
-        return 0
-    rows = [span_row(attempt, span) for span in new]
-    return int(tx.connection.execute(insert_new(tx.dialect, spans), rows).rowcount)
+    return insert_new(tx.connection, spans, *(span_row(attempt, span) for span in new))
 
 
 def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward], *, rescoring: bool = False) -> int:
@@ -71,7 +68,7 @@ def publish_version(tx: Transaction, run: str, version: Version) -> int:
     """Record that a version of a policy's weights is being served from now on."""
     _require_run(tx, run)
     row = {"run_id": run, "policy": version.policy, "number": version.number, "at": tx.now}
-    if not tx.connection.execute(insert_new(tx.dialect, versions), row).rowcount:
+    if not insert_new(tx.connection, versions, row):
         return 0
     tx.emit(run, "version.published", run, policy=version.policy, number=version.number)
     return 1
@@ -131,7 +128,7 @@ def _put_reward(tx: Transaction, attempt: str, given: Reward) -> bool:
 
 def _insert(tx: Transaction, table: Table, row: dict[str, Any]) -> Row[Any] | None:
     """Insert a row of an attempt, or return the one that is there already."""
-    if tx.connection.execute(insert_new(tx.dialect, table), row).rowcount:
+    if insert_new(tx.connection, table, row):
         return None
     same = (table.c.attempt_id == row["attempt_id"], table.c.id == row["id"])
     return tx.connection.execute(select(table).where(*same)).one()

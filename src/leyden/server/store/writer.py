@@ -28,7 +28,6 @@ class Transaction:
 
     def __init__(self, connection: Connection, now: float) -> None:
         self.connection = connection
-        self.dialect = connection.dialect
         self.now = now
         self.events: list[Event] = []
         self._seq: int = connection.scalar(select(func.coalesce(func.max(events.c.seq), 0))) or 0

@@ -1,0 +1,224 @@
+"""Every order of events: the store against a model of it, through crashes.
+
+A crash copies the files as they are, without warning and with the store still open, and goes on from the copy: what a
+killed process leaves behind.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+
+from leyden.outcomes import MEANING, Ending, Outcome
+from leyden.records import Call, Reward, RunSettings, State, Task
+from leyden.server.store import Conflict, Store, Want, reading
+from leyden.wire import EventCursor, Finish, GroupSpec, RunSpec
+
+T = TypeVar("T")
+
+LEASE_S, MAX_ATTEMPTS = 60.0, 2
+FINAL = Reward("final", 1.0)
+
+
+@dataclass
+class ModelAttempt:
+    rollout: str
+    worker: str
+    expires: float
+    ending: Ending | None = None
+    calls: list[str] = field(default_factory=list)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The model: which rollouts are queued, and what became of every attempt."""
+
+    groups = Bundle("groups")
+    attempts = Bundle("attempts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.runner = asyncio.Runner()
+        self.now, self.generation = 1000.0, 0
+        self.sizes: dict[str, int] = {}
+        self.queued: set[str] = set()
+        self.finished: dict[str, Ending] = {}
+        self.tried: dict[str, int] = {}
+        self.known: dict[str, ModelAttempt] = {}
+        self.late = 0
+        self.open()
+        self.run(self.store.create_run(RunSpec("r", RunSettings(lease_s=LEASE_S, max_attempts=MAX_ATTEMPTS))))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    def open(self) -> None:
+        async def opening() -> Store:
+            return await Store(self.folder / str(self.generation) / "leyden.db", lambda: self.now).start()
+
+        self.store = self.run(opening())
+
+    def teardown(self) -> None:
+        self.run(self.store.close())
+        self.runner.close()
+        shutil.rmtree(self.folder)
+
+    @rule(target=groups, size=st.integers(1, 3), priority=st.integers(-1, 1))
+    def create(self, size: int, priority: int) -> str:
+        name = f"g{len(self.sizes)}"
+        self.run(self.store.enqueue("r", GroupSpec(name, Task("t", {}), size, priority=priority)))
+        self.sizes[name] = size
+        self.queued |= {f"{name}.{index}" for index in range(size)}
+        return name
+
+    @rule(name=groups, wrong=st.booleans())
+    def create_again(self, name: str, wrong: bool) -> None:
+        group = self.run(self.store.read(reading.group, "r", name))
+        spec = GroupSpec(name, Task("t", {}), group.size + wrong, priority=group.priority)
+        try:
+            self.run(self.store.enqueue("r", spec))
+            assert not wrong
+        except Conflict:
+            assert wrong
+
+    @rule(target=attempts, worker=st.sampled_from(["w1", "w2"]), count=st.integers(1, 4))
+    def lease(self, worker: str, count: int) -> Any:
+        grants = self.run(self.store.lease(Want(worker, count, None, None)))
+        assert len(grants) == min(count, len(self.queued))
+        for grant in grants:
+            attempt = grant.attempt
+            self.queued.remove(attempt.rollout)
+            self.tried[attempt.rollout] = self.tried.get(attempt.rollout, 0) + 1
+            assert attempt.number == self.tried[attempt.rollout]
+            self.known[attempt.id] = ModelAttempt(attempt.rollout, worker, self.now + LEASE_S)
+        return multiple(*(grant.attempt.id for grant in grants))
+
+    @rule(seconds=st.sampled_from([1.0, 40.0, 61.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def expire(self) -> None:
+        overdue = [a for a in self.known.values() if a.ending is None and a.expires <= self.now]
+        assert self.run(self.store.expire()) == len(overdue)
+        for attempt in overdue:
+            self.end(attempt, Ending.LOST)
+
+    @rule(id=attempts, worker=st.sampled_from(["w1", "w2"]))
+    def heartbeat(self, id: str, worker: str) -> None:
+        attempt = self.known[id]
+        reply = self.run(self.store.beat(worker, [id]))
+        if attempt.worker == worker and attempt.ending is None:
+            attempt.expires = self.now + LEASE_S
+            assert reply.expires == {id: attempt.expires}
+        else:
+            (ended,) = reply.ended
+            assert (ended.outcome and ended.outcome.ending) == (attempt.ending if attempt.worker == worker else None)
+
+    @rule(id=attempts, fork=st.booleans())
+    def call(self, id: str, fork: bool) -> None:
+        attempt = self.known[id]
+        parent = attempt.calls[0 if fork else -1] if attempt.calls else None
+        name = f"c{len(attempt.calls)}"
+        call = Call(name, parent=parent, kept_ids=2 if parent else 0, prompt_ids=(1,), completion_ids=(2,))
+        try:
+            self.run(self.store.record_calls("r", id, [call]))
+            assert attempt.ending is None
+            attempt.calls.append(name)
+        except Conflict:
+            assert attempt.ending is not None
+
+    @rule(id=attempts, ending=st.sampled_from(Ending), rewarded=st.booleans())
+    def complete(self, id: str, ending: Ending, rewarded: bool) -> None:
+        attempt = self.known[id]
+        report = Finish(Outcome(ending), rewards=(FINAL,) if rewarded else ())
+        reply = self.run(self.store.finish("r", id, report))
+        assert reply.counted == (attempt.ending is None)
+        if attempt.ending is not None:
+            self.late += 1
+            assert reply.outcome.ending is attempt.ending
+            return
+        no_reward = ending is Ending.SUCCEEDED and not rewarded
+        self.end(attempt, Ending.NO_REWARD if no_reward else ending)
+        assert reply.outcome.ending is attempt.ending
+
+    @rule(name=groups)
+    def cancel(self, name: str) -> None:
+        unfinished = {f"{name}.{index}" for index in range(self.sizes[name])} - set(self.finished)
+        assert self.run(self.store.cancel("r", group=name)) == len(unfinished)
+        for attempt in self.known.values():
+            if attempt.rollout in unfinished and attempt.ending is None:
+                attempt.ending = Ending.CANCELLED
+        self.queued -= unfinished
+        self.finished |= dict.fromkeys(unfinished, Ending.CANCELLED)
+
+    @rule()
+    def crash(self) -> None:
+        source = self.folder / str(self.generation)
+        self.generation += 1
+        target = self.folder / str(self.generation)
+        target.mkdir()
+        for file in source.glob("leyden.db*"):
+            if not file.name.endswith((".lock", "-shm")):
+                shutil.copy(file, target / file.name)
+        self.run(self.store.close())
+        self.open()
+        self.give_grace()
+
+    @rule()
+    def reopen(self) -> None:
+        self.run(self.store.close())
+        self.open()
+        self.give_grace()
+
+    def give_grace(self) -> None:
+        for attempt in self.known.values():
+            attempt.expires = self.now + LEASE_S
+
+    def end(self, attempt: ModelAttempt, ending: Ending) -> None:
+        attempt.ending = ending
+        if MEANING[ending].retried and self.tried[attempt.rollout] < MAX_ATTEMPTS:
+            self.queued.add(attempt.rollout)
+        else:
+            self.finished[attempt.rollout] = ending
+
+    @invariant()
+    def accounts_add_up(self) -> None:
+        listed = self.run(self.store.read(reading.rollout_list, "r", after="", limit=1000))
+        assert {r.id for r in listed if r.state is State.QUEUED} == self.queued
+        assert {r.id: r.outcome.ending for r in listed if r.outcome} == self.finished
+        alive = {attempt.id for attempt in self.run(self.store.read(reading.alive))}
+        assert alive == {id for id, attempt in self.known.items() if attempt.ending is None}
+        assert {r.id for r in listed if r.state is State.RUNNING} == {self.known[id].rollout for id in alive}
+        for name, size in self.sizes.items():
+            whole = all(f"{name}.{index}" in self.finished for index in range(size))
+            assert (self.run(self.store.read(reading.group, "r", name)).finished is not None) == whole
+
+    @invariant()
+    def the_log_tells_each_ending_once(self) -> None:
+        log = self.run(self.store.events("r", EventCursor())).events
+        assert [event.seq for event in log] == list(range(1, len(log) + 1))
+        ended = [event.subject for event in log if event.kind == "attempt.ended"]
+        assert sorted(ended) == sorted(id for id, attempt in self.known.items() if attempt.ending is not None)
+        finished = [event.subject for event in log if event.kind == "rollout.finished"]
+        assert sorted(finished) == sorted(self.finished)
+        assert sum(event.kind == "attempt.late" for event in log) == self.late
+
+    @invariant()
+    def every_call_is_there(self) -> None:
+        for id, attempt in self.known.items():
+            episode = self.run(self.store.read(reading.episode, "r", id))
+            assert [call.id for call in episode.calls] == attempt.calls
+
+
+StoreMachine.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestStoreMachine = StoreMachine.TestCase

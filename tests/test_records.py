@@ -1,0 +1,146 @@
+import msgspec
+import pytest
+
+from leyden.outcomes import MEANING, Ending, Outcome
+from leyden.records import (
+    Attempt,
+    Call,
+    CallStatus,
+    Episode,
+    Made,
+    Purpose,
+    Reward,
+    RewardKind,
+    Rollout,
+    State,
+    Task,
+    VersionRun,
+    trace_id,
+)
+
+
+def episode(*calls: Call, rewards: tuple[Reward, ...] = (), ending: Ending | None = Ending.SUCCEEDED) -> Episode:
+    outcome = None if ending is None else Outcome(ending)
+    rollout = Rollout("g.0", "r", "g", "t", 0, Purpose.TRAIN, State.FINISHED, 1, 3, 0.0)
+    attempt = Attempt("g.0.1", "r", "g.0", 1, "w", None, 0.0, 60.0, outcome=outcome)
+    return Episode(rollout, attempt, Task("t", {}), calls, rewards=rewards)
+
+
+def sampled(id: str, prompt: tuple[int, ...], completion: tuple[int, ...], **more: object) -> Call:
+    return Call(id, prompt_ids=prompt, completion_ids=completion, logprobs=(-0.5,) * len(completion), **more)  # type: ignore[arg-type]
+
+
+def test_a_conversation_is_a_chain_of_differences() -> None:
+    first = sampled("a", (1, 2), (3,), messages=("u1",), response="a1", tools=("calculator",))
+    second = sampled(
+        "b", (4,), (5, 6), parent="a", kept_ids=3, kept_messages=2, messages=("u2",), response="a2", made=Made.CONTINUED
+    )
+    third = sampled("c", (7,), (8,), parent="b", kept_ids=6, kept_messages=4, messages=("u3",), response="a3")
+    whole = episode(first, second, third)
+    assert whole.prompt_ids(third) == (1, 2, 3, 4, 5, 6, 7)
+    assert whole.messages(third) == ("u1", "a1", "u2", "a2", "u3")
+    assert whole.tools(third) == ("calculator",)
+
+
+def test_an_edited_history_keeps_what_is_common() -> None:
+    first = sampled("a", (1, 2, 3), (4,), messages=("s", "u1"), response="a1")
+    edited = sampled("b", (9,), (5,), parent="a", kept_ids=1, kept_messages=1, messages=("summary",))
+    whole = episode(first, edited)
+    assert whole.prompt_ids(edited) == (1, 9)
+    assert whole.messages(edited) == ("s", "summary")
+
+
+def test_further_choices_share_the_prompt_of_the_first() -> None:
+    first = sampled("a", (1, 2), (3,), messages=("u",), response="yes")
+    other = sampled("b", (), (4,), parent="a", kept_ids=2, kept_messages=1, choice=1)
+    whole = episode(first, other)
+    assert whole.prompt_ids(other) == (1, 2)
+    assert whole.messages(other) == ("u",)
+
+
+def test_transitions_carry_step_rewards_where_they_fell_and_the_final_one_at_the_end() -> None:
+    whole = episode(
+        sampled("a", (1,), (2,)),
+        sampled("b", (3,), (4,), parent="a", kept_ids=2),
+        rewards=(Reward("s", 0.5, RewardKind.STEP, weight=0.2, call="a"), Reward("f", 1.0)),
+    )
+    assert [(t.prompt_ids, t.completion_ids, t.reward) for t in whole.transitions()] == [
+        ((1,), (2,), pytest.approx(0.1)),
+        ((1, 2, 3), (4,), 1.0),
+    ]
+
+
+def test_a_later_reward_of_the_same_name_replaces_an_earlier() -> None:
+    whole = episode(sampled("a", (1,), (2,)), rewards=(Reward("old", 0.0), Reward("new", 1.0)))
+    assert whole.final_reward(failure_reward=-1.0) == 1.0
+
+
+def test_only_selected_and_trainable_calls_become_transitions() -> None:
+    whole = episode(
+        sampled("writer", (1,), (2,), role="writer"),
+        sampled("critic", (1,), (2,), role="critic"),
+        sampled("gone", (1,), (2,), role="writer", status=CallStatus.ABANDONED),
+        Call("upstream", role="writer"),
+        Call("blind", role="writer", completion_ids=(1,)),
+        rewards=(Reward("f", 1.0),),
+    )
+    assert [(t.call, t.reward) for t in whole.transitions(roles={"writer"})] == [("writer", 1.0)]
+    assert [call.untrainable for call in whole.calls] == [None, None, "abandoned", "no tokens", "no logprobs"]
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_what_an_attempt_is_worth_follows_from_the_table(ending: Ending) -> None:
+    rewards = (Reward("f", 1.0),) if ending is Ending.SUCCEEDED else ()
+    whole = episode(sampled("a", (1,), (2,)), rewards=rewards, ending=ending)
+    expected = {"its reward": 1.0, "failure_reward": -1.0, "nothing": None}[MEANING[ending].scores]
+    assert whole.final_reward(failure_reward=-1.0) == expected
+    assert len(list(whole.transitions(-1.0))) == (0 if expected is None else 1)
+
+
+def test_an_attempt_that_is_still_alive_has_no_transitions() -> None:
+    assert list(episode(sampled("a", (1,), (2,)), ending=None).transitions()) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"kept_ids": 1}, "parent"),
+        ({"parent": "x"}, "itself"),
+        ({"completion_ids": (1, 2), "logprobs": (-0.1,)}, "logprobs"),
+        ({"completion_ids": (1,), "logprobs": (float("nan"),)}, "finite"),
+        ({"completion_ids": (1, 2), "versions": (VersionRun(1, 0),)}, "versions"),
+    ],
+)
+def test_a_call_cannot_hold_nonsense(fields: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Call("x", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"value": float("nan")}, "value"),
+        ({"value": 1.0, "weight": float("inf")}, "weight"),
+        ({"value": 1.0, "kind": RewardKind.STEP, "call": "c", "span": "0" * 16}, "both"),
+        ({"value": 1.0, "call": "c"}, "final"),
+    ],
+)
+def test_a_reward_cannot_hold_nonsense(fields: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Reward("x", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", ["", " a", "a\n", "a/b", "../x", "é", "a" * 161])
+def test_an_id_that_cannot_stand_in_a_path_is_refused(bad: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(msgspec.json.encode({"id": bad, "input": None}), type=Task)
+
+
+def test_every_ending_has_a_meaning() -> None:
+    assert set(MEANING) == set(Ending)
+
+
+def test_trace_ids_are_valid_and_apart() -> None:
+    ids = {trace_id(f"g.{n}.1") for n in range(1000)}
+    assert len(ids) == 1000
+    assert all(len(id) == 32 and int(id, 16) for id in ids)
