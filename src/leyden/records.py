@@ -30,6 +30,7 @@ Name = Annotated[
 ]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Real = Annotated[float, Meta(ge=-1e30, le=1e30, description="a number; neither infinite nor NaN")]
 Seconds = Annotated[float, Meta(ge=0, le=1e11, description="seconds since 1970")]
 
 
@@ -55,7 +56,7 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """How long an attempt lives without a heartbeat."""
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
     """Attempts of a rollout, the first included, before a retried ending becomes final."""
-    failure_reward: Annotated[float, Meta(ge=-1e30, le=1e30)] = 0.0
+    failure_reward: Real = 0.0
     """What a rollout scores that ends as `agent_error` or `timeout`."""
     agent_rewards: bool = False
     """Whether the agent's own key may set rewards."""
@@ -146,13 +147,13 @@ def trace_id(attempt: str) -> str:
 class Sampling(Struct, frozen=True, omit_defaults=True):
     """How tokens were drawn. What is not said was not applied."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: Real = 1.0
+    top_p: Real = 1.0
     top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    min_p: Real = 0.0
+    presence_penalty: Real = 0.0
+    frequency_penalty: Real = 0.0
+    repetition_penalty: Real = 1.0
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
@@ -202,7 +203,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
     finish: str = "stop"
     prompt_ids: tuple[Token, ...] = ()
     completion_ids: tuple[Token, ...] = ()
-    logprobs: tuple[float, ...] | None = None
+    logprobs: tuple[Real, ...] | None = None
     """Of each completion token, in the distribution it was drawn from; None where the engine could not say."""
     versions: tuple[VersionRun, ...] = ()
     sampling: Sampling = Sampling()
@@ -254,10 +255,10 @@ class Reward(Struct, frozen=True, omit_defaults=True):
     """A number somebody gave: to a call, to a span, or (neither named) to the attempt."""
 
     id: Id
-    value: float
+    value: Real
     kind: RewardKind = RewardKind.FINAL
     name: Name = "reward"
-    weight: float = 1.0
+    weight: Real = 1.0
     source: Name = "agent"
     call: Id | None = None
     span: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None = None

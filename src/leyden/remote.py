@@ -28,6 +28,7 @@ from leyden.wire import (
 
 T = TypeVar("T")
 
+_JSON = "application/json"
 _MSGPACK = "application/msgpack"
 _LONGEST_WAIT_S = 330
 
@@ -60,20 +61,25 @@ class Remote:
 
     async def ask(self, method: str, path: str, returns: type[T], body: Any = None, **query: str | float | None) -> T:
         """Send one request and decode its answer."""
-        headers = {"content-type": _MSGPACK} if body is not None else None
+        data, content_type = _encode(body)
         async with self._session.request(
             method,
             self.url + path,
-            data=None if body is None else msgspec.msgpack.encode(body),
-            headers=headers,
+            data=data,
+            headers={"content-type": content_type},
             params={name: value for name, value in query.items() if value is not None},
         ) as reply:
-            data = await reply.read()
+            answer = await reply.read()
             if reply.status >= 400:
-                raise _error(reply.status, data)
-            if reply.content_type == _MSGPACK:
-                return msgspec.msgpack.decode(data, type=returns)
-            return msgspec.json.decode(data or b"null", type=returns)
+                raise _error(reply.status, answer)
+            try:
+                if reply.content_type == _MSGPACK:
+                    return msgspec.msgpack.decode(answer, type=returns)
+                return msgspec.json.decode(answer or b"null", type=returns)
+            except msgspec.DecodeError as error:
+                raise RemoteError(
+                    reply.status, "unknown", f"{self.url} does not answer like a Leyden server of this version: {error}"
+                ) from error
 
     # Runs, as a trainer or a person sees them
 
@@ -168,6 +174,15 @@ class Remote:
     async def make_key(self, spec: KeySpec) -> NewKey:
         """Make a key."""
         return await self.ask("POST", "/api/keys", NewKey, spec)
+
+
+def _encode(body: Any) -> tuple[bytes | None, str]:
+    if body is None:
+        return None, _JSON
+    try:
+        return msgspec.msgpack.encode(body), _MSGPACK
+    except OverflowError:  # an integer of more than 64 bits
+        return msgspec.json.encode(body), _JSON
 
 
 def _error(status: int, data: bytes) -> RemoteError:

@@ -140,7 +140,7 @@ class NewKey(Struct, frozen=True):
 class Window(Struct, frozen=True, forbid_unknown_fields=True):
     """Which part of a list to show: what follows `after`, in the list's own order."""
 
-    after: Annotated[str, Meta(max_length=160)] = ""
+    after: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:@~-]*$(?!\n)", max_length=160)] = ""
     limit: Page = 100
 
 
@@ -161,7 +161,7 @@ class EventCursor(Cursor, frozen=True, forbid_unknown_fields=True):
     """A cursor into a run's log, of one kind of event or all; with nothing to tell yet, the reply waits."""
 
     wait: Wait = 0.0
-    kind: Annotated[str, Meta(max_length=40)] = ""
+    kind: Annotated[str, Meta(pattern=r"^[a-z.]*$(?!\n)", max_length=40)] = ""
 
 
 class Log(Struct, frozen=True):
@@ -196,7 +196,7 @@ class RunSummary(Struct, frozen=True):
     groups: Count
     groups_finished: Count
     calls: Count
-    tokens: Count
+    tokens: Annotated[int, Meta(ge=0)]
     """Sampled tokens."""
     mean_reward: float | None
     """Mean final reward of the rollouts that have one."""

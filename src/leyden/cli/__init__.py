@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import aiohttp
+import uvloop
 
 from leyden import __version__
 from leyden.cli.serve import add_serve
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, 1 for a failure, or 2 for a command that makes no sense."""
     options = parser().parse_args(arguments)
     try:
-        asyncio.run(options.run(options))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(options.run(options))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, `head` say, has had enough
@@ -48,8 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (StoreError, RemoteError, Unservable) as error:
         return _fail(str(error))
-    except aiohttp.ClientConnectionError as error:
+    except (aiohttp.ClientError, TimeoutError) as error:
         return _fail(f"cannot reach the server ({error}): start one with `leyden serve`, or correct --server")
+    except OSError as error:  # a home folder that cannot be one
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     return 0
 
 

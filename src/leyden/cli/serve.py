@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from leyden import __version__
+from leyden.cli.arguments import whole
 from leyden.server.serve import Running, ServeOptions, serve
 
 
@@ -15,11 +16,13 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
     """Add the command."""
     command: argparse.ArgumentParser = commands.add_parser("serve", help="run a server")
     command.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
-    command.add_argument("--port", type=int, default=8484, help="the port; 0 takes a free one (default: 8484)")
+    command.add_argument(
+        "--port", type=whole(0, 65535), default=8484, help="the port; 0 takes a free one (default: 8484)"
+    )
     command.add_argument("--store", metavar="URL", help="postgresql://... (default: leyden.db in the home folder)")
     command.add_argument("--advertise", metavar="URL", help="what workers and agents elsewhere reach the server by")
     command.add_argument("--keyless", action="store_true", help="let callers without a key in; on loopback only")
-    command.add_argument("--max-body-mb", type=int, default=32, help="the largest request (default: 32)")
+    command.add_argument("--max-body-mb", type=whole(1, 65536), default=32, help="the largest request (default: 32)")
     command.set_defaults(run=_run)
     return command
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from leyden.cli.arguments import identifier, whole
 from leyden.cli.source import Source, add_source, source
 from leyden.records import Attempt, Call, Episode, Rollout, Span
 from leyden.wire import RolloutDetail, RunSummary
@@ -28,10 +29,12 @@ def add_runs(commands: Any) -> argparse.ArgumentParser:
 def add_show(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden show`."""
     command: argparse.ArgumentParser = commands.add_parser("show", help="show a run, or one of its rollouts")
-    command.add_argument("name", metavar="RUN")
-    command.add_argument("rollout", metavar="ROLLOUT", nargs="?")
-    command.add_argument("--after", metavar="ROLLOUT", default="", help="show the rollouts that follow this one")
-    command.add_argument("--limit", type=int, default=20, help="how many rollouts (default: 20)")
+    command.add_argument("name", metavar="RUN", type=identifier)
+    command.add_argument("rollout", metavar="ROLLOUT", type=identifier, nargs="?")
+    command.add_argument(
+        "--after", metavar="ROLLOUT", type=identifier, default="", help="show the rollouts that follow this one"
+    )
+    command.add_argument("--limit", type=whole(1, 1000), default=20, help="how many rollouts (default: 20)")
     add_source(command)
     command.set_defaults(run=_show)
     return command
@@ -86,7 +89,7 @@ async def _show_run(archive: Source, options: argparse.Namespace) -> None:
             rollout.purpose,
             _state(rollout),
             f"{rollout.attempts} of {rollout.max_attempts}",
-            Text(rollout.outcome.message if rollout.outcome else ""),
+            Text(_plain(rollout.outcome.message if rollout.outcome else "")),
         )
     console.print(table)
     if len(listed) == options.limit:
@@ -109,14 +112,14 @@ async def _show_rollout(archive: Source, options: argparse.Namespace) -> None:
 def _print_head(console: Console, detail: RolloutDetail) -> None:
     rollout = detail.rollout
     console.print(f"[bold]{rollout.id}[/]  {_state(rollout)}, task {rollout.task}, for {rollout.purpose}")
-    console.print(Text("input  " + _short(detail.task.input, 2000)))
+    console.print(Text("input  " + _short(detail.task.input)))
 
 
 def _print_episode(console: Console, episode: Episode) -> None:
     attempt = episode.attempt
     console.print(f"worker {attempt.worker}, begun {_when(attempt.started)}", highlight=False)
     if attempt.outcome and attempt.outcome.message:
-        console.print(Text(attempt.outcome.message))
+        console.print(Text(_plain(attempt.outcome.message)))
     for call in episode.calls:
         console.print(f"[bold]call {call.id}[/]  {_facts(episode, call)}", highlight=False)
         for message in call.messages:
@@ -133,14 +136,14 @@ def _print_episode(console: Console, episode: Episode) -> None:
     if episode.spans:
         console.print(_span_tree(episode.spans))
     if attempt.result is not None:
-        console.print(Text("result  " + _short(attempt.result, 2000)))
+        console.print(Text("result  " + _short(attempt.result)))
 
 
 def _facts(episode: Episode, call: Call) -> str:
     facts = [
         f"{len(episode.prompt_ids(call))} + {len(call.completion_ids)} tokens",
-        f"{call.made}{f' ({escape(call.made_why)})' if call.made_why else ''}",
-        f"finish {escape(call.finish)}",
+        f"{call.made}{f' ({escape(_plain(call.made_why))})' if call.made_why else ''}",
+        f"finish {escape(_plain(call.finish))}",
     ]
     if call.role:
         facts.append(f"role {escape(call.role)}")
@@ -161,8 +164,8 @@ def _span_tree(spans: tuple[Span, ...]) -> Tree:
         for span in ready or waiting:  # spans that are each other's parents go to the top
             parent = nodes.get(span.parent_id or "", tree)
             took = (span.end_ns - span.start_ns) / 1e6
-            failed = f" [red]error {escape(span.status_message)}[/]" if span.status == "error" else ""
-            nodes[span.span_id] = parent.add(f"{escape(span.name)}  {took:.1f} ms{failed}")
+            failed = f" [red]error {escape(_plain(span.status_message))}[/]" if span.status == "error" else ""
+            nodes[span.span_id] = parent.add(f"{escape(_plain(span.name))}  {took:.1f} ms{failed}")
         waiting = [span for span in waiting if span.span_id not in nodes]
     return tree
 
@@ -181,13 +184,21 @@ def _ending(attempt: Attempt) -> str:
 
 def _message(message: Any) -> str:
     if isinstance(message, dict) and isinstance(message.get("content"), str) and "tool_calls" not in message:
-        return f"{message.get('role', '?')}: {message['content']}"
-    return _short(message, 2000)
+        return _plain(f"{message.get('role', '?')}: {message['content']}")
+    return _short(message)
 
 
-def _short(value: Any, most: int) -> str:
-    text = msgspec.json.encode(value).decode()
+def _short(value: Any, most: int = 2000) -> str:
+    text = _plain(msgspec.json.encode(value).decode())
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def _plain(text: str) -> str:
+    """What an agent wrote, without the characters by which it could steer the terminal."""
+    return text.translate(_CONTROLS)
+
+
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
 def _number(value: float | None) -> str:

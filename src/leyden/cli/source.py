@@ -53,7 +53,7 @@ class OnDisk:
 
     async def runs(self) -> list[RunSummary]:
         """Every run in numbers."""
-        return [self._read(reading.summary, run) for run in self._read(reading.run_ids)]
+        return self._read(lambda look: [reading.summary(look, run) for run in reading.run_ids(look)])
 
     async def run(self, run: str) -> Run:
         """A run with its configuration."""

@@ -50,9 +50,10 @@ async def metrics_page(service: Service, request: Plain) -> Raw:
 
 async def list_runs(service: Service, request: Plain) -> list[RunSummary]:
     """List the runs that the key may see, oldest first."""
-    ids = await service.store.read(reading.run_ids)
-    visible = [id for id in ids if request.key.run in (None, id)]
-    return await service.store.read(lambda connection: [reading.summary(connection, id) for id in visible])
+    only = request.key.run
+    return await service.store.read(
+        lambda look: [reading.summary(look, id) for id in reading.run_ids(look) if only in (None, id)]
+    )
 
 
 async def create_run(service: Service, request: Request[RunSpec, None]) -> Run:
@@ -92,7 +93,7 @@ async def group_episodes(service: Service, request: Plain) -> list[Episode]:
 
 async def cancel_group(service: Service, request: Plain) -> CancelReply:
     """Cancel what is unfinished of a group."""
-    return CancelReply(await service.store.cancel(request.path["run"], group=request.path["group"]))
+    return CancelReply(await service.store.cancel_group(request.path["run"], request.path["group"]))
 
 
 async def list_rollouts(service: Service, request: Request[None, RolloutWindow]) -> list[Rollout]:
@@ -110,7 +111,7 @@ async def get_rollout(service: Service, request: Plain) -> RolloutDetail:
 
 async def cancel_rollout(service: Service, request: Plain) -> CancelReply:
     """Cancel a rollout."""
-    return CancelReply(await service.store.cancel(request.path["run"], rollout=request.path["rollout"]))
+    return CancelReply(await service.store.cancel_rollout(request.path["run"], request.path["rollout"]))
 
 
 async def get_episode(service: Service, request: Plain) -> Episode:
@@ -126,7 +127,7 @@ async def record_calls(service: Service, request: Request[tuple[Call, ...], None
 async def record_rewards(service: Service, request: Request[tuple[Reward, ...], None]) -> Recorded:
     """Record rewards of a live attempt; with an admin key also of one that has ended, which rescores it."""
     run, attempt = request.path["run"], request.path["attempt"]
-    rescoring = request.key.kind is Kind.ADMIN and not service.leases.alive(attempt)
+    rescoring = request.key.kind is Kind.ADMIN and service.leases.find(attempt) is None
     return Recorded(await service.store.record_rewards(run, attempt, request.body, rescoring=rescoring))
 
 
@@ -182,6 +183,7 @@ async def lease(service: Service, request: Request[LeaseRequest, None]) -> list[
             run=attempt.run,
             rollout=attempt.rollout,
             attempt=attempt.id,
+            started=attempt.started,
             rewards=grant.agent_rewards,
         )
         traceparent = f"00-{attempt.trace_id}-{secrets.token_hex(8)}-01"
@@ -195,7 +197,7 @@ async def beat(service: Service, request: Request[Beat, None]) -> BeatReply:
 
 
 async def make_key(service: Service, request: Request[KeySpec, None]) -> NewKey:
-    """Make a key, no wider than the key that asks for it."""
+    """Make a key that is neither wider nor longer-lived than the key that asks for it."""
     spec, maker = request.body, request.key
     kind = Kind(spec.kind)
     if maker.kind is Kind.WORKER and kind is not Kind.POOL:
@@ -210,7 +212,8 @@ async def make_key(service: Service, request: Request[KeySpec, None]) -> NewKey:
     rewards = False
     if kind is Kind.POOL and run is not None:
         rewards = (await service.store.read(reading.run, run)).settings.agent_rewards
-    text, key = service.keyring.make(kind, spec.ttl_s, run=run, pool=spec.pool, rewards=rewards)
+    ttl_s = min(spec.ttl_s, maker.expires - service.keyring.clock())
+    text, key = service.keyring.make(kind, ttl_s, run=run, pool=spec.pool, rewards=rewards)
     return NewKey(text, key.expires)
 
 

@@ -55,21 +55,15 @@ class App:
             name = route.path
             answer = await self._answer(route, path, scope, headers, receive)
             status = 200 if route.returns is not None else 204
-        except asyncio.CancelledError:
-            raise
+            body, content_type = _written(answer, headers.get("accept", ""))
         except Exception as error:
             refusal = _refusal(error)
             status, extra = refusal.status, list(refusal.headers)
-            answer = ErrorBody(ErrorDetail(refusal.reason, refusal.message, refusal.field))
+            body, content_type = encode(ErrorBody(ErrorDetail(refusal.reason, refusal.message, refusal.field)), JSON)
             if status < 500:
                 self.service.telemetry.refused.labels(refusal.reason).inc()
             else:
                 _log.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
-        body, content_type = b"", JSON
-        if isinstance(answer, Raw):
-            body, content_type = answer.content, answer.content_type
-        elif status != 204:
-            body, content_type = encode(answer, headers.get("accept", "") if status < 400 else "")
         await _send(send, status, body, content_type, extra)
         self.service.telemetry.answered(name, status, time.perf_counter() - began)
 
@@ -119,6 +113,12 @@ async def _while_connected(work: Any, receive: Receive) -> Any:
     finally:
         working.cancel()
         gone.cancel()
+
+
+def _written(answer: Any, accept: str) -> tuple[bytes, str]:
+    if answer is None:
+        return b"", JSON
+    return (answer.content, answer.content_type) if isinstance(answer, Raw) else encode(answer, accept)
 
 
 def _refusal(error: Exception) -> ApiError:

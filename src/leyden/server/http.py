@@ -20,6 +20,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 
+_ANYTHING = "/"  # stands for a parameter among the segments of a path, none of which can be this
+
 Body = TypeVar("Body")
 Query = TypeVar("Query")
 
@@ -93,7 +95,7 @@ class Table:
         for route in routes:
             node = self._root
             for segment in route.path.strip("/").split("/"):
-                node = node.setdefault("{}" if segment.startswith("{") else segment, {})
+                node = node.setdefault(_ANYTHING if segment.startswith("{") else segment, {})
             node.setdefault("", {})[route.method] = (route, _parameters(route.path))
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
@@ -102,7 +104,7 @@ class Table:
         for segment in path.strip("/").split("/"):
             child = node.get(segment) if segment else None
             if child is None:
-                child = node.get("{}")
+                child = node.get(_ANYTHING)
                 values.append(segment)
             if child is None or not segment:
                 raise ApiError(404, "not_found", f"there is nothing at {path}")
@@ -141,7 +143,7 @@ async def read_body(receive: Receive, headers: dict[str, str], limit: int) -> by
         chunks.append(chunk)
         more = message.get("more_body", False)
     data = b"".join(chunks)
-    match headers.get("content-encoding", "identity"):
+    match headers.get("content-encoding", "identity").lower():
         case "identity":
             return data
         case "gzip" | "deflate":
@@ -158,8 +160,9 @@ def _inflate(data: bytes, limit: int) -> bytes:
         raise ApiError(400, "invalid_request", f"the compressed body is broken: {error}") from error
     if len(plain) > limit:
         raise too_large(limit)
-    if not inflater.eof:
-        raise ApiError(400, "invalid_request", "the compressed body is cut short")
+    if not inflater.eof or inflater.unused_data:
+        wrong = "has something behind it" if inflater.eof else "is cut short"
+        raise ApiError(400, "invalid_request", f"the compressed body {wrong}")
     return plain
 
 
@@ -172,11 +175,16 @@ _JSON_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 _MSGPACK_DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
+def media_type(content_type: str) -> str:
+    """What a content-type header names, without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
+
+
 def decode(data: bytes, content_type: str, wanted: Any) -> Any:
     """A body as the type its route names."""
     if not data:
         raise ApiError(400, "invalid_request", "a body is needed")
-    media = content_type.partition(";")[0].strip().lower() or JSON
+    media = media_type(content_type) or JSON
     decoder: msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]
     if media == JSON:
         decoder = _JSON_DECODERS.get(wanted) or _JSON_DECODERS.setdefault(wanted, msgspec.json.Decoder(wanted))

@@ -5,6 +5,8 @@ one, is good only while that attempt's lease is in force (leases.py).
 """
 
 import hmac
+import os
+import re
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
@@ -67,6 +69,8 @@ class Key(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     run: str | None = None
     rollout: str | None = None
     attempt: str | None = None
+    started: float | None = None
+    """When that attempt started: one of the same name, in a run that was deleted and made again, is another."""
     pool: str | None = None
     rewards: bool = False
     """Whether the run lets the agent set rewards."""
@@ -88,7 +92,7 @@ class Keyring:
 
     def __init__(self, secret: bytes, clock: Callable[[], float]) -> None:
         self._secret = secret
-        self._clock = clock
+        self.clock = clock
         self._known: dict[str, Key] = {}
         self._decode = msgspec.msgpack.Decoder(Key).decode
 
@@ -97,7 +101,10 @@ class Keyring:
         """The secret of a home folder, made on the first start and readable by its owner alone."""
         if not path.exists():
             write_private(path, secrets.token_hex(32))
-        return cls(bytes.fromhex(path.read_text().strip()), clock)
+        text = path.read_text().strip()
+        if not re.fullmatch("[0-9a-f]{64}", text):  # an empty one, say, would make keys that anybody can make
+            raise ValueError(f"{path} is damaged: put it back, or delete it, and every key with it, to have a new one")
+        return cls(bytes.fromhex(text), clock)
 
     def make(
         self,
@@ -107,13 +114,14 @@ class Keyring:
         run: str | None = None,
         rollout: str | None = None,
         attempt: str | None = None,
+        started: float | None = None,
         pool: str | None = None,
         rewards: bool = False,
         id: str | None = None,
     ) -> tuple[str, Key]:
         """A new key, as text and as what it says."""
-        expires = self._clock() + ttl_s
-        key = Key(kind, id or secrets.token_hex(8), expires, run, rollout, attempt, pool, rewards)
+        expires = self.clock() + ttl_s
+        key = Key(kind, id or secrets.token_hex(8), expires, run, rollout, attempt, started, pool, rewards)
         payload = urlsafe_b64encode(msgspec.msgpack.encode(key)).rstrip(b"=")
         return f"{self._PREFIX}{payload.decode()}.{self._sign(payload)}", key
 
@@ -125,7 +133,7 @@ class Keyring:
             if len(self._known) >= self._REMEMBERED:
                 self._known.clear()
             self._known[text] = key
-        if key.expires <= self._clock():
+        if key.expires <= self.clock():
             raise Refused(401, "key_expired", "this key has expired: ask for a new one")
         return key
 
@@ -144,7 +152,7 @@ class Keyring:
 
 def permit(key: Key, act: Act, leases: Leases, *, run: str | None, attempt: str | None) -> None:
     """Raise unless the key may do this to this run or attempt (None: the request names none)."""
-    if key.kind is Kind.ATTEMPT and not leases.alive(key.attempt):
+    if key.kind is Kind.ATTEMPT and not leases.alive(key.attempt, key.started):
         raise Refused(403, "attempt_ended", f"attempt {key.attempt} has ended, and this key with it")
     if key.kind not in MAY[act]:
         kinds = ", ".join(sorted(MAY[act]))
@@ -173,7 +181,9 @@ def write_private(path: Path, text: str) -> None:
     """Write a file that only its owner can read, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".new")
-    draft.touch(0o600)
-    draft.chmod(0o600)
-    draft.write_text(text + "\n")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     draft.rename(path)

@@ -15,6 +15,7 @@ class Live(Struct, frozen=True):
     rollout: str
     worker: str
     pool: str | None
+    started: float
 
 
 class Leases:
@@ -24,7 +25,7 @@ class Leases:
         self._by_id: dict[str, Live] = {}
         self._by_trace: dict[str, Live] = {}
         for attempt in alive:
-            self._add(Live(attempt.id, attempt.run, attempt.rollout, attempt.worker, attempt.pool))
+            self._add(Live(attempt.id, attempt.run, attempt.rollout, attempt.worker, attempt.pool, attempt.started))
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -33,14 +34,15 @@ class Leases:
         """Follow the log."""
         if event.kind == "attempt.started":
             data = event.data
-            self._add(Live(event.subject, event.run, data["rollout"], data["worker"], data["pool"]))
+            self._add(Live(event.subject, event.run, data["rollout"], data["worker"], data["pool"], event.at))
         elif event.kind == "attempt.ended":
             self._by_id.pop(event.subject, None)
             self._by_trace.pop(trace_id(event.subject), None)
 
-    def alive(self, attempt: str | None) -> bool:
-        """Whether an attempt's lease is in force."""
-        return attempt in self._by_id
+    def alive(self, attempt: str | None, started: float | None) -> bool:
+        """Whether the lease of an attempt that started then is in force."""
+        live = self._by_id.get(attempt or "")
+        return live is not None and live.started == started
 
     def hosted(self, attempt: str, pool: str | None) -> bool:
         """Whether an attempt is alive in a pool."""

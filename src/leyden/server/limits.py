@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from msgspec import Struct
@@ -47,14 +47,15 @@ class Limiter:
 
     _REMEMBERED = 16_384
 
-    def __init__(self, limits: dict[Kind, Limit] = LIMITS) -> None:
+    def __init__(self, limits: dict[Kind, Limit] = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
+        self._clock = clock
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
     @contextmanager
     def admit(self, kind: Kind, id: str) -> Iterator[None]:
         """Let one request of a key in, or raise `TooMany`."""
-        limit, now = self._limits[kind], time.monotonic()
+        limit, now = self._limits[kind], self._clock()
         account = self._accounts.get(id)
         if account is None:
             account = self._accounts[id] = _Account(2 * limit.per_second, now)

@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from leyden.records import Span
-from leyden.server.http import JSON, ApiError
+from leyden.server.http import JSON, ApiError, media_type
 
 PROTOBUF = "application/x-protobuf"
 ATTEMPT = "leyden.attempt"
@@ -29,12 +29,13 @@ _STATUS = {Status.STATUS_CODE_UNSET: "unset", Status.STATUS_CODE_OK: "ok", Statu
 def read_spans(data: bytes, content_type: str) -> list[Span]:
     """The spans of an export request."""
     request = ExportTraceServiceRequest()
-    media = content_type.partition(";")[0].strip().lower()
+    media = media_type(content_type)
     try:
         if media == PROTOBUF:
             request.ParseFromString(data)
         elif media == JSON:
-            ParseDict(_with_base64_ids(msgspec.json.decode(data)), request, ignore_unknown_fields=True)
+            document = msgspec.json.decode(data, type=dict[str, Any])
+            ParseDict(_with_base64_ids(document), request, ignore_unknown_fields=True)
         else:
             raise ApiError(415, "unsupported_media_type", f"send {PROTOBUF} or {JSON}, not {media or 'nothing'}")
     except (DecodeError, ParseError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -44,7 +45,7 @@ def read_spans(data: bytes, content_type: str) -> list[Span]:
 
 def reply(rejected: int, why: str, content_type: str) -> bytes:
     """The answer to an export request, in the form of the request."""
-    if not content_type.startswith(JSON):
+    if media_type(content_type) != JSON:
         success = ExportTracePartialSuccess(rejected_spans=rejected, error_message=why) if rejected else None
         return ExportTraceServiceResponse(partial_success=success).SerializeToString()
     partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": why}} if rejected else {}

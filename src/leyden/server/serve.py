@@ -67,7 +67,7 @@ async def serve(options: ServeOptions, started: Callable[[Running], None]) -> No
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         store = await Store(options.location).start()
         try:
-            keyring = Keyring.from_file(options.home / "secret", time.time)
+            keyring = _keyring(options.home / "secret")
             admin_key = _keep_admin_key(keyring, options.home / "admin.key")
             settings = ServerSettings(options.advertise or url, options.keyless, options.max_body_mb * 2**20)
             service = await Service.start(store, keyring, settings)
@@ -85,8 +85,10 @@ class _Server(uvicorn.Server):
             uvicorn.Config(
                 App(service),
                 lifespan="off",
+                ws="none",
                 access_log=False,
                 log_config=None,
+                proxy_headers=False,
                 server_header=False,
                 date_header=False,
                 backlog=4096,
@@ -132,6 +134,13 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port} ({error.strerror}): name another with --host, --port"
         ) from error
     return listener
+
+
+def _keyring(path: Path) -> Keyring:
+    try:
+        return Keyring.from_file(path, time.time)
+    except ValueError as error:
+        raise Unservable(str(error)) from error
 
 
 def _keep_admin_key(keyring: Keyring, path: Path) -> Path:

@@ -152,7 +152,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=groups)
     def cancel(self, name: str) -> None:
         unfinished = {f"{name}.{index}" for index in range(self.sizes[name])} - set(self.finished)
-        assert self.run(self.store.cancel("r", group=name)) == len(unfinished)
+        assert self.run(self.store.cancel_group("r", name)) == len(unfinished)
         for attempt in self.known.values():
             if attempt.rollout in unfinished and attempt.ending is None:
                 attempt.ending = Ending.CANCELLED

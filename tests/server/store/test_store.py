@@ -230,8 +230,8 @@ async def test_cancelling_ends_everything_at_once_and_reaches_the_worker_at_its_
     await queue(store, "g", 3)
     finished, running = await lease(store, 2)
     await store.finish("r", finished, DONE)
-    assert await store.cancel("r", group="g") == 2
-    assert await store.cancel("r", group="g") == 0
+    assert await store.cancel_group("r", "g") == 2
+    assert await store.cancel_group("r", "g") == 0
     (ended,) = (await store.beat("w", [running])).ended
     assert ended.outcome is not None
     assert ended.outcome.ending is Ending.CANCELLED
@@ -240,7 +240,7 @@ async def test_cancelling_ends_everything_at_once_and_reaches_the_worker_at_its_
     assert endings == [Ending.SUCCEEDED, Ending.CANCELLED, Ending.CANCELLED]
     assert (await store.read(reading.group, "r", "g")).finished is not None
     with pytest.raises(NotFound):
-        await store.cancel("r", rollout="g.9")
+        await store.cancel_rollout("r", "g.9")
 
 
 async def test_a_call_is_kept_to_the_last_token(store: Store) -> None:

@@ -131,9 +131,13 @@ class Store:
         """End an attempt, exactly once."""
         return await self._write(attempts.finish, run, attempt, report)
 
-    async def cancel(self, run: str, *, group: str | None = None, rollout: str | None = None) -> int:
-        """Cancel a group or a rollout."""
-        return await self._write(attempts.cancel, run, group=group, rollout=rollout)
+    async def cancel_group(self, run: str, group: str) -> int:
+        """Cancel what is unfinished of a group."""
+        return await self._write(attempts.cancel_group, run, group)
+
+    async def cancel_rollout(self, run: str, rollout: str) -> int:
+        """Cancel a rollout."""
+        return await self._write(attempts.cancel_rollout, run, rollout)
 
     async def record_calls(self, run: str, attempt: str, calls: Sequence[Call]) -> int:
         """Record model calls."""

@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, bindparam, func, select, update
+from sqlalchemy import bindparam, func, select, update
 
 from leyden.outcomes import MEANING, Ending, Outcome
-from leyden.records import Rollout, State
+from leyden.records import Rollout
 from leyden.server.store.codec import encode_json
 from leyden.server.store.errors import NotFound
 from leyden.server.store.queue import requeue, seen
 from leyden.server.store.recording import record_rewards
 from leyden.server.store.rows import outcome_from, rollout_from
-from leyden.server.store.schema import attempts, calls, groups, rollouts
+from leyden.server.store.schema import ALIVE, attempts, calls, groups, rollouts
+from leyden.server.store.statements import Statement
 from leyden.server.store.writer import Transaction
 from leyden.wire import BeatReply, Ended, Finish, Finished
 
@@ -24,19 +25,24 @@ NO_REWARD = Outcome(
 
 def beat(tx: Transaction, worker: str, ids: Sequence[str], run: str | None) -> BeatReply:
     """Prolong the leases of a worker's attempts (of one run, or all), and tell it which of them are over."""
-    found = {row.id: row for row in tx.connection.execute(_ATTEMPTS, {"ids": list(ids)})} if ids else {}
-    mine = {id: row for id, row in found.items() if row.worker == worker and run in (None, row.run_id)}
-    expires = {id: tx.now + row.lease_s for id, row in mine.items() if row.ended is None}
-    if expires:
-        tx.connection.execute(_PROLONG, [{"attempt": id, "expires": moment} for id, moment in expires.items()])
+    expires: dict[str, float] = {}
+    ended: list[Ended] = []
+    for id in ids:
+        row = _LEASE.first(tx, attempt=id)
+        if row is None or row.worker != worker or run not in (None, row.run_id):
+            ended.append(Ended(id, None))
+        elif row.ended is not None:
+            ended.append(Ended(id, outcome_from(row)))
+        else:
+            expires[id] = tx.now + row.lease_s
+    _PROLONG.run_many(tx, ({"attempt": id, "moment": moment} for id, moment in expires.items()))
     seen(tx, [worker])
-    ended = (Ended(id, outcome_from(mine[id]) if id in mine else None) for id in ids if id not in expires)
     return BeatReply(expires, tuple(ended))
 
 
 def expire(tx: Transaction) -> int:
     """End every attempt whose lease has run out."""
-    overdue = tx.connection.execute(_OVERDUE, {"now": tx.now}).all()
+    overdue = _OVERDUE.all(tx, now=tx.now)
     for row in overdue:
         message = f"worker {row.worker} sent no heartbeat for {row.lease_s:g} s: it died, or cannot reach the server"
         _end(tx, row, Outcome(Ending.LOST, message))
@@ -45,14 +51,12 @@ def expire(tx: Transaction) -> int:
 
 def grace(tx: Transaction) -> None:
     """Prolong every lease by its whole length: nobody could send heartbeats while the server was away."""
-    tx.connection.execute(
-        update(attempts).where(attempts.c.ended.is_(None)).values(expires=tx.now + attempts.c.lease_s)
-    )
+    _PROLONG_ALL.run(tx, now=tx.now)
 
 
 def finish(tx: Transaction, run: str, attempt: str, report: Finish) -> Finished:
     """End an attempt, once: a repeated or late report goes into the log and changes nothing else."""
-    row = tx.connection.execute(_ATTEMPT, {"attempt": attempt, "run": run}).first()
+    row = _ATTEMPT.first(tx, attempt=attempt, run=run)
     if row is None:
         raise NotFound(f"no attempt {attempt!r} in run {run!r}")
     if row.ended is not None:
@@ -60,52 +64,53 @@ def finish(tx: Transaction, run: str, attempt: str, report: Finish) -> Finished:
         standing = outcome_from(row)
         assert standing is not None
         return Finished(False, standing, _rollout(tx, row.rollout_id))
-    record_rewards(tx, run, attempt, report.rewards)
+    if report.rewards:
+        record_rewards(tx, run, attempt, report.rewards)
     outcome = report.outcome
-    if outcome.ending is Ending.SUCCEEDED and tx.connection.scalar(_REWARD, {"attempt": attempt}) is None:
+    if outcome.ending is Ending.SUCCEEDED and _REWARD.scalar(tx, attempt=attempt) is None:
         outcome = NO_REWARD
     _end(tx, row, outcome, report.result)
     return Finished(True, outcome, _rollout(tx, row.rollout_id))
 
 
-def cancel(tx: Transaction, run: str, *, group: str | None = None, rollout: str | None = None) -> int:
-    """End the unfinished rollouts of a group, or one rollout, at once; their keys die with them."""
-    table, name = (groups, group) if rollout is None else (rollouts, rollout)
-    if not tx.connection.scalar(select(table.c.id).where(table.c.run_id == run, table.c.id == name)):
-        raise NotFound(f"no {table.name[:-1]} {name!r} in run {run!r}")
-    column = rollouts.c.group_id if rollout is None else rollouts.c.id
-    outcome = Outcome(Ending.CANCELLED, f"{table.name[:-1]} {name} was cancelled")
-    unfinished = tx.connection.execute(select(rollouts).where(column == name, rollouts.c.state != State.FINISHED)).all()
+def cancel_group(tx: Transaction, run: str, group: str) -> int:
+    """End what is unfinished of a group, at once; the keys of its attempts die with it."""
+    if _GROUP.first(tx, group=group, run=run) is None:
+        raise NotFound(f"no group {group!r} in run {run!r}")
+    return _cancel(tx, _UNFINISHED_OF_GROUP.all(tx, group=group), f"group {group} was cancelled")
+
+
+def cancel_rollout(tx: Transaction, run: str, rollout: str) -> int:
+    """End a rollout at once, if it is unfinished; the key of its attempt dies with it."""
+    row = _ROLLOUT.first(tx, rollout=rollout)
+    if row is None or row.run_id != run:
+        raise NotFound(f"no rollout {rollout!r} in run {run!r}")
+    return _cancel(tx, [row] if row.state != "finished" else [], f"rollout {rollout} was cancelled")
+
+
+def _cancel(tx: Transaction, unfinished: Sequence[Any], message: str) -> int:
+    outcome = Outcome(Ending.CANCELLED, message)
     for row in unfinished:
-        if row.state == State.QUEUED:
+        alive = _ALIVE_OF_ROLLOUT.first(tx, rollout=row.id)
+        if alive is not None:
+            _end(tx, alive, outcome)
+        else:
             _finish_rollout(tx, row.run_id, row.id, row.group_id, outcome)
-            continue
-        alive = tx.connection.execute(_ALIVE_OF_ROLLOUT, {"rollout": row.id}).one()
-        _end(tx, alive, outcome)
     return len(unfinished)
 
 
-def _end(tx: Transaction, row: Row[Any], outcome: Outcome, result: Any = None) -> None:
-    """End a live attempt (a row of `_ATTEMPT`'s kind), and decide by the outcome table what becomes of its rollout."""
-    message = outcome.message.encode()
-    tx.connection.execute(
-        _END_ATTEMPT,
-        {
-            "attempt": row.id,
-            "now": tx.now,
-            "with_ending": outcome.ending,
-            "with_message": message,
-            "with_result": None if result is None else encode_json(result),
-        },
+def _end(tx: Transaction, row: Any, outcome: Outcome, result: Any = None) -> None:
+    """End a live attempt, and decide by the outcome table what becomes of its rollout."""
+    ending = str(outcome.ending)
+    _END_ATTEMPT.run(
+        tx,
+        attempt=row.id,
+        now=tx.now,
+        with_ending=ending,
+        with_message=outcome.message.encode(),
+        with_result=None if result is None else encode_json(result),
     )
-    tx.emit(
-        row.run_id,
-        "attempt.ended",
-        row.id,
-        rollout=row.rollout_id,
-        ending=outcome.ending,
-        message=outcome.message,
-    )
+    tx.emit(row.run_id, "attempt.ended", row.id, rollout=row.rollout_id, ending=ending, message=outcome.message)
     if MEANING[outcome.ending].retried and row.number < row.max_attempts:
         requeue(tx, row.rollout_id)
         tx.emit(row.run_id, "rollout.queued", row.rollout_id, after=row.id)
@@ -114,41 +119,37 @@ def _end(tx: Transaction, row: Row[Any], outcome: Outcome, result: Any = None) -
 
 
 def _finish_rollout(tx: Transaction, run: str, rollout: str, group: str, outcome: Outcome) -> None:
-    tx.connection.execute(
-        _FINISH_ROLLOUT,
-        {
-            "rollout": rollout,
-            "now": tx.now,
-            "with_ending": outcome.ending,
-            "with_message": outcome.message.encode(),
-        },
-    )
-    tx.emit(run, "rollout.finished", rollout, ending=outcome.ending)
-    counted = tx.connection.execute(_COUNT_DONE, {"group": group}).one()
+    ending = str(outcome.ending)
+    _FINISH_ROLLOUT.run(tx, rollout=rollout, now=tx.now, with_ending=ending, with_message=outcome.message.encode())
+    tx.emit(run, "rollout.finished", rollout, ending=ending)
+    counted = _COUNT_DONE.first(tx, group=group)
     if counted.done == counted.size:
-        tx.connection.execute(_FINISH_GROUP, {"group": group, "now": tx.now})
+        _FINISH_GROUP.run(tx, group=group, now=tx.now)
         tx.emit(run, "group.finished", group)
 
 
 def _rollout(tx: Transaction, rollout: str) -> Rollout:
-    return rollout_from(tx.connection.execute(_ROLLOUT, {"rollout": rollout}).one())
+    return rollout_from(_ROLLOUT.first(tx, rollout=rollout))
 
 
+_attempt = attempts.c.id == bindparam("attempt")
 _with_rollout = select(attempts, rollouts.c.group_id, rollouts.c.max_attempts).join(
     rollouts, rollouts.c.id == attempts.c.rollout_id
 )
-
-_ROLLOUT = select(rollouts).where(rollouts.c.id == bindparam("rollout"))
-_ATTEMPT = _with_rollout.where(attempts.c.id == bindparam("attempt"), attempts.c.run_id == bindparam("run"))
-_ATTEMPTS = select(attempts).where(attempts.c.id.in_(bindparam("ids", expanding=True)))
-_ALIVE_OF_ROLLOUT = _with_rollout.where(attempts.c.rollout_id == bindparam("rollout"), attempts.c.ended.is_(None))
-_OVERDUE = _with_rollout.where(attempts.c.ended.is_(None), attempts.c.expires <= bindparam("now"))
-_PROLONG = update(attempts).where(attempts.c.id == bindparam("attempt")).values(expires=bindparam("expires"))
-_REWARD = select(attempts.c.reward).where(attempts.c.id == bindparam("attempt"))
 _calls_made = calls.c.attempt_id == bindparam("attempt")
-_END_ATTEMPT = (
+_this_rollout = rollouts.c.id == bindparam("rollout")
+_this_group = groups.c.id == bindparam("group")
+
+_LEASE = Statement(select(attempts).where(_attempt))
+_ATTEMPT = Statement(_with_rollout.where(_attempt, attempts.c.run_id == bindparam("run")))
+_OVERDUE = Statement(_with_rollout.where(ALIVE, attempts.c.expires <= bindparam("now")))
+_ALIVE_OF_ROLLOUT = Statement(_with_rollout.where(attempts.c.rollout_id == bindparam("rollout"), ALIVE))
+_PROLONG = Statement(update(attempts).where(_attempt).values(expires=bindparam("moment")))
+_PROLONG_ALL = Statement(update(attempts).where(ALIVE).values(expires=bindparam("now") + attempts.c.lease_s))
+_REWARD = Statement(select(attempts.c.reward).where(_attempt))
+_END_ATTEMPT = Statement(
     update(attempts)
-    .where(attempts.c.id == bindparam("attempt"))
+    .where(_attempt)
     .values(
         ended=bindparam("now"),
         ending=bindparam("with_ending"),
@@ -158,20 +159,22 @@ _END_ATTEMPT = (
         tokens=select(func.coalesce(func.sum(calls.c.sampled), 0)).where(_calls_made).scalar_subquery(),
     )
 )
-_FINISH_ROLLOUT = (
+_ROLLOUT = Statement(select(rollouts).where(_this_rollout))
+_FINISH_ROLLOUT = Statement(
     update(rollouts)
-    .where(rollouts.c.id == bindparam("rollout"))
+    .where(_this_rollout)
     .values(
-        state=State.FINISHED,
+        state="finished",
         finished=bindparam("now"),
         ending=bindparam("with_ending"),
         message=bindparam("with_message"),
     )
 )
-_COUNT_DONE = (
-    update(groups)
-    .where(groups.c.id == bindparam("group"))
-    .values(done=groups.c.done + 1)
-    .returning(groups.c.done, groups.c.size)
+_GROUP = Statement(select(groups).where(_this_group, groups.c.run_id == bindparam("run")))
+_UNFINISHED_OF_GROUP = Statement(
+    select(rollouts).where(rollouts.c.group_id == bindparam("group"), rollouts.c.state != "finished")
 )
-_FINISH_GROUP = update(groups).where(groups.c.id == bindparam("group")).values(finished=bindparam("now"))
+_COUNT_DONE = Statement(
+    update(groups).where(_this_group).values(done=groups.c.done + 1).returning(groups.c.done, groups.c.size)
+)
+_FINISH_GROUP = Statement(update(groups).where(_this_group).values(finished=bindparam("now")))

@@ -7,13 +7,12 @@ another program's, of a newer schema) is refused before anything is written to i
 import fcntl
 import os
 import sqlite3
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Table, create_engine, event, text
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError
 from sqlalchemy.pool import QueuePool
@@ -24,6 +23,7 @@ from leyden.server.store.errors import Unusable
 _APPLICATION = 0x4C455944  # "LEYD", in the header of every SQLite store
 _CHECKED_WHOLE = 256 * 2**20  # larger files are checked as they are read: a start takes seconds, not minutes
 _READERS = 4
+_EXCLUDE = f"SELECT pg_advisory_xact_lock({_APPLICATION})"
 
 
 class Database:
@@ -34,7 +34,7 @@ class Database:
         self.readonly = readonly
         self._lock: int | None = None
         try:
-            if self.url.get_backend_name() == "sqlite":
+            if self.dialect == "sqlite":
                 self._open_sqlite(Path(self.url.database or ""))
             else:
                 self._open_postgresql()
@@ -47,9 +47,29 @@ class Database:
     @property
     def name(self) -> str:
         """What to call it in front of a person."""
-        if self.url.get_backend_name() == "sqlite":
+        if self.dialect == "sqlite":
             return self.url.database or ""
         return self.url.render_as_string(hide_password=True)
+
+    @property
+    def dialect(self) -> str:
+        """Which SQL it speaks."""
+        return self.url.get_backend_name()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """A driver's cursor in a transaction that excludes all other writers, here and in other processes."""
+        connection = self.writer.raw_connection()
+        try:
+            cursor = connection.cursor()
+            cursor.execute("BEGIN IMMEDIATE" if self.dialect == "sqlite" else _EXCLUDE)
+            yield cursor
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+        finally:
+            connection.close()
 
     def close(self) -> None:
         """Let go of every connection."""
@@ -62,7 +82,7 @@ class Database:
 
     def size(self) -> int:
         """Bytes on disk."""
-        if self.url.get_backend_name() == "sqlite":
+        if self.dialect == "sqlite":
             files = (Path(f"{self.url.database}{suffix}") for suffix in ("", "-wal"))
             return sum(file.stat().st_size for file in files if file.exists())
         with self.reader.connect() as connection:
@@ -72,7 +92,7 @@ class Database:
         """Give some of the space of deleted rows back to the file system; False when none is left to give."""
         connection = self.writer.raw_connection()  # outside a transaction, and between those of the writer
         try:
-            if self.url.get_backend_name() != "sqlite":
+            if self.dialect != "sqlite":
                 connection.driver_connection.autocommit = True  # type: ignore[union-attr]
                 connection.cursor().execute("VACUUM")
                 return False
@@ -138,7 +158,7 @@ class Database:
 
         @event.listens_for(self.writer, "begin")
         def begin_alone(connection: Connection) -> None:
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_APPLICATION})")
+            connection.exec_driver_sql(_EXCLUDE)
 
         try:
             with (self.reader if self.readonly else self.writer).begin() as connection:
@@ -148,33 +168,6 @@ class Database:
                     migrations.migrate(connection)
         except DatabaseError as error:
             raise Unusable(f"cannot be opened: {_first_line(error.orig)}") from error
-
-
-def insert_new(connection: Connection, table: Table, *rows: dict[str, Any]) -> int:
-    """Insert rows, passing over those that exist already; how many were new."""
-    if not rows:
-        return 0
-    return len(connection.execute(_insert_new(connection.dialect.name, table), rows).all())
-
-
-def insert_or_update(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert rows, overwriting those that exist already."""
-    connection.execute(_insert_or_update(connection.dialect.name, table), rows)
-
-
-@cache
-def _insert_new(dialect: str, table: Table) -> Any:
-    return _INSERTS[dialect](table).on_conflict_do_nothing().returning(next(iter(table.primary_key)))
-
-
-@cache
-def _insert_or_update(dialect: str, table: Table) -> Any:
-    statement = _INSERTS[dialect](table)
-    others = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
-    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=others)
-
-
-_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 def _url(location: str | Path) -> URL:

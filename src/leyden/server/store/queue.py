@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import Row, bindparam, func, insert, select, update
+from sqlalchemy import bindparam, func, select, update
 
-from leyden.records import Attempt, Group, Purpose, State, Task
+from leyden.records import Attempt, Group, Purpose, Task
 from leyden.server.store.codec import encode_json
-from leyden.server.store.database import insert_new, insert_or_update
 from leyden.server.store.errors import Conflict, NotFound
 from leyden.server.store.rows import decode_settings, group_from, task_from
-from leyden.server.store.schema import attempts, groups, rollouts, runs, tasks, workers
+from leyden.server.store.schema import QUEUED, attempts, groups, rollouts, runs, tasks, workers
+from leyden.server.store.statements import Statement, insert, insert_new, insert_or_update
 from leyden.server.store.writer import Transaction
 from leyden.wire import GroupSpec
 
@@ -43,157 +43,188 @@ class Grant(Struct, frozen=True):
 
 def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
     """Create a group and queue its rollouts; the same group again changes nothing."""
-    settings_data = tx.connection.scalar(_RUN_SETTINGS, {"run": run})
-    if settings_data is None:
+    settings = _RUN_SETTINGS.scalar(tx, run=run)
+    if settings is None:
         raise NotFound(f"no run {run!r}")
-    settings = decode_settings(settings_data)
     _put_task(tx, run, spec.task)
+    purpose = str(spec.purpose)
+    max_attempts = spec.max_attempts or decode_settings(settings).max_attempts
     new = {
         "id": spec.id,
         "run_id": run,
         "task_id": spec.task.id,
-        "purpose": spec.purpose,
+        "purpose": purpose,
         "size": spec.size,
         "priority": spec.priority,
-        "max_attempts": spec.max_attempts or settings.max_attempts,
+        "max_attempts": max_attempts,
     }
-    row = tx.connection.execute(_GROUP, {"group": spec.id}).first()
+    row = _GROUP.first(tx, group=spec.id)
     if row is not None:
         for name, value in new.items():
             if getattr(row, name) != value:
                 raise Conflict(f"group {spec.id!r} exists with {name} = {getattr(row, name)!r}, not {value!r}")
         return group_from(row)
-    tx.connection.execute(insert(groups), {**new, "done": 0, "created": tx.now})
+    _ADD_GROUP.run(tx, **new, done=0, created=tx.now)
     head = _head(tx)
-    tx.connection.execute(
-        insert(rollouts),
-        [
+    _ADD_ROLLOUT.run_many(
+        tx,
+        (
             {
                 "id": f"{spec.id}.{index}",
                 "run_id": run,
                 "group_id": spec.id,
                 "task_id": spec.task.id,
                 "place": index,
-                "purpose": spec.purpose,
-                "state": State.QUEUED,
+                "purpose": purpose,
+                "state": "queued",
                 "position": head + (index + 1) / 2.0**spec.priority,
                 "attempts": 0,
-                "max_attempts": new["max_attempts"],
+                "max_attempts": max_attempts,
                 "created": tx.now,
             }
             for index in range(spec.size)
-        ],
+        ),
     )
-    tx.emit(run, "group.queued", spec.id, size=spec.size, purpose=spec.purpose)
+    tx.emit(run, "group.queued", spec.id, size=spec.size, purpose=purpose)
     return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, spec.priority, tx.now)
 
 
 def lease(tx: Transaction, wants: Sequence[Want]) -> list[list[Grant]]:
     """Give each of the wants, in their order, what the queue has for it."""
-    granted: dict[int, list[Grant]] = {index: [] for index in range(len(wants))}
+    granted: list[list[Grant]] = [[] for _ in wants]
     by_run: dict[str | None, list[int]] = {}
     for index, want in enumerate(wants):
-        by_run.setdefault(want.run, []).append(index)
-    for run, indices in by_run.items():
-        places = [index for index in indices for _ in range(wants[index].count)]
-        rows = tx.connection.execute(_NEXT if run is None else _NEXT_OF_RUN, {"run": run, "most": len(places)}).all()
-        for index, grant in zip(places, _start(tx, rows, [wants[index] for index in places]), strict=False):
-            granted[index].append(grant)
+        by_run.setdefault(want.run, []).extend([index] * want.count)
+    for run, places in by_run.items():
+        most = len(places)
+        rows = _NEXT.all(tx, most=most) if run is None else _NEXT_OF_RUN.all(tx, most=most, run=run)
+        for index, row in zip(places, rows, strict=False):
+            granted[index].append(_start(tx, row, wants[index]))
+    _LEASE_ROLLOUT.run_many(
+        tx, ({"rollout": g.attempt.rollout, "number": g.attempt.number} for grants in granted for g in grants)
+    )
+    _ADD_ATTEMPT.run_many(tx, (_attempt_row(grant) for grants in granted for grant in grants))
     seen(tx, (want.worker for want in wants))
-    return [granted[index] for index in range(len(wants))]
+    return granted
 
 
 def requeue(tx: Transaction, rollout: str) -> None:
     """Put a rollout at the head of the queue, for another attempt."""
-    tx.connection.execute(_REQUEUE, {"rollout": rollout, "head": _head(tx)})
+    _REQUEUE.run(tx, rollout=rollout, head=_head(tx))
 
 
 def seen(tx: Transaction, ids: Iterable[str]) -> None:
     """Note that workers were heard of."""
-    rows = [{"id": id, "seen": tx.now} for id in dict.fromkeys(ids)]
-    insert_or_update(tx.connection, workers, rows)
+    _SEEN.run_many(tx, ({"id": id, "seen": tx.now} for id in dict.fromkeys(ids)))
 
 
 def _put_task(tx: Transaction, run: str, task: Task) -> None:
     data = encode_json(task.input)
-    if insert_new(tx.connection, tasks, {"run_id": run, "id": task.id, "input": data}):
-        return
-    if tx.connection.scalar(_TASK_INPUT, {"run": run, "task": task.id}) != data:
+    if (
+        not _ADD_TASK.run(tx, run_id=run, id=task.id, input=data)
+        and _TASK_INPUT.scalar(tx, run=run, task=task.id) != data
+    ):
         raise Conflict(f"task {task.id!r} exists in run {run!r} with another input: give this one another id")
 
 
-def _start(tx: Transaction, rows: Sequence[Row[Any]], wants: Sequence[Want]) -> list[Grant]:
-    """Make the next attempt of each of the rollouts."""
-    grants, changes = [], []
-    for row, want in zip(rows, wants, strict=False):
-        number = row.attempts + 1
-        settings = decode_settings(row.settings)
-        attempt = Attempt(
-            id=f"{row.id}.{number}",
-            run=row.run_id,
-            rollout=row.id,
-            number=number,
-            worker=want.worker,
-            pool=want.pool,
-            started=tx.now,
-            expires=tx.now + settings.lease_s,
-        )
-        grants.append(Grant(attempt, task_from(row), Purpose(row.purpose), settings.lease_s, settings.agent_rewards))
-        changes.append({"rollout": row.id, "number": number})
-        tx.emit(
-            row.run_id,
-            "attempt.started",
-            attempt.id,
-            rollout=row.id,
-            worker=want.worker,
-            pool=want.pool,
-            expires=attempt.expires,
-        )
-    if grants:
-        tx.connection.execute(_RUN_ROLLOUT, changes)
-        tx.connection.execute(
-            insert(attempts),
-            [
-                {
-                    "id": grant.attempt.id,
-                    "run_id": grant.attempt.run,
-                    "rollout_id": grant.attempt.rollout,
-                    "number": grant.attempt.number,
-                    "worker": grant.attempt.worker,
-                    "pool": grant.attempt.pool,
-                    "lease_s": grant.lease_s,
-                    "started": grant.attempt.started,
-                    "expires": grant.attempt.expires,
-                }
-                for grant in grants
-            ],
-        )
-    return grants
+def _start(tx: Transaction, row: Any, want: Want) -> Grant:
+    """The next attempt of a rollout."""
+    settings = decode_settings(row.settings)
+    number = row.attempts + 1
+    attempt = Attempt(
+        id=f"{row.id}.{number}",
+        run=row.run_id,
+        rollout=row.id,
+        number=number,
+        worker=want.worker,
+        pool=want.pool,
+        started=tx.now,
+        expires=tx.now + settings.lease_s,
+    )
+    tx.emit(
+        attempt.run,
+        "attempt.started",
+        attempt.id,
+        rollout=attempt.rollout,
+        worker=attempt.worker,
+        pool=attempt.pool,
+        expires=attempt.expires,
+    )
+    return Grant(attempt, task_from(row), Purpose(row.purpose), settings.lease_s, settings.agent_rewards)
+
+
+def _attempt_row(grant: Grant) -> dict[str, Any]:
+    attempt = grant.attempt
+    return {
+        "id": attempt.id,
+        "run_id": attempt.run,
+        "rollout_id": attempt.rollout,
+        "number": attempt.number,
+        "worker": attempt.worker,
+        "pool": attempt.pool,
+        "lease_s": grant.lease_s,
+        "started": attempt.started,
+        "expires": attempt.expires,
+        "calls": 0,
+        "tokens": 0,
+    }
 
 
 def _head(tx: Transaction) -> float:
     """The position of the rollout whose turn it is."""
-    return float(tx.connection.scalar(_HEAD) or 0.0)
+    return float(_HEAD.scalar(tx) or 0.0)
 
 
-_RUN_SETTINGS = select(runs.c.settings).where(runs.c.id == bindparam("run"), runs.c.state == "open")
-_TASK_INPUT = select(tasks.c.input).where(tasks.c.run_id == bindparam("run"), tasks.c.id == bindparam("task"))
-_GROUP = select(groups).where(groups.c.id == bindparam("group"))
-_HEAD = select(func.min(rollouts.c.position)).where(rollouts.c.state == "queued")
-_NEXT = (
+_RUN_SETTINGS = Statement(select(runs.c.settings).where(runs.c.id == bindparam("run"), runs.c.state == "open"))
+_ADD_TASK = insert_new(tasks, "run_id", "id", "input")
+_TASK_INPUT = Statement(
+    select(tasks.c.input).where(tasks.c.run_id == bindparam("run"), tasks.c.id == bindparam("task"))
+)
+_GROUP = Statement(select(groups).where(groups.c.id == bindparam("group")))
+_ADD_GROUP = insert(groups, "id", "run_id", "task_id", "purpose", "size", "done", "priority", "max_attempts", "created")
+_ADD_ROLLOUT = insert(
+    rollouts,
+    "id",
+    "run_id",
+    "group_id",
+    "task_id",
+    "place",
+    "purpose",
+    "state",
+    "position",
+    "attempts",
+    "max_attempts",
+    "created",
+)
+_HEAD = Statement(select(func.min(rollouts.c.position)).where(QUEUED))
+_next = (
     select(rollouts, tasks.c.input, runs.c.settings)
     .join(runs, runs.c.id == rollouts.c.run_id)
     .join(tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id))
-    .where(rollouts.c.state == "queued")
+    .where(QUEUED)
     .order_by(rollouts.c.position, rollouts.c.seq)
     .limit(bindparam("most"))
 )
-_NEXT_OF_RUN = _NEXT.where(rollouts.c.run_id == bindparam("run"))
-_RUN_ROLLOUT = (
-    update(rollouts)
-    .where(rollouts.c.id == bindparam("rollout"))
-    .values(state=State.RUNNING, attempts=bindparam("number"))
+_NEXT = Statement(_next)
+_NEXT_OF_RUN = Statement(_next.where(rollouts.c.run_id == bindparam("run")))
+_LEASE_ROLLOUT = Statement(
+    update(rollouts).where(rollouts.c.id == bindparam("rollout")).values(state="running", attempts=bindparam("number"))
 )
-_REQUEUE = (
-    update(rollouts).where(rollouts.c.id == bindparam("rollout")).values(state=State.QUEUED, position=bindparam("head"))
+_ADD_ATTEMPT = insert(
+    attempts,
+    "id",
+    "run_id",
+    "rollout_id",
+    "number",
+    "worker",
+    "pool",
+    "lease_s",
+    "started",
+    "expires",
+    "calls",
+    "tokens",
 )
+_REQUEUE = Statement(
+    update(rollouts).where(rollouts.c.id == bindparam("rollout")).values(state="queued", position=bindparam("head"))
+)
+_SEEN = insert_or_update(workers, "id", "seen")

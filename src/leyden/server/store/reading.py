@@ -19,6 +19,7 @@ from leyden.server.store.rows import (
     task_from,
 )
 from leyden.server.store.schema import (
+    ALIVE,
     attempts,
     calls,
     events,
@@ -65,7 +66,7 @@ def summary(connection: Connection, id: str) -> RunSummary:
     alive = (
         select(func.count(), func.sum(calls.c.sampled))
         .join(attempts, attempts.c.id == calls.c.attempt_id)
-        .where(attempts.c.run_id == id, attempts.c.ended.is_(None))
+        .where(attempts.c.run_id == id, ALIVE)
     )
     alive_calls, alive_tokens = connection.execute(alive).one()
     scored = select(func.avg(attempts.c.reward)).where(attempts.c.run_id == id, attempts.c.ending == "succeeded")
@@ -184,12 +185,7 @@ def latest_versions(connection: Connection, run: str) -> list[Version]:
 
 def worker_list(connection: Connection) -> list[Worker]:
     """The workers that were ever heard of, the latest first."""
-    alive = (
-        select(attempts.c.worker, func.count().label("alive"))
-        .where(attempts.c.ended.is_(None))
-        .group_by(attempts.c.worker)
-        .subquery()
-    )
+    alive = select(attempts.c.worker, func.count().label("alive")).where(ALIVE).group_by(attempts.c.worker).subquery()
     query = (
         select(workers, func.coalesce(alive.c.alive, 0).label("alive"))
         .outerjoin(alive, alive.c.worker == workers.c.id)
@@ -201,20 +197,13 @@ def worker_list(connection: Connection) -> list[Worker]:
 
 def alive(connection: Connection) -> list[Attempt]:
     """Every attempt whose lease is in force."""
-    return [attempt_from(row) for row in connection.execute(select(attempts).where(attempts.c.ended.is_(None)))]
+    return [attempt_from(row) for row in connection.execute(select(attempts).where(ALIVE))]
 
 
 def next_expiry(connection: Connection) -> float | None:
     """When the next lease will run out, unless it is prolonged."""
-    expires: float | None = connection.scalar(select(func.min(attempts.c.expires)).where(attempts.c.ended.is_(None)))
+    expires: float | None = connection.scalar(select(func.min(attempts.c.expires)).where(ALIVE))
     return expires
-
-
-def counts(connection: Connection) -> dict[str, int]:
-    """Unfinished rollouts by state, over all runs."""
-    query = select(func.count()).select_from(rollouts).where(rollouts.c.state == "queued")
-    running = select(func.count()).select_from(attempts).where(attempts.c.ended.is_(None))
-    return {"queued": connection.scalar(query) or 0, "running": connection.scalar(running) or 0}
 
 
 def _require_run(connection: Connection, id: str) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import Row, Table, bindparam, insert, select, update
+from sqlalchemy import bindparam, select, update
 
 from leyden.records import Call, Metric, Reward, RewardKind, Span, Version
-from leyden.server.store.database import insert_new
 from leyden.server.store.errors import Conflict, NotFound
 from leyden.server.store.rows import call_row, decode_reward, reward_row, span_row
 from leyden.server.store.schema import attempts, calls, metrics, rewards, runs, spans, versions
+from leyden.server.store.statements import Statement, insert, insert_new
 from leyden.server.store.writer import Transaction
 
 
@@ -25,7 +25,7 @@ def record_calls(tx: Transaction, run: str, attempt: str, new: Sequence[Call]) -
 def record_spans(tx: Transaction, run: str, attempt: str, new: Sequence[Span]) -> int:
     """Record spans of a live attempt. Exporters repeat what they are unsure of: the first of a span id stands."""
     require_alive(tx, run, attempt)
-    return insert_new(tx.connection, spans, *(span_row(attempt, span) for span in new))
+    return _ADD_SPAN.run_many(tx, (span_row(attempt, span) for span in new))
 
 
 def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward], *, rescoring: bool = False) -> int:
@@ -36,11 +36,11 @@ def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward
     """
     if not rescoring:
         require_alive(tx, run, attempt)
-    elif tx.connection.execute(_ATTEMPT, {"attempt": attempt, "run": run}).first() is None:
+    elif _ATTEMPT.first(tx, attempt=attempt, run=run) is None:
         raise NotFound(f"no attempt {attempt!r} in run {run!r}")
     final = [reward for reward in new if reward.kind is RewardKind.FINAL]
     for reward in final if not rescoring else ():
-        other = tx.connection.scalar(_OTHER_SOURCE, {"attempt": attempt, "given_by": reward.source})
+        other = _OTHER_SOURCE.scalar(tx, attempt=attempt, given_by=reward.source)
         if other is not None:
             raise Conflict(
                 f"attempt {attempt!r} has a final reward from {other!r} and now one from {reward.source!r}: "
@@ -56,9 +56,8 @@ def record_metrics(tx: Transaction, run: str, new: Sequence[Metric]) -> int:
     """Record numbers of a run."""
     _require_run(tx, run)
     if new:
-        tx.connection.execute(
-            insert(metrics),
-            [{"run_id": run, "step": m.step, "name": m.name, "value": m.value, "at": m.at or tx.now} for m in new],
+        _ADD_METRIC.run_many(
+            tx, ({"run_id": run, "step": m.step, "name": m.name, "value": m.value, "at": m.at or tx.now} for m in new)
         )
         tx.emit(run, "metrics", run, step=max(metric.step for metric in new))
     return len(new)
@@ -67,8 +66,7 @@ def record_metrics(tx: Transaction, run: str, new: Sequence[Metric]) -> int:
 def publish_version(tx: Transaction, run: str, version: Version) -> int:
     """Record that a version of a policy's weights is being served from now on."""
     _require_run(tx, run)
-    row = {"run_id": run, "policy": version.policy, "number": version.number, "at": tx.now}
-    if not insert_new(tx.connection, versions, row):
+    if not _ADD_VERSION.run(tx, run_id=run, policy=version.policy, number=version.number, at=tx.now):
         return 0
     tx.emit(run, "version.published", run, policy=version.policy, number=version.number)
     return 1
@@ -76,7 +74,7 @@ def publish_version(tx: Transaction, run: str, version: Version) -> int:
 
 def require_alive(tx: Transaction, run: str, attempt: str) -> None:
     """Refuse to go on with an attempt that is over, or of another run."""
-    row = tx.connection.execute(_ATTEMPT, {"attempt": attempt, "run": run}).first()
+    row = _ATTEMPT.first(tx, attempt=attempt, run=run)
     if row is None:
         raise NotFound(f"no attempt {attempt!r} in run {run!r}")
     if row.ended is not None:
@@ -84,7 +82,7 @@ def require_alive(tx: Transaction, run: str, attempt: str) -> None:
 
 
 def _require_run(tx: Transaction, run: str) -> None:
-    if tx.connection.scalar(_OPEN_RUN, {"run": run}) is None:
+    if _OPEN_RUN.scalar(tx, run=run) is None:
         raise NotFound(f"no run {run!r}")
 
 
@@ -102,9 +100,9 @@ def _put_call(tx: Transaction, attempt: str, call: Call) -> bool:
                 raise Conflict(f"call {call.id!r} has {name} = {kept}, but its parent has only {most} to keep")
         length, turns = length + call.kept_ids, turns + call.kept_messages
     row = call_row(attempt, call, length, turns)
-    found = _insert(tx, calls, row)
-    if found is None:
+    if _ADD_CALL.run(tx, **row):
         return True
+    found = _CALL.first(tx, attempt=attempt, call=call.id)
     for name, value in row.items():
         if getattr(found, name) != value:
             raise Conflict(f"call {call.id!r} was recorded before with another {name}: give this one another id")
@@ -114,61 +112,66 @@ def _put_call(tx: Transaction, attempt: str, call: Call) -> bool:
 def _put_reward(tx: Transaction, attempt: str, given: Reward) -> bool:
     reward = replace(given, at=given.at or tx.now)
     if reward.kind is RewardKind.STEP and reward.call is None and reward.span is None:
-        reward = replace(reward, call=tx.connection.scalar(_LATEST_CALL, {"attempt": attempt}))
+        reward = replace(reward, call=_LATEST_CALL.scalar(tx, attempt=attempt))
     elif reward.call is not None and not _length(tx, attempt, reward.call):
         raise NotFound(f"reward {reward.id!r} is for call {reward.call!r}, which attempt {attempt!r} has not made")
-    found = _insert(tx, rewards, reward_row(attempt, reward))
-    if found is None:
+    if _ADD_REWARD.run(tx, **reward_row(attempt, reward)):
         return True
-    before = decode_reward(found.body)
+    before = decode_reward(_REWARD.scalar(tx, attempt=attempt, reward=reward.id))
     if before != replace(given, at=before.at, call=given.call or before.call):
         raise Conflict(f"reward {reward.id!r} was recorded before as {before.value:g}: give this one another id")
     return False
 
 
-def _insert(tx: Transaction, table: Table, row: dict[str, Any]) -> Row[Any] | None:
-    """Insert a row of an attempt, or return the one that is there already."""
-    if insert_new(tx.connection, table, row):
-        return None
-    same = (table.c.attempt_id == row["attempt_id"], table.c.id == row["id"])
-    return tx.connection.execute(select(table).where(*same)).one()
-
-
 def _length(tx: Transaction, attempt: str, call: str) -> Any:
     """How much of a call a child can keep; None where there is no such call."""
-    return tx.connection.execute(_LENGTH, {"attempt": attempt, "call": call}).first()
+    return _LENGTH.first(tx, attempt=attempt, call=call)
 
 
 def _sum_up(tx: Transaction, attempt: str) -> None:
     """Write the final reward in force beside the attempt, where lists and means find it."""
-    final = (decode_reward(body) for body in tx.connection.scalars(_FINAL_REWARDS, {"attempt": attempt}))
+    final = (decode_reward(row.body) for row in _FINAL_REWARDS.all(tx, attempt=attempt))
     standing = {reward.name: reward for reward in final}
     total = sum(reward.weight * reward.value for reward in standing.values())
-    tx.connection.execute(_SET_REWARD, {"rewarded": attempt, "total": total})
+    _SET_REWARD.run(tx, attempt=attempt, total=total)
 
 
-_OPEN_RUN = select(runs.c.id).where(runs.c.id == bindparam("run"), runs.c.state == "open")
-_ATTEMPT = select(attempts.c.ended, attempts.c.ending).where(
-    attempts.c.id == bindparam("attempt"), attempts.c.run_id == bindparam("run")
+_this_attempt = attempts.c.id == bindparam("attempt")
+_this_call = (calls.c.attempt_id == bindparam("attempt"), calls.c.id == bindparam("call"))
+_of_attempt = rewards.c.attempt_id == bindparam("attempt")
+_final = rewards.c.kind == str(RewardKind.FINAL)
+
+_OPEN_RUN = Statement(select(runs.c.id).where(runs.c.id == bindparam("run"), runs.c.state == "open"))
+_ATTEMPT = Statement(
+    select(attempts.c.ended, attempts.c.ending).where(_this_attempt, attempts.c.run_id == bindparam("run"))
 )
-_LENGTH = select(calls.c.length, calls.c.turns).where(
-    calls.c.attempt_id == bindparam("attempt"), calls.c.id == bindparam("call")
+_ADD_CALL = insert_new(
+    calls,
+    "attempt_id",
+    "id",
+    "parent",
+    "kept_ids",
+    "kept_messages",
+    "length",
+    "turns",
+    "sampled",
+    "prompt_ids",
+    "completion_ids",
+    "logprobs",
+    "body",
 )
-_LATEST_CALL = (
+_CALL = Statement(select(calls).where(*_this_call))
+_LENGTH = Statement(select(calls.c.length, calls.c.turns).where(*_this_call))
+_LATEST_CALL = Statement(
     select(calls.c.id).where(calls.c.attempt_id == bindparam("attempt")).order_by(calls.c.seq.desc()).limit(1)
 )
-_FINAL_REWARDS = (
-    select(rewards.c.body)
-    .where(rewards.c.attempt_id == bindparam("attempt"), rewards.c.kind == RewardKind.FINAL)
-    .order_by(rewards.c.seq)
+_ADD_SPAN = insert_new(spans, "attempt_id", "id", "body")
+_ADD_REWARD = insert_new(rewards, "attempt_id", "id", "kind", "source", "body")
+_REWARD = Statement(select(rewards.c.body).where(_of_attempt, rewards.c.id == bindparam("reward")))
+_FINAL_REWARDS = Statement(select(rewards.c.body).where(_of_attempt, _final).order_by(rewards.c.seq))
+_OTHER_SOURCE = Statement(
+    select(rewards.c.source).where(_of_attempt, _final, rewards.c.source != bindparam("given_by")).limit(1)
 )
-_OTHER_SOURCE = (
-    select(rewards.c.source)
-    .where(
-        rewards.c.attempt_id == bindparam("attempt"),
-        rewards.c.kind == RewardKind.FINAL,
-        rewards.c.source != bindparam("given_by"),
-    )
-    .limit(1)
-)
-_SET_REWARD = update(attempts).where(attempts.c.id == bindparam("rewarded")).values(reward=bindparam("total"))
+_SET_REWARD = Statement(update(attempts).where(_this_attempt).values(reward=bindparam("total")))
+_ADD_METRIC = insert(metrics, "run_id", "step", "name", "value", "at")
+_ADD_VERSION = insert_new(versions, "run_id", "policy", "number", "at")

@@ -3,7 +3,6 @@
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row
 
 from leyden.outcomes import Ending, Outcome
 from leyden.records import (
@@ -62,17 +61,17 @@ _BODY_FIELDS = _CallBody.__struct_fields__
 _decode_body = msgspec.json.Decoder(_CallBody).decode
 
 
-def run_from(row: Row[Any]) -> Run:
+def run_from(row: Any) -> Run:
     """A run."""
     return Run(row.id, decode_settings(row.settings), decode_json(row.config), row.created)
 
 
-def task_from(row: Row[Any]) -> Task:
+def task_from(row: Any) -> Task:
     """A task, from a row with `task_id` and `input`."""
     return Task(row.task_id, decode_json(row.input))
 
 
-def group_from(row: Row[Any]) -> Group:
+def group_from(row: Any) -> Group:
     """A group."""
     return Group(
         row.id,
@@ -86,12 +85,12 @@ def group_from(row: Row[Any]) -> Group:
     )
 
 
-def outcome_from(row: Row[Any]) -> Outcome | None:
+def outcome_from(row: Any) -> Outcome | None:
     """The outcome of a rollout or an attempt."""
     return None if row.ending is None else Outcome(Ending(row.ending), (row.message or b"").decode())
 
 
-def rollout_from(row: Row[Any]) -> Rollout:
+def rollout_from(row: Any) -> Rollout:
     """A rollout."""
     return Rollout(
         id=row.id,
@@ -109,7 +108,7 @@ def rollout_from(row: Row[Any]) -> Rollout:
     )
 
 
-def attempt_from(row: Row[Any]) -> Attempt:
+def attempt_from(row: Any) -> Attempt:
     """An attempt."""
     return Attempt(
         id=row.id,
@@ -144,7 +143,7 @@ def call_row(attempt: str, call: Call, length: int, turns: int) -> dict[str, Any
     }
 
 
-def call_from(row: Row[Any]) -> Call:
+def call_from(row: Any) -> Call:
     """A call."""
     body = _decode_body(row.body)
     return Call(
@@ -169,7 +168,7 @@ def reward_row(attempt: str, reward: Reward) -> dict[str, Any]:
     return {
         "attempt_id": attempt,
         "id": reward.id,
-        "kind": reward.kind,
+        "kind": str(reward.kind),
         "source": reward.source,
         "body": encode_json(reward),
     }

@@ -16,6 +16,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    literal_column,
 )
 
 metadata = MetaData()
@@ -80,15 +81,15 @@ rollouts = Table(
     Column("ending", String),
     Column("message", LargeBinary),
 )
-_queued = rollouts.c.state == "queued"
-Index("queue", rollouts.c.position, rollouts.c.seq, sqlite_where=_queued, postgresql_where=_queued)
+QUEUED = rollouts.c.state == literal_column("'queued'")  # spelled out: only so does SQLite use the indexes below
+Index("queue", rollouts.c.position, rollouts.c.seq, sqlite_where=QUEUED, postgresql_where=QUEUED)
 Index(
     "queue_of_run",
     rollouts.c.run_id,
     rollouts.c.position,
     rollouts.c.seq,
-    sqlite_where=_queued,
-    postgresql_where=_queued,
+    sqlite_where=QUEUED,
+    postgresql_where=QUEUED,
 )
 Index("rollouts_of_run", rollouts.c.run_id, rollouts.c.seq)
 
@@ -113,8 +114,8 @@ attempts = Table(
     Column("tokens", BigInteger, nullable=False, default=0),
     Column("reward", Double),
 )
-_alive = attempts.c.ended.is_(None)
-Index("alive", attempts.c.expires, sqlite_where=_alive, postgresql_where=_alive)
+ALIVE = attempts.c.ended.is_(None)
+Index("alive", attempts.c.expires, sqlite_where=ALIVE, postgresql_where=ALIVE)
 
 calls = Table(
     "calls",

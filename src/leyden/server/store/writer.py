@@ -11,12 +11,13 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import func, select
 
 from leyden.records import Event
 from leyden.server.store.codec import encode_json
 from leyden.server.store.database import Database
 from leyden.server.store.schema import events
+from leyden.server.store.statements import Statement, insert
 
 T = TypeVar("T")
 
@@ -26,11 +27,12 @@ _LARGEST_BATCH = 512
 class Transaction:
     """What an operation works in: a connection, one moment in time, and the log that its changes go to."""
 
-    def __init__(self, connection: Connection, now: float) -> None:
-        self.connection = connection
+    def __init__(self, cursor: Any, dialect: str, now: float) -> None:
+        self.cursor = cursor
+        self.dialect = dialect
         self.now = now
         self.events: list[Event] = []
-        self._seq: int = connection.scalar(select(func.coalesce(func.max(events.c.seq), 0))) or 0
+        self._seq = int(_LAST_EVENT.scalar(self) or 0)
 
     def emit(self, run: str, kind: str, subject: str, **data: Any) -> None:
         """Add a line to a run's log, and tell who waits for it once it is durable."""
@@ -38,35 +40,30 @@ class Transaction:
 
     def perform(self, operation: Callable[["Transaction"], T]) -> T:
         """Run an operation whole or not at all."""
-        cursor = self.connection.connection.cursor()
-        cursor.execute("SAVEPOINT operation")
+        self.cursor.execute("SAVEPOINT operation")
         mark = len(self.events)
         try:
             return operation(self)
         except BaseException:
-            cursor.execute("ROLLBACK TO SAVEPOINT operation")
+            self.cursor.execute("ROLLBACK TO SAVEPOINT operation")
             del self.events[mark:]
             raise
         finally:
-            cursor.execute("RELEASE SAVEPOINT operation")
+            self.cursor.execute("RELEASE SAVEPOINT operation")
 
     def write_log(self) -> None:
         """Write what was emitted."""
-        if self.events:
-            self.connection.execute(
-                events.insert(),
-                [
-                    {
-                        "seq": e.seq,
-                        "run_id": e.run,
-                        "kind": e.kind,
-                        "subject": e.subject,
-                        "at": e.at,
-                        "data": data,
-                    }
-                    for e, data in zip(self.events, (encode_json(e.data) for e in self.events), strict=True)
-                ],
-            )
+        _ADD_EVENT.run_many(
+            self,
+            (
+                {"seq": e.seq, "run_id": e.run, "kind": e.kind, "subject": e.subject, "at": e.at, "data": data}
+                for e, data in ((event, encode_json(event.data)) for event in self.events)
+            ),
+        )
+
+
+_LAST_EVENT = Statement(select(func.max(events.c.seq)))
+_ADD_EVENT = insert(events, "seq", "run_id", "kind", "subject", "at", "data")
 
 
 class _Job(Generic[T]):
@@ -124,8 +121,8 @@ class Writer:
             began = perf_counter()
             log: list[Event] = []
             try:
-                with self._database.writer.begin() as connection:
-                    transaction = Transaction(connection, self._clock())
+                with self._database.transaction() as cursor:
+                    transaction = Transaction(cursor, self._database.dialect, self._clock())
                     for job in batch:
                         job.run(transaction)
                     transaction.write_log()

@@ -1,0 +1,30 @@
+"""Single arguments, read and refused: each refusal says in one line what to write."""
+
+import argparse
+from collections.abc import Callable
+from contextlib import suppress
+from typing import get_args
+
+import msgspec
+
+from leyden.records import Id
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Read a whole number of a range."""
+
+    def read(text: str) -> int:
+        with suppress(ValueError):
+            if least <= int(text) <= most:
+                return int(text)
+        raise argparse.ArgumentTypeError(f"write a whole number from {least} to {most}, not {text!r}")
+
+    return read
+
+
+def identifier(text: str) -> str:
+    """Read the id of something."""
+    try:
+        return msgspec.convert(text, Id)
+    except msgspec.ValidationError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be an id: write {get_args(Id)[1].description}") from error
