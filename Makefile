@@ -12,7 +12,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/spine/demo.py
+	$(BIN)/python examples/durable_record/demo.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -49,7 +49,7 @@ class _Compiled:
 
 
 def _row_type(columns: list[str]) -> Any:
-    return namedtuple("Row", columns)  # type: ignore[misc]
+    return namedtuple("Row", columns)
 
 
 class Statement:
