@@ -29,7 +29,7 @@ from leyden.server.keys import Act, Key, Kind, Refused, permit
 from leyden.server.limits import TooMany
 from leyden.server.routes import ROUTES
 from leyden.server.service import Service
-from leyden.server.store import Conflict, NotFound
+from leyden.server.store import Conflict, NotFound, Unavailable
 
 _log = logging.getLogger("leyden.server")
 _ANYBODY = Key(Kind.VIEWER, "anybody", float("inf"))
@@ -135,6 +135,8 @@ def _refusal(error: Exception) -> ApiError:
             return ApiError(404, "not_found", str(error))
         case Conflict():
             return ApiError(409, "conflict", str(error))
+        case Unavailable():
+            return ApiError(503, "store_unavailable", str(error), headers=[("retry-after", "1")])
         case _:
             return ApiError(500, "server_error", "the server failed; its log says how")
 

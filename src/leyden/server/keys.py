@@ -88,7 +88,7 @@ class Keyring:
     """Makes and checks keys with one server's secret."""
 
     _PREFIX = "leyden-"
-    _REMEMBERED = 16_384
+    _REMEMBERED = 4096
 
     def __init__(self, secret: bytes, clock: Callable[[], float]) -> None:
         self._secret = secret

@@ -45,7 +45,7 @@ class _Account:
 class Limiter:
     """One token bucket and one counter a key; idle keys are forgotten."""
 
-    _REMEMBERED = 16_384
+    _REMEMBERED = 4096
 
     def __init__(self, limits: dict[Kind, Limit] = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits

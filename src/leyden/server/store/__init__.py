@@ -22,12 +22,12 @@ from leyden.server.store import attempts, queue, reading, recording, runs, schem
 from leyden.server.store.changes import Changes
 from leyden.server.store.database import Database
 from leyden.server.store.dispatch import Desk
-from leyden.server.store.errors import Conflict, NotFound, StoreError, Unusable
+from leyden.server.store.errors import Conflict, NotFound, StoreError, Unavailable, Unusable
 from leyden.server.store.queue import Grant, Want
 from leyden.server.store.writer import Transaction, Writer
 from leyden.wire import BeatReply, EventCursor, Finish, Finished, GroupSpec, Log, RunSpec
 
-__all__ = ["Conflict", "Grant", "NotFound", "Store", "StoreError", "Unusable", "Want"]
+__all__ = ["Conflict", "Grant", "NotFound", "Store", "StoreError", "Unavailable", "Unusable", "Want"]
 
 P = ParamSpec("P")
 T = TypeVar("T")

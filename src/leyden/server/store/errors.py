@@ -15,3 +15,7 @@ class NotFound(StoreError):
 
 class Conflict(StoreError):
     """It exists already and is different, or it is over."""
+
+
+class Unavailable(StoreError):
+    """The database failed (a full disk, a lost connection); nothing of the operation was kept."""

@@ -19,8 +19,8 @@ _DIALECTS: dict[str, Any] = {
 _INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
-class Cursor(Protocol):
-    """A cursor of either driver, and the name of its dialect."""
+class InTransaction(Protocol):
+    """A driver's cursor in a transaction, and the name of its dialect."""
 
     dialect: str
     cursor: Any
@@ -59,13 +59,13 @@ class Statement:
         self._clause = clause
         self._compiled: dict[str, _Compiled] = {}
 
-    def run(self, tx: Cursor, **values: Any) -> int:
+    def run(self, tx: InTransaction, **values: Any) -> int:
         """Run it; how many rows it touched."""
         compiled = self._in(tx)
         tx.cursor.execute(compiled.sql, compiled.bind(values))
         return int(tx.cursor.rowcount)
 
-    def run_many(self, tx: Cursor, rows: Iterable[Mapping[str, Any]]) -> int:
+    def run_many(self, tx: InTransaction, rows: Iterable[Mapping[str, Any]]) -> int:
         """Run it for each of many sets of values; how many rows it touched in all."""
         compiled = self._in(tx)
         bound = [compiled.bind(values) for values in rows]
@@ -74,27 +74,27 @@ class Statement:
         tx.cursor.executemany(compiled.sql, bound)
         return int(tx.cursor.rowcount)
 
-    def all(self, tx: Cursor, **values: Any) -> list[Any]:
+    def all(self, tx: InTransaction, **values: Any) -> list[Any]:
         """The rows it gives."""
         compiled = self._in(tx)
         tx.cursor.execute(compiled.sql, compiled.bind(values))
         return compiled.name(tx.cursor, tx.cursor.fetchall())
 
-    def first(self, tx: Cursor, **values: Any) -> Any:
+    def first(self, tx: InTransaction, **values: Any) -> Any:
         """The first row it gives, or None."""
         compiled = self._in(tx)
         tx.cursor.execute(compiled.sql, compiled.bind(values))
         row = tx.cursor.fetchone()
         return None if row is None else compiled.name(tx.cursor, [row])[0]
 
-    def scalar(self, tx: Cursor, **values: Any) -> Any:
+    def scalar(self, tx: InTransaction, **values: Any) -> Any:
         """The first column of the first row it gives, or None."""
         compiled = self._in(tx)
         tx.cursor.execute(compiled.sql, compiled.bind(values))
         row = tx.cursor.fetchone()
         return None if row is None else row[0]
 
-    def _in(self, tx: Cursor) -> _Compiled:
+    def _in(self, tx: InTransaction) -> _Compiled:
         compiled = self._compiled.get(tx.dialect)
         if compiled is None:
             clause = self._clause(tx.dialect) if callable(self._clause) else self._clause

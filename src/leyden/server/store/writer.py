@@ -1,21 +1,24 @@
 """Group commit: many writers, one transaction, one fsync.
 
-Operations that arrive while a commit is under way share the next one. An operation that fails is undone alone; no
-caller hears of success before the commit that holds its work has returned.
+Operations that arrive while a commit is under way share the next one. An operation that is refused is undone alone;
+when anything else goes wrong (a full disk, a lost connection, a bug) the whole transaction is undone, and its operations
+are tried one by one. No caller hears of success before the commit that holds its work has returned.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
 
 from leyden.records import Event
 from leyden.server.store.codec import encode_json
 from leyden.server.store.database import Database
+from leyden.server.store.errors import StoreError, Unavailable
 from leyden.server.store.schema import events
 from leyden.server.store.statements import Statement, insert
 
@@ -39,17 +42,17 @@ class Transaction:
         self.events.append(Event(self._seq + len(self.events) + 1, run, kind, subject, self.now, data))
 
     def perform(self, operation: Callable[["Transaction"], T]) -> T:
-        """Run an operation whole or not at all."""
+        """Run an operation; one that is refused leaves no trace."""
         self.cursor.execute("SAVEPOINT operation")
         mark = len(self.events)
         try:
-            return operation(self)
-        except BaseException:
+            result = operation(self)
+        except StoreError:
             self.cursor.execute("ROLLBACK TO SAVEPOINT operation")
             del self.events[mark:]
             raise
-        finally:
-            self.cursor.execute("RELEASE SAVEPOINT operation")
+        self.cursor.execute("RELEASE SAVEPOINT operation")
+        return result
 
     def write_log(self) -> None:
         """Write what was emitted."""
@@ -66,6 +69,11 @@ _LAST_EVENT = Statement(select(func.max(events.c.seq)))
 _ADD_EVENT = insert(events, "seq", "run_id", "kind", "subject", "at", "data")
 
 
+def _by_driver(error: Exception) -> bool:
+    """Whether the database failed, and not the program: every driver's errors have a base class of this name."""
+    return any(base.__name__ == "DatabaseError" for base in type(error).__mro__) or isinstance(error, SQLAlchemyError)
+
+
 class _Job(Generic[T]):
     """An operation and the caller who waits for it."""
 
@@ -78,8 +86,8 @@ class _Job(Generic[T]):
     def run(self, transaction: Transaction) -> None:
         try:
             self.result = transaction.perform(self.operation)
-        except Exception as error:
-            self.error = error
+        except StoreError as refusal:
+            self.error = refusal
 
     def settle(self) -> None:
         if self.future.done():  # the caller has given up waiting; its work stands all the same
@@ -119,21 +127,30 @@ class Writer:
     def _work(self) -> None:
         while batch := self._next_batch():
             began = perf_counter()
-            log: list[Event] = []
             try:
-                with self._database.transaction() as cursor:
-                    transaction = Transaction(cursor, self._database.dialect, self._clock())
-                    for job in batch:
-                        job.run(transaction)
-                    transaction.write_log()
-                log = transaction.events
-            except Exception as error:  # the commit itself failed, so nobody's work was kept
-                for job in batch:
-                    job.error = error
+                log = self._commit(batch)
+            except Exception:
+                log = [event for job in batch for event in self._commit_alone(job)]
             self.commits += 1
             self.operations += len(batch)
             self.busy_s += perf_counter() - began
             self._loop.call_soon_threadsafe(self._settle, batch, log)
+
+    def _commit(self, batch: Sequence[_Job[Any]]) -> list[Event]:
+        with self._database.transaction() as cursor:
+            transaction = Transaction(cursor, self._database.dialect, self._clock())
+            for job in batch:
+                job.run(transaction)
+            transaction.write_log()
+        return transaction.events
+
+    def _commit_alone(self, job: _Job[Any]) -> list[Event]:
+        job.error = None
+        try:
+            return self._commit([job])
+        except Exception as error:
+            job.error = Unavailable(f"the store could not commit: {error}") if _by_driver(error) else error
+            return []
 
     def _next_batch(self) -> list[_Job[Any]]:
         batch: list[_Job[Any]] = []
