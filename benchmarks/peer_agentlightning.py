@@ -1,7 +1,7 @@
 """The peer half of the store benchmark: Microsoft Agent Lightning 0.3.0's store server, driven over HTTP.
 
-One lifecycle here is ten requests, each the same route and body that Agent Lightning's own code sends when
-its runner, its default tracer and its LLM proxy work against a remote in-memory store:
+One lifecycle here is ten requests, each of the route and the form of body that Agent Lightning's own code sends
+when its runner, its default tracer and its LLM proxy work against a remote in-memory store:
 
 1.  `POST /v1/agl/queues/rollouts/enqueue` creates the rollout (`LightningStoreClient.enqueue_rollout`);
 2.  `POST /v1/agl/queues/rollouts/dequeue` leases the first one queued (`LitAgentRunner.iter`);
@@ -9,7 +9,7 @@ its runner, its default tracer and its LLM proxy work against a remote in-memory
     model call comes in (`RolloutAttemptMiddleware`) and exports the call afterwards as OTLP protobuf
     (`LightningSpanExporter`). The span that holds the tokens is LiteLLM's `raw_gen_ai_request`: the prompt's
     ids and the choices, with the completion's ids and logprobs, are Python literals in string attributes, which
-    is the form that `LlmProxyTraceToTriplet` reads back;
+    is the form that `LlmProxyTraceToTriplet` reads back (logprobs are there with the proxy's `logprobs` callback);
 4.  `POST /v1/traces` with the agent's own spans, as the default tracer flushes them in one batch when the
     rollout ends: two ordinary ones (`operation` and `emit_message`) and the reward (`emit_reward`);
 5.  `POST /v1/agl/rollouts/{rollout}/attempts/{attempt}` ends the attempt, and with it the rollout.
@@ -55,7 +55,7 @@ INSTALL: list[str] = [
 """Arguments of `pip install`: what its server runs on, as of its release on 2025-12-24.
 
 Agent Lightning pins nothing, and with what is newest in November 2026 its server is slower and its own
-exporters no longer reach a store. It does not ask for httptools, with which uvicorn parses requests faster.
+exporters no longer reach a store. It does not ask for httptools, which uvicorn parses requests with if it can.
 """
 
 PROMPT_TOKENS = 200

@@ -70,7 +70,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.runner.close()
         shutil.rmtree(self.folder)
 
-    @rule(target=groups, size=st.integers(1, 3), priority=st.integers(-1, 1))
+    @rule(target=groups, size=st.integers(1, 2), priority=st.integers(-1, 1))
     def create(self, size: int, priority: int) -> str:
         name = f"g{len(self.sizes)}"
         self.run(self.store.enqueue("r", GroupSpec(name, Task("t", {}), size, priority=priority)))
@@ -111,6 +111,11 @@ class StoreMachine(RuleBasedStateMachine):
         for attempt in overdue:
             self.end(attempt, Ending.LOST)
 
+    @rule()
+    def lose_all_workers(self) -> None:
+        self.now += LEASE_S + 1
+        self.expire()
+
     @rule(id=attempts, worker=st.sampled_from(["w1", "w2"]))
     def heartbeat(self, id: str, worker: str) -> None:
         attempt = self.known[id]
@@ -135,7 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
         except Conflict:
             assert attempt.ending is not None
 
-    @rule(id=attempts, ending=st.sampled_from(Ending), rewarded=st.booleans())
+    @rule(id=attempts, ending=st.sampled_from([*Ending, Ending.LOST, Ending.ENGINE_ERROR]), rewarded=st.booleans())
     def complete(self, id: str, ending: Ending, rewarded: bool) -> None:
         attempt = self.known[id]
         report = Finish(Outcome(ending), rewards=(FINAL,) if rewarded else ())
@@ -219,6 +224,6 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStoreMachine = StoreMachine.TestCase

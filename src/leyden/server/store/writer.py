@@ -1,8 +1,8 @@
 """Group commit: many writers, one transaction, one fsync.
 
 Operations that arrive while a commit is under way share the next one. An operation that is refused is undone alone;
-when anything else goes wrong (a full disk, a lost connection, a bug) the whole transaction is undone, and its operations
-are tried one by one. No caller hears of success before the commit that holds its work has returned.
+when anything else goes wrong (a full disk, a lost connection, a bug) the whole transaction is undone, and its
+operations are tried one by one. No caller hears of success before the commit that holds its work has returned.
 """
 
 import asyncio
