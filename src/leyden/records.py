@@ -17,14 +17,9 @@ from msgspec import Meta, Struct
 
 from leyden.outcomes import MEANING, Outcome
 
-Id = Annotated[
-    str,
-    Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@~-]*$(?!\n)",
-        max_length=160,
-        description="letters, digits and . _ : @ ~ -, beginning with a letter or digit",
-    ),
-]
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@~-]*$(?!\n)"
+ID_RULE = "letters, digits and . _ : @ ~ -, beginning with a letter or digit, 160 at the most"
+Id = Annotated[str, Meta(pattern=ID_PATTERN, max_length=160, description=ID_RULE)]
 Name = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:@~/+-]*$(?!\n)", max_length=160, description="a short name")
 ]

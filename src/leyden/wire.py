@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from leyden.outcomes import Outcome
 from leyden.records import (
+    ID_PATTERN,
     Attempt,
     Count,
     Event,
@@ -38,7 +39,7 @@ class RunSpec(Struct, frozen=True, forbid_unknown_fields=True):
 class GroupSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A group to enqueue: `size` rollouts of one task, named `<id>.0`, `<id>.1`, and so on."""
 
-    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@~-]*$(?!\n)", max_length=140)]
+    id: Annotated[str, Meta(pattern=ID_PATTERN, max_length=140)]
     task: Task
     size: Annotated[int, Meta(ge=1, le=10_000)] = 1
     purpose: Purpose = Purpose.TRAIN

@@ -31,9 +31,7 @@ def add_show(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser("show", help="show a run, or one of its rollouts")
     command.add_argument("name", metavar="RUN", type=identifier)
     command.add_argument("rollout", metavar="ROLLOUT", type=identifier, nargs="?")
-    command.add_argument(
-        "--after", metavar="ROLLOUT", type=identifier, default="", help="show the rollouts that follow this one"
-    )
+    command.add_argument("--after", metavar="ROLLOUT", type=identifier, help="show the rollouts that follow this one")
     command.add_argument("--limit", type=whole(1, 1000), default=20, help="how many rollouts (default: 20)")
     add_source(command)
     command.set_defaults(run=_show)
@@ -72,7 +70,7 @@ async def _show(options: argparse.Namespace) -> None:
 
 async def _show_run(archive: Source, options: argparse.Namespace) -> None:
     run, summary = await archive.run(options.name), await archive.summary(options.name)
-    listed = await archive.rollouts(options.name, options.after, options.limit)
+    listed = await archive.rollouts(options.name, options.after or "", options.limit)
     if options.json:
         _print_json({"run": run, "summary": summary, "rollouts": listed})
         return

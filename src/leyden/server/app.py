@@ -6,7 +6,6 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from leyden.records import Id
 from leyden.server.http import (
     JSON,
     ApiError,
@@ -72,7 +71,7 @@ class App:
     ) -> Any:
         key = _ANYBODY if route.act is None else self._key(route.act, path, headers)
         with self._admitted(key):
-            check_path(path, Id)
+            check_path(path)
             query = decode_query(scope["query_string"], route.query)
             body: Any = None
             if route.body is not None:

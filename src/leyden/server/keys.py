@@ -11,7 +11,6 @@ import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from enum import StrEnum
-from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -147,7 +146,7 @@ class Keyring:
         return self._decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
 
     def _sign(self, payload: bytes) -> str:
-        return hmac.new(self._secret, payload, sha256).hexdigest()
+        return hmac.digest(self._secret, payload, "sha256").hex()
 
 
 def permit(key: Key, act: Act, leases: Leases, *, run: str | None, attempt: str | None) -> None:

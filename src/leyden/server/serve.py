@@ -1,6 +1,7 @@
 """Running a server: from a home folder to a listening socket, and down again without losing what it accepted."""
 
 import asyncio
+import gc
 import ipaddress
 import resource
 import signal
@@ -72,6 +73,8 @@ async def serve(options: ServeOptions, started: Callable[[Running], None]) -> No
             settings = ServerSettings(options.advertise or url, options.keyless, options.max_body_mb * 2**20)
             service = await Service.start(store, keyring, settings)
             sweeper = asyncio.create_task(store.sweep())
+            gc.collect()
+            gc.freeze()  # what was imported lives as long as the server: no need to look through it again and again
             server = _Server(service, lambda: started(Running(url, settings.url, store.database.name, str(admin_key))))
             await server.serve(sockets=[listener])
             sweeper.cancel()

@@ -34,10 +34,16 @@ class Telemetry:
         )
         self.registry.register(_Readings(store, leases))
 
+        self._series: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count a request."""
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        series = self._series.get((route, status))
+        if series is None:  # labels() is slow, and there are few
+            series = self._requests.labels(route, str(status)), self._seconds.labels(route)
+            self._series[route, status] = series
+        series[0].inc()
+        series[1].observe(seconds)
 
     def hear(self, event: Event) -> None:
         """Follow the log."""

@@ -1,0 +1,379 @@
+"""The command line: the same facts for a person and as JSON, from disk or from a server; mistakes in one line."""
+
+import asyncio
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from serving import ServerProcess
+
+from leyden.cli import main
+from leyden.outcomes import Ending, Outcome
+from leyden.records import Call, Reward, RewardKind, Task, VersionRun
+from leyden.remote import Remote
+from leyden.server.keys import Kind
+from leyden.wire import Finish, GroupSpec, LeaseRequest, RunSpec
+
+SLY = "\x1b[31mred [bold]loud[/bold] \x9b2J"
+"""What would steer a terminal, or the library that writes to it."""
+
+
+class Ran:
+    """What a command said, and how it ended."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+    @property
+    def document(self) -> Any:
+        """What it printed with --json."""
+        assert (self.status, self.err) == (0, "")
+        return json.loads(self.out)
+
+    @property
+    def text(self) -> str:
+        """What it printed for a person."""
+        assert (self.status, self.err) == (0, "")
+        assert not set(self.out) & {"\x1b", "\x9b"}
+        return self.out
+
+    def mistake(self, status: int) -> str:
+        """The one line that it printed about what is wrong."""
+        assert (self.status, self.out) == (status, "")
+        assert self.err.startswith("leyden")
+        assert self.err.count("\n") == 1, self.err
+        return self.err
+
+
+Leyden = Callable[..., Ran]
+
+
+@pytest.fixture
+def leyden(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Ran]:
+    """Run a command, in a folder where nothing is, on a wide terminal."""
+    for name in ("LEYDEN_URL", "LEYDEN_KEY", "LEYDEN_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Ran:
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as refusal:
+            assert isinstance(refusal.code, int)
+            status = refusal.code
+        said = capsys.readouterr()
+        return Ran(status, said.out, said.err)
+
+    return run
+
+
+async def fill(server: ServerProcess) -> None:
+    async with Remote(server.url, server.admin_key) as remote:
+        await remote.create_run(RunSpec("calc", config={"model": "spark"}))
+        await remote.create_run(RunSpec("empty"))
+        await remote.enqueue("calc", GroupSpec("sums", Task("add", {"question": "1 + 1"}), size=3))
+        good, bad = await remote.lease(LeaseRequest("worker-1", count=2))
+        first = Call(
+            "call-1",
+            prompt_ids=(1, 2, 3),
+            completion_ids=(4, 5),
+            logprobs=(-0.1, -0.2),
+            versions=(VersionRun(2, 7),),
+            role="planner",
+            messages=({"role": "user", "content": f"what is 1 + 1? {SLY}"},),
+            response={"role": "assistant", "content": "let me see"},
+        )
+        second = Call("call-2", parent="call-1", kept_ids=5, kept_messages=2, prompt_ids=(6,), completion_ids=(7,))
+        await remote.record_calls("calc", good.attempt.id, [first, second])
+        await export(server, good.key)
+        rewards = (Reward("r", 0.75), Reward("s", 0.5, RewardKind.STEP, "brevity", source="judge", call="call-1"))
+        await remote.finish("calc", good.attempt.id, Finish(Outcome(Ending.SUCCEEDED), {"answer": 2}, rewards))
+        failed = Outcome(Ending.AGENT_ERROR, f"ZeroDivisionError: give another divisor {SLY}")
+        await remote.finish("calc", bad.attempt.id, Finish(failed))
+
+
+async def export(server: ServerProcess, key: str) -> None:
+    """A tool's span beneath the agent's."""
+    outer = {"traceId": "ab" * 16, "spanId": "aa" * 8, "name": "agent", "startTimeUnixNano": 1, "endTimeUnixNano": 2}
+    inner = {**outer, "spanId": "bb" * 8, "parentSpanId": "aa" * 8, "name": f"tool {SLY}", "endTimeUnixNano": 2500001}
+    inner["status"] = {"code": 2, "message": "no such table"}
+    body = {"resourceSpans": [{"scopeSpans": [{"spans": [inner, outer]}]}]}
+    headers = {"authorization": f"Bearer {key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers, raise_for_status=True) as session,
+        session.post(f"{server.url}/v1/traces", json=body),
+    ):
+        pass
+
+
+@pytest.fixture(scope="module")
+def filled(server: ServerProcess) -> ServerProcess:
+    """A server with an empty run and one of three rollouts: one succeeded, one failed, one is in the queue."""
+    asyncio.run(fill(server))
+    return server
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home folder that a server, killed since, has left behind."""
+    with ServerProcess(tmp_path_factory.mktemp("left")) as server:
+        asyncio.run(fill(server))
+        return server.home
+
+
+@pytest.fixture(params=["live home", "dead home", "server", "server by environment", "database"])
+def where(
+    request: pytest.FixtureRequest, filled: ServerProcess, left: Path, leyden: Leyden, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The arguments that say where to read."""
+    match request.param:
+        case "live home":
+            return ["--home", str(filled.home)]
+        case "dead home":
+            return ["--home", str(left)]
+        case "server":
+            return ["--server", filled.url, "--key", filled.key(Kind.VIEWER)]
+        case "server by environment":
+            monkeypatch.setenv("LEYDEN_URL", filled.url + "/")
+            monkeypatch.setenv("LEYDEN_KEY", filled.key(Kind.VIEWER))
+            return []
+        case _:
+            return ["--store", str(left / "leyden.db")]
+
+
+# The same facts from everywhere
+
+
+def test_runs_as_json(leyden: Leyden, where: list[str]) -> None:
+    calc, empty = leyden("runs", "--json", *where).document
+    assert {name: calc[name] for name in calc if name != "created"} == {
+        "id": "calc",
+        "rollouts": {"succeeded": 1, "agent_error": 1, "queued": 1},
+        "groups": 1,
+        "groups_finished": 0,
+        "calls": 2,
+        "tokens": 3,
+        "mean_reward": 0.75,
+    }
+    assert (empty["id"], empty["rollouts"], empty["mean_reward"]) == ("empty", {}, None)
+
+
+def test_runs_for_a_person(leyden: Leyden, where: list[str]) -> None:
+    text = leyden("runs", *where).text
+    for fact in ("calc", "0 of 1", "1 agent_error, 1 queued, 1 succeeded", "0.750", "empty"):
+        assert fact in text
+
+
+def test_a_run_as_json(leyden: Leyden, where: list[str]) -> None:
+    shown = leyden("show", "calc", "--json", *where).document
+    assert shown["run"]["config"] == {"model": "spark"}
+    assert shown["summary"]["tokens"] == 3
+    assert [rollout["id"] for rollout in shown["rollouts"]] == ["sums.0", "sums.1", "sums.2"]
+    assert [(rollout["outcome"] or {}).get("ending") for rollout in shown["rollouts"]] == [
+        "succeeded",
+        "agent_error",
+        None,
+    ]
+
+
+def test_a_run_for_a_person(leyden: Leyden, where: list[str]) -> None:
+    text = leyden("show", "calc", *where).text
+    for fact in ("calc", "2 calls, 3 sampled tokens", "mean reward 0.750", "max_attempts = 3", "sums.2", "queued"):
+        assert fact in text
+    assert "ZeroDivisionError: give another divisor" in text
+    assert "[bold]loud[/bold]" in text
+
+
+def test_a_rollout_as_json(leyden: Leyden, where: list[str]) -> None:
+    shown = leyden("show", "calc", "sums.0", "--json", *where).document
+    assert shown["rollout"]["state"] == "finished"
+    assert shown["task"] == {"id": "add", "input": {"question": "1 + 1"}}
+    (episode,) = shown["episodes"]
+    assert [call["id"] for call in episode["calls"]] == ["call-1", "call-2"]
+    assert [reward["value"] for reward in episode["rewards"]] == [0.75, 0.5]
+    assert [span["span_id"] for span in episode["spans"]] == ["bb" * 8, "aa" * 8]
+    assert episode["attempt"]["result"] == {"answer": 2}
+
+
+def test_a_rollout_for_a_person(leyden: Leyden, where: list[str]) -> None:
+    text = leyden("show", "calc", "sums.0", *where).text
+    for fact in (
+        "sums.0  succeeded, task add, for train",
+        '"question":"1 + 1"',
+        "attempt 1: succeeded",
+        "worker worker-1",
+        "call call-1  3 + 2 tokens, fresh, finish stop, role planner, policy version 7",
+        "> user: what is 1 + 1?",
+        "< assistant: let me see",
+        "call call-2  6 + 1 tokens",
+        "not trained on: no logprobs",
+        "final reward reward = 0.75 (weight 1) for the attempt, from agent",
+        "step reward brevity = 0.5 (weight 1) for call call-1, from judge",
+        "2.5 ms error no such table",
+        'result  {"answer":2}',
+    ):
+        assert fact in text
+    assert text.index("agent  0.0 ms") < text.index("── tool")
+
+
+def test_a_rollout_that_nobody_has_begun(leyden: Leyden, where: list[str]) -> None:
+    assert leyden("show", "calc", "sums.2", "--json", *where).document["episodes"] == []
+    assert "sums.2  queued" in leyden("show", "calc", "sums.2", *where).text
+
+
+def test_an_unknown_run_or_rollout_is_a_failure_in_one_line(leyden: Leyden, where: list[str]) -> None:
+    assert "no run 'nope'" in leyden("show", "nope", *where).mistake(1)
+    assert "no rollout 'nope'" in leyden("show", "calc", "nope", *where).mistake(1)
+    assert "no rollout 'nope'" in leyden("show", "calc", "--after", "nope", *where).mistake(1)
+
+
+def test_a_long_list_is_shown_in_parts(leyden: Leyden, where: list[str]) -> None:
+    assert "more: leyden show calc --after sums.1" in leyden("show", "calc", "--limit", 2, *where).text
+    rest = leyden("show", "calc", "--limit", 2, "--after", "sums.1", "--json", *where).document
+    assert [rollout["id"] for rollout in rest["rollouts"]] == ["sums.2"]
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "COMMAND"),
+        (["fly"], "fly"),
+        (["show"], "RUN"),
+        (["show", "a", "b", "c"], "c"),
+        (["show", "not an id"], "letters, digits"),
+        (["show", "a/b"], "letters, digits"),
+        (["show", ".."], "letters, digits"),
+        (["show", "a", "x?y=z"], "letters, digits"),
+        (["show", "a", "--after", ""], "letters, digits"),
+        (["show", "a", "--limit", "0"], "from 1 to 1000"),
+        (["show", "a", "--limit", "-3"], "from 1 to 1000"),
+        (["show", "a", "--limit", "ten"], "from 1 to 1000"),
+        (["show", "a", "--limit"], "--limit"),
+        (["runs", "--colour"], "--colour"),
+        (["runs", "--server"], "--server"),
+        (["serve", "--port", "http"], "from 0 to 65535"),
+        (["serve", "--port", "65536"], "from 0 to 65535"),
+        (["serve", "--max-body-mb", "0"], "from 1 to"),
+        (["serve", "here"], "here"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_answered_in_one_line(leyden: Leyden, arguments: list[str], said: str) -> None:
+    assert said in leyden(*arguments).mistake(2)
+
+
+@pytest.mark.parametrize("command", [["runs"], ["show", "calc"]])
+def test_a_home_where_no_server_ever_was_is_a_failure(leyden: Leyden, tmp_path: Path, command: list[str]) -> None:
+    said = leyden(*command, "--home", tmp_path / "nowhere").mistake(1)
+    assert str(tmp_path / "nowhere") in said and "--home" in said
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_store_that_is_something_else_is_a_failure(leyden: Leyden, tmp_path: Path) -> None:
+    (tmp_path / "leyden.db").write_text("a diary, not a database, and long enough to be taken for one" * 100)
+    assert "left untouched" in leyden("runs", "--home", tmp_path).mistake(1)
+    assert "not supported" in leyden("runs", "--store", "mysql://localhost/x").mistake(1)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9", "localhost", "127.0.0.1:8484", "http://", "ftp://x", "http://h:99999"]
+)
+def test_a_server_that_cannot_be_reached_is_a_failure(leyden: Leyden, url: str) -> None:
+    assert "--server" in leyden("runs", "--server", url, "--key", "k").mistake(1)
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    """A web server that is not Leyden's."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status = 200 if self.path == "/api/runs" else 502
+            self.send_response(status)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<h1>It works!</h1>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Page) as page:
+        threading.Thread(target=page.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{page.server_port}"
+        page.shutdown()
+
+
+def test_a_server_that_is_not_leydens_is_a_failure(leyden: Leyden, stranger: str) -> None:
+    assert "Leyden" in leyden("runs", "--server", stranger).mistake(1)
+    assert "It works!" in leyden("show", "calc", "--server", stranger).mistake(1)
+
+
+def test_a_key_that_is_refused_is_a_failure(leyden: Leyden, filled: ServerProcess) -> None:
+    server = ("--server", filled.url)
+    assert "not a key of this server" in leyden("runs", *server, "--key", "leyden-x.y").mistake(1)
+    assert "expired" in leyden("runs", *server, "--key", filled.key(Kind.ADMIN, -1)).mistake(1)
+    assert "no key" in leyden("runs", *server).mistake(1)
+    confined = filled.key(Kind.VIEWER, run="empty")
+    assert "for run empty" in leyden("show", "calc", *server, "--key", confined).mistake(1)
+    assert [run["id"] for run in leyden("runs", "--json", *server, "--key", confined).document] == ["empty"]
+
+
+def test_the_admin_key_of_the_home_folder_is_used_where_no_key_is_given(leyden: Leyden, filled: ServerProcess) -> None:
+    found = leyden("runs", "--json", "--server", filled.url, "--home", filled.home).document
+    assert [run["id"] for run in found] == ["calc", "empty"]
+
+
+# As a process
+
+
+def command(*arguments: str, home: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "leyden.cli", *arguments, "--home", str(home)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+def test_serve_tells_a_person_where_it_is_and_stops_at_control_c(tmp_path: Path) -> None:
+    with command("serve", "--port", "0", "--advertise", "http://here:1", home=tmp_path / "home") as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(5)]
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=60)
+    said = "".join(lines)
+    for fact in ("listens on http://127.0.0.1:", "leyden.db", "admin.key", "Ctrl-C", "advertised as http://here:1"):
+        assert fact in said
+    assert (process.returncode, complaint) == (0, "")
+
+
+def test_a_reader_that_has_had_enough_is_no_failure(left: Path) -> None:
+    with command("show", "calc", "sums.0", "--json", home=left) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        complaint = process.stderr.read()
+    assert (process.returncode, complaint) == (0, "")
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["serve", "--help"], ["runs", "--help"], ["show", "--help"], ["--version"]):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 0
+    said = capsys.readouterr().out
+    for name in ("serve", "runs", "show", "--json", "--home"):
+        assert name in said
