@@ -259,7 +259,6 @@ async def test_a_server_that_stops_lets_go_who_waits_and_finishes_what_it_began(
             assert [run.id for run in await remote.runs()] == ["r", "begun"]
 
 
-@pytest.mark.xfail(strict=True, reason="Desk.ask after Desk.close waits for ever: the server stops after 30 s only")
 async def test_a_worker_that_asks_again_at_once_does_not_keep_a_server_from_stopping(tmp_path: Path) -> None:
     async def ask_again_and_again(remote: Remote) -> None:
         with contextlib.suppress(aiohttp.ClientError, RemoteError):

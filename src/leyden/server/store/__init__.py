@@ -58,7 +58,7 @@ class Store:
 
     def stop_waiting(self) -> None:
         """Let everybody go who waits for work or news."""
-        self._desk.close()
+        self._desk.stop_waiting()
         self.changes.close()
 
     async def close(self) -> None:
@@ -67,6 +67,7 @@ class Store:
         for task in self._deletions:
             task.cancel()
         await asyncio.gather(*self._deletions, return_exceptions=True)
+        await self._desk.close()
         await self.writer.close()
         self._readers.shutdown()
         self.database.close()

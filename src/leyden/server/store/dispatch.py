@@ -7,9 +7,11 @@ again only when there is new work for it. A thousand idle workers cost nothing.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 
 from leyden.records import Event
+from leyden.server.store.errors import StoreError
 from leyden.server.store.queue import Grant, Want
 
 
@@ -42,11 +44,14 @@ class Desk:
         self._new: list[_Waiting] = []
         self._waiting: dict[str | None, dict[_Waiting, None]] = {}  # by the run they want, in the order they came
         self._new_work: Counter[str] = Counter()
+        self._served: set[_Waiting] = set()
+        self._patience = True
         self._bell = asyncio.Event()
         self._task = asyncio.create_task(self._serve())
 
     async def ask(self, want: Want, wait: float) -> list[Grant]:
         """Wait for work, `wait` seconds at the most; an empty list where there was none."""
+        wait = wait if self._patience else 0.0
         self._came += 1
         waiting = _Waiting(want, self._came, patient=wait > 0)
         self._new.append(waiting)
@@ -72,12 +77,17 @@ class Desk:
             return
         self._bell.set()
 
-    def close(self) -> None:
-        """Send everybody away."""
-        self._task.cancel()
+    def stop_waiting(self) -> None:
+        """Send everybody away who only waits; who is being served still is."""
+        self._patience = False
         for queue in self._waiting.values():
             for waiting in queue:
-                waiting.dismiss()
+                self._time_out(waiting)
+
+    async def close(self) -> None:
+        """Close the desk; there must be nobody left to serve."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
     def _time_out(self, waiting: _Waiting) -> None:
         waiting.patient = False
@@ -86,7 +96,7 @@ class Desk:
 
     async def _serve(self) -> None:
         while True:
-            self._served: set[_Waiting] = set()
+            self._served = set()
             await self._bell.wait()
             self._bell.clear()
             batch = sorted(self._next(), key=lambda waiting: waiting.number)
@@ -103,7 +113,8 @@ class Desk:
             for waiting, grants in zip(batch, granted, strict=True):
                 if waiting.granted.done():  # it went away meanwhile
                     for grant in grants:
-                        await self._give_up(grant)
+                        with suppress(StoreError):  # then its lease will run out
+                            await self._give_up(grant)
                 elif grants:
                     waiting.granted.set_result(grants)
                 elif not waiting.patient:
