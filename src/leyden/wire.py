@@ -127,7 +127,6 @@ class KeySpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Annotated[str, Meta(pattern="^(admin|worker|pool|viewer)$")]
     run: Id | None = None
-    pool: Id | None = None
     ttl_s: Annotated[float, Meta(gt=0, le=10 * 365 * 86_400)] = 30 * 86_400.0
 
 
@@ -136,6 +135,8 @@ class NewKey(Struct, frozen=True):
 
     key: str
     expires: Seconds
+    pool: Id | None = None
+    """The name of the new pool, to ask for leases with."""
 
 
 class Window(Struct, frozen=True, forbid_unknown_fields=True):

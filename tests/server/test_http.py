@@ -214,7 +214,6 @@ async def test_numbers_that_json_cannot_write_are_refused_and_named(client: Clie
     assert len((await remote.episode("finite", lease.attempt.id)).calls) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the store's encode_json lets a TypeError through as a 500")
 @pytest.mark.parametrize(
     "input", [{None: 1}, {(1, 2): 3}, msgspec.msgpack.Ext(5, b"x")], ids=["no name", "two names", "extension"]
 )

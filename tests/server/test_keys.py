@@ -192,27 +192,28 @@ async def test_a_worker_makes_pool_keys_and_no_others(server: ServerProcess, key
     async with Remote(server.url, keys["worker"]) as worker:
         for kind in ("admin", "worker", "viewer"):
             assert await refused(403, worker.make_key(KeySpec(kind))) == "not_permitted"
-        made = await worker.make_key(KeySpec("pool", pool="hall"))
+        made = await worker.make_key(KeySpec("pool"))
     async with aiohttp.ClientSession() as session:
+        empty = server.key(Kind.POOL, pool="nobody")
         for route in ROUTES:
-            assert await knock(session, server, route, made.key) == await knock(session, server, route, keys["pool"])
+            assert await knock(session, server, route, made.key) == await knock(session, server, route, empty)
 
 
 async def test_a_key_made_is_no_wider_than_its_maker(server: ServerProcess, keys: dict[str, str]) -> None:
     async with Remote(server.url, keys["worker of the run"]) as worker:
-        assert await refused(403, worker.make_key(KeySpec("pool", run="other", pool="hall"))) == "not_permitted"
-        made = await worker.make_key(KeySpec("pool", pool="hall"))
+        assert await refused(403, worker.make_key(KeySpec("pool", run="other"))) == "not_permitted"
+        made = await worker.make_key(KeySpec("pool"))
     async with aiohttp.ClientSession() as session:
+        empty = server.key(Kind.POOL, pool="nobody", run="mine")
         for route in ROUTES:
-            mine = await knock(session, server, route, keys["pool of the run"])
-            assert await knock(session, server, route, made.key) == mine
+            assert await knock(session, server, route, made.key) == await knock(session, server, route, empty)
 
 
 async def test_a_key_made_lives_no_longer_than_its_maker(server: ServerProcess) -> None:
     async with Remote(server.url, server.key(Kind.WORKER, ttl_s=60)) as worker:
-        made = await worker.make_key(KeySpec("pool", pool="hall", ttl_s=86_400))
+        made = await worker.make_key(KeySpec("pool", ttl_s=86_400))
         assert made.expires <= time.time() + 60
-        soon = await worker.make_key(KeySpec("pool", pool="hall", ttl_s=5))
+        soon = await worker.make_key(KeySpec("pool", ttl_s=5))
         assert soon.expires <= time.time() + 5
 
 
@@ -220,9 +221,11 @@ async def test_no_key_of_an_attempt_can_be_asked_for(remote: Remote) -> None:
     assert await refused(400, remote.make_key(KeySpec("attempt"))) == "invalid_request"
 
 
-async def test_a_pool_key_names_its_pool_and_no_other_key_does(remote: Remote) -> None:
-    assert await refused(400, remote.make_key(KeySpec("pool"))) == "invalid_request"
-    assert await refused(400, remote.make_key(KeySpec("viewer", pool="hall"))) == "invalid_request"
+async def test_every_pool_key_is_of_a_pool_of_its_own(remote: Remote) -> None:
+    one, another = [await remote.make_key(KeySpec("pool")) for _ in range(2)]
+    assert one.pool
+    assert another.pool not in (None, one.pool)
+    assert (await remote.make_key(KeySpec("viewer"))).pool is None
     assert await refused(400, remote.make_key(KeySpec("admin", run="mine"))) == "invalid_request"
 
 
@@ -234,19 +237,21 @@ async def test_an_agent_sets_rewards_only_where_its_run_allows_it(
     server: ServerProcess, remote: Remote, allowed: bool
 ) -> None:
     run = f"agent-rewards-{allowed}".lower()
-    mine, sibling, outside = await work_on(remote, run, 3, pool="hall", agent_rewards=allowed)
-    pool = await remote.make_key(KeySpec("pool", run=run, pool="hall"))
-    wide = await remote.make_key(KeySpec("pool", pool="hall"))
-    annex = await remote.make_key(KeySpec("pool", run=run, pool="annex"))
-    for number, key in enumerate((mine.key, pool.key, wide.key, sibling.key, annex.key)):
+    await remote.create_run(RunSpec(run, RunSettings(lease_s=3600, agent_rewards=allowed)))
+    pool, annex = await remote.make_key(KeySpec("pool", run=run)), await remote.make_key(KeySpec("pool", run=run))
+    wide = server.key(Kind.POOL, pool=pool.pool or "")
+    mine, sibling, outside = await work_on(remote, run, 3, pool=pool.pool, agent_rewards=allowed)
+    for number, key in enumerate((mine.key, pool.key, wide, sibling.key, annex.key)):
         async with Remote(server.url, key) as agent:
-            giving = agent.record_rewards(run, mine.attempt.id, [Reward(f"r{number}", 1.0, RewardKind.STEP)])
-            if allowed and key in (mine.key, pool.key):
+            reward = Reward(f"r{number}", 1.0, RewardKind.STEP, source="grader")
+            giving = agent.record_rewards(run, mine.attempt.id, [reward])
+            if allowed and key in (mine.key, pool.key, wide):
                 assert (await giving).new == 1
             else:
                 assert await refused(403, giving) == "not_permitted"
     episode = await remote.episode(run, mine.attempt.id)
-    assert [reward.id for reward in episode.rewards] == (["r0", "r1"] if allowed else [])
+    assert [reward.id for reward in episode.rewards] == (["r0", "r1", "r2"] if allowed else [])
+    assert {reward.source for reward in episode.rewards} <= {"agent"}  # it cannot pose as somebody else
     assert (await remote.episode(run, outside.attempt.id)).rewards == ()
 
 
@@ -301,8 +306,8 @@ async def test_keys_outlive_a_crash_of_the_server_and_attempts_their_own(tmp_pat
     with ServerProcess(tmp_path) as server:
         admin = server.admin_key
         async with Remote(server.url, admin) as remote:
+            pool = (await remote.make_key(KeySpec("pool"))).key
             alive, ended = await work_on(remote, "r", 2, pool="hall")
-            pool = (await remote.make_key(KeySpec("pool", run="r", pool="hall"))).key
             viewer = (await remote.make_key(KeySpec("viewer"))).key
             await remote.finish("r", ended.attempt.id, Finish(Outcome(Ending.AGENT_ERROR)))
         server.kill()
@@ -321,9 +326,9 @@ async def test_keys_outlive_a_crash_of_the_server_and_attempts_their_own(tmp_pat
 def test_a_key_says_what_it_was_made_for_until_it_expires() -> None:
     now = [1000.0]
     keyring = Keyring(b"secret", lambda: now[0])
-    text, key = keyring.make(Kind.POOL, 10, run="r", pool="p", rewards=True)
+    text, key = keyring.make(Kind.POOL, 10, run="r", pool="p")
     assert keyring.read(text) == key
-    assert (key.kind, key.run, key.pool, key.rewards, key.expires) == (Kind.POOL, "r", "p", True, 1010.0)
+    assert (key.kind, key.run, key.pool, key.expires) == (Kind.POOL, "r", "p", 1010.0)
     now[0] = 1010.0
     with pytest.raises(Refused, match="expired"):
         keyring.read(text)

@@ -273,3 +273,33 @@ async def test_a_worker_that_asks_again_at_once_does_not_keep_a_server_from_stop
             await asyncio.wait([asking], timeout=5)
             assert asking.done()
             assert await asyncio.to_thread(server.process.wait, 5) == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "http://localhost:3000"}, 200),
+        ({"origin": "https://evil.example"}, 401),
+        ({"host": "evil.example"}, 401),  # a name of its own that a page made point here
+    ],
+)
+async def test_keyless_is_for_this_machine_and_not_for_pages_of_other_sites(
+    tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
+    with ServerProcess(tmp_path, "--keyless") as server:
+        async with aiohttp.ClientSession() as session, session.get(f"{server.url}/api/runs", headers=headers) as reply:
+            assert reply.status == status
+
+
+async def test_headers_that_do_not_end_are_hung_up_on(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.port))
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\nendless: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                writer.write(b"x" * 65_536)
+                await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            assert (await reader.read(100)).startswith(b"HTTP/1.1 400")
+        writer.close()

@@ -3,11 +3,11 @@
 import argparse
 from collections.abc import Callable
 from contextlib import suppress
-from typing import get_args
+from urllib.parse import urlsplit
 
 import msgspec
 
-from leyden.records import Id
+from leyden.records import ID_RULE, Id
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
@@ -27,4 +27,12 @@ def identifier(text: str) -> str:
     try:
         return msgspec.convert(text, Id)
     except msgspec.ValidationError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be an id: write {get_args(Id)[1].description}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be an id: write {ID_RULE}") from error
+
+
+def url(text: str) -> str:
+    """Read the URL of a server."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is no URL of a server: write http://host:port")
+    return text.rstrip("/")

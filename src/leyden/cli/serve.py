@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from leyden import __version__
-from leyden.cli.arguments import whole
+from leyden.cli.arguments import url, whole
 from leyden.server.serve import Running, ServeOptions, serve
 
 
@@ -20,7 +20,9 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
         "--port", type=whole(0, 65535), default=8484, help="the port; 0 takes a free one (default: 8484)"
     )
     command.add_argument("--store", metavar="URL", help="postgresql://... (default: leyden.db in the home folder)")
-    command.add_argument("--advertise", metavar="URL", help="what workers and agents elsewhere reach the server by")
+    command.add_argument(
+        "--advertise", metavar="URL", type=url, help="what workers and agents elsewhere reach the server by"
+    )
     command.add_argument("--keyless", action="store_true", help="let callers without a key in; on loopback only")
     command.add_argument("--max-body-mb", type=whole(1, 65536), default=32, help="the largest request (default: 32)")
     command.set_defaults(run=_run)

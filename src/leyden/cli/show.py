@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -44,20 +45,21 @@ async def _runs(options: argparse.Namespace) -> None:
     if options.json:
         _print_json(found)
         return
-    table = Table("run", "begun", "groups", "rollouts", "by state or ending", "calls", "tokens", "mean reward")
+    if not found:
+        Console().print("no runs yet")
+        return
+    table = Table("run", "begun", "groups", "rollouts", "calls", "tokens", "reward", box=box.SIMPLE, pad_edge=False)
     for run in found:
         table.add_row(
             run.id,
             _when(run.created),
             f"{run.groups_finished} of {run.groups}",
-            str(sum(run.rollouts.values())),
             _counts(run),
             str(run.calls),
             str(run.tokens),
             _number(run.mean_reward),
         )
-    console = Console()
-    console.print(table if found else "no runs yet")
+    Console().print(table)
 
 
 async def _show(options: argparse.Namespace) -> None:
@@ -79,7 +81,7 @@ async def _show_run(archive: Source, options: argparse.Namespace) -> None:
     console.print(f"{summary.calls} calls, {summary.tokens} sampled tokens, mean reward {_number(summary.mean_reward)}")
     settings = msgspec.to_builtins(run.settings)
     console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()), highlight=False)
-    table = Table("rollout", "task", "for", "state", "attempts", "message")
+    table = Table("rollout", "task", "for", "state", "attempts", "message", box=box.SIMPLE, pad_edge=False)
     for rollout in listed:
         table.add_row(
             rollout.id,
@@ -204,7 +206,7 @@ def _number(value: float | None) -> str:
 
 
 def _when(moment: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
 
 
 def _print_json(value: Any) -> None:

@@ -1,12 +1,15 @@
 """The control API: what each route does. Who may call which is said elsewhere (routes.py, keys.py)."""
 
+import asyncio
 import secrets
 from collections import defaultdict
+
+from msgspec.structs import replace
 
 from leyden.records import Call, Episode, Group, Metric, Reward, Rollout, Run, Span, Version, Worker
 from leyden.server import otlp
 from leyden.server.http import ApiError, Raw, Request
-from leyden.server.keys import Key, Kind, Refused, speak_for
+from leyden.server.keys import AGENTS, Key, Kind, Refused, speak_for
 from leyden.server.leases import Live
 from leyden.server.service import Service
 from leyden.server.store import Conflict, NotFound, Want, reading
@@ -127,8 +130,11 @@ async def record_calls(service: Service, request: Request[tuple[Call, ...], None
 async def record_rewards(service: Service, request: Request[tuple[Reward, ...], None]) -> Recorded:
     """Record rewards of a live attempt; with an admin key also of one that has ended, which rescores it."""
     run, attempt = request.path["run"], request.path["attempt"]
+    rewards = request.body
+    if request.key.kind in AGENTS:
+        rewards = tuple(replace(reward, source="agent") for reward in rewards)  # it cannot pose as a grader
     rescoring = request.key.kind is Kind.ADMIN and service.leases.find(attempt) is None
-    return Recorded(await service.store.record_rewards(run, attempt, request.body, rescoring=rescoring))
+    return Recorded(await service.store.record_rewards(run, attempt, rewards, rescoring=rescoring))
 
 
 async def finish(service: Service, request: Request[Finish, None]) -> Finished:
@@ -184,7 +190,6 @@ async def lease(service: Service, request: Request[LeaseRequest, None]) -> list[
             rollout=attempt.rollout,
             attempt=attempt.id,
             started=attempt.started,
-            rewards=grant.agent_rewards,
         )
         traceparent = f"00-{attempt.trace_id}-{secrets.token_hex(8)}-01"
         leases.append(Lease(attempt, grant.task, grant.purpose, grant.lease_s, text, service.settings.url, traceparent))
@@ -204,17 +209,12 @@ async def make_key(service: Service, request: Request[KeySpec, None]) -> NewKey:
         raise Refused(403, "not_permitted", "a worker's key makes keys of kind pool only")
     if maker.run is not None and spec.run not in (None, maker.run):
         raise Refused(403, "not_permitted", f"this key is for run {maker.run}, not {spec.run}")
-    if (kind is Kind.POOL) != (spec.pool is not None):
-        raise ApiError(400, "invalid_request", "pool: name the pool for a key of kind pool, and only there", "pool")
     if kind is Kind.ADMIN and spec.run is not None:
         raise ApiError(400, "invalid_request", "run: an admin key is not confined to a run", "run")
-    run = spec.run or maker.run
-    rewards = False
-    if kind is Kind.POOL and run is not None:
-        rewards = (await service.store.read(reading.run, run)).settings.agent_rewards
+    pool = secrets.token_hex(8) if kind is Kind.POOL else None
     ttl_s = min(spec.ttl_s, maker.expires - service.keyring.clock())
-    text, key = service.keyring.make(kind, ttl_s, run=run, pool=spec.pool, rewards=rewards)
-    return NewKey(text, key.expires)
+    text, key = service.keyring.make(kind, ttl_s, run=spec.run or maker.run, pool=pool)
+    return NewKey(text, key.expires, pool)
 
 
 async def export_traces(service: Service, request: Request[Raw, None]) -> Raw:
@@ -232,11 +232,15 @@ async def export_traces(service: Service, request: Request[Raw, None]) -> Raw:
             rejected += 1
         else:
             found[live].append(span)
-    for live, belonging in found.items():
-        try:
-            await service.store.record_spans(live.run, live.attempt, belonging)
-        except (Conflict, NotFound):  # it ended while the spans were on their way
-            rejected += len(belonging)
+    recorded = await asyncio.gather(
+        *(service.store.record_spans(live.run, live.attempt, some) for live, some in found.items()),
+        return_exceptions=True,
+    )
+    for some, result in zip(found.values(), recorded, strict=True):
+        if isinstance(result, Conflict | NotFound):  # the attempt ended while the spans were on their way
+            rejected += len(some)
+        elif isinstance(result, BaseException):
+            raise result
     if rejected:
         service.telemetry.spans_rejected.inc(rejected)
     why = f"{rejected} of {len(spans)} spans belong to no live attempt of this key" if rejected else ""

@@ -5,7 +5,9 @@ import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from urllib.parse import urlsplit
 
+from leyden.server.address import is_loopback
 from leyden.server.http import (
     JSON,
     ApiError,
@@ -28,7 +30,7 @@ from leyden.server.keys import Act, Key, Kind, Refused, permit
 from leyden.server.limits import TooMany
 from leyden.server.routes import ROUTES
 from leyden.server.service import Service
-from leyden.server.store import Conflict, NotFound, Unavailable
+from leyden.server.store import Conflict, NotFound, Unavailable, Unstorable
 
 _log = logging.getLogger("leyden.server")
 _ANYBODY = Key(Kind.VIEWER, "anybody", float("inf"))
@@ -89,7 +91,7 @@ class App:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         text = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not text:
-            if self.service.settings.keyless:
+            if self.service.settings.keyless and _from_here(headers):
                 return _KEYLESS
             raise Refused(401, "invalid_api_key", "no key: send one as `Authorization: Bearer ...`")
         key = self.service.keyring.read(text)
@@ -98,6 +100,12 @@ class App:
 
     def _admitted(self, key: Key) -> AbstractContextManager[None]:
         return nullcontext() if key is _ANYBODY else self.service.limiter.admit(key.kind, key.id)
+
+
+def _from_here(headers: dict[str, str]) -> bool:
+    """Whether a request was meant for loopback, and not sent by a page of another site that a browser shows."""
+    asked, origin = headers.get("host", ""), headers.get("origin")
+    return is_loopback(urlsplit(f"//{asked}").hostname) and (origin is None or is_loopback(urlsplit(origin).hostname))
 
 
 async def _while_connected(work: Any, receive: Receive) -> Any:
@@ -134,6 +142,8 @@ def _refusal(error: Exception) -> ApiError:
             return ApiError(404, "not_found", str(error))
         case Conflict():
             return ApiError(409, "conflict", str(error))
+        case Unstorable():
+            return ApiError(400, "invalid_request", str(error))
         case Unavailable():
             return ApiError(503, "store_unavailable", str(error), headers=[("retry-after", "1")])
         case _:

@@ -205,6 +205,8 @@ def decode(data: bytes, content_type: str, wanted: Any) -> Any:
 def decode_query(query: bytes, wanted: Any) -> Any:
     """A query string as the type its route names."""
     if wanted is None:
+        if query:
+            raise ApiError(400, "invalid_request", "this takes no query parameters")
         return None
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")

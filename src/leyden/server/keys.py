@@ -56,7 +56,8 @@ MAY: dict[Act, frozenset[Kind]] = {
     Act.TRACE: _EVERY - {Kind.VIEWER},  # send spans
     Act.MINT: _TRUSTED,  # make keys: a worker only those of its pools
 }
-_OF_ATTEMPTS = frozenset({Kind.POOL, Kind.ATTEMPT})  # the keys that agent code gets to see
+AGENTS = frozenset({Kind.POOL, Kind.ATTEMPT})
+"""The keys that agent code gets to see."""
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -71,8 +72,6 @@ class Key(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     started: float | None = None
     """When that attempt started: one of the same name, in a run that was deleted and made again, is another."""
     pool: str | None = None
-    rewards: bool = False
-    """Whether the run lets the agent set rewards."""
 
 
 class Refused(Exception):
@@ -115,12 +114,11 @@ class Keyring:
         attempt: str | None = None,
         started: float | None = None,
         pool: str | None = None,
-        rewards: bool = False,
         id: str | None = None,
     ) -> tuple[str, Key]:
         """A new key, as text and as what it says."""
         expires = self.clock() + ttl_s
-        key = Key(kind, id or secrets.token_hex(8), expires, run, rollout, attempt, started, pool, rewards)
+        key = Key(kind, id or secrets.token_hex(8), expires, run, rollout, attempt, started, pool)
         payload = urlsafe_b64encode(msgspec.msgpack.encode(key)).rstrip(b"=")
         return f"{self._PREFIX}{payload.decode()}.{self._sign(payload)}", key
 
@@ -156,16 +154,15 @@ def permit(key: Key, act: Act, leases: Leases, *, run: str | None, attempt: str 
     if key.kind not in MAY[act]:
         kinds = ", ".join(sorted(MAY[act]))
         raise Refused(403, "not_permitted", f"a key of kind {key.kind} may not {act} here: it takes one of {kinds}")
-    if act is Act.REWARD and key.kind in _OF_ATTEMPTS and not key.rewards:
-        raise Refused(
-            403, "not_permitted", "this run takes no rewards from the agent: set agent_rewards, or return one"
-        )
     if key.run is not None and run is not None and key.run != run:
         raise Refused(403, "not_permitted", f"this key is for run {key.run}, not {run}")
     if act is Act.OVERSEE and key.run is not None:
         raise Refused(403, "not_permitted", f"this key is for run {key.run} alone")
     if attempt is not None:
         speak_for(key, leases, attempt)
+        if act is Act.REWARD and key.kind in AGENTS and not leases.takes_rewards(attempt):
+            message = "this run takes no rewards from the agent: set agent_rewards, or return one"
+            raise Refused(403, "not_permitted", message)
 
 
 def speak_for(key: Key, leases: Leases, attempt: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from leyden.records import Attempt, Event, trace_id
+from leyden.records import Attempt, Event, RunSettings, trace_id
 
 
 class Live(Struct, frozen=True):
@@ -16,16 +16,18 @@ class Live(Struct, frozen=True):
     worker: str
     pool: str | None
     started: float
+    rewards: bool
+    """Whether its run takes rewards from the agent."""
 
 
 class Leases:
     """Every live attempt, by its id and by its trace."""
 
-    def __init__(self, alive: Iterable[Attempt] = ()) -> None:
+    def __init__(self, alive: Iterable[tuple[Attempt, RunSettings]] = ()) -> None:
         self._by_id: dict[str, Live] = {}
         self._by_trace: dict[str, Live] = {}
-        for attempt in alive:
-            self._add(Live(attempt.id, attempt.run, attempt.rollout, attempt.worker, attempt.pool, attempt.started))
+        for a, settings in alive:
+            self._add(Live(a.id, a.run, a.rollout, a.worker, a.pool, a.started, settings.agent_rewards))
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -33,8 +35,8 @@ class Leases:
     def hear(self, event: Event) -> None:
         """Follow the log."""
         if event.kind == "attempt.started":
-            data = event.data
-            self._add(Live(event.subject, event.run, data["rollout"], data["worker"], data["pool"], event.at))
+            worker, pool, rewards = (event.data[name] for name in ("worker", "pool", "agent_rewards"))
+            self._add(Live(event.subject, event.run, event.data["rollout"], worker, pool, event.at, rewards))
         elif event.kind == "attempt.ended":
             self._by_id.pop(event.subject, None)
             self._by_trace.pop(trace_id(event.subject), None)
@@ -48,6 +50,11 @@ class Leases:
         """Whether an attempt is alive in a pool."""
         live = self._by_id.get(attempt)
         return live is not None and pool is not None and live.pool == pool
+
+    def takes_rewards(self, attempt: str) -> bool:
+        """Whether an attempt is alive, and its run takes rewards from the agent."""
+        live = self._by_id.get(attempt)
+        return live is not None and live.rewards
 
     def find(self, attempt: str) -> Live | None:
         """A live attempt by its id."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import ipaddress
 import resource
 import signal
 import socket
@@ -15,7 +14,9 @@ from types import FrameType
 import uvicorn
 from msgspec import Struct
 
+from leyden.server.address import is_loopback, is_wildcard
 from leyden.server.app import App
+from leyden.server.bounded import BoundedHttp
 from leyden.server.keys import Keyring, Kind, Refused, write_private
 from leyden.server.service import ServerSettings, Service
 from leyden.server.store import Store
@@ -58,27 +59,29 @@ class Running(Struct, frozen=True):
 
 async def serve(options: ServeOptions, started: Callable[[Running], None]) -> None:
     """Serve until told to stop by SIGINT or SIGTERM, then finish what was accepted."""
-    if options.keyless and not _loopback(options.host):
+    if options.keyless and not is_loopback(options.host):
         raise Unservable(
             f"--keyless on {options.host} would let anybody in: drop --keyless, or listen on 127.0.0.1 only"
         )
+    if options.advertise is None and is_wildcard(options.host):
+        raise Unservable(f"nobody reaches a server at {options.host}: say by which URL they do with --advertise")
     _raise_file_limit()
     with _listen(options.host, options.port) as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         store = await Store(options.location).start()
+        sweeper = asyncio.create_task(store.sweep())
         try:
             keyring = _keyring(options.home / "secret")
             admin_key = _keep_admin_key(keyring, options.home / "admin.key")
             settings = ServerSettings(options.advertise or url, options.keyless, options.max_body_mb * 2**20)
             service = await Service.start(store, keyring, settings)
-            sweeper = asyncio.create_task(store.sweep())
             gc.collect()
             gc.freeze()  # what was imported lives as long as the server: no need to look through it again and again
             server = _Server(service, lambda: started(Running(url, settings.url, store.database.name, str(admin_key))))
             await server.serve(sockets=[listener])
-            sweeper.cancel()
         finally:
+            sweeper.cancel()
             await store.close()
 
 
@@ -87,6 +90,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 App(service),
+                http=BoundedHttp,
                 lifespan="off",
                 ws="none",
                 access_log=False,
@@ -116,12 +120,6 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._service.store.stop_waiting()  # those who only wait keep nobody waiting
         super().handle_exit(sig, frame)
-
-
-def _loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def _listen(host: str, port: int) -> socket.socket:

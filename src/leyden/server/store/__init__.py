@@ -6,6 +6,7 @@ notifications and a clock.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,17 +23,18 @@ from leyden.server.store import attempts, queue, reading, recording, runs, schem
 from leyden.server.store.changes import Changes
 from leyden.server.store.database import Database
 from leyden.server.store.dispatch import Desk
-from leyden.server.store.errors import Conflict, NotFound, StoreError, Unavailable, Unusable
+from leyden.server.store.errors import Conflict, NotFound, StoreError, Unavailable, Unstorable, Unusable
 from leyden.server.store.queue import Grant, Want
 from leyden.server.store.writer import Transaction, Writer
 from leyden.wire import BeatReply, EventCursor, Finish, Finished, GroupSpec, Log, RunSpec
 
-__all__ = ["Conflict", "Grant", "NotFound", "Store", "StoreError", "Unavailable", "Unusable", "Want"]
+__all__ = ["Conflict", "Grant", "NotFound", "Store", "StoreError", "Unavailable", "Unstorable", "Unusable", "Want"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _READERS = 2
+_log = logging.getLogger("leyden.store")
 
 
 class Store:
@@ -174,10 +176,14 @@ class Store:
         self.changes.subscribe(hear)
         while True:
             sooner.clear()
-            planned = await self.read(reading.next_expiry)
-            if planned is not None and planned <= self.clock():
-                await self.expire()
-                continue
+            try:
+                planned = await self.read(reading.next_expiry)
+                if planned is not None and planned <= self.clock():
+                    await self.expire()
+                    continue
+            except Exception as error:  # expiry must not end with a disk that was full for a while
+                _log.warning("leases could not be looked after: %s", error)
+                planned = self.clock() + 1.0
             with suppress(TimeoutError):
                 await asyncio.wait_for(sooner.wait(), planned and planned - self.clock())
 
@@ -186,7 +192,7 @@ class Store:
 
     async def _give_up(self, grant: Grant) -> None:
         outcome = Outcome(Ending.LOST, f"worker {grant.attempt.worker} hung up before its lease reached it")
-        await self.finish(grant.attempt.run, grant.attempt.id, Finish(outcome))
+        await self._write(attempts.uncharge, grant.attempt.id, outcome)
 
     def _delete_rest(self, run: str) -> asyncio.Task[None]:
         async def delete() -> None:

@@ -73,6 +73,14 @@ def finish(tx: Transaction, run: str, attempt: str, report: Finish) -> Finished:
     return Finished(True, outcome, _rollout(tx, row.rollout_id))
 
 
+def uncharge(tx: Transaction, attempt: str, outcome: Outcome) -> None:
+    """End a live attempt that came to nothing through no fault of its rollout, which may try once more for it."""
+    row = _LEASE.first(tx, attempt=attempt)
+    if row is not None and row.ended is None:
+        _ALLOW_ONE_MORE.run(tx, rollout=row.rollout_id)
+        _end(tx, _ATTEMPT.first(tx, attempt=attempt, run=row.run_id), outcome)
+
+
 def cancel_group(tx: Transaction, run: str, group: str) -> int:
     """End what is unfinished of a group, at once; the keys of its attempts die with it."""
     if _GROUP.first(tx, group=group, run=run) is None:
@@ -159,6 +167,7 @@ _END_ATTEMPT = Statement(
         tokens=select(func.coalesce(func.sum(calls.c.sampled), 0)).where(_calls_made).scalar_subquery(),
     )
 )
+_ALLOW_ONE_MORE = Statement(update(rollouts).where(_this_rollout).values(max_attempts=rollouts.c.max_attempts + 1))
 _ROLLOUT = Statement(select(rollouts).where(_this_rollout))
 _FINISH_ROLLOUT = Statement(
     update(rollouts)

@@ -7,10 +7,29 @@ from typing import Any
 
 import msgspec
 
+from leyden.server.store.errors import Unstorable
+
+_GUARD = 32
 _CODES = {1: "B", 2: "H", 4: "I"}  # bytes an element -> array type code
 
-encode_json = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 decode_json = msgspec.json.Decoder().decode
+
+
+def encode_json(document: Any) -> bytes:
+    """A document as JSON; refused where JSON cannot hold it, or it is nested so deep that an answer could not."""
+    try:
+        guarded = _encode(_wrap(document))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Unstorable(f"this cannot be kept as JSON: {error}") from error
+    return guarded[_GUARD:-_GUARD]
+
+
+def _wrap(document: Any) -> Any:
+    """A document within empty lists: encoded like this, it can later be encoded within anything that holds it."""
+    for _ in range(_GUARD):
+        document = [document]
+    return document
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:

@@ -114,6 +114,7 @@ class Database:
         if not self.readonly:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _own(path)
+            os.close(os.open(path, os.O_CREAT, 0o600))  # what agents say is nobody else's business
         if exists:
             _inspect(path)
         self.reader = create_engine(self.url, poolclass=QueuePool, pool_size=_READERS, max_overflow=0)
@@ -199,7 +200,8 @@ def _own(path: Path) -> int:
 
 def _inspect(path: Path) -> None:
     """Refuse what is not a sound store of a known schema, through a connection that cannot write."""
-    engine = create_engine(f"sqlite:///file:{path}?mode=ro&uri=true")
+    readonly = path.absolute().as_uri() + "?mode=ro"
+    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(readonly, uri=True))
     try:
         with engine.connect() as connection:
             if connection.exec_driver_sql("PRAGMA application_id").scalar() != _APPLICATION:

@@ -5,14 +5,15 @@ again only when there is new work for it. A thousand idle workers cost nothing.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import islice
 
 from leyden.records import Event
-from leyden.server.store.errors import StoreError
 from leyden.server.store.queue import Grant, Want
+
+_log = logging.getLogger("leyden.store")
 
 
 class _Waiting:
@@ -61,6 +62,10 @@ class Desk:
         timer = asyncio.get_running_loop().call_later(wait, self._time_out, waiting)
         try:
             return await waiting.granted
+        except asyncio.CancelledError:
+            if not waiting.granted.cancelled():  # granted, and gone before it heard of it
+                await asyncio.shield(self._take_back(waiting.granted.result()))
+            raise
         finally:
             timer.cancel()
             del queue[waiting]
@@ -112,13 +117,18 @@ class Desk:
                 continue
             for waiting, grants in zip(batch, granted, strict=True):
                 if waiting.granted.done():  # it went away meanwhile
-                    for grant in grants:
-                        with suppress(StoreError):  # then its lease will run out
-                            await self._give_up(grant)
+                    await self._take_back(grants)
                 elif grants:
                     waiting.granted.set_result(grants)
                 elif not waiting.patient:
                     waiting.dismiss()
+
+    async def _take_back(self, grants: list[Grant]) -> None:
+        for grant in grants:
+            try:
+                await self._give_up(grant)
+            except Exception as error:  # then its lease will run out
+                _log.warning("attempt %s was leased to nobody: %s", grant.attempt.id, error)
 
     def _next(self) -> set[_Waiting]:
         """Who is new, and who may have hopes of the new work: as many as there are pieces, the first that came."""

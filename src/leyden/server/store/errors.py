@@ -17,5 +17,9 @@ class Conflict(StoreError):
     """It exists already and is different, or it is over."""
 
 
+class Unstorable(StoreError):
+    """What was given cannot be kept."""
+
+
 class Unavailable(StoreError):
     """The database failed (a full disk, a lost connection); nothing of the operation was kept."""

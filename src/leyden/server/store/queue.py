@@ -38,7 +38,6 @@ class Grant(Struct, frozen=True):
     task: Task
     purpose: Purpose
     lease_s: float
-    agent_rewards: bool
 
 
 def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
@@ -149,8 +148,9 @@ def _start(tx: Transaction, row: Any, want: Want) -> Grant:
         worker=attempt.worker,
         pool=attempt.pool,
         expires=attempt.expires,
+        agent_rewards=settings.agent_rewards,
     )
-    return Grant(attempt, task_from(row), Purpose(row.purpose), settings.lease_s, settings.agent_rewards)
+    return Grant(attempt, task_from(row), Purpose(row.purpose), settings.lease_s)
 
 
 def _attempt_row(grant: Grant) -> dict[str, Any]:
