@@ -44,6 +44,21 @@ class Version(Struct, frozen=True):
     number: Count
 
 
+class Sampling(Struct, frozen=True, omit_defaults=True):
+    """How tokens were drawn. What is not said was not applied."""
+
+    temperature: Real = 1.0
+    top_p: Real = 1.0
+    top_k: int = 0
+    min_p: Real = 0.0
+    presence_penalty: Real = 0.0
+    frequency_penalty: Real = 0.0
+    repetition_penalty: Real = 1.0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
 class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What the server needs to know of a run to look after its rollouts."""
 
@@ -55,6 +70,12 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What a rollout scores that ends as `agent_error` or `timeout`."""
     agent_rewards: bool = False
     """Whether the agent's own key may set rewards."""
+    sampling: Sampling = Sampling()
+    """How tokens are drawn in training rollouts, whatever the agent asks for."""
+    max_calls: Annotated[int, Meta(ge=1)] | None = None
+    """Model calls of a rollout, so that a looping policy ends."""
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Sampled tokens of a rollout."""
 
 
 class Run(Struct, frozen=True):
@@ -137,21 +158,6 @@ class Attempt(Struct, frozen=True):
 def trace_id(attempt: str) -> str:
     """Derive an attempt's trace id from its identity, so that it needs no look-up on either side."""
     return blake2b(attempt.encode(), digest_size=16).hexdigest()
-
-
-class Sampling(Struct, frozen=True, omit_defaults=True):
-    """How tokens were drawn. What is not said was not applied."""
-
-    temperature: Real = 1.0
-    top_p: Real = 1.0
-    top_k: int = 0
-    min_p: Real = 0.0
-    presence_penalty: Real = 0.0
-    frequency_penalty: Real = 0.0
-    repetition_penalty: Real = 1.0
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
 
 
 class Made(StrEnum):

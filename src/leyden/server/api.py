@@ -10,9 +10,8 @@ from leyden.records import Call, Episode, Group, Metric, Reward, Rollout, Run, S
 from leyden.server import otlp
 from leyden.server.http import ApiError, Raw, Request
 from leyden.server.keys import AGENTS, Key, Kind, Refused, speak_for
-from leyden.server.leases import Live
 from leyden.server.service import Service
-from leyden.server.store import Conflict, NotFound, Want, reading
+from leyden.server.store import Conflict, Live, NotFound, Want, reading
 from leyden.server.telemetry import CONTENT_TYPE
 from leyden.wire import (
     Beat,

@@ -2,32 +2,20 @@
 
 from collections.abc import Iterable
 
-from msgspec import Struct
+import msgspec
 
-from leyden.records import Attempt, Event, RunSettings, trace_id
-
-
-class Live(Struct, frozen=True):
-    """An attempt whose lease is in force."""
-
-    attempt: str
-    run: str
-    rollout: str
-    worker: str
-    pool: str | None
-    started: float
-    rewards: bool
-    """Whether its run takes rewards from the agent."""
+from leyden.records import Event, trace_id
+from leyden.server.store import Live
 
 
 class Leases:
     """Every live attempt, by its id and by its trace."""
 
-    def __init__(self, alive: Iterable[tuple[Attempt, RunSettings]] = ()) -> None:
+    def __init__(self, alive: Iterable[Live] = ()) -> None:
         self._by_id: dict[str, Live] = {}
         self._by_trace: dict[str, Live] = {}
-        for a, settings in alive:
-            self._add(Live(a.id, a.run, a.rollout, a.worker, a.pool, a.started, settings.agent_rewards))
+        for live in alive:
+            self._add(live)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -35,8 +23,7 @@ class Leases:
     def hear(self, event: Event) -> None:
         """Follow the log."""
         if event.kind == "attempt.started":
-            worker, pool, rewards = (event.data[name] for name in ("worker", "pool", "agent_rewards"))
-            self._add(Live(event.subject, event.run, event.data["rollout"], worker, pool, event.at, rewards))
+            self._add(msgspec.convert(event.data, Live))
         elif event.kind == "attempt.ended":
             self._by_id.pop(event.subject, None)
             self._by_trace.pop(trace_id(event.subject), None)
@@ -54,7 +41,7 @@ class Leases:
     def takes_rewards(self, attempt: str) -> bool:
         """Whether an attempt is alive, and its run takes rewards from the agent."""
         live = self._by_id.get(attempt)
-        return live is not None and live.rewards
+        return live is not None and live.agent_rewards
 
     def find(self, attempt: str) -> Live | None:
         """A live attempt by its id."""

@@ -199,7 +199,7 @@ class StoreMachine(RuleBasedStateMachine):
         listed = self.run(self.store.read(reading.rollout_list, "r", after="", limit=1000))
         assert {r.id for r in listed if r.state is State.QUEUED} == self.queued
         assert {r.id: r.outcome.ending for r in listed if r.outcome} == self.finished
-        alive = {attempt.id for attempt, _ in self.run(self.store.read(reading.alive))}
+        alive = {live.attempt for live in self.run(self.store.read(reading.alive))}
         assert alive == {id for id, attempt in self.known.items() if attempt.ending is None}
         assert {r.id for r in listed if r.state is State.RUNNING} == {self.known[id].rollout for id in alive}
         for name, size in self.sizes.items():

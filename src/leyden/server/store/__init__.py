@@ -24,11 +24,22 @@ from leyden.server.store.changes import Changes
 from leyden.server.store.database import Database
 from leyden.server.store.dispatch import Desk
 from leyden.server.store.errors import Conflict, NotFound, StoreError, Unavailable, Unstorable, Unusable
-from leyden.server.store.queue import Grant, Want
+from leyden.server.store.queue import Grant, Live, Want
 from leyden.server.store.writer import Transaction, Writer
 from leyden.wire import BeatReply, EventCursor, Finish, Finished, GroupSpec, Log, RunSpec
 
-__all__ = ["Conflict", "Grant", "NotFound", "Store", "StoreError", "Unavailable", "Unstorable", "Unusable", "Want"]
+__all__ = [
+    "Conflict",
+    "Grant",
+    "Live",
+    "NotFound",
+    "Store",
+    "StoreError",
+    "Unavailable",
+    "Unstorable",
+    "Unusable",
+    "Want",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,6 +9,7 @@ the head of the queue. What must be tried again goes to the head, since the rest
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from sqlalchemy import bindparam, func, select, update
 
@@ -29,6 +30,21 @@ class Want(Struct, frozen=True):
     count: int
     run: str | None
     pool: str | None
+
+
+class Live(Struct, frozen=True):
+    """A lease in force: what the server knows of an attempt without looking it up."""
+
+    attempt: str
+    run: str
+    rollout: str
+    worker: str
+    pool: str | None
+    started: float
+    expires: float
+    """At first; heartbeats prolong it."""
+    purpose: Purpose
+    agent_rewards: bool
 
 
 class Grant(Struct, frozen=True):
@@ -140,17 +156,23 @@ def _start(tx: Transaction, row: Any, want: Want) -> Grant:
         started=tx.now,
         expires=tx.now + settings.lease_s,
     )
-    tx.emit(
-        attempt.run,
-        "attempt.started",
-        attempt.id,
+    tx.emit(attempt.run, "attempt.started", attempt.id, **msgspec.to_builtins(live(attempt, row)))
+    return Grant(attempt, task_from(row), Purpose(row.purpose), settings.lease_s)
+
+
+def live(attempt: Attempt, row: Any) -> Live:
+    """A lease in force, from an attempt and a row with its rollout's `purpose` and its run's `settings`."""
+    return Live(
+        attempt=attempt.id,
+        run=attempt.run,
         rollout=attempt.rollout,
         worker=attempt.worker,
         pool=attempt.pool,
+        started=attempt.started,
         expires=attempt.expires,
-        agent_rewards=settings.agent_rewards,
+        purpose=Purpose(row.purpose),
+        agent_rewards=decode_settings(row.settings).agent_rewards,
     )
-    return Grant(attempt, task_from(row), Purpose(row.purpose), settings.lease_s)
 
 
 def _attempt_row(grant: Grant) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Table, func, select
 
-from leyden.records import Attempt, Episode, Event, Group, Metric, Rollout, Run, RunSettings, State, Version, Worker
+from leyden.records import Episode, Event, Group, Metric, Rollout, Run, State, Version, Worker
 from leyden.server.store.codec import decode_json
 from leyden.server.store.errors import NotFound
+from leyden.server.store.queue import Live, live
 from leyden.server.store.rows import (
     attempt_from,
     call_from,
     decode_reward,
-    decode_settings,
     decode_span,
     group_from,
     rollout_from,
@@ -196,10 +196,15 @@ def worker_list(connection: Connection) -> list[Worker]:
     return [Worker(row.id, row.seen, row.alive) for row in connection.execute(query)]
 
 
-def alive(connection: Connection) -> list[tuple[Attempt, RunSettings]]:
-    """Every attempt whose lease is in force, with the settings of its run."""
-    query = select(attempts, runs.c.settings).join(runs, runs.c.id == attempts.c.run_id).where(ALIVE)
-    return [(attempt_from(row), decode_settings(row.settings)) for row in connection.execute(query)]
+def alive(connection: Connection) -> list[Live]:
+    """Every lease in force."""
+    query = (
+        select(attempts, rollouts.c.purpose, runs.c.settings)
+        .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
+        .join(runs, runs.c.id == attempts.c.run_id)
+        .where(ALIVE)
+    )
+    return [live(attempt_from(row), row) for row in connection.execute(query)]
 
 
 def next_expiry(connection: Connection) -> float | None:

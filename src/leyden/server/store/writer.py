@@ -37,7 +37,7 @@ class Transaction:
         self.events: list[Event] = []
         self._seq = int(_LAST_EVENT.scalar(self) or 0)
 
-    def emit(self, run: str, kind: str, subject: str, **data: Any) -> None:
+    def emit(self, run: str, kind: str, subject: str, /, **data: Any) -> None:
         """Add a line to a run's log, and tell who waits for it once it is durable."""
         self.events.append(Event(self._seq + len(self.events) + 1, run, kind, subject, self.now, data))
 
