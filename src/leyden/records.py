@@ -76,6 +76,8 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Model calls of a rollout, so that a looping policy ends."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Sampled tokens of a rollout."""
+    routes: dict[str, Name] = {}
+    """Which policy, or `upstream`, serves which model name; empty: every name is the policy."""
 
 
 class Run(Struct, frozen=True):

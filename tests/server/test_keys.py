@@ -36,6 +36,8 @@ ELSEWHERE = {
 }
 EVERYBODY = NO_GOOD | ADMIN | VIEWERS | WORKERS | AGENTS | ELSEWHERE | {"attempt that ended"}
 
+OTHER_ATTEMPTS = {"another attempt", "attempt of another run"}  # each calls for itself
+
 SEE, STEER, WORK = ADMIN | VIEWERS, ADMIN, ADMIN | WORKERS
 RUN, GROUP = "/api/runs/{run}", "/api/runs/{run}/groups/{group}"
 ROLLOUT, ATTEMPT = "/api/runs/{run}/rollouts/{rollout}", "/api/runs/{run}/attempts/{attempt}"
@@ -69,6 +71,12 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", "/api/lease"): WORK | {"worker of another run"},
     ("POST", "/api/workers/{worker}/beat"): WORK | {"worker of another run"},
     ("POST", "/api/keys"): WORK | {"worker of another run"},
+    **{
+        ("POST", prefix + "/v1" + path): AGENTS | {"pool of another run", "another pool", *OTHER_ATTEMPTS}
+        for prefix in ("", "/role/{role}")
+        for path in ("/chat/completions", "/messages", "/messages/count_tokens")
+    },
+    ("GET", "/v1/models"): AGENTS | {"pool of another run", "another pool", *OTHER_ATTEMPTS},
     ("POST", "/v1/traces"): EVERYBODY - NO_GOOD - VIEWERS - {"viewer of another run", "attempt that ended"},
 }
 
@@ -123,7 +131,7 @@ async def knock(
 ) -> int:
     """Ask for what would change nothing if it were let in: the body is broken, or the thing named is not there."""
     run = "absent" if route.method == "DELETE" else "mine"
-    path = route.path.format(run=run, group="absent", rollout="absent", attempt="mine-g.0.1", worker="w")
+    path = route.path.format(run=run, group="absent", rollout="absent", attempt="mine-g.0.1", worker="w", role="r")
     headers = {} if key is None else {header: f"Bearer {key}" if header == "authorization" else key}
     if route.body is not None:
         headers["content-type"] = "application/json"

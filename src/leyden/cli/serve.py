@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from typing import Any
 
@@ -25,6 +26,10 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--keyless", action="store_true", help="let callers without a key in; on loopback only")
     command.add_argument("--max-body-mb", type=whole(1, 65536), default=32, help="the largest request (default: 32)")
+    command.add_argument("--upstream", metavar="URL", type=url, help="an OpenAI-compatible service for model calls")
+    command.add_argument(
+        "--upstream-key", default=os.environ.get("LEYDEN_UPSTREAM_KEY"), help="its key (or set LEYDEN_UPSTREAM_KEY)"
+    )
     command.set_defaults(run=_run)
     return command
 

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
 from typing import Any
 from urllib.parse import urlsplit
 
 from leyden.server.address import is_loopback
+from leyden.server.gateway.errors import STATUS, GatewayError
 from leyden.server.http import (
     JSON,
     ApiError,
@@ -19,6 +21,7 @@ from leyden.server.http import (
     Route,
     Scope,
     Send,
+    Stream,
     Table,
     check_path,
     decode,
@@ -32,6 +35,8 @@ from leyden.server.routes import ROUTES
 from leyden.server.service import Service
 from leyden.server.store import Conflict, NotFound, Unavailable, Unstorable
 
+EVENT_STREAM = "text/event-stream"
+_KEEP_OPEN_S = 15.0
 _log = logging.getLogger("leyden.server")
 _ANYBODY = Key(Kind.VIEWER, "anybody", float("inf"))
 _KEYLESS = Key(Kind.ADMIN, "keyless", float("inf"))
@@ -50,29 +55,37 @@ class App:
             raise RuntimeError(f"Leyden serves HTTP, not {scope['type']}")
         began = time.perf_counter()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        name, extra = "none", []
+        name, extra, route = "none", [], None
+        body: bytes | Stream
         try:
             route, path = self._table.find(scope["method"], scope["path"])
             name = route.path
             answer = await self._answer(route, path, scope, headers, receive)
             status = 200 if route.returns is not None else 204
-            body, content_type = _written(answer, headers.get("accept", ""))
+            body, content_type = (
+                (answer, EVENT_STREAM) if isinstance(answer, Stream) else _written(answer, headers.get("accept", ""))
+            )
         except Exception as error:
             refusal = _refusal(error)
-            status, extra = refusal.status, list(refusal.headers)
-            body, content_type = encode(ErrorBody(ErrorDetail(refusal.reason, refusal.message, refusal.field)), JSON)
+            status, extra, content_type = refusal.status, list(refusal.headers), JSON
+            body = _error_body(route, refusal)
             if status < 500:
                 self.service.telemetry.refused.labels(refusal.reason).inc()
             else:
                 _log.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
-        await _send(send, status, body, content_type, extra)
+        if isinstance(body, Stream):
+            await _send_stream(send, receive, body)
+        else:
+            await _send(send, status, body, content_type, extra)
         self.service.telemetry.answered(name, status, time.perf_counter() - began)
 
     async def _answer(
         self, route: Route, path: dict[str, str], scope: Scope, headers: dict[str, str], receive: Receive
     ) -> Any:
         key = _ANYBODY if route.act is None else self._key(route.act, path, headers)
-        with self._admitted(key):
+        with ExitStack() as admitted:
+            if key is not _ANYBODY:
+                admitted.enter_context(self.service.limiter.admit(key.kind, key.id))
             check_path(path)
             query = decode_query(scope["query_string"], route.query)
             body: Any = None
@@ -81,11 +94,14 @@ class App:
                 content_type = headers.get("content-type", "")
                 body = Raw(data, content_type) if route.body is Raw else decode(data, content_type, route.body)
             request: Request[Any, Any] = Request(path, query, body, key, headers)
-            if route.waits:
-                if route.body is None:
-                    await read_body(receive, headers, self.service.settings.max_body)
-                return await _while_connected(route.handler(self.service, request), receive)
-            return await route.handler(self.service, request)
+            if not route.waits:
+                return await route.handler(self.service, request)
+            if route.body is None:
+                await read_body(receive, headers, self.service.settings.max_body)
+            answer = await _while_connected(route.handler(self.service, request), receive)
+            if isinstance(answer, Stream):  # it counts as one of the key's requests until it ends
+                return Stream(_until(answer.chunks, admitted.pop_all()))
+            return answer
 
     def _key(self, act: Act, path: dict[str, str], headers: dict[str, str]) -> Key:
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -97,9 +113,6 @@ class App:
         key = self.service.keyring.read(text)
         permit(key, act, self.service.leases, run=path.get("run"), attempt=path.get("attempt"))
         return key
-
-    def _admitted(self, key: Key) -> AbstractContextManager[None]:
-        return nullcontext() if key is _ANYBODY else self.service.limiter.admit(key.kind, key.id)
 
 
 def _from_here(headers: dict[str, str]) -> bool:
@@ -128,8 +141,24 @@ def _written(answer: Any, accept: str) -> tuple[bytes, str]:
     return (answer.content, answer.content_type) if isinstance(answer, Raw) else encode(answer, accept)
 
 
+async def _until(chunks: AsyncGenerator[bytes, None], admitted: ExitStack) -> AsyncGenerator[bytes, None]:
+    with admitted:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
+
+def _error_body(route: Route | None, refusal: ApiError) -> bytes:
+    if route is not None and route.error is not None:
+        return route.error(refusal)
+    return encode(ErrorBody(ErrorDetail(refusal.reason, refusal.message, refusal.field)), JSON)[0]
+
+
 def _refusal(error: Exception) -> ApiError:
     match error:
+        case GatewayError():
+            wait = [("retry-after", str(max(1, round(error.retry_after))))] if error.retry_after else []
+            return ApiError(STATUS[error.trouble], str(error.trouble), error.message, error.param, wait)
         case ApiError():
             return error
         case Refused():
@@ -156,3 +185,30 @@ async def _send(send: Send, status: int, body: bytes, content_type: str, extra: 
         headers += [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def _send_stream(send: Send, receive: Receive, stream: Stream) -> None:
+    """Send pieces as they come, comments while none does, and stop when the caller hangs up."""
+    headers = [(b"content-type", EVENT_STREAM.encode()), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    gone = asyncio.ensure_future(receive())
+    coming = asyncio.ensure_future(anext(stream.chunks, None))
+    try:
+        while True:
+            await asyncio.wait((coming, gone), timeout=_KEEP_OPEN_S, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                return
+            if not coming.done():
+                await send({"type": "http.response.body", "body": b": waiting\n\n", "more_body": True})
+                continue
+            chunk = coming.result()
+            if chunk is None:
+                await send({"type": "http.response.body", "body": b""})
+                return
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            coming = asyncio.ensure_future(anext(stream.chunks, None))
+    finally:
+        gone.cancel()
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+        await stream.chunks.aclose()

@@ -6,7 +6,7 @@ Matching, decoding, errors and the OpenAPI description all follow from the row. 
 
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl
 
@@ -73,6 +73,12 @@ class Raw(msgspec.Struct, frozen=True):
     content_type: str
 
 
+class Stream(msgspec.Struct, frozen=True):
+    """An answer that comes in pieces: server-sent events."""
+
+    chunks: AsyncGenerator[bytes, None]
+
+
 class Route(msgspec.Struct, frozen=True):
     """One row of the table."""
 
@@ -86,6 +92,8 @@ class Route(msgspec.Struct, frozen=True):
     returns: Any = None
     waits: bool = False
     """Whether it may be long in answering; then a caller who hangs up cancels it."""
+    error: Callable[["ApiError"], bytes] | None = None
+    """How its errors are written, where not like everybody else's."""
 
 
 class Table:

@@ -39,6 +39,7 @@ class Act(StrEnum):
     RECORD = "record"
     REWARD = "reward"
     TRACE = "trace"
+    CALL = "call"
     MINT = "mint"
 
 
@@ -54,6 +55,7 @@ MAY: dict[Act, frozenset[Kind]] = {
     Act.RECORD: _TRUSTED,  # record model calls: an agent could invent its tokens
     Act.REWARD: _EVERY - {Kind.VIEWER},  # give rewards: an agent's key only where its run allows it
     Act.TRACE: _EVERY - {Kind.VIEWER},  # send spans
+    Act.CALL: frozenset({Kind.POOL, Kind.ATTEMPT}),  # call models: what an agent is there for
     Act.MINT: _TRUSTED,  # make keys: a worker only those of its pools
 }
 AGENTS = frozenset({Kind.POOL, Kind.ATTEMPT})

@@ -2,6 +2,7 @@
 
 from leyden.records import Call, Episode, Group, Metric, Reward, Rollout, Run, Version, Worker
 from leyden.server import api
+from leyden.server.gateway.routes import GATEWAY_ROUTES
 from leyden.server.http import Raw, Route
 from leyden.server.keys import Act
 from leyden.server.openapi import describe
@@ -62,4 +63,5 @@ ROUTES: list[Route] = [
     Route("POST", "/api/keys", Act.MINT, api.make_key, body=KeySpec, returns=NewKey),
     Route("POST", "/v1/traces", Act.TRACE, api.export_traces, body=Raw, returns=Raw),
 ]
+ROUTES += GATEWAY_ROUTES
 ROUTES.append(Route("GET", "/openapi.json", None, describe(ROUTES), returns=Raw))

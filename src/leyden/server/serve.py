@@ -17,6 +17,8 @@ from msgspec import Struct
 from leyden.server.address import is_loopback, is_wildcard
 from leyden.server.app import App
 from leyden.server.bounded import BoundedHttp
+from leyden.server.gateway.gateway import Gateway
+from leyden.server.gateway.upstream import Upstream
 from leyden.server.keys import Keyring, Kind, Refused, write_private
 from leyden.server.service import ServerSettings, Service
 from leyden.server.store import Store
@@ -41,6 +43,9 @@ class ServeOptions(Struct, frozen=True):
     """The URL that workers and agents are told; None: where it listens."""
     keyless: bool = False
     max_body_mb: int = 32
+    upstream: str | None = None
+    """The base URL of an OpenAI-compatible service that answers model calls."""
+    upstream_key: str | None = None
 
     @property
     def location(self) -> str:
@@ -76,6 +81,8 @@ async def serve(options: ServeOptions, started: Callable[[Running], None]) -> No
             admin_key = _keep_admin_key(keyring, options.home / "admin.key")
             settings = ServerSettings(options.advertise or url, options.keyless, options.max_body_mb * 2**20)
             service = await Service.start(store, keyring, settings)
+            if options.upstream is not None:
+                service.gateway = Gateway(store, {}, Upstream(options.upstream, options.upstream_key))
             gc.collect()
             gc.freeze()  # what was imported lives as long as the server: no need to look through it again and again
             server = _Server(service, lambda: started(Running(url, settings.url, store.database.name, str(admin_key))))

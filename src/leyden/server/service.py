@@ -5,6 +5,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from leyden.server.gateway.gateway import Gateway
 from leyden.server.keys import Keyring
 from leyden.server.leases import Leases
 from leyden.server.limits import Limiter
@@ -31,6 +32,8 @@ class Service:
         self.leases = leases
         self.keyring = keyring
         self.settings = settings
+        self.gateway: Gateway | None = None
+        """Where models are served; None where this server only keeps the record."""
         self.limiter = Limiter()
         self.telemetry = Telemetry(store, leases)
 

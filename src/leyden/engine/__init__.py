@@ -1,0 +1,57 @@
+"""Tokens in, tokens out. An engine knows nothing of messages, agents or training.
+
+Whoever asks closes the stream to cancel. The logprobs are those of the distribution that a token was drawn from,
+temperature applied; each piece names the version of the weights that drew it.
+"""
+
+from collections.abc import AsyncGenerator
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from leyden.records import Sampling
+
+Finish = Literal["stop", "length"]
+
+
+class Generate(Struct, frozen=True):
+    """What an engine is asked for: one completion."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    stop_ids: tuple[int, ...]
+    """Drawing one of these ends the completion, and is part of it."""
+    max_tokens: int
+    session: str
+    """Requests of one session share prefixes: an engine may keep what it computed for them."""
+    top_logprobs: int = 0
+
+
+class Piece(Struct, frozen=True):
+    """Some tokens, as they were drawn. The last piece says why there are no more."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version: int
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """For each token the likeliest ones with their logprobs, where they were asked for."""
+    finish: Finish | None = None
+
+
+class EngineError(Exception):
+    """The engine failed; the message says how."""
+
+
+class Engine(Protocol):
+    """Anything that can complete."""
+
+    @property
+    def context(self) -> int:
+        """The longest sequence, prompt and completion together."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+
+    def generate(self, request: Generate) -> AsyncGenerator[Piece, None]:
+        """Draw a completion, piece by piece."""

@@ -1,0 +1,49 @@
+"""An engine that plays given tokens: for tests, and for measuring everything around an engine."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from leyden.engine import EngineError, Generate, Piece
+
+Script = Callable[[Generate], Sequence[int]]
+
+
+class ScriptedEngine:
+    """Answers each request with what its script says, so many tokens a piece, as if drawn with certainty.
+
+    The script may end in a stop token; without one the completion runs into its length limit. A negative number in the
+    script is where the engine dies.
+    """
+
+    context = 32_768
+    vocabulary = 2**17
+
+    def __init__(self, script: Script, piece: int = 4, delay_s: float = 0.0) -> None:
+        self.script = script
+        self.piece = piece
+        self.delay_s = delay_s
+        self.version = 0
+        self.asked: list[Generate] = []
+        self.cancelled = 0
+
+    async def generate(self, request: Generate) -> AsyncGenerator[Piece, None]:
+        """Play the script."""
+        self.asked.append(request)
+        script = self.script(request)
+        ids = tuple(script[: request.max_tokens])
+        stop = next((at + 1 for at, id in enumerate(ids) if id in request.stop_ids), None)
+        ids = ids[:stop]
+        done = 0
+        try:
+            while done < len(ids):
+                await asyncio.sleep(self.delay_s)
+                some = ids[done : done + self.piece]
+                if min(some) < 0:
+                    raise EngineError("the script says that the engine dies here")
+                done += len(some)
+                finish = None if done < len(ids) else "stop" if stop else "length"
+                top = tuple(((id, 0.0),) * min(1, request.top_logprobs) for id in some)
+                yield Piece(some, (0.0,) * len(some), self.version, top, finish)  # type: ignore[arg-type]
+        except (GeneratorExit, asyncio.CancelledError):
+            self.cancelled += done < len(ids)
+            raise

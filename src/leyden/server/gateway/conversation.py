@@ -1,0 +1,145 @@
+"""Which earlier call does this one continue?
+
+A request continues a call when its messages are that call's messages, then its answer as the client gives it back, then
+new ones. An answer is recognised by its meaning (keys in another order, arguments written anew, white space trimmed);
+everything else must be equal, since it stands in the prompt as it was first sent. When unsure, nothing is continued.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from leyden.records import Call, CallStatus, Episode, Made
+from leyden.server.gateway.ask import Message
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Turn(Struct, frozen=True):
+    """A call that can be continued: like the record, it holds only what it adds to its parent."""
+
+    call: str
+    parent: "Turn | None"
+    kept_ids: int
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    messages: int
+    """How many messages its whole prompt has."""
+
+    def whole_prompt(self) -> list[int]:
+        """Every token of its prompt."""
+        kept: list[int] = []
+        if self.parent is not None and self.kept_ids:
+            kept = [*self.parent.whole_prompt(), *self.parent.completion_ids][: self.kept_ids]
+        return [*kept, *self.prompt_ids]
+
+
+class Place(Struct, frozen=True):
+    """Where a request stands among the calls before it."""
+
+    made: Made
+    why: str
+    turn: Turn | None
+    """The call that it continues, or that it shares most with."""
+    shared: int
+    """How many of its messages that call's history begins with."""
+
+
+class Conversation:
+    """The calls of one attempt. Branches, sub-agents and retries are all in it, each beside the other."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.tokens = 0
+        self._turns: dict[str, Turn] = {}
+        self._answered: dict[bytes, Turn] = {}  # by history with the answer
+        self._shared: dict[bytes, Turn] = {}  # by every beginning of a history
+        self._asked: dict[bytes, str] = {}  # by the whole request: for retries
+
+    @classmethod
+    def of(cls, episode: Episode) -> "Conversation":
+        """What an attempt has said so far, read back from the record."""
+        conversation = cls()
+        for call in episode.calls:
+            conversation.add(call, episode.messages(call), episode.tools(call))
+        return conversation
+
+    def place(self, messages: Sequence[Message], tools: Sequence[Any], policy: str) -> Place:
+        """Find where a request belongs."""
+        marks = _marks(messages, tools, policy)
+        for length in range(len(messages) - 1, 0, -1):
+            turn = self._answered.get(marks[length])
+            if turn is not None and not any(message["role"] == "assistant" for message in messages[length:]):
+                return Place(Made.CONTINUED, "", turn, length)
+        for length in range(len(messages), 0, -1):
+            turn = self._shared.get(marks[length])
+            if turn is not None:
+                break
+        else:
+            return Place(Made.FRESH, "", None, 0)
+        if any(message["role"] == "assistant" for message in messages):
+            return Place(Made.RERENDERED, "the history is not one that was answered", turn, length)
+        return Place(Made.FRESH, "", turn, length)
+
+    def retried(self, messages: Sequence[Message], tools: Sequence[Any], policy: str) -> str | None:
+        """The latest call that asked for just the same."""
+        return self._asked.get(_marks(messages, tools, policy)[-1])
+
+    def add(self, call: Call, messages: Sequence[Message], tools: Sequence[Any]) -> None:
+        """Take up a call that was made: its whole messages and tools, and what it adds to its parent."""
+        self.calls += 1
+        self.tokens += len(call.completion_ids)
+        parent = self._turns.get(call.parent) if call.parent else None
+        turn = Turn(call.id, parent, call.kept_ids, call.prompt_ids, call.completion_ids, len(messages))
+        self._turns[call.id] = turn
+        marks = _marks([*messages, call.response or {}], tools, call.policy)
+        self._asked[marks[-2]] = call.id
+        for mark in marks[1:-1]:
+            self._shared.setdefault(mark, turn)
+        if call.status is CallStatus.OK and call.response is not None and call.completion_ids:
+            self._shared[marks[-1]] = turn
+            self._answered[marks[-1]] = turn
+
+
+def _marks(messages: Iterable[Message], tools: Sequence[Any], policy: str) -> list[bytes]:
+    """A mark for each beginning of a history: equal marks, equal meaning."""
+    mark = _digest(b"", _encode([policy, tools]))
+    marks = [mark]
+    order: dict[str, int] = {}
+    for message in messages:
+        mark = _digest(mark, _encode(_meaning(message, order)))
+        marks.append(mark)
+    return marks
+
+
+def _meaning(message: Message, order: dict[str, int]) -> Any:
+    """What a message says; `order` carries which tool call of the last answer has which id."""
+    match message.get("role"):
+        case "assistant":
+            calls = message.get("tool_calls") or ()
+            order.clear()
+            order.update({call["id"]: index for index, call in enumerate(calls)})
+            return [
+                "assistant",
+                (message.get("content") or "").strip(),
+                [[call["function"]["name"], _arguments(call["function"]["arguments"])] for call in calls],
+            ]
+        case "tool":
+            answered = message.get("tool_call_id", "")
+            return ["tool", order.get(answered, answered), message["content"]]
+        case role:
+            return [role, message.get("content"), message.get("name")]
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return ["not JSON", text.strip()]
+
+
+def _digest(before: bytes, data: bytes) -> bytes:
+    return blake2b(before + data, digest_size=16).digest()

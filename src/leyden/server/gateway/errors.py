@@ -1,0 +1,38 @@
+"""What a model call can be refused for. Each dialect writes these in the form that its SDK knows."""
+
+from enum import StrEnum
+
+
+class Trouble(StrEnum):
+    """The kinds of refusal."""
+
+    INVALID = "invalid_request"
+    TOO_LONG = "context_length_exceeded"
+    NO_MODEL = "model_not_found"
+    BAD_KEY = "invalid_api_key"
+    FORBIDDEN = "permission_denied"
+    BUSY = "rate_limit_exceeded"
+    SPENT = "budget_exceeded"
+    FAILED = "server_error"
+
+
+STATUS: dict[Trouble, int] = {
+    Trouble.INVALID: 400,
+    Trouble.TOO_LONG: 400,
+    Trouble.BAD_KEY: 401,
+    Trouble.FORBIDDEN: 403,
+    Trouble.SPENT: 403,  # not 429: an SDK would try again
+    Trouble.NO_MODEL: 404,
+    Trouble.BUSY: 429,
+    Trouble.FAILED: 503,
+}
+
+
+class GatewayError(Exception):
+    """A model call that cannot be answered; `param` names the field to change."""
+
+    def __init__(
+        self, trouble: Trouble, message: str, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.trouble, self.message, self.param, self.retry_after = trouble, message, param, retry_after

@@ -1,0 +1,105 @@
+"""A real server that serves a model whose words a test writes: spark's tokenizer, a scripted engine, real sockets."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+
+import uvicorn
+
+from leyden.engine import Generate
+from leyden.engine.scripted import ScriptedEngine
+from leyden.records import Episode, Purpose, RunSettings, Task
+from leyden.server.app import App
+from leyden.server.gateway.admission import Admission
+from leyden.server.gateway.chatml import renderer_for
+from leyden.server.gateway.gateway import Gateway, Policy
+from leyden.server.gateway.tokenizer import Tokenizer
+from leyden.server.keys import Keyring, Kind
+from leyden.server.service import ServerSettings, Service
+from leyden.server.store import Store, Want, reading
+from leyden.wire import GroupSpec, RunSpec
+
+END = "<|im_end|>"
+
+
+def call(name: str, arguments: str) -> str:
+    """A tool call as spark writes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+class ModelServer:
+    """A server with one attempt at work. The model says `lines` in turn, or what `say` makes of a prompt's text."""
+
+    def __init__(self, service: Service, engine: ScriptedEngine, tokenizer: Tokenizer, url: str) -> None:
+        self.service, self.engine, self.tokenizer, self.url = service, engine, tokenizer, url
+        self.lines: list[str] = []
+        self.say: Callable[[str], str] | None = None
+        self.key = self.attempt = ""
+        engine.script = self._script
+
+    def _script(self, request: Generate) -> Sequence[int]:
+        text = self.say(self.tokenizer.decode(request.prompt_ids)) if self.say else self.lines.pop(0)
+        return self.tokenizer.encode(text)
+
+    async def new_attempt(self, name: str = "g", purpose: Purpose = Purpose.TRAIN, **settings: object) -> str:
+        """Begin an attempt; its key."""
+        store = self.service.store
+        await store.create_run(RunSpec(f"run-{name}", RunSettings(**settings)))  # type: ignore[arg-type]
+        await store.enqueue(f"run-{name}", GroupSpec(name, Task("t", {}), purpose=purpose))
+        (grant,) = await store.lease(Want("w", 1, f"run-{name}", None))
+        self.run, self.attempt = grant.attempt.run, grant.attempt.id
+        scope = {"run": self.run, "rollout": grant.attempt.rollout, "attempt": self.attempt}
+        self.key = self.service.keyring.make(Kind.ATTEMPT, 3600, started=grant.attempt.started, **scope)[0]
+        return self.key
+
+    async def episode(self) -> Episode:
+        """What the attempt has left behind so far."""
+        return await self.service.store.read(reading.episode, self.run, self.attempt)
+
+    async def check(self, calls: int) -> Episode:
+        """Every call is in the record, and every continued prompt begins with its parent's prompt and completion."""
+        episode = await self.episode()
+        assert len(episode.calls) == calls
+        by_id = {call.id: call for call in episode.calls}
+        for made in episode.calls:
+            if made.made == "continued" and not made.choice:
+                assert made.parent is not None
+                parent = by_id[made.parent]
+                before = episode.prompt_ids(parent) + parent.completion_ids
+                assert episode.prompt_ids(made)[: len(before)] == before
+        return episode
+
+
+async def eventually(true: Callable[[], bool]) -> None:
+    """Wait for what announces itself to nobody."""
+    async with asyncio.timeout(30):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def model_server(home: Path) -> AsyncIterator[ModelServer]:
+    """Start one."""
+    tokenizer = Tokenizer.load(str(files("leyden") / "models" / "spark"))
+    engine = ScriptedEngine(lambda _: ())
+    store = await Store(home / "leyden.db").start()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        service = await Service.start(store, Keyring(b"secret", time.time), ServerSettings(url))
+        policy = Policy("spark", engine, renderer_for(tokenizer), tokenizer, Admission())
+        service.gateway = Gateway(store, {"spark": policy})
+        server = uvicorn.Server(uvicorn.Config(App(service), lifespan="off", log_level="warning"))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await eventually(lambda: server.started)
+        try:
+            yield ModelServer(service, engine, tokenizer, url)
+        finally:
+            server.should_exit = True
+            store.stop_waiting()
+            await serving
+            await store.close()

@@ -1,0 +1,166 @@
+"""Random conversations over HTTP, and the graph that they leave in the record against a model of it."""
+
+import asyncio
+import itertools
+import shutil
+import tempfile
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import hypothesis.strategies as st
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from modelserving import END, call, model_server
+
+from leyden.records import Made
+
+T = TypeVar("T")
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), min_size=1, max_size=12)
+
+
+@dataclass(frozen=True)
+class History:
+    """A conversation as its client holds it; `call` is the one that answered last."""
+
+    messages: tuple[dict[str, Any], ...]
+    call: str
+
+
+class ConversationMachine(RuleBasedStateMachine):
+    """Clients that branch, edit, trim, retry and ask at the same time, all in one attempt."""
+
+    histories = Bundle("histories")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.runner, self.stack = asyncio.Runner(), AsyncExitStack()
+        self.numbers = itertools.count()
+        self.expected: dict[str, tuple[Made, str | None, tuple[dict[str, Any], ...]]] = {}
+        self.run(self.begin())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    async def begin(self) -> None:
+        self.server = await self.stack.enter_async_context(model_server(self.folder))
+        await self.server.new_attempt()
+        self.server.say = self.say
+        headers = {"authorization": f"Bearer {self.server.key}"}
+        self.session = await self.stack.enter_async_context(aiohttp.ClientSession(headers=headers))
+
+    def say(self, prompt: str) -> str:
+        """Something different each time, so that every history has one place."""
+        number = next(self.numbers)
+        if number % 3 == 0:
+            return call("look", f'{{"b": {number}, "a": [1,  2]}}') + END
+        return f" Answer {number}: as asked. " + END
+
+    def teardown(self) -> None:
+        self.run(self.stack.aclose())
+        self.runner.close()
+        shutil.rmtree(self.folder)
+
+    async def ask(self, messages: tuple[dict[str, Any], ...], n: int = 1) -> list[History]:
+        body = {"model": "m", "messages": messages, "tools": TOOLS, "n": n}
+        async with self.session.post(f"{self.server.url}/v1/chat/completions", json=body) as reply:
+            answer = msgspec.json.decode(await reply.read())
+            assert reply.status == 200, answer
+        first = answer["id"].removeprefix("chatcmpl-")
+        ids = [first, *(f"{first}-{choice}" for choice in range(1, n))]
+        return [History((*messages, choice["message"]), id) for id, choice in zip(ids, answer["choices"], strict=True)]
+
+    def expect(self, got: list[History], made: Made, parent: str | None) -> list[History]:
+        for index, history in enumerate(got):
+            self.expected[history.call] = (made, got[0].call if index else parent, history.messages[:-1])
+        return got
+
+    def follow(self, history: History, text: str) -> tuple[dict[str, Any], ...]:
+        """What an agent sends next: results for tool calls, or more words."""
+        calls = history.messages[-1].get("tool_calls")
+        if calls:
+            return tuple({"role": "tool", "tool_call_id": c["id"], "content": text} for c in calls)
+        return ({"role": "user", "content": text},)
+
+    @rule(target=histories, system=st.booleans(), text=TEXTS)
+    def start(self, system: bool, text: str) -> Any:
+        messages = ({"role": "user", "content": f"{next(self.numbers)} {text}"},)
+        if system:
+            messages = ({"role": "system", "content": "You look things up."}, *messages)
+        got = self.run(self.ask(messages))
+        return multiple(*self.expect(got, Made.FRESH, self.run(self.shares(messages))))
+
+    async def shares(self, messages: tuple[dict[str, Any], ...]) -> str | None:
+        """A fresh conversation may share a beginning with an earlier one, which is where its tokens are kept."""
+        newest = (await self.server.episode()).calls[-1]
+        return newest.parent
+
+    @rule(target=histories, history=histories, text=TEXTS, n=st.integers(1, 2))
+    def go_on(self, history: History, text: str, n: int) -> Any:
+        got = self.run(self.ask((*history.messages, *self.follow(history, text)), n))
+        return multiple(*self.expect(got, Made.CONTINUED, history.call))
+
+    @rule(target=histories, history=histories, text=TEXTS)
+    def go_on_in_other_words(self, history: History, text: str) -> Any:
+        """The client writes the answer its own way: trimmed, other keys first, arguments written anew."""
+        said = dict(reversed(history.messages[-1].items()))
+        said["content"] = f"\n{(said['content'] or '').strip()}  "
+        if said.get("tool_calls"):
+            said["tool_calls"] = [
+                {
+                    "type": "function",
+                    "function": {
+                        "arguments": msgspec.json.format(c["function"]["arguments"], indent=3),
+                        "name": c["function"]["name"],
+                    },
+                    "id": c["id"],
+                }
+                for c in said["tool_calls"]
+            ]
+        got = self.run(self.ask((*history.messages[:-1], said, *self.follow(history, text))))
+        return multiple(*self.expect(got, Made.CONTINUED, history.call))
+
+    @rule(target=histories, history=histories, texts=st.lists(TEXTS, min_size=2, max_size=3))
+    def branch_at_once(self, history: History, texts: list[str]) -> Any:
+        async def both() -> list[list[History]]:
+            return await asyncio.gather(*(self.ask((*history.messages, *self.follow(history, text))) for text in texts))
+
+        got = [branch for branches in self.run(both()) for branch in branches]
+        for branch in got:
+            self.expect([branch], Made.CONTINUED, history.call)
+        return multiple(*got)
+
+    @rule(target=histories, history=histories, text=TEXTS)
+    def edit(self, history: History, text: str) -> Any:
+        """A summary takes the place of what was said."""
+        changed = {"role": "assistant", "content": f"In short ({next(self.numbers)}): {text}"}
+        got = self.run(self.ask((*history.messages[:-1], changed, {"role": "user", "content": "Go on"})))
+        return multiple(*self.expect(got, Made.RERENDERED, self.run(self.shares(got[0].messages))))
+
+    @invariant()
+    def the_record_is_the_graph(self) -> None:
+        episode = self.run(self.server.check(calls=len(self.expected)))
+        for made in episode.calls:
+            how, parent, messages = self.expected[made.id]
+            assert (made.made, made.parent) == (how, parent)
+            assert [m["content"] or "" for m in episode.messages(made) if m["role"] != "assistant"] == [
+                m["content"] for m in messages if m["role"] != "assistant"
+            ]
+            assert self.server.tokenizer.decode(made.completion_ids).endswith(END)
+            prompt = self.server.tokenizer.decode(episode.prompt_ids(made))
+            for message in messages:
+                if message["role"] != "assistant":
+                    assert message["content"] in prompt
+
+
+ConversationMachine.TestCase.settings = settings(
+    max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestConversations = ConversationMachine.TestCase
