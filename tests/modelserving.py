@@ -16,7 +16,8 @@ from leyden.records import Episode, Purpose, RunSettings, Task
 from leyden.server.app import App
 from leyden.server.gateway.admission import Admission
 from leyden.server.gateway.chatml import renderer_for
-from leyden.server.gateway.gateway import Gateway, Policy
+from leyden.server.gateway.gateway import Gateway
+from leyden.server.gateway.policy import Policy
 from leyden.server.gateway.tokenizer import Tokenizer
 from leyden.server.keys import Keyring, Kind
 from leyden.server.service import ServerSettings, Service

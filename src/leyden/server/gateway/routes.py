@@ -11,8 +11,9 @@ from urllib.parse import unquote
 
 from leyden.server.gateway import chat, messages
 from leyden.server.gateway.ask import Ask, Begun, Event
+from leyden.server.gateway.drafting import Caller
 from leyden.server.gateway.errors import GatewayError, Trouble
-from leyden.server.gateway.gateway import Caller, Gateway
+from leyden.server.gateway.gateway import Gateway
 from leyden.server.http import JSON, ApiError, Raw, Request, Route, Stream
 from leyden.server.keys import Act, Refused, speak_for
 from leyden.server.service import Service

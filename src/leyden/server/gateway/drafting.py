@@ -1,0 +1,161 @@
+"""The answers to one ask, from the engine into the record: each is durable before it is said to be done."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from leyden.engine import EngineError, Generate
+from leyden.records import Call, CallStatus, Sampling
+from leyden.server.gateway.ask import Ask, Done, Event, FinishReason
+from leyden.server.gateway.conversation import Conversation
+from leyden.server.gateway.errors import GatewayError, Trouble
+from leyden.server.gateway.policy import Policy
+from leyden.server.gateway.prompting import Prompt, offered
+from leyden.server.gateway.writing import Writing
+from leyden.server.store import Conflict, Live, NotFound, Store
+
+
+class Caller(Struct, frozen=True):
+    """Who asks: an attempt, and in which role."""
+
+    live: Live
+    role: str | None = None
+    retry: bool = False
+    """Whether its SDK says that it is trying the same again."""
+
+
+class Draft:
+    """The answers to one ask (`n` of them) until they are in the record."""
+
+    def __init__(
+        self,
+        store: Store,
+        conversation: Conversation,
+        caller: Caller,
+        policy: Policy,
+        ask: Ask,
+        prompt: Prompt,
+        sampling: Sampling,
+        first: str,
+    ) -> None:
+        self._store, self._conversation, self._caller = store, conversation, caller
+        self._policy, self._ask, self._prompt = policy, ask, prompt
+        self._sampling = sampling
+        self._ids = [first, *(f"{first}-{choice}" for choice in range(1, ask.n))]
+        self._began = time.time()
+        self._writings = [
+            Writing(
+                choice,
+                policy.renderer,
+                policy.tokenizer,
+                prompt.ids[: len(prompt.ids) - len(prompt.forced)],
+                forced=prompt.forced,
+                tools=offered(ask),
+                stop=sampling.stop,
+                logprobs=ask.top_logprobs is not None,
+            )
+            for choice in range(ask.n)
+        ]
+
+    async def write(self, max_tokens: int) -> AsyncGenerator[Event, None]:
+        """Have the engine write the answers; each is recorded before it is said to be done."""
+        try:
+            async with self._policy.admission.admit(self._caller.live.rollout):
+                for choice, writing in enumerate(self._writings):
+                    async for event in self._write_one(choice, writing, max_tokens):
+                        yield event
+            await self._record(CallStatus.OK)
+        except (GeneratorExit, asyncio.CancelledError):
+            await asyncio.shield(asyncio.create_task(self._record(CallStatus.ABANDONED)))
+            raise
+        except EngineError as error:
+            await self._record(CallStatus.FAILED)
+            raise GatewayError(Trouble.FAILED, f"the engine failed: {error}") from error
+        for choice, writing in enumerate(self._writings):
+            yield Done(
+                choice=choice,
+                id=self._ids[choice],
+                finish=_finish(writing),
+                stop=writing.stopped_by,
+                prompt_tokens=len(self._prompt.ids),
+                completion_tokens=len(writing.ids),
+                cached_tokens=self._prompt.kept,
+            )
+
+    async def _write_one(self, choice: int, writing: Writing, max_tokens: int) -> AsyncGenerator[Event, None]:
+        request = Generate(
+            prompt_ids=tuple(self._prompt.ids),
+            sampling=replace(self._sampling, seed=_seed(self._sampling.seed, choice)),
+            stop_ids=tuple(self._policy.renderer.get_stop_token_ids()),
+            max_tokens=max_tokens,
+            session=self._caller.live.attempt,
+            top_logprobs=self._ask.top_logprobs or 0,
+        )
+        async with aclosing(self._policy.engine.generate(request)) as pieces:
+            async for piece in pieces:
+                for event in writing.take(piece):
+                    yield event
+                if writing.done:
+                    return
+
+    async def _record(self, status: CallStatus) -> None:
+        """Write every answer into the record, the first with the prompt, the others as its further choices."""
+        calls = [self._call(choice, writing, status) for choice, writing in enumerate(self._writings)]
+        live = self._caller.live
+        try:
+            await self._store.record_calls(live.run, live.attempt, calls)
+        except (Conflict, NotFound) as over:
+            raise GatewayError(Trouble.FORBIDDEN, str(over)) from over
+        for call in calls:
+            self._conversation.add(call, self._ask.messages, offered(self._ask))
+
+    def _call(self, choice: int, writing: Writing, status: CallStatus) -> Call:
+        prompt, ask, turn = self._prompt, self._ask, self._prompt.place.turn
+        complete = len(writing.logprobs) == len(writing.ids)
+        shared = prompt.place.shared if turn is not None else 0
+        retry = self._caller.retry and self._conversation.retried(ask.messages, offered(ask), self._policy.name)
+        own: dict[str, Any] = {
+            "parent": turn.call if turn is not None else None,
+            "kept_ids": prompt.kept,
+            "kept_messages": shared,
+            "prompt_ids": tuple(prompt.ids[prompt.kept :]),
+            "messages": ask.messages[shared:],
+            "tools": offered(ask),
+            "retry_of": retry or None,
+            "request": ask.request,
+        }
+        if choice:
+            own = {"parent": self._ids[0], "kept_ids": len(prompt.ids), "kept_messages": len(ask.messages)}
+        return Call(
+            id=self._ids[choice],
+            choice=choice,
+            policy=self._policy.name,
+            role=self._caller.role,
+            made=prompt.made,
+            made_why=prompt.why,
+            status=status,
+            finish=_finish(writing) if status is CallStatus.OK else str(status),
+            completion_ids=tuple(writing.ids),
+            logprobs=tuple(writing.logprobs) if complete else None,
+            versions=writing.versions,
+            sampling=self._sampling,
+            response=writing.message,
+            started=self._began,
+            ended=time.time(),
+            **own,
+        )
+
+
+def _seed(seed: int | None, choice: int) -> int | None:
+    return seed if seed is None or not choice else (seed + choice) % 2**31
+
+
+def _finish(writing: Writing) -> FinishReason:
+    if writing.calls:
+        return "tool_calls"
+    return "length" if writing.finish == "length" and writing.stopped_by is None else "stop"
