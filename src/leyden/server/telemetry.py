@@ -1,6 +1,6 @@
 """The server's own numbers, for Prometheus at /metrics."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,7 +16,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Telemetry:
     """Counts what passes, and reads off the rest when asked."""
 
-    def __init__(self, store: Store, leases: Leases) -> None:
+    def __init__(self, store: Store, leases: Leases, calls: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter("leyden_requests", "Requests answered", ["route", "status"], registry=self.registry)
         self._seconds = Histogram(
@@ -32,7 +32,7 @@ class Telemetry:
         self.spans_rejected = Counter(
             "leyden_spans_rejected", "Spans that belong to no live attempt of their sender", registry=self.registry
         )
-        self.registry.register(_Readings(store, leases))
+        self.registry.register(_Readings(store, leases, calls))
 
         self._series: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
@@ -60,13 +60,19 @@ class Telemetry:
 class _Readings(Collector):
     """What is read off when the page is made."""
 
-    def __init__(self, store: Store, leases: Leases) -> None:
-        self._store, self._leases = store, leases
+    def __init__(self, store: Store, leases: Leases, calls: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        self._store, self._leases, self._calls = store, leases, calls
 
     def collect(self) -> Iterable[Metric]:
         writer = self._store.writer
         yield CounterMetricFamily("leyden_store_commits", "Transactions committed", value=writer.commits)
         yield CounterMetricFamily("leyden_store_operations", "Operations in them", value=writer.operations)
         yield CounterMetricFamily("leyden_store_busy_seconds", "Time spent in them", value=writer.busy_s)
+        made = CounterMetricFamily(
+            "leyden_calls", "Model calls by the making of their prompt", labels=["made", "status"]
+        )
+        for labels, count in self._calls().items():
+            made.add_metric(labels, count)
+        yield made
         yield GaugeMetricFamily("leyden_leases", "Attempts alive", value=len(self._leases))
         yield GaugeMetricFamily("leyden_store_bytes", "Size on disk", value=self._store.database.size())

@@ -120,6 +120,8 @@ async def test_branches_and_edited_histories_find_their_place(server: ModelServe
     assert [c.made for c in calls] == [Made.FRESH, Made.CONTINUED, Made.CONTINUED, Made.RERENDERED, Made.FRESH]
     assert calls[1].parent == calls[2].parent == calls[0].id
     assert calls[3].made_why
+    page = server.service.telemetry.page().decode()
+    assert 'leyden_calls_total{made="continued",status="ok"} 2.0' in page
 
 
 async def test_several_choices_share_their_prompt(server: ModelServer, client: openai.AsyncOpenAI) -> None:

@@ -16,8 +16,9 @@ from leyden.server.gateway.conversation import Conversation
 from leyden.server.gateway.errors import GatewayError, Trouble
 from leyden.server.gateway.policy import Policy
 from leyden.server.gateway.prompting import Prompt, offered
+from leyden.server.gateway.recorder import Recorder
 from leyden.server.gateway.writing import Writing
-from leyden.server.store import Conflict, Live, NotFound, Store
+from leyden.server.store import Live
 
 
 class Caller(Struct, frozen=True):
@@ -34,7 +35,7 @@ class Draft:
 
     def __init__(
         self,
-        store: Store,
+        recorder: Recorder,
         conversation: Conversation,
         caller: Caller,
         policy: Policy,
@@ -43,7 +44,7 @@ class Draft:
         sampling: Sampling,
         first: str,
     ) -> None:
-        self._store, self._conversation, self._caller = store, conversation, caller
+        self._recorder, self._conversation, self._caller = recorder, conversation, caller
         self._policy, self._ask, self._prompt = policy, ask, prompt
         self._sampling = sampling
         self._ids = [first, *(f"{first}-{choice}" for choice in range(1, ask.n))]
@@ -106,13 +107,9 @@ class Draft:
     async def _record(self, status: CallStatus) -> None:
         """Write every answer into the record, the first with the prompt, the others as its further choices."""
         calls = [self._call(choice, writing, status) for choice, writing in enumerate(self._writings)]
-        live = self._caller.live
-        try:
-            await self._store.record_calls(live.run, live.attempt, calls)
-        except (Conflict, NotFound) as over:
-            raise GatewayError(Trouble.FORBIDDEN, str(over)) from over
-        for call in calls:
-            self._conversation.add(call, self._ask.messages, offered(self._ask))
+        await self._recorder.record(
+            self._caller.live, self._conversation, calls, self._ask.messages, offered(self._ask)
+        )
 
     def _call(self, choice: int, writing: Writing, status: CallStatus) -> Call:
         prompt, ask, turn = self._prompt, self._ask, self._prompt.place.turn

@@ -15,6 +15,7 @@ from leyden.server.gateway.drafting import Caller, Draft
 from leyden.server.gateway.errors import GatewayError, Trouble
 from leyden.server.gateway.policy import Policy
 from leyden.server.gateway.prompting import make_prompt
+from leyden.server.gateway.recorder import Recorder
 from leyden.server.gateway.relay import UPSTREAM, relay
 from leyden.server.gateway.upstream import Upstream
 from leyden.server.store import Live, Store, reading
@@ -26,6 +27,7 @@ class Gateway:
     def __init__(self, store: Store, policies: Mapping[str, Policy], upstream: Upstream | None = None) -> None:
         self.policies = policies
         self.upstream = upstream
+        self.recorder = Recorder(store)
         self._store = store
         self._conversations: dict[str, Conversation] = {}
         self._settings: dict[str, RunSettings] = {}
@@ -46,7 +48,7 @@ class Gateway:
         first = f"call-{secrets.token_hex(8)}"
         if isinstance(policy, Upstream):
             yield Begun(first)
-            relayed = relay(self._store, conversation, caller.live, caller.role, policy, ask, first)
+            relayed = relay(self.recorder, conversation, caller.live, caller.role, policy, ask, first)
             async with aclosing(relayed) as events:
                 async for event in events:
                     yield event
@@ -57,8 +59,8 @@ class Gateway:
         if room < 1:
             message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {policy.engine.context} in all"
             raise GatewayError(Trouble.TOO_LONG, message, "messages")
-        yield Begun(first)
-        draft = Draft(self._store, conversation, caller, policy, ask, prompt, sampling, first)
+        yield Begun(first, len(prompt.ids), prompt.kept)
+        draft = Draft(self.recorder, conversation, caller, policy, ask, prompt, sampling, first)
         async with aclosing(draft.write(min(room, sampling.max_tokens or room))) as events:
             async for event in events:
                 yield event

@@ -10,14 +10,21 @@ from leyden.records import Call, CallStatus
 from leyden.server.gateway.ask import Ask, Calling, Done, Event, FinishReason, Reasoning, Text, ToolCall
 from leyden.server.gateway.conversation import Conversation
 from leyden.server.gateway.errors import GatewayError
+from leyden.server.gateway.recorder import Recorder
 from leyden.server.gateway.upstream import Upstream
-from leyden.server.store import Live, Store
+from leyden.server.store import Live
 
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
 
 async def relay(
-    store: Store, conversation: Conversation, live: Live, role: str | None, upstream: Upstream, ask: Ask, first: str
+    recorder: Recorder,
+    conversation: Conversation,
+    live: Live,
+    role: str | None,
+    upstream: Upstream,
+    ask: Ask,
+    first: str,
 ) -> AsyncGenerator[Event, None]:
     """Pass an ask on; the answer is in the record before any of it is passed back."""
     began = time.time()
@@ -50,16 +57,15 @@ async def relay(
     try:
         answer = await upstream.complete(ask)
     except GatewayError:
-        await store.record_calls(live.run, live.attempt, [recorded(0, None, CallStatus.FAILED, "failed")])
+        failed = recorded(0, None, CallStatus.FAILED, "failed")
+        await recorder.record(live, conversation, [failed], ask.messages, ask.tools)
         raise
     choices = answer["choices"]
     calls = [
         recorded(index, choice["message"], CallStatus.OK, str(choice.get("finish_reason") or "stop"))
         for index, choice in enumerate(choices)
     ]
-    await store.record_calls(live.run, live.attempt, calls)
-    for call in calls:
-        conversation.add(call, ask.messages, ask.tools)
+    await recorder.record(live, conversation, calls, ask.messages, ask.tools)
     usage = answer.get("usage") or {}
     for index, (choice, call) in enumerate(zip(choices, calls, strict=True)):
         for event in _events(index, choice["message"]):

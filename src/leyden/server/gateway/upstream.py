@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 
 from leyden.records import Sampling
-from leyden.server.gateway.ask import Ask
+from leyden.server.gateway.ask import Ask, Message
 from leyden.server.gateway.errors import GatewayError, Trouble
 
 _UNTOUCHED = Sampling()
@@ -47,7 +47,7 @@ class Upstream:
 
 def _body(ask: Ask) -> dict[str, Any]:
     """An ask in the upstream's words; what the caller left open stays open."""
-    body: dict[str, Any] = {"model": ask.model, "messages": ask.messages, "n": ask.n}
+    body: dict[str, Any] = {"model": ask.model, "messages": [_plain(message) for message in ask.messages], "n": ask.n}
     if ask.tools:
         named = ask.tool_choice.name
         choice: Any = {"type": "function", "function": {"name": named}} if named else ask.tool_choice.mode
@@ -60,6 +60,11 @@ def _body(ask: Ask) -> dict[str, Any]:
         if (value := getattr(ask.sampling, name)) != getattr(_UNTOUCHED, name)
     }
     return body | changed
+
+
+def _plain(message: Message) -> Message:
+    """A message without what the OpenAI API does not know."""
+    return {name: value for name, value in message.items() if name not in ("is_error", "reasoning_content")}
 
 
 def _refusal(url: str, status: int, data: bytes) -> GatewayError:

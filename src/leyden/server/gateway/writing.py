@@ -124,7 +124,7 @@ class Writing:
 
     def _show(self, all_of_it: bool) -> list[Event]:
         events: list[Event] = []
-        if more := self._more("reasoning", self.reasoning, all_of_it):
+        if more := self._more("reasoning", self.reasoning, all_of_it or bool(self.content)):
             events.append(Reasoning(self.choice, more))
         if more := self._more("content", self.content, all_of_it):
             events.append(Text(self.choice, more, tuple(self._info)))

@@ -1,0 +1,38 @@
+"""Where calls go when they are over: into the record, then into the conversation that later calls may continue."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from leyden.records import Call
+from leyden.server.gateway.ask import Message
+from leyden.server.gateway.conversation import Conversation
+from leyden.server.gateway.errors import GatewayError, Trouble
+from leyden.server.store import Conflict, Live, NotFound, Store, StoreError
+
+
+class Recorder:
+    """Records calls, and counts them by how their prompts were made and how they ended."""
+
+    def __init__(self, store: Store) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._store = store
+
+    async def record(
+        self,
+        live: Live,
+        conversation: Conversation,
+        calls: Sequence[Call],
+        messages: Sequence[Message],
+        tools: Sequence[Any],
+    ) -> None:
+        """Record the answers to one ask; when this returns they are durable."""
+        try:
+            await self._store.record_calls(live.run, live.attempt, calls)
+        except (Conflict, NotFound) as over:
+            raise GatewayError(Trouble.FORBIDDEN, str(over)) from over
+        except StoreError as error:
+            raise GatewayError(Trouble.FAILED, str(error), retry_after=1.0) from error
+        for call in calls:
+            conversation.add(call, messages, tools)
+            self.counts[str(call.made), str(call.status)] += 1
