@@ -188,8 +188,7 @@ async def measure_leyden(seconds: float, home: Path) -> dict[str, Any]:
         async with aiohttp.ClientSession() as session:
             await load.check(session, base, total)
         memory = resident(process) - before
-    disk = sum(file.stat().st_size for file in home.glob("leyden.db*"))
-    return figures(rates, total, memory, disk)
+    return figures(rates, total, memory, stored(home))
 
 
 async def measure_peer(seconds: float) -> dict[str, Any]:
@@ -204,6 +203,11 @@ async def measure_peer(seconds: float) -> dict[str, Any]:
         async with aiohttp.ClientSession() as session:
             await peer.check(session, base, total)
         return figures(rates, total, resident(process) - before, disk=0)
+
+
+def stored(home: Path) -> int:
+    """Bytes of a store on disk."""
+    return sum(file.stat().st_size for file in home.glob("leyden.db*"))
 
 
 def figures(rates: list[float], total: int, memory: int, disk: int) -> dict[str, Any]:

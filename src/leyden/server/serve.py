@@ -62,8 +62,15 @@ class Running(Struct, frozen=True):
     admin_key_file: str
 
 
-async def serve(options: ServeOptions, started: Callable[[Running], None]) -> None:
-    """Serve until told to stop by SIGINT or SIGTERM, then finish what was accepted."""
+async def serve(
+    options: ServeOptions,
+    started: Callable[[Running], None],
+    attach: Callable[[Service], None] | None = None,
+) -> None:
+    """Serve until told to stop by SIGINT or SIGTERM, then finish what was accepted.
+
+    `attach` may give the service more than its options say, a gateway with an engine in this process for one.
+    """
     if options.keyless and not is_loopback(options.host):
         raise Unservable(
             f"--keyless on {options.host} would let anybody in: drop --keyless, or listen on 127.0.0.1 only"
@@ -83,6 +90,8 @@ async def serve(options: ServeOptions, started: Callable[[Running], None]) -> No
             service = await Service.start(store, keyring, settings)
             if options.upstream is not None:
                 service.gateway = Gateway(store, {}, Upstream(options.upstream, options.upstream_key))
+            if attach is not None:
+                attach(service)
             gc.collect()
             gc.freeze()  # what was imported lives as long as the server: no need to look through it again and again
             server = _Server(service, lambda: started(Running(url, settings.url, store.database.name, str(admin_key))))

@@ -1,0 +1,221 @@
+"""Model calls per second and what a gateway adds to each, beside LiteLLM's proxy in front of the same answers.
+
+Both answer at once from within their own process: Leyden from an engine that plays tokens, LiteLLM from its
+`mock_response`. Leyden renders the prompt to tokens, parses the answer back and commits the call to disk before its
+last byte leaves; LiteLLM keeps nothing. The same load generator drives both, one after the other on the same machine.
+
+    python benchmarks/gateway.py
+
+Measured at 1, 64 and 512 clients: calls per second, latency (p50, p99), and the time to the first text when streaming;
+then the time of turn 20 of a conversation of 16,000 tokens against that of turn 2. The last line is one JSON object;
+`ratio` is Leyden's rate over LiteLLM's at 64 clients.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from scripted_server import ANSWER
+
+from leyden.records import RunSettings, Task
+from leyden.remote import Remote
+from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
+
+CLIENTS = (1, 64, 512)
+PEER_HOME = Path(__file__).parent.parent / ".bench" / "litellm"
+PEER = "litellm[proxy]==1.108.*"
+QUESTION = [
+    {"role": "system", "content": "You are an oracle. Answer in one sentence."},
+    {"role": "user", "content": "What is the answer to life, the universe and everything?"},
+]
+
+Headers = dict[str, str]
+
+
+async def drive(base: str, headers: list[Headers], clients: int, seconds: float) -> dict[str, float]:
+    """So many clients, each asking again as soon as it has its answer; every fourth call is streamed."""
+    latencies: list[float] = []
+    first_texts: list[float] = []
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        began = time.perf_counter()
+
+        async def work(number: int) -> None:
+            count = number
+            while (asked := time.perf_counter()) - began < seconds:
+                count += 1
+                if count % 4:
+                    await ask(session, base, headers[number % len(headers)])
+                    latencies.append(time.perf_counter() - asked)
+                else:
+                    first_texts.append(await ask_streamed(session, base, headers[number % len(headers)]))
+
+        await asyncio.gather(*(work(number) for number in range(clients)))
+        took = time.perf_counter() - began
+    latencies.sort()
+    return {
+        "per_s": round((len(latencies) + len(first_texts)) / took, 1),
+        "p50_ms": round(latencies[len(latencies) // 2] * 1e3, 2),
+        "p99_ms": round(latencies[int(len(latencies) * 0.99)] * 1e3, 2),
+        "first_text_p50_ms": round(statistics.median(first_texts) * 1e3, 2),
+    }
+
+
+async def ask(session: aiohttp.ClientSession, base: str, headers: Headers, messages: Any = QUESTION) -> Any:
+    """One call, whole."""
+    body = {"model": "model", "messages": messages}
+    async with session.post(f"{base}/v1/chat/completions", json=body, headers=headers) as reply:
+        answer = await reply.json()
+        assert reply.status == 200, answer
+        message = answer["choices"][0]["message"]
+        assert message["content"] == ANSWER, answer
+        return message
+
+
+async def ask_streamed(session: aiohttp.ClientSession, base: str, headers: Headers) -> float:
+    """One call, streamed; the time to its first text."""
+    asked, first, said = time.perf_counter(), None, ""
+    body = {"model": "model", "messages": QUESTION, "stream": True}
+    async with session.post(f"{base}/v1/chat/completions", json=body, headers=headers) as reply:
+        assert reply.status == 200, await reply.text()
+        async for line in reply.content:
+            if line.startswith(b"data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    text = choice["delta"].get("content") or ""
+                    if text and first is None:
+                        first = time.perf_counter() - asked
+                    said += text
+    assert said == ANSWER, said
+    assert first is not None
+    return first
+
+
+@contextlib.contextmanager
+def leyden_server(home: Path) -> Iterator[tuple[str, str]]:
+    """A server of ours: its URL and its admin key."""
+    command = [sys.executable, str(Path(__file__).with_name("scripted_server.py")), str(home)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        running = json.loads(process.stdout.readline())
+        yield running["url"], Path(running["admin_key_file"]).read_text().strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextlib.contextmanager
+def litellm_server(folder: Path) -> Iterator[str]:
+    """LiteLLM's proxy, installed first where it is not: its URL."""
+    if not (PEER_HOME / "ready").exists():
+        print("installing the peer ...", flush=True)
+        venv.create(PEER_HOME, with_pip=True)
+        subprocess.run([PEER_HOME / "bin" / "pip", "install", "--quiet", PEER], check=True)
+        (PEER_HOME / "ready").touch()
+    parameters = {"model": "openai/model", "api_key": "none", "mock_response": ANSWER}
+    config = {"model_list": [{"model_name": "model", "litellm_params": parameters}]}
+    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [PEER_HOME / "bin" / "litellm", "--config", folder / "config.yaml", "--port", str(port)]
+    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+    process = subprocess.Popen(
+        [*command, "--host", "127.0.0.1"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def ready(base: str) -> None:
+    """Wait until a server answers."""
+    async with aiohttp.ClientSession() as session:
+        for _ in range(600):
+            with contextlib.suppress(aiohttp.ClientError, AssertionError, TimeoutError):
+                await ask(session, base, {})
+                return
+            await asyncio.sleep(0.2)
+    raise TimeoutError(f"{base} does not answer")
+
+
+async def measure_leyden(seconds: float, folder: Path) -> dict[str, Any]:
+    """Rates and latencies of ours, through one pool's key as a process that hosts many rollouts has it."""
+    with leyden_server(folder) as (base, key):
+        async with Remote(base, key) as remote:
+            await remote.create_run(RunSpec("bench", RunSettings(lease_s=3600)))
+            pool = await remote.make_key(KeySpec("pool"))
+            await remote.enqueue("bench", GroupSpec("g", Task("t", None), size=max(CLIENTS)))
+            leases = await remote.lease(LeaseRequest("w", count=max(CLIENTS), pool=pool.pool))
+            headers = [
+                {"authorization": f"Bearer {pool.key}", "baggage": f"leyden.attempt={lease.attempt.id}"}
+                for lease in leases
+            ]
+            figures: dict[str, Any] = {str(n): await drive(base, headers, n, seconds) for n in CLIENTS}
+            summary = await remote.summary("bench")
+            made = sum(figures[str(n)]["per_s"] for n in CLIENTS) * seconds
+            assert summary.calls >= 0.8 * made, (summary, made)
+            figures["captured_calls"] = summary.calls
+            figures["late_turn_over_early"] = await late_over_early(base, headers[0])
+    return figures
+
+
+async def late_over_early(base: str, headers: Headers) -> float:
+    """The time of turn 20 over that of turn 2, medians of many conversations that grow to 16,000 tokens."""
+    early, late = [], []
+    async with aiohttp.ClientSession() as session:
+        for number in range(15):
+            messages: list[Any] = [{"role": "system", "content": f"Conversation {number}."}]
+            for turn in range(1, 21):
+                messages.append({"role": "user", "content": f"Turn {turn}. " + "Tell me about 7 and 9. " * 48})
+                asked = time.perf_counter()
+                answer = await ask(session, base, headers, messages)
+                took = time.perf_counter() - asked
+                if turn in (2, 20):
+                    (early if turn == 2 else late).append(took)
+                messages.append(answer)
+    return round(statistics.median(late) / statistics.median(early), 2)
+
+
+async def measure_litellm(seconds: float, folder: Path) -> dict[str, Any]:
+    """The same of LiteLLM."""
+    with litellm_server(folder) as base:
+        await ready(base)
+        return {str(n): await drive(base, [{}], n, seconds) for n in CLIENTS}
+
+
+def main() -> None:
+    """Measure, print a table, and end with one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each number of clients")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        ours = asyncio.run(measure_leyden(options.seconds, Path(folder)))
+        theirs = asyncio.run(measure_litellm(options.seconds, Path(folder)))
+    print(f"{'clients':>8} {'':20}{'leyden':>10}{'litellm':>10}{'ratio':>8}")
+    for clients in map(str, CLIENTS):
+        for name, value in ours[clients].items():
+            other = theirs[clients][name]
+            print(f"{clients:>8} {name:20}{value:>10}{other:>10}{value / other:>8.2f}")
+    print(f"turn 20 over turn 2: {ours['late_turn_over_early']}")
+    ratio = round(ours["64"]["per_s"] / theirs["64"]["per_s"], 1)
+    latency = round(ours["64"]["p50_ms"] / theirs["64"]["p50_ms"], 2)
+    print(json.dumps({"ratio": ratio, "latency_ratio": latency, "leyden": ours, "litellm": theirs}))
+
+
+if __name__ == "__main__":
+    main()

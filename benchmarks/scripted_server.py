@@ -1,0 +1,39 @@
+"""A server whose model answers at once: spark's tokenizer before an engine that plays the same tokens every time."""
+
+import asyncio
+import json
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import uvloop
+
+from leyden.engine.scripted import ScriptedEngine
+from leyden.server.gateway.admission import Admission
+from leyden.server.gateway.chatml import renderer_for
+from leyden.server.gateway.gateway import Gateway
+from leyden.server.gateway.policy import Policy
+from leyden.server.gateway.tokenizer import Tokenizer
+from leyden.server.serve import Running, ServeOptions, serve
+from leyden.server.service import Service
+
+ANSWER = "The answer is forty-two, as it has always been and will be for ever after, amen."
+
+
+def attach(service: Service) -> None:
+    """Serve the scripted model."""
+    tokenizer = Tokenizer.load(str(files("leyden") / "models" / "spark"))
+    ids = tokenizer.encode(ANSWER + "<|im_end|>")
+    engine = ScriptedEngine(lambda _: ids, piece=4)
+    policy = Policy("model", engine, renderer_for(tokenizer), tokenizer, Admission(at_once=4096))
+    service.gateway = Gateway(service.store, {"model": policy})
+
+
+def started(running: Running) -> None:
+    """Tell the benchmark where."""
+    print(json.dumps({"url": running.url, "admin_key_file": running.admin_key_file}), flush=True)
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(ServeOptions(Path(sys.argv[1]), port=0), started, attach))
