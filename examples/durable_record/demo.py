@@ -48,7 +48,7 @@ class Server:
         self.process.wait()
 
 
-async def main() -> None:
+def main() -> None:
     """Run the demonstration."""
     began = time.perf_counter()
     shutil.rmtree(HOME, ignore_errors=True)
@@ -56,29 +56,7 @@ async def main() -> None:
     server.start()
     print(f"A server listens on {server.running['url']}, with its store in {server.running['store']}.")
     key = Path(server.running["admin_key_file"]).read_text().strip()
-    async with Remote(server.running["url"], key) as remote:
-        await remote.create_run(RunSpec("demo", RunSettings(lease_s=2.0)))
-        for number in range(GROUPS):
-            a, b = random.Random(number).sample(range(2, 20), 2)
-            task = Task(f"sum-{number}", {"question": f"What is {a} + {b}?", "answer": a + b})
-            await remote.enqueue("demo", GroupSpec(f"g{number}", task, SIZE))
-        print(f"{GROUPS} groups of {SIZE} rollouts are queued; {WORKERS} workers begin.")
-        acknowledged: set[str] = set()
-        working = [asyncio.create_task(work(remote, f"worker-{n}", acknowledged)) for n in range(WORKERS)]
-        while len(acknowledged) < GROUPS * SIZE // 2:
-            await asyncio.sleep(0.01)
-        server.kill()
-        at_kill = set(acknowledged)
-        print(f"The server is killed with SIGKILL after {len(at_kill)} rollouts, and started again.")
-        await asyncio.to_thread(server.start)
-        await asyncio.gather(*working)
-        summary = await remote.summary("demo")
-        kept = [await remote.rollout("demo", rollout) for rollout in at_kill]
-    lost = sum(detail.rollout.outcome != Outcome(Ending.SUCCEEDED) for detail in kept)
-    assert not lost, f"{lost} acknowledged rollouts were lost"
-    assert sum(summary.rollouts.values()) == GROUPS * SIZE, summary
-    assert set(summary.rollouts) <= {"succeeded"}, summary
-    print(f"All {GROUPS * SIZE} rollouts ended once; of the {len(at_kill)} acknowledged before the kill none was lost.\n")
+    asyncio.run(demonstrate(server, key))
     for arguments in (["runs"], ["show", "demo", "g0.0"]):
         print(f"$ leyden {' '.join(arguments)} --home {HOME}", flush=True)
         subprocess.run([sys.executable, "-m", "leyden.cli", *arguments, "--home", str(HOME)], check=True)
@@ -88,14 +66,53 @@ async def main() -> None:
     print(json.dumps({"before": None, "after": None, "steps": 0, "seconds": round(time.perf_counter() - began, 1)}))
 
 
-async def work(remote: Remote, worker: str, acknowledged: set[str]) -> None:
+async def demonstrate(server: Server, key: str) -> None:
+    """Queue, work, kill, go on, and look whether anything is missing."""
+    async with Remote(server.running["url"], key) as remote:
+        await remote.create_run(RunSpec("demo", RunSettings(lease_s=2.0)))
+        for number in range(GROUPS):
+            a, b = random.Random(number).sample(range(2, 20), 2)
+            task = Task(f"sum-{number}", {"question": f"What is {a} + {b}?", "answer": a + b})
+            await remote.enqueue("demo", GroupSpec(f"g{number}", task, SIZE))
+        print(f"{GROUPS} groups of {SIZE} rollouts are queued; {WORKERS} workers begin.")
+        progress = Progress()
+        working = [asyncio.create_task(work(remote, f"worker-{n}", progress)) for n in range(WORKERS)]
+        await progress.halfway.wait()
+        server.kill()
+        at_kill = set(progress.acknowledged)
+        print(f"The server is killed with SIGKILL after {len(at_kill)} rollouts, and started again.")
+        await asyncio.to_thread(server.start)
+        await asyncio.gather(*working)
+        summary = await remote.summary("demo")
+        kept = [await remote.rollout("demo", rollout) for rollout in at_kill]
+    lost = sum(detail.rollout.outcome != Outcome(Ending.SUCCEEDED) for detail in kept)
+    assert not lost, f"{lost} acknowledged rollouts were lost"
+    assert summary.rollouts == {"succeeded": GROUPS * SIZE}, summary
+    print(f"All {GROUPS * SIZE} rollouts ended once; of the {len(at_kill)} acknowledged before, none was lost.\n")
+
+
+class Progress:
+    """What the server has acknowledged."""
+
+    def __init__(self) -> None:
+        self.acknowledged: set[str] = set()
+        self.halfway = asyncio.Event()
+
+    def add(self, rollout: str) -> None:
+        """Note that a rollout is finished."""
+        self.acknowledged.add(rollout)
+        if len(self.acknowledged) >= GROUPS * SIZE // 2:
+            self.halfway.set()
+
+
+async def work(remote: Remote, worker: str, progress: Progress) -> None:
     """Lease and answer until nothing is left to do, through whatever happens to the server."""
     while True:
         try:
             leases = await remote.lease(LeaseRequest(worker, wait=1.0))
             for lease in leases:
                 await guess(remote, lease)
-                acknowledged.add(lease.attempt.rollout)
+                progress.add(lease.attempt.rollout)
             if not leases and len((await remote.summary("demo")).rollouts) == 1:
                 return
         except (aiohttp.ClientError, OSError):
@@ -124,4 +141,4 @@ async def guess(remote: Remote, lease: Lease) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

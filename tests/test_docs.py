@@ -1,0 +1,44 @@
+"""The documents tell the truth: what they say to type works."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from serving import ServerProcess
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_the_walk_through_the_api_works_as_written(server: ServerProcess) -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", (DOCS / "api.md").read_text(), re.DOTALL)
+    settings = (
+        blocks[0].replace("http://127.0.0.1:8484", server.url).replace("runs/admin.key", f"{server.home}/admin.key")
+    )
+    said = subprocess.run(
+        ["bash", "-e", "-c", "\n".join([settings, *blocks[1:]]).replace("wait=60", "wait=1")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert '"error"' not in said
+    assert '"counted":true' in said
+    assert '"ending":"succeeded"' in said
+    assert len(re.findall("curl", "".join(blocks))) >= 8
+
+
+def test_the_readme_names_files_that_exist() -> None:
+    root = DOCS.parent
+    for named in re.findall(r"\]\(([^)]+)\)", (root / "README.md").read_text()):
+        assert (root / named).exists(), named
+
+
+def test_architecture_names_rooms_that_exist() -> None:
+    listed = re.search(r"```\nsrc/leyden/\n(.*?)```", (DOCS / "architecture.md").read_text(), re.DOTALL)
+    assert listed is not None
+    source = DOCS.parent / "src" / "leyden"
+    for line in listed[1].splitlines():
+        if "planned" in line or not line.startswith("  ") or line.startswith("   "):
+            continue
+        named = line.split()[0]
+        assert (source / named).exists(), named
