@@ -5,7 +5,7 @@ new ones. An answer is recognised by its meaning (keys in another order, argumen
 everything else must be equal, since it stands in the prompt as it was first sent. When unsure, nothing is continued.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -26,15 +26,40 @@ class Turn(Struct, frozen=True):
     kept_ids: int
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
-    messages: int
-    """How many messages its whole prompt has."""
 
     def whole_prompt(self) -> list[int]:
         """Every token of its prompt."""
-        kept: list[int] = []
-        if self.parent is not None and self.kept_ids:
-            kept = [*self.parent.whole_prompt(), *self.parent.completion_ids][: self.kept_ids]
-        return [*kept, *self.prompt_ids]
+        chain, turn = [self], self.parent
+        while turn is not None:
+            chain.append(turn)
+            turn = turn.parent
+        ids: list[int] = []
+        for turn in reversed(chain):
+            del ids[turn.kept_ids :]
+            ids += turn.prompt_ids
+            if turn is not self:
+                ids += turn.completion_ids
+        return ids
+
+
+class History(Struct, frozen=True):
+    """The messages of a request, and a mark for each beginning of them: equal marks, equal meaning."""
+
+    messages: Sequence[Message]
+    marks: list[bytes]
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], tools: Sequence[Any], policy: str) -> "History":
+        """Mark a request; it can only continue one that offered the same tools to the same policy."""
+        order: dict[str, int] = {}
+        marks = [_digest(b"", _encode([policy, tools]))]
+        for message in messages:
+            marks.append(_digest(marks[-1], _encode(_meaning(message, order))))
+        return cls(messages, marks)
+
+    def answered(self, response: Message) -> bytes:
+        """The mark of this history with an answer."""
+        return _digest(self.marks[-1], _encode(_meaning(response, {})))
 
 
 class Place(Struct, frozen=True):
@@ -64,12 +89,12 @@ class Conversation:
         """What an attempt has said so far, read back from the record."""
         conversation = cls()
         for call in episode.calls:
-            conversation.add(call, episode.messages(call), episode.tools(call))
+            conversation.add(call, History.of(episode.messages(call), episode.tools(call), call.policy))
         return conversation
 
-    def place(self, messages: Sequence[Message], tools: Sequence[Any], policy: str) -> Place:
+    def place(self, history: History) -> Place:
         """Find where a request belongs."""
-        marks = _marks(messages, tools, policy)
+        messages, marks = history.messages, history.marks
         for length in range(len(messages) - 1, 0, -1):
             turn = self._answered.get(marks[length])
             if turn is not None and not any(message["role"] == "assistant" for message in messages[length:]):
@@ -84,35 +109,25 @@ class Conversation:
             return Place(Made.RERENDERED, "the history is not one that was answered", turn, length)
         return Place(Made.FRESH, "", turn, length)
 
-    def retried(self, messages: Sequence[Message], tools: Sequence[Any], policy: str) -> str | None:
+    def retried(self, history: History) -> str | None:
         """The latest call that asked for just the same."""
-        return self._asked.get(_marks(messages, tools, policy)[-1])
+        return self._asked.get(history.marks[-1])
 
-    def add(self, call: Call, messages: Sequence[Message], tools: Sequence[Any]) -> None:
-        """Take up a call that was made: its whole messages and tools, and what it adds to its parent."""
+    def add(self, call: Call, history: History) -> None:
+        """Take up a call that was made."""
         self.calls += 1
         self.tokens += len(call.completion_ids)
         parent = self._turns.get(call.parent) if call.parent else None
-        turn = Turn(call.id, parent, call.kept_ids, call.prompt_ids, call.completion_ids, len(messages))
+        turn = Turn(call.id, parent, call.kept_ids, call.prompt_ids, call.completion_ids)
         self._turns[call.id] = turn
-        marks = _marks([*messages, call.response or {}], tools, call.policy)
-        self._asked[marks[-2]] = call.id
-        for mark in marks[1:-1]:
+        self._asked[history.marks[-1]] = call.id
+        for mark in history.marks[1:]:
             self._shared.setdefault(mark, turn)
-        if call.status is CallStatus.OK and call.response is not None and call.completion_ids:
-            self._shared[marks[-1]] = turn
-            self._answered[marks[-1]] = turn
-
-
-def _marks(messages: Iterable[Message], tools: Sequence[Any], policy: str) -> list[bytes]:
-    """A mark for each beginning of a history: equal marks, equal meaning."""
-    mark = _digest(b"", _encode([policy, tools]))
-    marks = [mark]
-    order: dict[str, int] = {}
-    for message in messages:
-        mark = _digest(mark, _encode(_meaning(message, order)))
-        marks.append(mark)
-    return marks
+        if call.status is CallStatus.OK and call.response is not None:
+            mark = history.answered(call.response)
+            self._shared[mark] = turn
+            if call.completion_ids:
+                self._answered[mark] = turn
 
 
 def _meaning(message: Message, order: dict[str, int]) -> Any:

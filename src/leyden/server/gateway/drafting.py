@@ -59,6 +59,7 @@ class Draft:
                 tools=offered(ask),
                 stop=sampling.stop,
                 logprobs=ask.top_logprobs is not None,
+                watched=ask.stream,
             )
             for choice in range(ask.n)
         ]
@@ -107,15 +108,13 @@ class Draft:
     async def _record(self, status: CallStatus) -> None:
         """Write every answer into the record, the first with the prompt, the others as its further choices."""
         calls = [self._call(choice, writing, status) for choice, writing in enumerate(self._writings)]
-        await self._recorder.record(
-            self._caller.live, self._conversation, calls, self._ask.messages, offered(self._ask)
-        )
+        await self._recorder.record(self._caller.live, self._conversation, calls, self._prompt.history)
 
     def _call(self, choice: int, writing: Writing, status: CallStatus) -> Call:
         prompt, ask, turn = self._prompt, self._ask, self._prompt.place.turn
         complete = len(writing.logprobs) == len(writing.ids)
         shared = prompt.place.shared if turn is not None else 0
-        retry = self._caller.retry and self._conversation.retried(ask.messages, offered(ask), self._policy.name)
+        retry = self._caller.retry and self._conversation.retried(prompt.history)
         own: dict[str, Any] = {
             "parent": turn.call if turn is not None else None,
             "kept_ids": prompt.kept,

@@ -34,7 +34,9 @@ class Gateway:
         store.changes.subscribe(self._hear)
 
     def _hear(self, event: Any) -> None:
-        if event.kind == "attempt.ended":
+        if event.kind == "attempt.started":
+            self._conversations[event.subject] = Conversation()  # it has said nothing yet: there is nothing to read
+        elif event.kind == "attempt.ended":
             self._conversations.pop(event.subject, None)
         elif event.kind == "run.deleted":
             self._settings.pop(event.run, None)
@@ -89,7 +91,7 @@ class Gateway:
         return self._settings[run]
 
     async def _conversation_of(self, live: Live) -> Conversation:
-        """What an attempt has said: in memory, or after a restart from the record."""
+        """What an attempt has said: in memory, or where it began before this server did, from the record."""
         if live.attempt not in self._conversations:
             episode = await self._store.read(reading.episode, live.run, live.attempt)
             self._conversations.setdefault(live.attempt, Conversation.of(episode))

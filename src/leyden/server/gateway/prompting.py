@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from leyden.records import Made
 from leyden.server.gateway.ask import Ask
-from leyden.server.gateway.conversation import Conversation, Place
+from leyden.server.gateway.conversation import Conversation, History, Place
 from leyden.server.gateway.errors import GatewayError, Trouble
 from leyden.server.gateway.policy import Policy
 
@@ -16,6 +16,7 @@ from leyden.server.gateway.policy import Policy
 class Prompt(Struct, frozen=True):
     """A prompt, where it stands, and how it was made."""
 
+    history: History
     place: Place
     made: Made
     why: str
@@ -40,7 +41,8 @@ def make_prompt(policy: Policy, conversation: Conversation, ask: Ask) -> Prompt:
 def _unforced_prompt(policy: Policy, conversation: Conversation, ask: Ask) -> Prompt:
     """What was sampled before stays as it was, token for token, wherever that can be proven."""
     tools = list(offered(ask)) or None
-    place = conversation.place(ask.messages, offered(ask), policy.name)
+    history = History.of(ask.messages, offered(ask), policy.name)
+    place = conversation.place(history)
     made, why = place.made, place.why
     if made is Made.CONTINUED and place.turn is not None:
         before, completion = place.turn.whole_prompt(), list(place.turn.completion_ids)
@@ -48,14 +50,14 @@ def _unforced_prompt(policy: Policy, conversation: Conversation, ask: Ask) -> Pr
             before, completion, list(ask.messages[place.shared :]), tools=tools
         )
         if bridged is not None and bridged.token_ids[: len(before) + len(completion)] == before + completion:
-            return Prompt(place, made, why, bridged.token_ids, len(before) + len(completion))
+            return Prompt(history, place, made, why, bridged.token_ids, len(before) + len(completion))
         made, why = Made.RERENDERED, "the model's template does not extend this turn"
     ids = list(policy.renderer.render_ids(list(ask.messages), tools=tools, add_generation_prompt=True))
     kept = 0
     if place.turn is not None:
         earlier = [*place.turn.whole_prompt(), *place.turn.completion_ids]
         kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(earlier, ids, strict=False)))
-    return Prompt(place, made, why, ids, kept)
+    return Prompt(history, place, made, why, ids, kept)
 
 
 def offered(ask: Ask) -> tuple[Any, ...]:

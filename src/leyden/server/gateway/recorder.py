@@ -2,11 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from leyden.records import Call
-from leyden.server.gateway.ask import Message
-from leyden.server.gateway.conversation import Conversation
+from leyden.server.gateway.conversation import Conversation, History
 from leyden.server.gateway.errors import GatewayError, Trouble
 from leyden.server.store import Conflict, Live, NotFound, Store, StoreError
 
@@ -23,8 +21,7 @@ class Recorder:
         live: Live,
         conversation: Conversation,
         calls: Sequence[Call],
-        messages: Sequence[Message],
-        tools: Sequence[Any],
+        history: History,
     ) -> None:
         """Record the answers to one ask; when this returns they are durable."""
         try:
@@ -34,5 +31,5 @@ class Recorder:
         except StoreError as error:
             raise GatewayError(Trouble.FAILED, str(error), retry_after=1.0) from error
         for call in calls:
-            conversation.add(call, messages, tools)
+            conversation.add(call, history)
             self.counts[str(call.made), str(call.status)] += 1

@@ -8,7 +8,7 @@ import msgspec
 
 from leyden.records import Call, CallStatus
 from leyden.server.gateway.ask import Ask, Calling, Done, Event, FinishReason, Reasoning, Text, ToolCall
-from leyden.server.gateway.conversation import Conversation
+from leyden.server.gateway.conversation import Conversation, History
 from leyden.server.gateway.errors import GatewayError
 from leyden.server.gateway.recorder import Recorder
 from leyden.server.gateway.upstream import Upstream
@@ -28,7 +28,8 @@ async def relay(
 ) -> AsyncGenerator[Event, None]:
     """Pass an ask on; the answer is in the record before any of it is passed back."""
     began = time.time()
-    place = conversation.place(ask.messages, ask.tools, UPSTREAM)
+    history = History.of(ask.messages, ask.tools, UPSTREAM)
+    place = conversation.place(history)
     parent = place.turn.call if place.turn is not None else None
     shared = place.shared if parent is not None else 0
 
@@ -58,14 +59,14 @@ async def relay(
         answer = await upstream.complete(ask)
     except GatewayError:
         failed = recorded(0, None, CallStatus.FAILED, "failed")
-        await recorder.record(live, conversation, [failed], ask.messages, ask.tools)
+        await recorder.record(live, conversation, [failed], history)
         raise
     choices = answer["choices"]
     calls = [
         recorded(index, choice["message"], CallStatus.OK, str(choice.get("finish_reason") or "stop"))
         for index, choice in enumerate(choices)
     ]
-    await recorder.record(live, conversation, calls, ask.messages, ask.tools)
+    await recorder.record(live, conversation, calls, history)
     usage = answer.get("usage") or {}
     for index, (choice, call) in enumerate(zip(choices, calls, strict=True)):
         for event in _events(index, choice["message"]):

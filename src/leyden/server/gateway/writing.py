@@ -37,6 +37,7 @@ class Writing:
         tools: Sequence[Any] = (),
         stop: tuple[str, ...] = (),
         logprobs: bool = False,
+        watched: bool = True,
     ) -> None:
         self.choice = choice
         self.ids: list[int] = []
@@ -54,6 +55,7 @@ class Writing:
         self._forced = list(forced)  # the beginning of the answer that was not left to the model
         self._info: list[TokenInfo] = []
         self._wants_info = logprobs
+        self._watched = watched or bool(stop)  # otherwise one look at the end will do
         self._next_look = 1
         self._sent = {"content": 0, "reasoning": 0}
 
@@ -91,7 +93,7 @@ class Writing:
         self.finish = piece.finish
         if self._wants_info:
             self._info.extend(self._describe(piece))
-        if self.finish is None and len(self.ids) < self._next_look:
+        if self.finish is None and (not self._watched or len(self.ids) < self._next_look):
             return []
         self._next_look = len(self.ids) + max(1, len(self.ids) // 16)
         self._look()

@@ -1,0 +1,149 @@
+"""The conversation that every client here has, unmodified: two sums at once, the answer, then a second question.
+
+Whatever a framework makes of our answers on the way, each of its calls continues the one before, token for token.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from modelserving import END, ModelServer, call, model_server
+
+from leyden.records import Made
+
+SYSTEM = "You can add."
+FIRST, SECOND = "What is 2 + 3, and 4 + 5?", "And 10 + 20?"
+ANSWERS = ["They are 5 and 9.", "It is 30: «dreißig» 🎉"]
+LINES = [
+    "I shall add them. " + call("add", '{"b":3,  "a": 2}') + call("add", '{"a": 4, "b": 5}') + END,
+    ANSWERS[0] + END,
+    call("add", '{"a": 10, "b": 20}') + END,
+    ANSWERS[1] + END,
+]
+streamed_and_not = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+
+
+@pytest.fixture
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ModelServer]:
+    for name, value in {"LANGSMITH_TRACING": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1"}.items():
+        monkeypatch.setenv(name, value)
+    async with model_server(tmp_path) as running:
+        await running.new_attempt()
+        running.lines = list(LINES)
+        yield running
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def check(server: ModelServer, seen: list[str], stream: bool) -> None:
+    """The record holds what the model said and the client saw, and each turn begins with the tokens of the last."""
+    episode = await server.check(calls=4)
+    assert seen == ANSWERS
+    assert {made.request.get("stream", False) for made in episode.calls} == {stream}
+    assert [made.made for made in episode.calls] == [Made.FRESH, *[Made.CONTINUED] * 3]
+    assert [made.parent for made in episode.calls[1:]] == [made.id for made in episode.calls[:-1]]
+    assert [server.tokenizer.decode(made.completion_ids) for made in episode.calls] == LINES
+    whole = server.tokenizer.decode(episode.prompt_ids(episode.calls[-1]))
+    results = [text.partition("</tool_response>")[0].strip() for text in whole.split("<tool_response>")[1:]]
+    assert results == ["5", "9", "30"]
+
+
+async def talk_to_graph(model: Any, stream: bool) -> list[str]:
+    """LangGraph's agent, with a memory of its own."""
+    from langchain.agents import create_agent
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    agent = create_agent(model, tools=[add], system_prompt=SYSTEM, checkpointer=InMemorySaver())
+    thread: Any = {"configurable": {"thread_id": "1"}}
+    seen = []
+    for question in (FIRST, SECOND):
+        asked: Any = {"messages": [{"role": "user", "content": question}]}
+        if not stream:
+            answer = await agent.ainvoke(asked, thread)
+            seen.append(answer["messages"][-1].text)
+            continue
+        texts: dict[str | None, str] = {}
+        async for chunk, _ in agent.astream(asked, thread, stream_mode="messages"):
+            texts[chunk.id] = texts.get(chunk.id, "") + chunk.text
+        seen.append(list(texts.values())[-1])
+    return seen
+
+
+@streamed_and_not
+async def test_langgraph_on_openai(server: ModelServer, stream: bool) -> None:
+    openai = pytest.importorskip("langchain_openai")
+    model = openai.ChatOpenAI(model="spark", base_url=f"{server.url}/v1", api_key=server.key, streaming=stream)
+    await check(server, await talk_to_graph(model, stream), stream)
+
+
+@streamed_and_not
+async def test_langgraph_on_anthropic(server: ModelServer, stream: bool) -> None:
+    anthropic = pytest.importorskip("langchain_anthropic")
+    model = anthropic.ChatAnthropic(
+        model_name="spark", base_url=server.url, api_key=server.key, max_tokens=500, streaming=stream
+    )
+    await check(server, await talk_to_graph(model, stream), stream)
+
+
+@streamed_and_not
+async def test_openai_agents(server: ModelServer, stream: bool) -> None:
+    agents = pytest.importorskip("agents")
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key) as client:
+        model = agents.OpenAIChatCompletionsModel("spark", client)
+        agent = agents.Agent("adder", instructions=SYSTEM, model=model, tools=[agents.function_tool(add)])
+        said: Any = []
+        seen = []
+        for question in (FIRST, SECOND):
+            said.append({"role": "user", "content": question})
+            if stream:
+                result = agents.Runner.run_streamed(agent, said)
+                async for _ in result.stream_events():
+                    pass
+            else:
+                result = await agents.Runner.run(agent, said)
+            said = result.to_input_list()
+            seen.append(result.final_output)
+    await check(server, seen, stream)
+
+
+@streamed_and_not
+async def test_autogen(server: ModelServer, stream: bool) -> None:
+    agentchat = pytest.importorskip("autogen_agentchat.agents")
+    ext = pytest.importorskip("autogen_ext.models.openai")
+
+    client = ext.OpenAIChatCompletionClient(
+        model="spark",
+        base_url=f"{server.url}/v1",
+        api_key=server.key,
+        model_info={
+            "vision": False,
+            "function_calling": True,
+            "json_output": False,
+            "structured_output": False,
+            "family": "unknown",
+        },
+    )
+    agent = agentchat.AssistantAgent(
+        "adder",
+        client,
+        tools=[add],
+        system_message=SYSTEM,
+        max_tool_iterations=2,  # its other way, reflect_on_tool_use, asks again without the tools: another prompt
+        model_client_stream=stream,
+    )
+    seen = []
+    for question in (FIRST, SECOND):
+        if stream:
+            *_, result = [event async for event in agent.run_stream(task=question)]
+        else:
+            result = await agent.run(task=question)
+        seen.append(result.messages[-1].content)
+    await client.close()
+    await check(server, seen, stream)
