@@ -3,8 +3,16 @@
 Whatever a framework makes of our answers on the way, each of its calls continues the one before, token for token.
 """
 
+import asyncio
+import inspect
 import json
-from collections.abc import AsyncIterator
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +30,8 @@ LINES = [
     call("add", '{"a": 10, "b": 20}') + END,
     ANSWERS[1] + END,
 ]
+NPM = Path(__file__).parent / "npm"
+LITELLM = "litellm==1.106.0"  # needs openai 2: it cannot share an environment with openai-agents
 streamed_and_not = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
@@ -147,3 +157,90 @@ async def test_autogen(server: ModelServer, stream: bool) -> None:
         seen.append(result.messages[-1].content)
     await client.close()
     await check(server, seen, stream)
+
+
+async def ask_litellm(url: str, key: str, stream: bool, system: str, questions: list[str]) -> list[str]:
+    """A loop over litellm's two functions, one for each question. Its source is run where litellm is installed."""
+    import litellm  # type: ignore[import-not-found]
+
+    number = {"type": "number"}
+    parameters = {"type": "object", "properties": {"a": number, "b": number}}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
+    messages: list[Any] = [{"role": "system", "content": system}]
+    request: Any = {"model": "openai/spark", "api_base": f"{url}/v1", "api_key": key, "stream": stream, "tools": tools}
+    for question, wait in zip(questions, (False, True), strict=True):
+        messages.append({"role": "user", "content": question})
+        while messages[-1]["role"] != "assistant":
+            request["messages"] = messages
+            answer = await litellm.acompletion(**request) if wait else litellm.completion(**request)
+            if stream:
+                chunks = [chunk async for chunk in answer] if wait else list(answer)
+                answer = litellm.stream_chunk_builder(chunks, messages=messages)
+            message = answer.choices[0].message
+            messages.append(message.model_dump())
+            for made in message.tool_calls or ():
+                result = str(sum(json.loads(made.function.arguments).values()))
+                messages.append({"role": "tool", "tool_call_id": made.id, "content": result})
+    return [said["content"] for said in messages if said["role"] == "assistant" and not said.get("tool_calls")]
+
+
+@streamed_and_not
+async def test_litellm(server: ModelServer, stream: bool) -> None:
+    home = await asyncio.to_thread(installed, "litellm", LITELLM.encode(), _install_litellm)
+    script = "\n".join(
+        [
+            "import asyncio, json, sys",
+            "from typing import Any",
+            inspect.getsource(ask_litellm),
+            "print(json.dumps(asyncio.run(ask_litellm(**json.load(sys.stdin)))))",
+        ]
+    )
+    seen = await run(server, stream, home / "bin" / "python", "-c", script, LITELLM_LOCAL_MODEL_COST_MAP="True")
+    await check(server, seen, stream)
+
+
+@streamed_and_not
+async def test_openai_from_npm(server: ModelServer, stream: bool) -> None:
+    if not shutil.which("npm") or not shutil.which("node"):
+        pytest.skip("this machine has no npm and node")
+    sources = b"".join(path.read_bytes() for path in sorted(NPM.glob("*.*")))
+    home = await asyncio.to_thread(installed, "npm", sources, _install_npm)
+    await check(server, await run(server, stream, "node", home / "talk.mjs"), stream)
+
+
+async def run(server: ModelServer, stream: bool, *command: str | Path, **environment: str) -> list[str]:
+    """Have the conversation in another process; the answers it saw."""
+    asked = {"url": server.url, "key": server.key, "stream": stream, "system": SYSTEM, "questions": [FIRST, SECOND]}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **environment}
+    )
+    out, err = await process.communicate(json.dumps(asked).encode())
+    assert process.returncode == 0, err.decode()
+    seen: list[str] = json.loads(out.splitlines()[-1])
+    return seen
+
+
+def installed(name: str, recipe: bytes, install: Callable[[Path], None]) -> Path:
+    """A client in a folder of its own, installed once for each recipe and moved to its place only when whole."""
+    bench = Path(__file__).parents[3] / ".bench"
+    home = bench / f"client-{name}-{blake2b(recipe, digest_size=4).hexdigest()}"
+    if not home.exists():
+        bench.mkdir(exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f"new-{name}-", dir=bench))
+        install(new)
+        try:
+            new.rename(home)
+        except OSError:  # another test process was faster
+            shutil.rmtree(new)
+    return home
+
+
+def _install_litellm(home: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    subprocess.run([home / "bin" / "python", "-m", "pip", "install", "--quiet", LITELLM], check=True)
+
+
+def _install_npm(home: Path) -> None:
+    shutil.copytree(NPM, home, dirs_exist_ok=True)
+    subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=home, check=True, capture_output=True)

@@ -67,10 +67,10 @@ class Draft:
     async def write(self, max_tokens: int) -> AsyncGenerator[Event, None]:
         """Have the engine write the answers; each is recorded before it is said to be done."""
         try:
-            async with self._policy.admission.admit(self._caller.live.rollout):
-                for choice, writing in enumerate(self._writings):
-                    async for event in self._write_one(choice, writing, max_tokens):
-                        yield event
+            admitted = self._policy.admission.admit(self._caller.live.rollout)
+            async with admitted, aclosing(self._write_all(max_tokens)) as events:
+                async for event in events:
+                    yield event
             await self._record(CallStatus.OK)
         except (GeneratorExit, asyncio.CancelledError):
             await asyncio.shield(asyncio.create_task(self._record(CallStatus.ABANDONED)))
@@ -88,6 +88,31 @@ class Draft:
                 completion_tokens=len(writing.ids),
                 cached_tokens=self._prompt.kept,
             )
+
+    async def _write_all(self, max_tokens: int) -> AsyncGenerator[Event, None]:
+        """Write all the answers at the same time; events come as they happen."""
+        happening: asyncio.Queue[Event | asyncio.Task[None]] = asyncio.Queue()
+
+        async def write(choice: int, writing: Writing) -> None:
+            async for event in self._write_one(choice, writing, max_tokens):
+                happening.put_nowait(event)
+
+        tasks = [asyncio.create_task(write(choice, writing)) for choice, writing in enumerate(self._writings)]
+        for task in tasks:
+            task.add_done_callback(happening.put_nowait)
+        try:
+            unfinished = len(tasks)
+            while unfinished:
+                happened = await happening.get()
+                if isinstance(happened, asyncio.Task):
+                    unfinished -= 1
+                    happened.result()
+                else:
+                    yield happened
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write_one(self, choice: int, writing: Writing, max_tokens: int) -> AsyncGenerator[Event, None]:
         request = Generate(
@@ -107,6 +132,9 @@ class Draft:
 
     async def _record(self, status: CallStatus) -> None:
         """Write every answer into the record, the first with the prompt, the others as its further choices."""
+        if status is not CallStatus.OK:
+            for writing in self._writings:
+                writing.give_up()
         calls = [self._call(choice, writing, status) for choice, writing in enumerate(self._writings)]
         await self._recorder.record(self._caller.live, self._conversation, calls, self._prompt.history)
 

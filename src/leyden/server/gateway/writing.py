@@ -99,6 +99,11 @@ class Writing:
         self._look()
         return self._show(all_of_it=self.done)
 
+    def give_up(self) -> None:
+        """Read what there is of an answer that will not be finished."""
+        if self.ids:
+            self._look()
+
     def _look(self) -> None:
         """Read the tokens so far as an answer."""
         parsed = self._renderer.parse_response(
