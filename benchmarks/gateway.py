@@ -36,7 +36,7 @@ from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 
 CLIENTS = (1, 64, 512)
 PEER_HOME = Path(__file__).parent.parent / ".bench" / "litellm"
-PEER = "litellm[proxy]==1.108.*"
+PEER = "litellm[proxy]==1.106.0"
 QUESTION = [
     {"role": "system", "content": "You are an oracle. Answer in one sentence."},
     {"role": "user", "content": "What is the answer to life, the universe and everything?"},

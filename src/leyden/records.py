@@ -6,6 +6,7 @@ are views that `Episode` derives.
 """
 
 import math
+import re
 from collections.abc import Collection, Iterator
 from enum import StrEnum
 from functools import cached_property
@@ -26,6 +27,7 @@ Name = Annotated[
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Real = Annotated[float, Meta(ge=-1e30, le=1e30, description="a number; neither infinite nor NaN")]
+SpanId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$", max_length=16)]
 Seconds = Annotated[float, Meta(ge=0, le=1e11, description="seconds since 1970")]
 
 
@@ -78,6 +80,15 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Sampled tokens of a rollout."""
     routes: dict[str, Name] = {}
     """Which policy, or `upstream`, serves which model name; empty: every name is the policy."""
+    roles: dict[Name, str] = {}
+    """By role, a regular expression that the system prompt of its calls matches; for agents that cannot say it."""
+
+    def __post_init__(self) -> None:
+        for role, rule in self.roles.items():
+            try:
+                re.compile(rule)
+            except re.error as error:
+                raise ValueError(f"`roles`: the rule of {role!r} is no regular expression: {error}") from error
 
 
 class Run(Struct, frozen=True):
@@ -200,6 +211,9 @@ class Call(Struct, frozen=True, omit_defaults=True):
     choice: Count = 0
     policy: Name = "policy"
     role: Name | None = None
+    """As the call itself said, or a rule of the run; `Episode.role` also asks the spans."""
+    span: SpanId | None = None
+    """The span within which it was made."""
     made: Made = Made.FRESH
     made_why: str = ""
     status: CallStatus = CallStatus.OK
@@ -264,7 +278,7 @@ class Reward(Struct, frozen=True, omit_defaults=True):
     weight: Real = 1.0
     source: Name = "agent"
     call: Id | None = None
-    span: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None = None
+    span: SpanId | None = None
     at: Seconds = 0.0
 
     def __post_init__(self) -> None:
@@ -294,6 +308,10 @@ class Span(Struct, frozen=True, omit_defaults=True):
     links: tuple[Any, ...] = ()
     scope: str = ""
     resource: dict[str, Any] = {}
+
+
+ROLE_ATTRIBUTES = ("leyden.role", "gen_ai.agent.name", "agent.name", "graph.node.id", "langgraph.node")
+"""Where spans say which part of an agent they belong to, the surest first."""
 
 
 class Transition(Struct, frozen=True):
@@ -357,6 +375,23 @@ class Episode(Struct, frozen=True, dict=True):
         return call.tools or ()
 
     @cached_property
+    def _spans(self) -> dict[str, Span]:
+        return {span.span_id: span for span in self.spans}
+
+    def role(self, call: Call) -> str | None:
+        """In which role a call was made: as it said, or as the nearest span around it that names one."""
+        if call.role is not None:
+            return call.role
+        span, seen = self._spans.get(call.span or ""), set[str]()
+        while span is not None and span.span_id not in seen:
+            for name in ROLE_ATTRIBUTES:
+                if isinstance(role := span.attributes.get(name), str) and role:
+                    return role
+            seen.add(span.span_id)
+            span = self._spans.get(span.parent_id or "")
+        return None
+
+    @cached_property
     def standing_rewards(self) -> tuple[Reward, ...]:
         """The rewards in force: a later one replaces an earlier of the same kind, name and owner."""
         return tuple({(r.kind, r.name, r.call, r.span): r for r in self.rewards}.values())
@@ -382,14 +417,14 @@ class Episode(Struct, frozen=True, dict=True):
         final = self.final_reward(failure_reward)
         if final is None:
             return
-        selected = [c for c in self.calls if c.untrainable is None and (roles is None or c.role in roles)]
+        selected = [c for c in self.calls if c.untrainable is None and (roles is None or self.role(c) in roles)]
         for call in selected:
             earned = sum(r.weight * r.value for r in self.standing_rewards if r.call == call.id)
             if call is selected[-1]:
                 earned += final
             yield Transition(
                 call=call.id,
-                role=call.role,
+                role=self.role(call),
                 policy=call.policy,
                 versions=call.versions,
                 prompt_ids=self.prompt_ids(call),

@@ -145,8 +145,8 @@ def _facts(episode: Episode, call: Call) -> str:
         f"{call.made}{f' ({escape(_plain(call.made_why))})' if call.made_why else ''}",
         f"finish {escape(_plain(call.finish))}",
     ]
-    if call.role:
-        facts.append(f"role {escape(call.role)}")
+    if role := episode.role(call):
+        facts.append(f"role {escape(role)}")
     if call.versions:
         facts.append(f"{call.policy} version {call.versions[-1].number}")
     if call.untrainable:

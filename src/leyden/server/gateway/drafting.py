@@ -6,28 +6,18 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.engine import EngineError, Generate
 from leyden.records import Call, CallStatus, Sampling
 from leyden.server.gateway.ask import Ask, Done, Event, FinishReason
+from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.conversation import Conversation
 from leyden.server.gateway.errors import GatewayError, Trouble
 from leyden.server.gateway.policy import Policy
 from leyden.server.gateway.prompting import Prompt, offered
 from leyden.server.gateway.recorder import Recorder
 from leyden.server.gateway.writing import Writing
-from leyden.server.store import Live
-
-
-class Caller(Struct, frozen=True):
-    """Who asks: an attempt, and in which role."""
-
-    live: Live
-    role: str | None = None
-    retry: bool = False
-    """Whether its SDK says that it is trying the same again."""
 
 
 class Draft:
@@ -160,6 +150,7 @@ class Draft:
             choice=choice,
             policy=self._policy.name,
             role=self._caller.role,
+            span=self._caller.span,
             made=prompt.made,
             made_why=prompt.why,
             status=status,

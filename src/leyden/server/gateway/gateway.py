@@ -1,5 +1,6 @@
 """A model call from ask to answer: who serves it, whether its rollout may still call, how its tokens are drawn."""
 
+import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -10,8 +11,9 @@ from msgspec.structs import replace
 
 from leyden.records import Purpose, RunSettings, Sampling
 from leyden.server.gateway.ask import Ask, Begun, Event
+from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.conversation import Conversation
-from leyden.server.gateway.drafting import Caller, Draft
+from leyden.server.gateway.drafting import Draft
 from leyden.server.gateway.errors import GatewayError, Trouble
 from leyden.server.gateway.policy import Policy
 from leyden.server.gateway.prompting import make_prompt
@@ -45,12 +47,13 @@ class Gateway:
         """Answer a call, beginning with `Begun`. Whoever stops listening early abandons it, which is recorded too."""
         settings = await self._settings_of(caller.live.run)
         policy = self._route(ask.model, settings)
+        caller = replace(caller, role=caller.role or _role(ask, settings))
         conversation = await self._conversation_of(caller.live)
         _within_budget(conversation, settings)
         first = f"call-{secrets.token_hex(8)}"
         if isinstance(policy, Upstream):
             yield Begun(first)
-            relayed = relay(self.recorder, conversation, caller.live, caller.role, policy, ask, first)
+            relayed = relay(self.recorder, conversation, caller, policy, ask, first)
             async with aclosing(relayed) as events:
                 async for event in events:
                     yield event
@@ -96,6 +99,12 @@ class Gateway:
             episode = await self._store.read(reading.episode, live.run, live.attempt)
             self._conversations.setdefault(live.attempt, Conversation.of(episode))
         return self._conversations[live.attempt]
+
+
+def _role(ask: Ask, settings: RunSettings) -> str | None:
+    """The first role whose rule the system prompt matches."""
+    system = "\n".join(message["content"] for message in ask.messages if message["role"] == "system")
+    return next((role for role, rule in settings.roles.items() if re.search(rule, system)), None)
 
 
 def _within_budget(conversation: Conversation, settings: RunSettings) -> None:

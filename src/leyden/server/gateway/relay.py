@@ -8,11 +8,11 @@ import msgspec
 
 from leyden.records import Call, CallStatus
 from leyden.server.gateway.ask import Ask, Calling, Done, Event, FinishReason, Reasoning, Text, ToolCall
+from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.conversation import Conversation, History
 from leyden.server.gateway.errors import GatewayError
 from leyden.server.gateway.recorder import Recorder
 from leyden.server.gateway.upstream import Upstream
-from leyden.server.store import Live
 
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
@@ -20,8 +20,7 @@ _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_
 async def relay(
     recorder: Recorder,
     conversation: Conversation,
-    live: Live,
-    role: str | None,
+    caller: Caller,
     upstream: Upstream,
     ask: Ask,
     first: str,
@@ -41,7 +40,8 @@ async def relay(
             id=f"{first}-{choice}" if choice else first,
             choice=choice,
             policy=UPSTREAM,
-            role=role,
+            role=caller.role,
+            span=caller.span,
             made=place.made,
             made_why=place.why,
             status=status,
@@ -59,14 +59,14 @@ async def relay(
         answer = await upstream.complete(ask)
     except GatewayError:
         failed = recorded(0, None, CallStatus.FAILED, "failed")
-        await recorder.record(live, conversation, [failed], history)
+        await recorder.record(caller.live, conversation, [failed], history)
         raise
     choices = answer["choices"]
     calls = [
         recorded(index, choice["message"], CallStatus.OK, str(choice.get("finish_reason") or "stop"))
         for index, choice in enumerate(choices)
     ]
-    await recorder.record(live, conversation, calls, history)
+    await recorder.record(caller.live, conversation, calls, history)
     usage = answer.get("usage") or {}
     for index, (choice, call) in enumerate(zip(choices, calls, strict=True)):
         for event in _events(index, choice["message"]):

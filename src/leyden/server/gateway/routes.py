@@ -1,25 +1,16 @@
-"""The routes of the gateway, and how a caller of theirs is known.
+"""The routes of the gateway: each dialect's paths, and its own way of writing errors."""
 
-Authority comes from the key, identity from the context: an attempt's own key says both; a pool's key needs W3C trace
-context or baggage to say which of its attempts is calling. A call without a known context is refused and counted.
-"""
-
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol
-from urllib.parse import unquote
 
 from leyden.server.gateway import chat, messages
 from leyden.server.gateway.ask import Ask, Begun, Event
-from leyden.server.gateway.drafting import Caller
+from leyden.server.gateway.caller import Caller, identify
 from leyden.server.gateway.errors import GatewayError, Trouble
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.http import JSON, ApiError, Raw, Request, Route, Stream
-from leyden.server.keys import Act, Refused, speak_for
+from leyden.server.keys import Act
 from leyden.server.service import Service
-from leyden.server.store import Live
-
-_ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:@~/+-]{0,159}").fullmatch
 
 
 async def complete_chat(service: Service, request: Request[Raw, None]) -> Raw | Stream:
@@ -39,7 +30,8 @@ async def create_message(service: Service, request: Request[Raw, Any]) -> Raw | 
 async def count_tokens(service: Service, request: Request[Raw, Any]) -> Raw:
     """Say how many tokens the prompt of a message would have."""
     ask = messages.read_count(request.body.content)
-    return Raw(messages.count_body(await _gateway(service).count(_caller(service, request), ask)), JSON)
+    count = await _gateway(service).count(_caller(service, request), ask)
+    return Raw(messages.count_body(count), JSON)
 
 
 async def list_models(service: Service, request: Request[None, None]) -> Raw:
@@ -65,40 +57,14 @@ async def _written(ask: Ask, writer: _Writer, events: AsyncGenerator[Event, None
     return Stream(writer.stream(events)) if ask.stream else Raw(await writer.whole(events), JSON)
 
 
+def _caller(service: Service, request: Request[Any, Any]) -> Caller:
+    return identify(service.leases, request.key, request.headers, request.path.get("role"))
+
+
 def _gateway(service: Service) -> Gateway:
     if service.gateway is None:
         raise GatewayError(Trouble.NO_MODEL, "this server serves no model", "model")
     return service.gateway
-
-
-def _caller(service: Service, request: Request[Any, Any]) -> Caller:
-    live = _identify(service, request)
-    role = request.path.get("role") or request.headers.get("x-leyden-role")
-    if role is not None and not _ROLE(role):
-        raise GatewayError(Trouble.INVALID, "a role is a short name", "x-leyden-role")
-    retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-    return Caller(live, role, retry)
-
-
-def _identify(service: Service, request: Request[Any, Any]) -> Live:
-    named = request.key.attempt or _baggage(request.headers.get("baggage", ""))
-    trace = request.headers.get("traceparent", "").split("-")
-    live = service.leases.find(named) if named else service.leases.traced(trace[1] if len(trace) == 4 else "")
-    if live is None:
-        message = "which rollout is calling? Send its own key, or the trace context or baggage that it was given"
-        raise Refused(403, "no_context", message)
-    if request.key.run not in (None, live.run):
-        raise Refused(403, "not_permitted", f"this key is for run {request.key.run}, not {live.run}")
-    speak_for(request.key, service.leases, live.attempt)
-    return live
-
-
-def _baggage(header: str) -> str | None:
-    for member in header.split(","):
-        name, _, value = member.partition("=")
-        if name.strip() == "leyden.attempt":
-            return unquote(value.partition(";")[0].strip())
-    return None
 
 
 def _in(dialect: Callable[[GatewayError], bytes]) -> Callable[[ApiError], bytes]:

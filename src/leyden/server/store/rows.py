@@ -43,6 +43,7 @@ class _CallBody(msgspec.Struct, frozen=True, omit_defaults=True):
     choice: int = 0
     policy: str = "policy"
     role: str | None = None
+    span: str | None = None
     made: Made = Made.FRESH
     made_why: str = ""
     status: CallStatus = CallStatus.OK
