@@ -62,6 +62,8 @@ async def test_a_conversation_with_a_tool_keeps_its_tokens(server: ModelServer, 
     episode = await server.check(calls=3)
     assert [c.made for c in episode.calls] == [Made.FRESH, Made.CONTINUED, Made.CONTINUED]
     assert server.tokenizer.decode(episode.calls[1].completion_ids) == "It is 5." + END
+    assert [made.tools is None for made in episode.calls] == [False, True, True]  # kept once
+    assert episode.tools(episode.calls[2]) == (ADD,)
     assert third.usage is not None
     assert third.usage.prompt_tokens == len(episode.prompt_ids(episode.calls[2]))
 
@@ -297,6 +299,17 @@ async def test_budgets_end_a_looping_policy(server: ModelServer) -> None:
         for _ in range(2):
             await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
         with pytest.raises(openai.PermissionDeniedError, match="2 calls"):
+            await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+
+
+async def test_a_budget_of_tokens_holds_within_a_call_too(server: ModelServer) -> None:
+    key = await server.new_attempt("tokens", max_tokens=5)
+    server.say = lambda _: "One two three four five six" + END
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
+        answer = await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+        assert answer.usage is not None
+        assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 5)
+        with pytest.raises(openai.PermissionDeniedError, match="5 tokens"):
             await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -39,6 +39,7 @@ class Draft:
         self._sampling = sampling
         self._ids = [first, *(f"{first}-{choice}" for choice in range(1, ask.n))]
         self._began = time.time()
+        self._saving: asyncio.Task[None] | None = None
         self._writings = [
             Writing(
                 choice,
@@ -61,9 +62,12 @@ class Draft:
             async with admitted, aclosing(self._write_all(max_tokens)) as events:
                 async for event in events:
                     yield event
-            await self._record(CallStatus.OK)
+            self._saving = asyncio.create_task(self._record(CallStatus.OK))
+            await asyncio.shield(self._saving)
         except (GeneratorExit, asyncio.CancelledError):
-            await asyncio.shield(asyncio.create_task(self._record(CallStatus.ABANDONED)))
+            if self._saving is None:  # it went away while the answer was being written
+                with suppress(GatewayError):  # its attempt may be over, too
+                    await asyncio.shield(asyncio.create_task(self._record(CallStatus.ABANDONED)))
             raise
         except EngineError as error:
             await self._record(CallStatus.FAILED)
@@ -139,7 +143,7 @@ class Draft:
             "kept_messages": shared,
             "prompt_ids": tuple(prompt.ids[prompt.kept :]),
             "messages": ask.messages[shared:],
-            "tools": offered(ask),
+            "tools": offered(ask) if turn is None else None,  # whose history it shares, it shares the tools of
             "retry_of": retry or None,
             "request": ask.request,
         }

@@ -65,8 +65,9 @@ class Gateway:
             message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {policy.engine.context} in all"
             raise GatewayError(Trouble.TOO_LONG, message, "messages")
         yield Begun(first, len(prompt.ids), prompt.kept)
+        limits = [room, sampling.max_tokens, settings.max_tokens and settings.max_tokens - conversation.tokens]
         draft = Draft(self.recorder, conversation, caller, policy, ask, prompt, sampling, first)
-        async with aclosing(draft.write(min(room, sampling.max_tokens or room))) as events:
+        async with aclosing(draft.write(min(limit for limit in limits if limit is not None))) as events:
             async for event in events:
                 yield event
 

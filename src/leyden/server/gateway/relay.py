@@ -48,7 +48,7 @@ async def relay(
             finish=finish,
             sampling=ask.sampling,
             response=message,
-            tools=ask.tools,
+            tools=ask.tools if parent is None and not choice else None,
             request=ask.request,
             started=began,
             ended=time.time(),
