@@ -3,6 +3,7 @@
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -36,11 +37,14 @@ async def remote(server: ServerProcess) -> AsyncIterator[Remote]:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres | None]:
-    """A real PostgreSQL server; None where the machine has none installed."""
+def postgres() -> Iterator[Postgres | None]:
+    """A real PostgreSQL server; None where the machine has none installed.
+
+    Its folder is not pytest's: another session of pytest, started meanwhile, may clear that away.
+    """
     programs = find_programs()
     if programs is None:
         yield None
         return
-    with Postgres(programs, tmp_path_factory.mktemp("postgres")) as running:
+    with TemporaryDirectory() as folder, Postgres(programs, Path(folder)) as running:
         yield running
