@@ -25,6 +25,9 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), min_size=1, max_size=12)
 
 
+ANY = "any"  # a history that continues none may keep its tokens with whichever call it shares a beginning with
+
+
 @dataclass(frozen=True)
 class History:
     """A conversation as its client holds it; `call` is the one that answered last."""
@@ -95,12 +98,7 @@ class ConversationMachine(RuleBasedStateMachine):
         if system:
             messages = ({"role": "system", "content": "You look things up."}, *messages)
         got = self.run(self.ask(messages))
-        return multiple(*self.expect(got, Made.FRESH, self.run(self.shares(messages))))
-
-    async def shares(self, messages: tuple[dict[str, Any], ...]) -> str | None:
-        """A fresh conversation may share a beginning with an earlier one, which is where its tokens are kept."""
-        newest = (await self.server.episode()).calls[-1]
-        return newest.parent
+        return multiple(*self.expect(got, Made.FRESH, ANY))
 
     @rule(target=histories, history=histories, text=TEXTS, n=st.integers(1, 2))
     def go_on(self, history: History, text: str, n: int) -> Any:
@@ -142,14 +140,15 @@ class ConversationMachine(RuleBasedStateMachine):
         """A summary takes the place of what was said."""
         changed = {"role": "assistant", "content": f"In short ({next(self.numbers)}): {text}"}
         got = self.run(self.ask((*history.messages[:-1], changed, {"role": "user", "content": "Go on"})))
-        return multiple(*self.expect(got, Made.RERENDERED, self.run(self.shares(got[0].messages))))
+        return multiple(*self.expect(got, Made.RERENDERED, ANY))
 
     @invariant()
     def the_record_is_the_graph(self) -> None:
         episode = self.run(self.server.check(calls=len(self.expected)))
         for made in episode.calls:
             how, parent, messages = self.expected[made.id]
-            assert (made.made, made.parent) == (how, parent)
+            assert made.made == how
+            assert parent == ANY or made.parent == parent
             assert [m["content"] or "" for m in episode.messages(made) if m["role"] != "assistant"] == [
                 m["content"] for m in messages if m["role"] != "assistant"
             ]

@@ -10,6 +10,7 @@ import msgspec
 from leyden.server.store.errors import Unstorable
 
 _GUARD = 32
+_SHALLOW = 500  # with no more brackets than these, a document cannot be nested too deep
 _CODES = {1: "B", 2: "H", 4: "I"}  # bytes an element -> array type code
 
 _encode = msgspec.json.Encoder().encode
@@ -19,10 +20,12 @@ decode_json = msgspec.json.Decoder().decode
 def encode_json(document: Any) -> bytes:
     """A document as JSON; refused where JSON cannot hold it, or it is nested so deep that an answer could not."""
     try:
-        guarded = _encode(_wrap(document))
+        data = _encode(document)
+        if data.count(b"[") + data.count(b"{") > _SHALLOW:
+            _encode(_wrap(document))
     except (TypeError, ValueError, RecursionError) as error:
         raise Unstorable(f"this cannot be kept as JSON: {error}") from error
-    return guarded[_GUARD:-_GUARD]
+    return data
 
 
 def _wrap(document: Any) -> Any:

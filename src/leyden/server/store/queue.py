@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import bindparam, func, select, update
 
-from leyden.records import Attempt, Group, Purpose, Task
+from leyden.records import Attempt, Group, Purpose, RunSettings, Task
 from leyden.server.store.codec import encode_json
 from leyden.server.store.errors import Conflict, NotFound
 from leyden.server.store.rows import decode_settings, group_from, task_from
@@ -156,12 +156,12 @@ def _start(tx: Transaction, row: Any, want: Want) -> Grant:
         started=tx.now,
         expires=tx.now + settings.lease_s,
     )
-    tx.emit(attempt.run, "attempt.started", attempt.id, **msgspec.to_builtins(live(attempt, row)))
+    tx.emit(attempt.run, "attempt.started", attempt.id, **msgspec.to_builtins(live(attempt, row.purpose, settings)))
     return Grant(attempt, task_from(row), Purpose(row.purpose), settings.lease_s)
 
 
-def live(attempt: Attempt, row: Any) -> Live:
-    """A lease in force, from an attempt and a row with its rollout's `purpose` and its run's `settings`."""
+def live(attempt: Attempt, purpose: str, settings: RunSettings) -> Live:
+    """A lease in force, from an attempt, its rollout's purpose and its run's settings."""
     return Live(
         attempt=attempt.id,
         run=attempt.run,
@@ -170,8 +170,8 @@ def live(attempt: Attempt, row: Any) -> Live:
         pool=attempt.pool,
         started=attempt.started,
         expires=attempt.expires,
-        purpose=Purpose(row.purpose),
-        agent_rewards=decode_settings(row.settings).agent_rewards,
+        purpose=Purpose(purpose),
+        agent_rewards=settings.agent_rewards,
     )
 
 

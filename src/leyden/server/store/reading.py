@@ -13,6 +13,7 @@ from leyden.server.store.rows import (
     attempt_from,
     call_from,
     decode_reward,
+    decode_settings,
     decode_span,
     group_from,
     rollout_from,
@@ -204,7 +205,7 @@ def alive(connection: Connection) -> list[Live]:
         .join(runs, runs.c.id == attempts.c.run_id)
         .where(ALIVE)
     )
-    return [live(attempt_from(row), row) for row in connection.execute(query)]
+    return [live(attempt_from(row), row.purpose, decode_settings(row.settings)) for row in connection.execute(query)]
 
 
 def next_expiry(connection: Connection) -> float | None:
