@@ -12,6 +12,8 @@ from leyden.records import (
     Reward,
     RewardKind,
     Rollout,
+    RunSettings,
+    Sampling,
     State,
     Task,
     VersionRun,
@@ -144,3 +146,31 @@ def test_trace_ids_are_valid_and_apart() -> None:
     ids = {trace_id(f"g.{n}.1") for n in range(1000)}
     assert len(ids) == 1000
     assert all(len(id) == 32 and int(id, 16) for id in ids)
+
+
+DISTORTED = [
+    (Sampling(temperature=0), "greedy sampling"),
+    (Sampling(temperature=0, top_p=0.5), "greedy sampling"),
+    (Sampling(top_p=0.99), "truncated sampling"),
+    (Sampling(top_k=50), "truncated sampling"),
+    (Sampling(min_p=0.05), "truncated sampling"),
+    (Sampling(presence_penalty=-0.1), "penalised sampling"),
+    (Sampling(frequency_penalty=0.1), "penalised sampling"),
+    (Sampling(repetition_penalty=1.1), "penalised sampling"),
+]
+
+
+@pytest.mark.parametrize(("sampling", "why"), DISTORTED)
+def test_tokens_that_are_no_fair_draw_are_trained_on_only_where_asked_for(sampling: Sampling, why: str) -> None:
+    fair = sampled("fair", (1,), (2,), sampling=Sampling(temperature=0.7, max_tokens=1, stop=("x",)), finish="length")
+    whole = episode(fair, sampled("other", (1,), (2,), sampling=sampling))
+    assert [call.untrainable for call in whole.calls] == [None, why]
+    assert [transition.call for transition in whole.transitions()] == ["fair"]
+    assert [transition.call for transition in whole.transitions(distorted=True)] == ["fair", "other"]
+
+
+@pytest.mark.parametrize(("sampling", "why"), DISTORTED)
+def test_a_run_cannot_draw_so_that_it_never_trains(sampling: Sampling, why: str) -> None:
+    with pytest.raises(ValueError, match=f"{why}.*train_distorted"):
+        RunSettings(sampling=sampling)
+    assert RunSettings(sampling=sampling, train_distorted=True).sampling == sampling

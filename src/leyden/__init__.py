@@ -1,3 +1,23 @@
 """Leyden trains the language model behind any agent with reinforcement learning, without changing the agent."""
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+__all__ = ["Result", "evaluate", "train"]
+
+if TYPE_CHECKING:
+    from leyden.client.results import Result
+    from leyden.local.arguments import evaluate, train
+
+
+def __getattr__(name: str) -> Any:
+    """What is public, imported when it is used: an agent that imports Leyden does not wait for torch."""
+    if name == "Result":
+        from leyden.client.results import Result
+
+        return Result
+    if name in ("evaluate", "train"):
+        from leyden.local import arguments
+
+        return getattr(arguments, name)
+    raise AttributeError(f"module 'leyden' has no attribute {name!r}")

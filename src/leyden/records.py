@@ -60,6 +60,17 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     seed: int | None = None
 
+    @property
+    def distorted(self) -> str | None:
+        """Why the tokens are not a fair draw from the model; None where they are, at whatever temperature."""
+        if self.temperature == 0:
+            return "greedy sampling"
+        if self.top_p < 1 or self.top_k > 0 or self.min_p > 0:
+            return "truncated sampling"
+        if self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1:
+            return "penalised sampling"
+        return None
+
 
 class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What the server needs to know of a run to look after its rollouts."""
@@ -74,6 +85,10 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the agent's own key may set rewards."""
     sampling: Sampling = Sampling()
     """How tokens are drawn in training rollouts, whatever the agent asks for."""
+    train_distorted: bool = False
+    """Whether calls are trained on whose tokens were drawn greedily, truncated or with penalties."""
+    history: Literal["template", "exact"] = "template"
+    """Whether reasoning of earlier turns is shown as the model's template shows it, or always as it was sampled."""
     max_calls: Annotated[int, Meta(ge=1)] | None = None
     """Model calls of a rollout, so that a looping policy ends."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -89,6 +104,11 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
                 re.compile(rule)
             except re.error as error:
                 raise ValueError(f"`roles`: the rule of {role!r} is no regular expression: {error}") from error
+        if self.sampling.distorted and not self.train_distorted:
+            raise ValueError(
+                f"`sampling`: {self.sampling.distorted} is not trained on, and these are the training rollouts': "
+                "draw fairly (temperature above 0, no top_p, top_k, min_p or penalties), or set `train_distorted`"
+            )
 
 
 class Run(Struct, frozen=True):
@@ -249,8 +269,8 @@ class Call(Struct, frozen=True, omit_defaults=True):
             raise ValueError("`versions` must cover every completion id once")
 
     @property
-    def untrainable(self) -> str | None:
-        """Why no gradient may come from this call; None where one may."""
+    def unusable(self) -> str | None:
+        """Why no gradient can come from this call; None where one can."""
         if self.status is not CallStatus.OK:
             return str(self.status)
         if not self.completion_ids:
@@ -258,6 +278,11 @@ class Call(Struct, frozen=True, omit_defaults=True):
         if self.logprobs is None:
             return "no logprobs"
         return None
+
+    @property
+    def untrainable(self) -> str | None:
+        """Why no gradient may come from this call unless its run trains on distorted sampling; None where one may."""
+        return self.unusable or self.sampling.distorted
 
 
 class RewardKind(StrEnum):
@@ -408,16 +433,24 @@ class Episode(Struct, frozen=True, dict=True):
             case "nothing":
                 return None
 
-    def transitions(self, failure_reward: float = 0.0, roles: Collection[str] | None = None) -> Iterator[Transition]:
-        """Derive the transitions of the selected roles (None: all), leaving out calls that cannot be trained on.
+    def transitions(
+        self, failure_reward: float = 0.0, roles: Collection[str] | None = None, distorted: bool = False
+    ) -> Iterator[Transition]:
+        """Derive the transitions of the selected roles (None: all), leaving out calls that are not trained on.
 
+        Those drawn greedily, truncated or with penalties are among them unless `distorted` asks for them.
         Rewards of a call come with it, weighted; the final reward comes with the last. An attempt without a value
         (still alive, or left out by the outcome table) has no transitions.
         """
         final = self.final_reward(failure_reward)
         if final is None:
             return
-        selected = [c for c in self.calls if c.untrainable is None and (roles is None or self.role(c) in roles)]
+        selected = [
+            call
+            for call in self.calls
+            if (call.unusable if distorted else call.untrainable) is None
+            and (roles is None or self.role(call) in roles)
+        ]
         for call in selected:
             earned = sum(r.weight * r.value for r in self.standing_rewards if r.call == call.id)
             if call is selected[-1]:

@@ -72,11 +72,19 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", "/api/workers/{worker}/beat"): WORK | {"worker of another run"},
     ("POST", "/api/keys"): WORK | {"worker of another run"},
     **{
-        ("POST", prefix + "/v1" + path): AGENTS | {"pool of another run", "another pool", *OTHER_ATTEMPTS}
+        (method, prefix + "/v1" + path): AGENTS | {"pool of another run", "another pool", *OTHER_ATTEMPTS}
         for prefix in ("", "/role/{role}")
-        for path in ("/chat/completions", "/messages", "/messages/count_tokens")
+        for method, path in (
+            ("POST", "/chat/completions"),
+            ("POST", "/messages"),
+            ("POST", "/messages/count_tokens"),
+            ("POST", "/{path*}"),
+            ("GET", "/models"),
+            ("GET", "/models/{model*}"),
+            ("GET", "/{path*}"),
+            ("DELETE", "/{path*}"),
+        )
     },
-    ("GET", "/v1/models"): AGENTS | {"pool of another run", "another pool", *OTHER_ATTEMPTS},
     ("POST", "/v1/traces"): EVERYBODY - NO_GOOD - VIEWERS - {"viewer of another run", "attempt that ended"},
 }
 
@@ -131,7 +139,8 @@ async def knock(
 ) -> int:
     """Ask for what would change nothing if it were let in: the body is broken, or the thing named is not there."""
     run = "absent" if route.method == "DELETE" else "mine"
-    path = route.path.format(run=run, group="absent", rollout="absent", attempt="mine-g.0.1", worker="w", role="r")
+    named = {"run": run, "group": "absent", "rollout": "absent", "attempt": "mine-g.0.1", "worker": "w", "role": "r"}
+    path = route.path.format(**named, **{"path*": "embeddings/x", "model*": "a/b"})
     headers = {} if key is None else {header: f"Bearer {key}" if header == "authorization" else key}
     if route.body is not None:
         headers["content-type"] = "application/json"

@@ -14,9 +14,12 @@ import uvloop
 from leyden import __version__
 from leyden.cli.serve import add_serve
 from leyden.cli.show import add_runs, add_show
+from leyden.cli.train import add_dev, add_eval, add_export, add_train
+from leyden.config import ConfigError
 from leyden.remote import RemoteError
 from leyden.server.serve import Unservable
 from leyden.server.store.errors import StoreError
+from leyden.trainer.errors import TrainingError
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,10 +33,10 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"leyden {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     home = Path(os.environ.get("LEYDEN_HOME", "runs"))
-    for add in (add_serve, add_runs, add_show):
+    for add in (add_train, add_dev, add_eval, add_export, add_serve, add_runs, add_show):
         command = add(commands)
         command.add_argument("--json", action="store_true", help="print JSON")
-        command.add_argument("--home", type=Path, default=home, help="the folder of the store and keys (default: runs)")
+        command.add_argument("--home", type=Path, default=home, help="the folder of all runs (default: runs)")
     return top
 
 
@@ -43,12 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(options.run(options))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     except BrokenPipeError:  # the reader, `head` say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (StoreError, RemoteError, Unservable) as error:
+    except (ConfigError, TrainingError, StoreError, RemoteError, Unservable) as error:
         return _fail(str(error))
     except (aiohttp.ClientError, TimeoutError) as error:
         return _fail(f"cannot reach the server ({error}): start one with `leyden serve`, or correct --server")

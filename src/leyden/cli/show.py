@@ -14,7 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from leyden.cli.arguments import identifier, whole
-from leyden.cli.source import Source, add_source, source
+from leyden.cli.source import Source, add_source, every_run, source
 from leyden.records import Attempt, Call, Episode, Rollout, Span
 from leyden.wire import RolloutDetail, RunSummary
 
@@ -40,8 +40,7 @@ def add_show(commands: Any) -> argparse.ArgumentParser:
 
 
 async def _runs(options: argparse.Namespace) -> None:
-    async with source(options) as archive:
-        found = await archive.runs()
+    found = await every_run(options)
     if options.json:
         _print_json(found)
         return
@@ -63,7 +62,7 @@ async def _runs(options: argparse.Namespace) -> None:
 
 
 async def _show(options: argparse.Namespace) -> None:
-    async with source(options) as archive:
+    async with source(options, options.name) as archive:
         if options.rollout is None:
             await _show_run(archive, options)
         else:

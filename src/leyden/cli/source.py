@@ -1,9 +1,10 @@
-"""Where `runs` and `show` read from: a server, or the store of a home folder, which needs no server to be running."""
+"""Where `runs` and `show` read from: a server, or the stores beneath a home folder, which need no server running."""
 
 import argparse
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -21,9 +22,6 @@ T = TypeVar("T")
 
 class Source(Protocol):
     """What can be read."""
-
-    async def runs(self) -> list[RunSummary]:
-        """Every run in numbers."""
 
     async def run(self, run: str) -> Run:
         """A run with its configuration."""
@@ -89,17 +87,42 @@ def add_source(command: argparse.ArgumentParser) -> None:
     )
 
 
-@asynccontextmanager
-async def source(options: argparse.Namespace) -> AsyncIterator[Source]:
-    """Open what the arguments name."""
+async def every_run(options: argparse.Namespace) -> list[RunSummary]:
+    """Every run there is, the oldest first."""
     if options.server:
-        key_file = options.home / "admin.key"
-        key = options.key or (key_file.read_text().strip() if key_file.exists() else None)
-        async with Remote(options.server, key) as remote:
+        async with _remote(options) as remote:
+            return await remote.runs()
+    with _stores(options) as stores:
+        found = [summary for store in stores for summary in await store.runs()]
+    return sorted(found, key=lambda summary: summary.created)
+
+
+@asynccontextmanager
+async def source(options: argparse.Namespace, run: str) -> AsyncIterator[Source]:
+    """What there is to read of a run."""
+    if options.server:
+        async with _remote(options) as remote:
             yield remote
         return
-    database = Database(ServeOptions(options.home, store=options.store).location, readonly=True)
-    try:
-        yield OnDisk(database)
-    finally:
-        database.close()
+    with _stores(options) as stores:
+        holding = [store for store in stores if run in {summary.id for summary in await store.runs()}]
+        yield (holding or stores)[0]  # one that has it not says so
+
+
+def _remote(options: argparse.Namespace) -> Remote:
+    key_file = options.home / "admin.key"
+    return Remote(options.server, options.key or (key_file.read_text().strip() if key_file.exists() else None))
+
+
+@contextmanager
+def _stores(options: argparse.Namespace) -> Iterator[list[OnDisk]]:
+    """A server's store, and those of the runs that were trained in the folder; where there is none, an error."""
+    common = ServeOptions(options.home, store=options.store).location
+    own = [] if options.store else sorted(str(path) for path in options.home.glob("*/leyden.db"))
+    with ExitStack() as stack:
+        stores = []
+        for location in own if own and not Path(common).exists() else [common, *own]:
+            database = Database(location, readonly=True)
+            stack.callback(database.close)
+            stores.append(OnDisk(database))
+        yield stores

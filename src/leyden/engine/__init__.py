@@ -55,3 +55,6 @@ class Engine(Protocol):
 
     def generate(self, request: Generate) -> AsyncGenerator[Piece, None]:
         """Draw a completion, piece by piece."""
+
+    def forget(self, session: str) -> None:
+        """Let go of what is kept for a session: no more requests of it will come. It may be told more than once."""

@@ -25,6 +25,7 @@ class ScriptedEngine:
         self.version = 0
         self.asked: list[Generate] = []
         self.cancelled = 0
+        self.forgotten: list[str] = []
 
     async def generate(self, request: Generate) -> AsyncGenerator[Piece, None]:
         """Play the script."""
@@ -47,3 +48,7 @@ class ScriptedEngine:
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += done < len(ids)
             raise
+
+    def forget(self, session: str) -> None:
+        """Nothing is kept for a session but the knowledge that it is over."""
+        self.forgotten.append(session)

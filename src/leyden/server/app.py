@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from leyden.server.address import is_loopback
 from leyden.server.gateway.errors import STATUS, GatewayError
 from leyden.server.http import (
+    EVENT_STREAM,
     JSON,
     ApiError,
     ErrorBody,
@@ -27,6 +28,7 @@ from leyden.server.http import (
     decode,
     decode_query,
     encode,
+    media_type,
     read_body,
 )
 from leyden.server.keys import Act, Key, Kind, Refused, permit
@@ -35,7 +37,6 @@ from leyden.server.routes import ROUTES
 from leyden.server.service import Service
 from leyden.server.store import Conflict, NotFound, Unavailable, Unstorable
 
-EVENT_STREAM = "text/event-stream"
 _KEEP_OPEN_S = 15.0
 _log = logging.getLogger("leyden.server")
 _ANYBODY = Key(Kind.VIEWER, "anybody", float("inf"))
@@ -62,9 +63,7 @@ class App:
             name = route.path
             answer = await self._answer(route, path, scope, headers, receive)
             status = 200 if route.returns is not None else 204
-            body, content_type = (
-                (answer, EVENT_STREAM) if isinstance(answer, Stream) else _written(answer, headers.get("accept", ""))
-            )
+            body, content_type = _written(answer, headers.get("accept", ""))
         except Exception as error:
             refusal = _refusal(error)
             status, extra, content_type = refusal.status, list(refusal.headers), JSON
@@ -100,7 +99,7 @@ class App:
                 await read_body(receive, headers, self.service.settings.max_body)
             answer = await _while_connected(route.handler(self.service, request), receive)
             if isinstance(answer, Stream):  # it counts as one of the key's requests until it ends
-                return Stream(_until(answer.chunks, admitted.pop_all()))
+                return Stream(_until(answer.chunks, admitted.pop_all()), answer.content_type)
             return answer
 
     def _key(self, act: Act, path: dict[str, str], headers: dict[str, str]) -> Key:
@@ -135,9 +134,11 @@ async def _while_connected(work: Any, receive: Receive) -> Any:
         gone.cancel()
 
 
-def _written(answer: Any, accept: str) -> tuple[bytes, str]:
+def _written(answer: Any, accept: str) -> tuple[bytes | Stream, str]:
     if answer is None:
         return b"", JSON
+    if isinstance(answer, Stream):
+        return answer, answer.content_type
     return (answer.content, answer.content_type) if isinstance(answer, Raw) else encode(answer, accept)
 
 
@@ -188,14 +189,15 @@ async def _send(send: Send, status: int, body: bytes, content_type: str, extra: 
 
 
 async def _send_stream(send: Send, receive: Receive, stream: Stream) -> None:
-    """Send pieces as they come, comments while none does, and stop when the caller hangs up."""
-    headers = [(b"content-type", EVENT_STREAM.encode()), (b"cache-control", b"no-cache")]
+    """Send pieces as they come, comments while no event does, and stop when the caller hangs up."""
+    headers = [(b"content-type", stream.content_type.encode()), (b"cache-control", b"no-cache")]
+    quiet_s = _KEEP_OPEN_S if media_type(stream.content_type) == EVENT_STREAM else None
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     gone = asyncio.ensure_future(receive())
     coming = asyncio.ensure_future(anext(stream.chunks, None))
     try:
         while True:
-            await asyncio.wait((coming, gone), timeout=_KEEP_OPEN_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((coming, gone), timeout=quiet_s, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
                 return
             if not coming.done():

@@ -21,8 +21,10 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
+EVENT_STREAM = "text/event-stream"
 
 _ANYTHING = "/"  # stands for a parameter among the segments of a path, none of which can be this
+_THE_REST = "//"  # and this for one that takes all the segments that are left
 
 Body = TypeVar("Body")
 Query = TypeVar("Query")
@@ -74,9 +76,10 @@ class Raw(msgspec.Struct, frozen=True):
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """An answer that comes in pieces: server-sent events."""
+    """An answer that comes in pieces: server-sent events, where nothing else is said."""
 
     chunks: AsyncGenerator[bytes, None]
+    content_type: str = EVENT_STREAM
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -84,6 +87,7 @@ class Route(msgspec.Struct, frozen=True):
 
     method: str
     path: str
+    """A segment `{name}` takes one segment, `{name*}` at the end all that are left where no other route is."""
     act: Act | None
     """None: anybody may."""
     handler: Callable[[Any, Any], Awaitable[Any]]
@@ -105,20 +109,28 @@ class Table:
         for route in routes:
             node = self._root
             for segment in route.path.strip("/").split("/"):
-                node = node.setdefault(_ANYTHING if segment.startswith("{") else segment, {})
+                anything = _THE_REST if segment.endswith("*}") else _ANYTHING
+                node = node.setdefault(anything if segment.startswith("{") else segment, {})
             node.setdefault("", {})[route.method] = (route, _parameters(route.path))
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
         """The route of a request, and the values in its path."""
-        node, values = self._root, []
-        for segment in path.strip("/").split("/"):
+        node, values = self._root, list[str]()
+        segments = path.strip("/").split("/")
+        rest: tuple[dict[str, Any], list[str]] | None = None  # the last found, since it begins with most of the path
+        for at, segment in enumerate(segments):
+            if _THE_REST in node and segment:
+                rest = node[_THE_REST], [*values, "/".join(segments[at:])]
             child = node.get(segment) if segment else None
             if child is None:
                 child = node.get(_ANYTHING)
                 values.append(segment)
             if child is None or not segment:
-                raise ApiError(404, "not_found", f"there is nothing at {path}")
+                node = {}
+                break
             node = child
+        if "" not in node and rest is not None:
+            node, values = rest
         if "" not in node:
             raise ApiError(404, "not_found", f"there is nothing at {path}")
         methods = node[""]
@@ -130,7 +142,7 @@ class Table:
 
 
 def _parameters(path: str) -> list[str]:
-    return [segment[1:-1] for segment in path.split("/") if segment.startswith("{")]
+    return [segment[1:-1].removesuffix("*") for segment in path.split("/") if segment.startswith("{")]
 
 
 async def read_body(receive: Receive, headers: dict[str, str], limit: int) -> bytes:
@@ -228,7 +240,7 @@ def decode_query(query: bytes, wanted: Any) -> Any:
 def check_path(values: dict[str, str]) -> None:
     """Refuse a path that names something no identifier can be."""
     for name, value in values.items():
-        if len(value) > 160 or not _is_id(value):
+        if len(value) > 160 or not all(map(_is_id, value.split("/"))):
             raise ApiError(400, "invalid_request", f"{name}: an id is {ID_RULE}", field=name)
 
 

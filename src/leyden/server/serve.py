@@ -6,10 +6,9 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 import uvicorn
 from msgspec import Struct
@@ -63,11 +62,20 @@ class Running(Struct, frozen=True):
 
 
 async def serve(
-    options: ServeOptions,
-    started: Callable[[Running], None],
-    attach: Callable[[Service], None] | None = None,
+    options: ServeOptions, started: Callable[[Running], None], attach: Callable[[Service], None] | None = None
 ) -> None:
-    """Serve until told to stop by SIGINT or SIGTERM, then finish what was accepted.
+    """Serve until told to stop by SIGINT or SIGTERM, then finish what was accepted; told twice, stop at once."""
+    async with serving(options, attach) as server:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, server.stop)
+        started(server.running)
+        await server.stopped
+
+
+@asynccontextmanager
+async def serving(options: ServeOptions, attach: Callable[[Service], None] | None = None) -> AsyncIterator["Server"]:
+    """A server that listens within this context, and has finished what it accepted when the context is left.
 
     `attach` may give the service more than its options say, a gateway with an engine in this process for one.
     """
@@ -94,15 +102,22 @@ async def serve(
                 attach(service)
             gc.collect()
             gc.freeze()  # what was imported lives as long as the server: no need to look through it again and again
-            server = _Server(service, lambda: started(Running(url, settings.url, store.database.name, str(admin_key))))
-            await server.serve(sockets=[listener])
+            server = Server(service, Running(url, settings.url, store.database.name, str(admin_key)))
+            await server.listen(listener)
+            try:
+                yield server
+            finally:
+                server.stop()
+                await server.stopped
         finally:
             sweeper.cancel()
             await store.close()
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, service: Service, started: Callable[[], None]) -> None:
+class Server(uvicorn.Server):
+    """A server that listens."""
+
+    def __init__(self, service: Service, running: Running) -> None:
         super().__init__(
             uvicorn.Config(
                 App(service),
@@ -119,23 +134,35 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=_GRACE_S,
             )
         )
+        self.running = running
+        self.stopped: asyncio.Task[None]
+        """Done when it has finished what it accepted."""
         self._service = service
-        self._tell_started = started
+        self._listening = asyncio.Event()
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Begin to answer."""
+        self.stopped = asyncio.create_task(self.serve(sockets=[listener]))
+        listening = asyncio.create_task(self._listening.wait())
+        await asyncio.wait({self.stopped, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._listening.is_set():
+            listening.cancel()
+            self.stopped.result()
+
+    def stop(self) -> None:
+        """Take nothing more on; called again, drop what is still being answered."""
+        self._service.store.stop_waiting()  # those who only wait keep nobody waiting
+        self.handle_exit(signal.SIGINT, None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Told by uvicorn to begin."""
         await super().startup(sockets)
-        self._tell_started()
+        self._listening.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        yield  # unlike uvicorn's own, this raises no signal again afterwards: the store is yet to be closed
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._service.store.stop_waiting()  # those who only wait keep nobody waiting
-        super().handle_exit(sig, frame)
+        """Signals are the business of whoever runs the server."""
+        yield
 
 
 def _listen(host: str, port: int) -> socket.socket:

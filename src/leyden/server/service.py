@@ -35,7 +35,7 @@ class Service:
         self.gateway: Gateway | None = None
         """Where models are served; None where this server only keeps the record."""
         self.limiter = Limiter()
-        self.telemetry = Telemetry(store, leases, lambda: self.gateway.recorder.counts if self.gateway else {})
+        self.telemetry = Telemetry(store, leases, lambda: self.gateway.recorder if self.gateway else None)
 
     @classmethod
     async def start(cls, store: Store, keyring: Keyring, settings: ServerSettings) -> Self:

@@ -1,12 +1,13 @@
 """The server's own numbers, for Prometheus at /metrics."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from leyden.records import Event
+from leyden.server.gateway.recorder import Recorder
 from leyden.server.leases import Leases
 from leyden.server.store import Store
 
@@ -16,7 +17,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Telemetry:
     """Counts what passes, and reads off the rest when asked."""
 
-    def __init__(self, store: Store, leases: Leases, calls: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+    def __init__(self, store: Store, leases: Leases, calls: Callable[[], Recorder | None]) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter("leyden_requests", "Requests answered", ["route", "status"], registry=self.registry)
         self._seconds = Histogram(
@@ -60,7 +61,7 @@ class Telemetry:
 class _Readings(Collector):
     """What is read off when the page is made."""
 
-    def __init__(self, store: Store, leases: Leases, calls: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+    def __init__(self, store: Store, leases: Leases, calls: Callable[[], Recorder | None]) -> None:
         self._store, self._leases, self._calls = store, leases, calls
 
     def collect(self) -> Iterable[Metric]:
@@ -71,8 +72,15 @@ class _Readings(Collector):
         made = CounterMetricFamily(
             "leyden_calls", "Model calls by the making of their prompt", labels=["made", "status"]
         )
-        for labels, count in self._calls().items():
-            made.add_metric(labels, count)
+        untrained = CounterMetricFamily(
+            "leyden_calls_untrained", "Model calls of training rollouts that are not trained on", labels=["reason"]
+        )
+        if (recorder := self._calls()) is not None:
+            for labels, count in recorder.counts.items():
+                made.add_metric(labels, count)
+            for reason, count in recorder.untrained.items():
+                untrained.add_metric([reason], count)
         yield made
+        yield untrained
         yield GaugeMetricFamily("leyden_leases", "Attempts alive", value=len(self._leases))
         yield GaugeMetricFamily("leyden_store_bytes", "Size on disk", value=self._store.database.size())

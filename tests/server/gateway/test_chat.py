@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from modelserving import END, ModelServer, call, eventually, model_server
@@ -136,16 +137,34 @@ async def test_several_choices_share_their_prompt(server: ModelServer, client: o
     assert len({request.sampling.seed for request in server.engine.asked}) == 3
 
 
-async def test_a_stop_string_cuts_the_text_and_not_the_tokens(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+@pytest.mark.parametrize("history", ["template", "exact"])
+async def test_a_stop_string_cuts_the_text_and_not_the_tokens(server: ModelServer, history: str) -> None:
+    key = await server.new_attempt("stop", history=history)
     server.lines = ["One STOPPED two" + END, "Again" + END]
-    answer = await client.chat.completions.create(model="m", messages=[QUESTION], stop=["STOP"])  # type: ignore[list-item]
-    assert answer.choices[0].message.content == "One "
-    assert answer.choices[0].finish_reason == "stop"
     follow: Any = [QUESTION, {"role": "assistant", "content": "One "}, {"role": "user", "content": "Go on"}]
-    await client.chat.completions.create(model="m", messages=follow)
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
+        answer = await client.chat.completions.create(model="m", messages=[QUESTION], stop=["STOP"])  # type: ignore[list-item]
+        assert answer.choices[0].message.content == "One "
+        assert answer.choices[0].finish_reason == "stop"
+        await client.chat.completions.create(model="m", messages=follow)
     episode = await server.check(calls=2)
     assert "STOP" in server.tokenizer.decode(episode.calls[0].completion_ids)
     assert server.engine.cancelled == 1
+    prompt = server.tokenizer.decode(episode.prompt_ids(episode.calls[1]))
+    if history == "exact":  # all that was sampled, and an end to it
+        assert (episode.calls[1].made, "One STOP" in prompt) == (Made.CONTINUED, True)
+    else:  # what the agent was shown
+        assert (episode.calls[1].made, f"One {END}" in prompt) == (Made.RERENDERED, True)
+        assert "stop string" in episode.calls[1].made_why
+
+
+async def test_tools_that_must_not_be_called_are_not_offered(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    server.lines = ["Five." + END]
+    request: Any = {"messages": [QUESTION], "tools": [ADD], "tool_choice": "none"}
+    await client.chat.completions.create(model="m", **request)
+    episode = await server.check(calls=1)
+    assert episode.tools(episode.calls[0]) == ()
+    assert "add" not in server.tokenizer.decode(episode.prompt_ids(episode.calls[0]))
 
 
 async def test_an_answer_cut_by_length_is_closed_with_unsampled_tokens(
@@ -356,3 +375,77 @@ async def test_retries_of_one_call_are_linked(server: ModelServer) -> None:
         await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
     failed, fine = (await server.check(calls=2)).calls
     assert (failed.status, fine.status, fine.retry_of) == (CallStatus.FAILED, CallStatus.OK, failed.id)
+
+
+async def test_calls_that_are_not_trained_on_are_counted_by_reason(server: ModelServer) -> None:
+    server.say = lambda _: "Hi" + END
+    distorted = Sampling(top_p=0.9)
+    for name, purpose, settings in (
+        ("asked", Purpose.TRAIN, {"sampling": distorted, "train_distorted": True}),
+        ("fair", Purpose.TRAIN, {}),
+        ("eval", Purpose.EVAL, {}),
+    ):
+        key = await server.new_attempt(name, purpose, **settings)
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
+            await client.chat.completions.create(model="m", messages=[QUESTION], temperature=0.0)  # type: ignore[list-item]
+    assert "calls_untrained_total{" not in server.service.telemetry.page().decode()
+    (made,) = (await server.check(calls=1)).calls
+    assert made.untrainable == "greedy sampling"  # as an evaluation, it was the caller's to say
+    key = await server.new_attempt("dies")
+    server.engine.script = lambda _: [-1]
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+    assert 'leyden_calls_untrained_total{reason="failed"} 1.0' in server.service.telemetry.page().decode()
+
+
+async def test_several_choices_are_streamed_side_by_side(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    server.lines = ["One" + END, call("add", '{"a": 1, "b": 2}') + END, "Three" + END]
+    async with client.chat.completions.stream(
+        model="m",
+        messages=[QUESTION],  # type: ignore[list-item]
+        tools=[ADD],  # type: ignore[list-item]
+        n=3,
+        stream_options={"include_usage": True},
+    ) as stream:
+        final = await stream.get_final_completion()
+    assert [choice.finish_reason for choice in final.choices] == ["stop", "tool_calls", "stop"]
+    assert [choice.message.content or "" for choice in final.choices] == ["One", "", "Three"]
+    episode = await server.check(calls=3)
+    assert final.usage is not None
+    assert final.usage.completion_tokens == sum(len(made.completion_ids) for made in episode.calls)
+
+
+async def test_a_stream_that_is_held_is_kept_open_by_comments(
+    server: ModelServer, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leyden.server.app._KEEP_OPEN_S", 0.02)
+    assert server.service.gateway is not None
+    admission = server.service.gateway.policies["spark"].admission
+    admission.hold()
+    server.lines = ["Here" + END]
+    body = {"model": "m", "messages": [QUESTION], "stream": True}
+    headers = {"authorization": f"Bearer {server.key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{server.url}/v1/chat/completions", json=body) as reply,
+    ):
+        comments = 0
+        async for line in reply.content:
+            comments += line.startswith(b":")
+            if comments == 3:
+                admission.resume()
+        assert comments >= 3
+    await server.check(calls=1)
+
+
+async def test_models_are_listed_and_found(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["spark"]
+    assert (await client.models.retrieve("gpt-any")).id == "gpt-any"  # every name is the policy
+    key = await server.new_attempt("routes", routes={"Org/Model": "spark"})
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/role/critic/v1", api_key=key) as other:
+        assert [model.id async for model in other.models.list(extra_query={"limit": 5})] == ["spark", "Org/Model"]
+        assert (await other.models.retrieve("Org/Model")).id == "Org/Model"
+        with pytest.raises(openai.NotFoundError) as missing:
+            await other.models.retrieve("gpt-any")
+    assert missing.value.code == "model_not_found"

@@ -36,6 +36,17 @@ class History:
     call: str
 
 
+def asked(messages: tuple[dict[str, Any], ...]) -> bytes:
+    """What a request says, however its client writes the answers in it."""
+    said = []
+    for message in messages:
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        content = message["content"] or ""
+        content = content.strip() if message["role"] == "assistant" else content
+        said.append([message["role"], content, [[c["name"], msgspec.json.decode(c["arguments"])] for c in calls]])
+    return msgspec.json.encode(said)
+
+
 class ConversationMachine(RuleBasedStateMachine):
     """Clients that branch, edit, trim, retry and ask at the same time, all in one attempt."""
 
@@ -47,6 +58,8 @@ class ConversationMachine(RuleBasedStateMachine):
         self.runner, self.stack = asyncio.Runner(), AsyncExitStack()
         self.numbers = itertools.count()
         self.expected: dict[str, tuple[Made, str | None, tuple[dict[str, Any], ...]]] = {}
+        self.retries: dict[str, str] = {}
+        self.latest: dict[bytes, str] = {}  # by what was asked, the call that asked it last
         self.run(self.begin())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -71,9 +84,10 @@ class ConversationMachine(RuleBasedStateMachine):
         self.runner.close()
         shutil.rmtree(self.folder)
 
-    async def ask(self, messages: tuple[dict[str, Any], ...], n: int = 1) -> list[History]:
+    async def ask(self, messages: tuple[dict[str, Any], ...], n: int = 1, **headers: str) -> list[History]:
         body = {"model": "m", "messages": messages, "tools": TOOLS, "n": n}
-        async with self.session.post(f"{self.server.url}/v1/chat/completions", json=body) as reply:
+        url = f"{self.server.url}/v1/chat/completions"
+        async with self.session.post(url, json=body, headers=headers) as reply:
             answer = msgspec.json.decode(await reply.read())
             assert reply.status == 200, answer
         first = answer["id"].removeprefix("chatcmpl-")
@@ -81,6 +95,7 @@ class ConversationMachine(RuleBasedStateMachine):
         return [History((*messages, choice["message"]), id) for id, choice in zip(ids, answer["choices"], strict=True)]
 
     def expect(self, got: list[History], made: Made, parent: str | None) -> list[History]:
+        self.latest[asked(got[0].messages[:-1])] = got[0].call
         for index, history in enumerate(got):
             self.expected[history.call] = (made, got[0].call if index else parent, history.messages[:-1])
         return got
@@ -133,7 +148,21 @@ class ConversationMachine(RuleBasedStateMachine):
         got = [branch for branches in self.run(both()) for branch in branches]
         for branch in got:
             self.expect([branch], Made.CONTINUED, history.call)
+        for branch in got:  # of two that asked the same, either may have been the last
+            if sum(asked(branch.messages[:-1]) == asked(other.messages[:-1]) for other in got) > 1:
+                self.latest[asked(branch.messages[:-1])] = ANY
         return multiple(*got)
+
+    @rule(target=histories, history=histories)
+    def retry(self, history: History) -> Any:
+        """The SDK asks for the same once more."""
+        made, parent, messages = self.expected[history.call]
+        before = self.latest[asked(messages)]
+        if history.call.count("-") > 1:  # a further choice: the request was that of the first
+            parent = self.expected[parent or ""][1]
+        (again,) = got = self.run(self.ask(messages, **{"x-stainless-retry-count": "1"}))
+        self.retries[again.call] = before
+        return multiple(*self.expect(got, made, parent))
 
     @rule(target=histories, history=histories, text=TEXTS)
     def edit(self, history: History, text: str) -> Any:
@@ -149,6 +178,7 @@ class ConversationMachine(RuleBasedStateMachine):
             how, parent, messages = self.expected[made.id]
             assert made.made == how
             assert parent == ANY or made.parent == parent
+            assert self.retries.get(made.id) == ANY or made.retry_of == self.retries.get(made.id)
             assert [m["content"] or "" for m in episode.messages(made) if m["role"] != "assistant"] == [
                 m["content"] for m in messages if m["role"] != "assistant"
             ]

@@ -386,7 +386,7 @@ async def test_a_model_that_is_asked_for_too_much_says_when_to_come_again(
     with pytest.raises(anthropic.RateLimitError) as refused:
         await client.messages.create(**ASK)
     assert refused.value.response.headers["retry-after"] == "1"
-    with pytest.raises(anthropic.APIStatusError, match="rate_limit_error"):
+    with pytest.raises(anthropic.RateLimitError):
         await ask_raw(client)
 
 
@@ -437,3 +437,16 @@ async def test_retries_of_one_call_are_linked(server: ModelServer) -> None:
         await client.messages.create(**ASK)
     failed, fine = (await server.check(calls=2)).calls
     assert (failed.status, fine.status, fine.retry_of) == (CallStatus.FAILED, CallStatus.OK, failed.id)
+
+
+async def test_models_are_listed_and_found(server: ModelServer, client: anthropic.AsyncAnthropic) -> None:
+    (listed,) = [model async for model in client.models.list(limit=5)]
+    assert (listed.id, listed.type, listed.display_name) == ("spark", "model", "spark")
+    assert (await client.models.retrieve("claude-any")).id == "claude-any"  # every name is the policy
+    key = await server.new_attempt("routes", routes={"a": "spark", "b/c": "spark"})
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key=key) as other:
+        assert [model.id async for model in other.models.list(limit=1)] == ["spark", "a", "b/c"]  # in three pages
+        assert [model.id for model in (await other.models.list(before_id="b/c", limit=1)).data] == ["a"]
+        assert (await other.models.retrieve("b/c")).id == "b/c"
+        with pytest.raises(anthropic.NotFoundError):
+            await other.models.retrieve("claude-any")

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.server.gateway.chat_template import TemplateError, render
-from leyden.server.gateway.tokenizer import TextStream, Tokenizer, TokenizerError
+from leyden.server.gateway.tokenizer import LONG_TEXT, TextStream, Tokenizer, TokenizerError
 
 SPARK = Path(__file__).parents[3] / "src/leyden/models/spark"
 tokenizer = Tokenizer.load(SPARK)
@@ -31,6 +31,17 @@ def test_no_text_becomes_a_mark(text: str) -> None:
     assert not set(ids) & set(tokenizer.marks.values())
     assert len(ids) == len(offsets)
     assert all(0 <= start < end <= len(text) for start, end in offsets)
+
+
+@given(st.text(min_size=1, max_size=20) | st.sampled_from([f"a{mark} b" for mark in tokenizer.marks]))
+@settings(deadline=None, max_examples=25)
+def test_a_long_text_has_the_tokens_it_would_have_in_any_case(part: str) -> None:
+    text = f"{part}\n" * (LONG_TEXT // len(part) + 1)
+    text = text.encode(errors="ignore").decode()
+    alone = tokenizer._markless.encode(text, add_special_tokens=False)
+    assert tokenizer.encode_text(text) == (alone.ids, alone.offsets)
+    assert tokenizer.text_ids(text) == alone.ids
+    assert tokenizer.encode(text) == tokenizer._backend.encode(text, add_special_tokens=False).ids
 
 
 @given(texts)

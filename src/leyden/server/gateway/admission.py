@@ -23,6 +23,15 @@ class Admission:
         """How many calls wait."""
         return sum(map(len, self._waiting.values()))
 
+    @property
+    def _is_open(self) -> bool:
+        return self._free > 0 and not self._held and not self._waiting
+
+    def refuse_if_full(self) -> None:
+        """Raise if one more would not even be let wait: good to know before an answer has begun."""
+        if not self._is_open and self.waiting >= self._most_waiting:
+            raise GatewayError(Trouble.BUSY, "too many calls are waiting for the model: try again", retry_after=1.0)
+
     @asynccontextmanager
     async def admit(self, rollout: str) -> AsyncIterator[None]:
         """Wait for a turn, and give it up in the end."""
@@ -43,11 +52,10 @@ class Admission:
         self._release()
 
     async def _enter(self, rollout: str) -> None:
-        if self._free > 0 and not self._held and not self._waiting:
+        if self._is_open:
             self._free -= 1
             return
-        if self.waiting >= self._most_waiting:
-            raise GatewayError(Trouble.BUSY, "too many calls are waiting for the model: try again", retry_after=1.0)
+        self.refuse_if_full()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(rollout, deque()).append(turn)
         try:

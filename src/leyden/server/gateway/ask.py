@@ -97,7 +97,6 @@ class Done(Struct, frozen=True):
     """The stop string that ended it."""
     prompt_tokens: int
     completion_tokens: int
-    reasoning_tokens: int = 0
     cached_tokens: int = 0
 
 

@@ -253,10 +253,14 @@ def error_body(error: GatewayError) -> bytes:
     )
 
 
-def models(names: Sequence[str]) -> bytes:
+def model(name: str) -> dict[str, Any]:
+    """A model, as OpenAI's SDKs read it."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "leyden"}
+
+
+def models(names: Sequence[str]) -> dict[str, Any]:
     """The list of models."""
-    listed = [{"id": name, "object": "model", "created": 0, "owned_by": "leyden"} for name in names]
-    return msgspec.json.encode({"object": "list", "data": listed})
+    return {"object": "list", "data": list(map(model, names))}
 
 
 def _written(call: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from renderers import BaseRendererConfig, DefaultRendererConfig, Renderer, create_renderer
+from renderers import BaseRendererConfig, DefaultRenderer, DefaultRendererConfig, Renderer, create_renderer
 from renderers.base import (
     MODEL_RENDERER_MAP,
     Message,
@@ -39,6 +39,16 @@ def renderer_for(tokenizer: Tokenizer) -> Renderer:
         {"tool_parser": "qwen3"} if '<tool_call>\\n{"name"' in template and "<tool_call>" in tokenizer.marks else {}
     )
     return create_renderer(tokenizer, DefaultRendererConfig(**parsers))
+
+
+def keeping_reasoning(renderer: Any, tokenizer: Any) -> Any:
+    """The same renderer, but one that extends a turn with its reasoning where the model's template would drop that.
+
+    A template that nobody wrote a renderer for is never extended, whatever it drops.
+    """
+    if isinstance(renderer, DefaultRenderer):
+        return renderer
+    return type(renderer)(tokenizer, renderer.config.model_copy(update={"thinking_retention": "all"}))
 
 
 class ChatMLConfig(BaseRendererConfig):
@@ -241,7 +251,7 @@ class ChatMLRenderer:
             if isinstance(run, tuple):
                 ids.append(run[0])
             else:
-                ids.extend(self._tokenizer.encode_text("".join(piece.text for piece in run))[0])
+                ids.extend(self._tokenizer.text_ids("".join(piece.text for piece in run)))
         return ids
 
     def _attributed(self, pieces: Sequence[_Piece], messages: Sequence[Message]) -> RenderedTokens:

@@ -26,6 +26,7 @@ class Turn(Struct, frozen=True):
     kept_ids: int
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
+    finish: str
 
     def whole_prompt(self) -> list[int]:
         """Every token of its prompt."""
@@ -47,15 +48,19 @@ class History(Struct, frozen=True):
 
     messages: Sequence[Message]
     marks: list[bytes]
+    sizes: list[int]
+    """How many bytes each beginning takes, about."""
 
     @classmethod
     def of(cls, messages: Sequence[Message], tools: Sequence[Any], policy: str) -> "History":
         """Mark a request; it can only continue one that offered the same tools to the same policy."""
         order: dict[str, int] = {}
-        marks = [_digest(b"", _encode([policy, tools]))]
-        for message in messages:
-            marks.append(_digest(marks[-1], _encode(_meaning(message, order))))
-        return cls(messages, marks)
+        marks, sizes = [b""], [0]
+        for said in ([policy, tools], *(_meaning(message, order) for message in messages)):
+            data = _encode(said)
+            marks.append(_digest(marks[-1], data))
+            sizes.append(sizes[-1] + len(data))
+        return cls(messages, marks[1:], sizes[1:])
 
     def answered(self, response: Message) -> bytes:
         """The mark of this history with an answer."""
@@ -77,6 +82,7 @@ class Conversation:
     """The calls of one attempt. Branches, sub-agents and retries are all in it, each beside the other."""
 
     def __init__(self) -> None:
+        self.begun = 0
         self.calls = 0
         self.tokens = 0
         self._turns: dict[str, Turn] = {}
@@ -109,6 +115,11 @@ class Conversation:
             return Place(Made.RERENDERED, "the history is not one that was answered", turn, length)
         return Place(Made.FRESH, "", turn, length)
 
+    def begin(self, choices: int) -> int:
+        """Begin a call; how many had begun before it."""
+        before, self.begun = self.begun, self.begun + choices
+        return before
+
     def retried(self, history: History) -> str | None:
         """The latest call that asked for just the same."""
         return self._asked.get(history.marks[-1])
@@ -116,11 +127,13 @@ class Conversation:
     def add(self, call: Call, history: History) -> None:
         """Take up a call that was made."""
         self.calls += 1
+        self.begun = max(self.begun, self.calls)
         self.tokens += len(call.completion_ids)
         parent = self._turns.get(call.parent) if call.parent else None
-        turn = Turn(call.id, parent, call.kept_ids, call.prompt_ids, call.completion_ids)
+        turn = Turn(call.id, parent, call.kept_ids, call.prompt_ids, call.completion_ids, call.finish)
         self._turns[call.id] = turn
-        self._asked[history.marks[-1]] = call.id
+        if not call.choice:
+            self._asked[history.marks[-1]] = call.id
         for mark in history.marks[1:]:
             self._shared.setdefault(mark, turn)
         if call.status is CallStatus.OK and call.response is not None:

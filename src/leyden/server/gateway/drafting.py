@@ -12,11 +12,10 @@ from leyden.engine import EngineError, Generate
 from leyden.records import Call, CallStatus, Sampling
 from leyden.server.gateway.ask import Ask, Done, Event, FinishReason
 from leyden.server.gateway.caller import Caller
-from leyden.server.gateway.conversation import Conversation
 from leyden.server.gateway.errors import GatewayError, Trouble
 from leyden.server.gateway.policy import Policy
 from leyden.server.gateway.prompting import Prompt, offered
-from leyden.server.gateway.recorder import Recorder
+from leyden.server.gateway.recorder import Ledger, Recorder
 from leyden.server.gateway.writing import Writing
 
 
@@ -26,7 +25,7 @@ class Draft:
     def __init__(
         self,
         recorder: Recorder,
-        conversation: Conversation,
+        ledger: Ledger,
         caller: Caller,
         policy: Policy,
         ask: Ask,
@@ -34,7 +33,7 @@ class Draft:
         sampling: Sampling,
         first: str,
     ) -> None:
-        self._recorder, self._conversation, self._caller = recorder, conversation, caller
+        self._recorder, self._ledger, self._caller = recorder, ledger, caller
         self._policy, self._ask, self._prompt = policy, ask, prompt
         self._sampling = sampling
         self._ids = [first, *(f"{first}-{choice}" for choice in range(1, ask.n))]
@@ -58,8 +57,7 @@ class Draft:
     async def write(self, max_tokens: int) -> AsyncGenerator[Event, None]:
         """Have the engine write the answers; each is recorded before it is said to be done."""
         try:
-            admitted = self._policy.admission.admit(self._caller.live.rollout)
-            async with admitted, aclosing(self._write_all(max_tokens)) as events:
+            async with aclosing(self._write_all(max_tokens)) as events:
                 async for event in events:
                     yield event
             self._saving = asyncio.create_task(self._record(CallStatus.OK))
@@ -72,6 +70,10 @@ class Draft:
         except EngineError as error:
             await self._record(CallStatus.FAILED)
             raise GatewayError(Trouble.FAILED, f"the engine failed: {error}") from error
+        except GatewayError:
+            if self._saving is None and any(writing.ids for writing in self._writings):  # not all had their turn
+                await self._record(CallStatus.FAILED)
+            raise
         for choice, writing in enumerate(self._writings):
             yield Done(
                 choice=choice,
@@ -109,6 +111,7 @@ class Draft:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write_one(self, choice: int, writing: Writing, max_tokens: int) -> AsyncGenerator[Event, None]:
+        """Write one of the answers, in a turn of its own."""
         request = Generate(
             prompt_ids=tuple(self._prompt.ids),
             sampling=replace(self._sampling, seed=_seed(self._sampling.seed, choice)),
@@ -117,7 +120,8 @@ class Draft:
             session=self._caller.live.attempt,
             top_logprobs=self._ask.top_logprobs or 0,
         )
-        async with aclosing(self._policy.engine.generate(request)) as pieces:
+        admitted = self._policy.admission.admit(self._caller.live.rollout)
+        async with admitted, aclosing(self._policy.engine.generate(request)) as pieces:
             async for piece in pieces:
                 for event in writing.take(piece):
                     yield event
@@ -130,13 +134,13 @@ class Draft:
             for writing in self._writings:
                 writing.give_up()
         calls = [self._call(choice, writing, status) for choice, writing in enumerate(self._writings)]
-        await self._recorder.record(self._caller.live, self._conversation, calls, self._prompt.history)
+        await self._recorder.record(self._ledger, calls, self._prompt.history)
 
     def _call(self, choice: int, writing: Writing, status: CallStatus) -> Call:
         prompt, ask, turn = self._prompt, self._ask, self._prompt.place.turn
         complete = len(writing.logprobs) == len(writing.ids)
         shared = prompt.place.shared if turn is not None else 0
-        retry = self._caller.retry and self._conversation.retried(prompt.history)
+        retry = self._caller.retry and self._ledger.conversation.retried(prompt.history)
         own: dict[str, Any] = {
             "parent": turn.call if turn is not None else None,
             "kept_ids": prompt.kept,

@@ -9,6 +9,7 @@ class Trouble(StrEnum):
     INVALID = "invalid_request"
     TOO_LONG = "context_length_exceeded"
     NO_MODEL = "model_not_found"
+    NOTHING = "not_found"
     BAD_KEY = "invalid_api_key"
     FORBIDDEN = "permission_denied"
     BUSY = "rate_limit_exceeded"
@@ -23,6 +24,7 @@ STATUS: dict[Trouble, int] = {
     Trouble.FORBIDDEN: 403,
     Trouble.SPENT: 403,  # not 429: an SDK would try again
     Trouble.NO_MODEL: 404,
+    Trouble.NOTHING: 404,
     Trouble.BUSY: 429,
     Trouble.FAILED: 503,
 }

@@ -17,8 +17,8 @@ from leyden.server.gateway.drafting import Draft
 from leyden.server.gateway.errors import GatewayError, Trouble
 from leyden.server.gateway.policy import Policy
 from leyden.server.gateway.prompting import make_prompt
-from leyden.server.gateway.recorder import Recorder
-from leyden.server.gateway.relay import UPSTREAM, relay
+from leyden.server.gateway.recorder import Ledger, Recorder
+from leyden.server.gateway.relay import UPSTREAM, Relay
 from leyden.server.gateway.upstream import Upstream
 from leyden.server.store import Live, Store, reading
 
@@ -40,6 +40,7 @@ class Gateway:
             self._conversations[event.subject] = Conversation()  # it has said nothing yet: there is nothing to read
         elif event.kind == "attempt.ended":
             self._conversations.pop(event.subject, None)
+            self._forget(event.subject)
         elif event.kind == "run.deleted":
             self._settings.pop(event.run, None)
 
@@ -48,35 +49,63 @@ class Gateway:
         settings = await self._settings_of(caller.live.run)
         policy = self._route(ask.model, settings)
         caller = replace(caller, role=caller.role or _role(ask, settings))
-        conversation = await self._conversation_of(caller.live)
-        _within_budget(conversation, settings)
+        ledger = Ledger(caller.live, settings, await self._conversation_of(caller.live))
         first = f"call-{secrets.token_hex(8)}"
         if isinstance(policy, Upstream):
-            yield Begun(first)
-            relayed = relay(self.recorder, conversation, caller, policy, ask, first)
-            async with aclosing(relayed) as events:
-                async for event in events:
-                    yield event
-            return
-        prompt = make_prompt(policy, conversation, ask)
-        sampling = _sampling(caller.live, settings, ask.sampling, conversation.calls)
+            _begin(ledger, ask.n)
+            answering = Relay(self.recorder, ledger, caller, ask, first).pass_on(policy)
+        else:
+            answering = self._draw(policy, ledger, caller, ask, first)
+        async with aclosing(answering) as events:
+            async for event in events:
+                yield event
+
+    async def _draw(
+        self, policy: Policy, ledger: Ledger, caller: Caller, ask: Ask, first: str
+    ) -> AsyncGenerator[Event, None]:
+        """Answer a call with tokens of a policy."""
+        settings, conversation = ledger.settings, ledger.conversation
+        prompt = await make_prompt(policy, conversation, ask, settings.history)
         room = policy.engine.context - len(prompt.ids)
         if room < 1:
             message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {policy.engine.context} in all"
             raise GatewayError(Trouble.TOO_LONG, message, "messages")
+        policy.admission.refuse_if_full()
+        sampling = _sampling(caller.live, settings, ask.sampling, _begin(ledger, ask.n))
+        limits = [room, sampling.max_tokens]
+        if settings.max_tokens is not None:
+            limits.append(max(1, (settings.max_tokens - conversation.tokens) // ask.n))
         yield Begun(first, len(prompt.ids), prompt.kept)
-        limits = [room, sampling.max_tokens, settings.max_tokens and settings.max_tokens - conversation.tokens]
-        draft = Draft(self.recorder, conversation, caller, policy, ask, prompt, sampling, first)
-        async with aclosing(draft.write(min(limit for limit in limits if limit is not None))) as events:
-            async for event in events:
-                yield event
+        draft = Draft(self.recorder, ledger, caller, policy, ask, prompt, sampling, first)
+        try:
+            async with aclosing(draft.write(min(limit for limit in limits if limit is not None))) as events:
+                async for event in events:
+                    yield event
+        finally:
+            if caller.live.attempt not in self._conversations:  # it ended meanwhile
+                self._forget(caller.live.attempt)
 
     async def count(self, caller: Caller, ask: Ask) -> int:
         """How many tokens the prompt of a call would have."""
-        policy = self._route(ask.model, await self._settings_of(caller.live.run))
+        settings = await self._settings_of(caller.live.run)
+        policy = self._route(ask.model, settings)
         if isinstance(policy, Upstream):
             raise GatewayError(Trouble.NO_MODEL, f"the tokens of {ask.model!r} are not known here", "model")
-        return len(make_prompt(policy, await self._conversation_of(caller.live), ask).ids)
+        return len((await make_prompt(policy, await self._conversation_of(caller.live), ask, settings.history)).ids)
+
+    async def models(self, run: str | None) -> list[str]:
+        """The names that a run can ask for; with one policy and no routes, any other name will do too."""
+        routes = (await self._settings_of(run)).routes if run is not None else {}
+        others = await self.upstream.models() if self.upstream is not None and not self.policies else []
+        return list(dict.fromkeys([*self.policies, *routes, *others]))
+
+    async def serves(self, model: str, run: str | None) -> bool:
+        """Whether a run that asks for this name would be answered."""
+        try:
+            self._route(model, await self._settings_of(run) if run is not None else RunSettings())
+        except GatewayError:
+            return False
+        return True
 
     def _route(self, model: str, settings: RunSettings) -> Policy | Upstream:
         """Who serves a model name: what the run says; else the policy of that name, the only policy, or upstream."""
@@ -88,6 +117,10 @@ class Gateway:
         if len(self.policies) == 1 and not settings.routes:
             return next(iter(self.policies.values()))
         raise GatewayError(Trouble.NO_MODEL, f"no model {model!r} is served here: name it in the run's routes", "model")
+
+    def _forget(self, attempt: str) -> None:
+        for policy in self.policies.values():
+            policy.engine.forget(attempt)
 
     async def _settings_of(self, run: str) -> RunSettings:
         if run not in self._settings:
@@ -108,11 +141,15 @@ def _role(ask: Ask, settings: RunSettings) -> str | None:
     return next((role for role, rule in settings.roles.items() if re.search(rule, system)), None)
 
 
-def _within_budget(conversation: Conversation, settings: RunSettings) -> None:
-    if settings.max_calls is not None and conversation.calls >= settings.max_calls:
-        raise GatewayError(Trouble.SPENT, f"this rollout has made its {settings.max_calls} calls (max_calls)")
+def _begin(ledger: Ledger, choices: int) -> int:
+    """Begin a call if its rollout may still make one; how many it had begun before. Nothing can come in between."""
+    settings, conversation = ledger.settings, ledger.conversation
+    if settings.max_calls is not None and conversation.begun + choices > settings.max_calls:
+        message = f"this rollout has made {conversation.begun} of its {settings.max_calls} calls (max_calls)"
+        raise GatewayError(Trouble.SPENT, message)
     if settings.max_tokens is not None and conversation.tokens >= settings.max_tokens:
         raise GatewayError(Trouble.SPENT, f"this rollout has sampled its {settings.max_tokens} tokens (max_tokens)")
+    return conversation.begin(choices)
 
 
 def _sampling(live: Live, settings: RunSettings, asked: Sampling, number: int) -> Sampling:

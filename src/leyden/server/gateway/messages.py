@@ -296,6 +296,31 @@ def count_body(tokens: int) -> bytes:
     return msgspec.json.encode({"input_tokens": tokens})
 
 
+class Window(Struct, frozen=True):
+    """Which part of a list is asked for."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 20
+    after_id: str | None = None
+    before_id: str | None = None
+
+
+def model(name: str) -> dict[str, Any]:
+    """A model, as Anthropic's SDKs read it."""
+    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def models(names: Sequence[str], window: Window) -> dict[str, Any]:
+    """A page of the list of models."""
+    start = names.index(window.after_id) + 1 if window.after_id in names else 0
+    end = names.index(window.before_id) if window.before_id in names else len(names)
+    if window.before_id in names:
+        start = max(start, end - window.limit)
+    page = names[start : min(end, start + window.limit)]
+    more = start > 0 if window.before_id in names else start + len(page) < len(names)
+    ends = {"first_id": page[0] if page else None, "last_id": page[-1] if page else None}
+    return {"data": list(map(model, page)), "has_more": more, **ends}
+
+
 def error_body(error: GatewayError) -> bytes:
     """An error as Anthropic's SDKs read it; the field to change stands before the message, for want of a place."""
     kind = _TYPES.get(STATUS[error.trouble], "overloaded_error" if error.retry_after else "api_error")

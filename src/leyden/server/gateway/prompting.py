@@ -1,7 +1,9 @@
 """The prompt of a call: what was sampled before stays as it was, token for token, wherever that can be proven."""
 
+import asyncio
+from collections.abc import Callable
 from itertools import takewhile
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,6 +13,13 @@ from leyden.server.gateway.ask import Ask
 from leyden.server.gateway.conversation import Conversation, History, Place
 from leyden.server.gateway.errors import GatewayError, Trouble
 from leyden.server.gateway.policy import Policy
+from leyden.server.gateway.tokenizer import LONG_TEXT
+
+NOT_EXTENDED = "the model's template does not extend this turn"
+DROPS_REASONING = "the model's template drops the reasoning of earlier turns"
+CUT_BY_STOP = "a stop string cut the answer: its tokens say more than its text"
+
+T = TypeVar("T")
 
 
 class Prompt(Struct, frozen=True):
@@ -26,38 +35,95 @@ class Prompt(Struct, frozen=True):
     """The last of the ids: the beginning of an answer that must be a tool call."""
 
 
-def make_prompt(policy: Policy, conversation: Conversation, ask: Ask) -> Prompt:
-    """The prompt of a call, with the beginning of the answer where that is not left to the model."""
-    prompt = _unforced_prompt(policy, conversation, ask)
-    if ask.tool_choice.mode != "required":
-        return prompt
+async def make_prompt(
+    policy: Policy, conversation: Conversation, ask: Ask, keep: Literal["template", "exact"] = "template"
+) -> Prompt:
+    """The prompt of a call, with the beginning of the answer where that is not left to the model.
+
+    It is placed at once, among the calls that are over; what is rendered then, in a thread where it is long, follows
+    from that place alone, so that calls of an attempt may be made at the same time.
+    """
     force = getattr(policy.renderer, "begin_call", None)
-    if force is None:
+    if ask.tool_choice.mode == "required" and force is None:
         raise GatewayError(Trouble.INVALID, "this model cannot be made to call a tool: leave it at auto", "tool_choice")
+    history = History.of(ask.messages, offered(ask), policy.name)
+    place = conversation.place(history)
+    prompt = await _made(_Rendering(policy, ask, history, place, keep == "exact"))
+    if force is None or ask.tool_choice.mode != "required":
+        return prompt
     forced = tuple(force(ask.tool_choice.name))
     return replace(prompt, ids=[*prompt.ids, *forced], forced=forced)
 
 
-def _unforced_prompt(policy: Policy, conversation: Conversation, ask: Ask) -> Prompt:
-    """What was sampled before stays as it was, token for token, wherever that can be proven."""
-    tools = list(offered(ask)) or None
-    history = History.of(ask.messages, offered(ask), policy.name)
-    place = conversation.place(history)
-    made, why = place.made, place.why
-    if made is Made.CONTINUED and place.turn is not None:
-        before, completion = place.turn.whole_prompt(), list(place.turn.completion_ids)
-        bridged = policy.renderer.bridge_to_next_turn(
-            before, completion, list(ask.messages[place.shared :]), tools=tools
-        )
-        if bridged is not None and bridged.token_ids[: len(before) + len(completion)] == before + completion:
-            return Prompt(history, place, made, why, bridged.token_ids, len(before) + len(completion))
-        made, why = Made.RERENDERED, "the model's template does not extend this turn"
-    ids = list(policy.renderer.render_ids(list(ask.messages), tools=tools, add_generation_prompt=True))
-    kept = 0
-    if place.turn is not None:
-        earlier = [*place.turn.whole_prompt(), *place.turn.completion_ids]
-        kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(earlier, ids, strict=False)))
-    return Prompt(history, place, made, why, ids, kept)
+async def _made(rendering: "_Rendering") -> Prompt:
+    sizes, place = rendering.history.sizes, rendering.place
+    if place.made is Made.CONTINUED:
+        extended = await _aside(sizes[-1] - sizes[place.shared], rendering.extended)
+        if extended is not None:
+            return extended
+    return await _aside(sizes[-1], rendering.anew)
+
+
+async def _aside(size: int, work: Callable[[], T]) -> T:
+    """Do work on so much text, in a thread where it would keep everybody waiting."""
+    return await asyncio.to_thread(work) if size > LONG_TEXT else work()
+
+
+class _Rendering(Struct, frozen=True):
+    """The making of one prompt. It touches nothing that changes: any thread will do."""
+
+    policy: Policy
+    ask: Ask
+    history: History
+    place: Place
+    exact: bool
+
+    @property
+    def tools(self) -> list[Any] | None:
+        return list(offered(self.ask)) or None
+
+    def extended(self) -> Prompt | None:
+        """All the tokens of before, then only what is new; None where the template would have it otherwise."""
+        if self.exact:
+            return self._extended_by(self.policy.exact_renderer)
+        return None if self._was_cut else self._extended_by(self.policy.renderer)
+
+    def anew(self) -> Prompt:
+        """The whole conversation as the template writes it, unless the tokens of before say the same."""
+        messages = list(self.ask.messages)
+        ids = list(self.policy.renderer.render_ids(messages, tools=self.tools, add_generation_prompt=True))
+        made, why = self.place.made, self.place.why
+        if made is Made.CONTINUED:
+            made, why = Made.RERENDERED, CUT_BY_STOP if self._was_cut else NOT_EXTENDED
+            extended = None if self._was_cut or self.exact else self._extended_by(self.policy.exact_renderer)
+            if extended is not None:
+                decode = self.policy.tokenizer.decode
+                if decode(extended.ids) == decode(ids):  # there was nothing to drop
+                    return extended
+                why = DROPS_REASONING
+        kept = 0
+        if self.place.turn is not None:
+            earlier = [*self.place.turn.whole_prompt(), *self.place.turn.completion_ids]
+            kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(earlier, ids, strict=False)))
+        return Prompt(self.history, self.place, made, why, ids, kept)
+
+    @property
+    def _was_cut(self) -> bool:
+        """Whether the turn to extend holds a stop string, and maybe more, that its agent was not shown."""
+        turn = self.place.turn
+        assert turn is not None
+        return turn.finish == "stop" and turn.completion_ids[-1] not in self.policy.renderer.get_stop_token_ids()
+
+    def _extended_by(self, renderer: Any) -> Prompt | None:
+        turn, shared = self.place.turn, self.place.shared
+        assert turn is not None
+        before, completion = turn.whole_prompt(), list(turn.completion_ids)
+        kept = len(before) + len(completion)
+        new = list(self.ask.messages[shared:])
+        bridged = renderer.bridge_to_next_turn(before, completion, new, tools=self.tools)
+        if bridged is None or bridged.token_ids[:kept] != before + completion:
+            return None
+        return Prompt(self.history, self.place, Made.CONTINUED, "", bridged.token_ids, kept)
 
 
 def offered(ask: Ask) -> tuple[Any, ...]:

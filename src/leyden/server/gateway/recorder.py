@@ -3,27 +3,34 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from leyden.records import Call
+from msgspec import Struct
+
+from leyden.records import Call, Purpose, RunSettings
 from leyden.server.gateway.conversation import Conversation, History
 from leyden.server.gateway.errors import GatewayError, Trouble
 from leyden.server.store import Conflict, Live, NotFound, Store, StoreError
 
 
+class Ledger(Struct, frozen=True):
+    """Whose calls they are."""
+
+    live: Live
+    settings: RunSettings
+    conversation: Conversation
+
+
 class Recorder:
-    """Records calls, and counts them by how their prompts were made and how they ended."""
+    """Records calls, and counts them: by how their prompts were made and how they ended, and those not trained on."""
 
     def __init__(self, store: Store) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
+        self.untrained: Counter[str] = Counter()
+        """Calls of training rollouts from which no gradient comes, by the reason."""
         self._store = store
 
-    async def record(
-        self,
-        live: Live,
-        conversation: Conversation,
-        calls: Sequence[Call],
-        history: History,
-    ) -> None:
+    async def record(self, ledger: Ledger, calls: Sequence[Call], history: History) -> None:
         """Record the answers to one ask; when this returns they are durable."""
+        live = ledger.live
         try:
             await self._store.record_calls(live.run, live.attempt, calls)
         except (Conflict, NotFound) as over:
@@ -31,5 +38,8 @@ class Recorder:
         except StoreError as error:
             raise GatewayError(Trouble.FAILED, str(error), retry_after=1.0) from error
         for call in calls:
-            conversation.add(call, history)
+            ledger.conversation.add(call, history)
             self.counts[str(call.made), str(call.status)] += 1
+            why = call.unusable if ledger.settings.train_distorted else call.untrainable
+            if why is not None and live.purpose is Purpose.TRAIN:
+                self.untrained[why] += 1

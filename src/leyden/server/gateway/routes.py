@@ -3,6 +3,8 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from leyden.server.gateway import chat, messages
 from leyden.server.gateway.ask import Ask, Begun, Event
 from leyden.server.gateway.caller import Caller, identify
@@ -34,9 +36,47 @@ async def count_tokens(service: Service, request: Request[Raw, Any]) -> Raw:
     return Raw(messages.count_body(count), JSON)
 
 
-async def list_models(service: Service, request: Request[None, None]) -> Raw:
-    """Say which models are served."""
-    return Raw(chat.models(list(_gateway(service).policies)), JSON)
+async def list_models(service: Service, request: Request[None, messages.Window]) -> Raw:
+    """Say which models are served, to each client in its dialect."""
+    names = await _gateway(service).models(request.key.run)
+    listed = messages.models(names, request.query) if _is_anthropic(request) else chat.models(names)
+    return Raw(msgspec.json.encode(listed), JSON)
+
+
+async def get_model(service: Service, request: Request[None, Any]) -> Raw:
+    """Say that a model is served."""
+    name = request.path["model"]
+    if not await _gateway(service).serves(name, request.key.run):
+        raise GatewayError(Trouble.NO_MODEL, f"no model {name!r} is served here", "model")
+    return Raw(msgspec.json.encode(messages.model(name) if _is_anthropic(request) else chat.model(name)), JSON)
+
+
+async def pass_on(service: Service, request: Request[Raw, Any]) -> Stream:
+    """Pass a call of another kind of model (embeddings, speech) on to the upstream; it is not recorded."""
+    path = request.path["path"]
+    upstream = service.gateway.upstream if service.gateway is not None else None
+    if path.partition("/")[0] not in _PASSED_ON:
+        raise _nothing_at(path)
+    if upstream is None:
+        how = "start the server with --upstream URL to have it passed on to a service that has it"
+        raise GatewayError(Trouble.NOTHING, f"/v1/{path} is not served here: {how}")
+    _caller(service, request)
+    return await upstream.pass_on(path, request.body, request.query, request.headers.get("accept", ""))
+
+
+async def refuse(service: Service, request: Request[Any, Any]) -> Raw:
+    """Say that there is nothing."""
+    raise _nothing_at(request.path["path"])
+
+
+def _nothing_at(path: str) -> GatewayError:
+    served = "/v1/chat/completions, /v1/messages and /v1/models are"
+    passed = f"{', '.join(sorted(_PASSED_ON))} are passed on by POST where the server has an --upstream"
+    return GatewayError(Trouble.NOTHING, f"/v1/{path} is not served: {served}; {passed}")
+
+
+def _is_anthropic(request: Request[Any, Any]) -> bool:
+    return "anthropic-version" in request.headers
 
 
 async def _begin(service: Service, request: Request[Any, Any], ask: Ask) -> tuple[Begun, AsyncGenerator[Event, None]]:
@@ -83,13 +123,31 @@ def _in(dialect: Callable[[GatewayError], bytes]) -> Callable[[ApiError], bytes]
 
 _OPENAI, _ANTHROPIC = _in(chat.error_body), _in(messages.error_body)
 _QUERY = dict[str, str]  # Anthropic's clients may add ?beta=true
+_PASSED_ON = frozenset({"audio", "classify", "embeddings", "images", "moderations", "pooling", "rerank", "score"})
+"""What calls a model and leaves nothing behind: that is what an agent's key is for. Whatever else an upstream has
+(files, jobs, adapters to load) is for those who hold its key, and other dialects of chat would escape the record."""
 
 GATEWAY_ROUTES = [
-    Route("POST", prefix + path, Act.CALL, handler, body=Raw, query=query, returns=Raw, waits=True, error=error)
+    route
     for prefix in ("/v1", "/role/{role}/v1")
-    for path, handler, query, error in (
-        ("/chat/completions", complete_chat, None, _OPENAI),
-        ("/messages", create_message, _QUERY, _ANTHROPIC),
-        ("/messages/count_tokens", count_tokens, _QUERY, _ANTHROPIC),
+    for route in (
+        *(
+            Route("POST", prefix + path, Act.CALL, handler, body=Raw, query=query, returns=Raw, waits=True, error=error)
+            for path, handler, query, error in (
+                ("/chat/completions", complete_chat, _QUERY, _OPENAI),
+                ("/messages", create_message, _QUERY, _ANTHROPIC),
+                ("/messages/count_tokens", count_tokens, _QUERY, _ANTHROPIC),
+                ("/{path*}", pass_on, _QUERY, _OPENAI),
+            )
+        ),
+        *(
+            Route(method, prefix + path, Act.CALL, handler, query=query, returns=Raw, error=_OPENAI)
+            for method, path, handler, query in (
+                ("GET", "/models", list_models, messages.Window),
+                ("GET", "/models/{model*}", get_model, _QUERY),
+                ("GET", "/{path*}", refuse, _QUERY),
+                ("DELETE", "/{path*}", refuse, _QUERY),
+            )
+        ),
     )
-] + [Route("GET", "/v1/models", Act.CALL, list_models, returns=Raw, error=_OPENAI)]
+]

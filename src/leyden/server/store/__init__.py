@@ -145,6 +145,13 @@ class Store:
         """End an attempt, exactly once."""
         return await self._write(attempts.finish, run, attempt, report)
 
+    async def release(self, why: str) -> int:
+        """End every live attempt, uncharged, where whoever was at them is known to be gone."""
+        alive = await self.read(reading.alive)
+        for live in alive:
+            await self._write(attempts.uncharge, live.attempt, Outcome(Ending.LOST, why))
+        return len(alive)
+
     async def cancel_group(self, run: str, group: str) -> int:
         """Cancel what is unfinished of a group."""
         return await self._write(attempts.cancel_group, run, group)

@@ -1,0 +1,139 @@
+"""Sampled tokens per second of the embedded engine, beside `model.generate` and transformers' continuous batching.
+
+The bundled model on the CPU; 1, 32 and 256 requests that arrive at once, each with a prompt of its own, all of the same
+lengths, at temperature 1. Prompts are computed within the time, and new for every round. The contenders take turns, and
+of each the best round counts. `model.generate` runs with one thread and with all cores, and the better of the two is
+what we are held against; the engine runs as it does by default.
+
+    python benchmarks/engine.py
+
+The last line is one JSON object; `ratio` is ours over `model.generate` at 32 requests.
+"""
+
+import argparse
+import asyncio
+import copy
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+import leyden
+from leyden.engine import Generate
+from leyden.engine.torch_engine import TorchEngine
+from leyden.records import Sampling
+
+REQUESTS = (1, 32, 256)
+Prompts = list[list[int]]
+
+
+def load() -> Any:
+    """The bundled model; its shape with random weights where those are not there (no figure depends on them)."""
+    folder = Path(leyden.__file__).parent / "models" / "spark"
+    if (folder / "model.safetensors").exists():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    else:
+        shape = {"vocab_size": 1024, "hidden_size": 192, "intermediate_size": 512, "max_position_embeddings": 4096}
+        heads = {"num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 3}
+        model = LlamaForCausalLM(LlamaConfig(**shape, **heads, tie_word_embeddings=True))
+    model.generation_config.eos_token_id = None
+    return model.eval()
+
+
+class Ours:
+    """The engine, asked by so many coroutines."""
+
+    def __init__(self, model: Any, requests: int) -> None:
+        self.engine = TorchEngine(model, slots=requests)
+
+    def __call__(self, prompts: Prompts, tokens: int) -> int:
+        """Tokens that were drawn."""
+
+        async def ask(number: int, prompt: list[int]) -> int:
+            request = Generate(tuple(prompt), Sampling(seed=number), (), tokens, str(number))
+            return sum([len(piece.ids) async for piece in self.engine.generate(request)])
+
+        async def ask_all() -> int:
+            return sum(await asyncio.gather(*(ask(number, prompt) for number, prompt in enumerate(prompts))))
+
+        return asyncio.run(ask_all())
+
+
+def generate(model: Any, threads: int) -> Callable[[Prompts, int], int]:
+    """`model.generate` with so many threads."""
+
+    def run(prompts: Prompts, tokens: int) -> int:
+        torch.set_num_threads(threads)
+        ids = torch.tensor(prompts)
+        config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=tokens, pad_token_id=0)
+        answer = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        return int(answer[:, ids.shape[1] :].numel())
+
+    return run
+
+
+def continuous_batching(model: Any, threads: int) -> Callable[[Prompts, int], int]:
+    """Transformers' continuous batching."""
+    own = copy.deepcopy(model)  # it sets the model's attention to a paged one
+
+    def run(prompts: Prompts, tokens: int) -> int:
+        torch.set_num_threads(threads)
+        config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=tokens, eos_token_id=-1, pad_token_id=0)
+        answers = own.generate_batch(prompts, generation_config=config)
+        return sum(len(answer.generated_tokens) for answer in answers.values())
+
+    return run
+
+
+def measure(model: Any, requests: int, length: int, tokens: int, rounds: int) -> dict[str, float]:
+    """Tokens per second of each contender; the best of its rounds."""
+    ours, cores = Ours(model, requests), os.cpu_count() or 1
+    contenders: dict[str, Callable[[Prompts, int], int]] = {"leyden": ours, "generate_1_thread": generate(model, 1)}
+    if cores > 1:
+        contenders[f"generate_{cores}_threads"] = generate(model, cores)
+    contenders["continuous_batching"] = continuous_batching(model, 1)
+    best = dict.fromkeys(contenders, 0.0)
+    for turn in range(rounds):
+        for name, run in contenders.items():
+            if name == "continuous_batching" and turn:
+                continue  # it takes longer than all others together
+            prompts = torch.randint(0, model.config.vocab_size, (requests, length)).tolist()
+            run([prompt[:8] for prompt in prompts], 2)
+            began = time.perf_counter()
+            drawn = run(prompts, tokens)
+            took = time.perf_counter() - began
+            if drawn != requests * tokens:
+                raise SystemExit(f"{name} drew {drawn} tokens of {requests * tokens}")
+            best[name] = max(best[name], drawn / took)
+            print(f"{requests:4} requests  {name:20} {drawn / took:9.0f} tokens/s", flush=True)
+    ours.engine.close()
+    return {name: round(rate, 1) for name, rate in best.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens drawn for each")
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
+    model = load()
+    figures = {n: measure(model, n, asked.prompt, asked.tokens, asked.rounds) for n in REQUESTS}
+    ratios = {
+        n: round(rates["leyden"] / max(rate for name, rate in rates.items() if name.startswith("generate")), 2)
+        for n, rates in figures.items()
+    }
+    report = {"ratio": ratios[32], "ratio_at": ratios, "tokens_per_s": figures}
+    report |= {"prompt": asked.prompt, "tokens": asked.tokens, "cores": os.cpu_count()}
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""`leyden train`, `eval`, `dev` and `export`. torch is imported only when one of them runs."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from leyden.cli.arguments import identifier, whole
+from leyden.cli.dev import show_caught
+from leyden.config import Config, ConfigError, override, read_config, read_file
+
+
+def add_train(commands: Any) -> argparse.ArgumentParser:
+    """Add `leyden train`."""
+    command = _configured(commands, "train", "train a model behind an agent, or go on with it")
+    command.add_argument("--restart", action="store_true", help="begin anew; the earlier run is put aside")
+    command.set_defaults(run=_train)
+    return command
+
+
+def add_eval(commands: Any) -> argparse.ArgumentParser:
+    """Add `leyden eval`."""
+    command = _configured(commands, "eval", "measure a model on the tasks held out")
+    command.add_argument("--model", help="the model, runs/NAME/step-N say (default: the configuration's)")
+    command.add_argument("--tasks", metavar="FILE", help="measure on these tasks instead")
+    command.set_defaults(run=_eval)
+    return command
+
+
+def add_dev(commands: Any) -> argparse.ArgumentParser:
+    """Add `leyden dev`."""
+    command = _configured(commands, "dev", "run an agent a few times and see what is caught of it")
+    command.add_argument("--tasks", type=whole(1, 1000), default=4, help="how many tasks (default: 4)")
+    command.add_argument("--rollouts", type=whole(1, 1000), default=2, help="rollouts of each (default: 2)")
+    command.set_defaults(run=_dev)
+    return command
+
+
+def add_export(commands: Any) -> argparse.ArgumentParser:
+    """Add `leyden export`."""
+    command: argparse.ArgumentParser = commands.add_parser("export", help="write a run's weights as a model folder")
+    command.add_argument("name", metavar="RUN", type=identifier)
+    command.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to write")
+    command.add_argument("--step", default="best", help="best, last, or a number (default: best)")
+    command.set_defaults(run=_export)
+    return command
+
+
+def _configured(commands: Any, name: str, about: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=about)
+    command.add_argument("config", type=Path, metavar="CONFIG.toml")
+    command.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="put on top, as in training.steps=20")
+    return command
+
+
+def _config(options: argparse.Namespace) -> Config:
+    document = override(read_file(options.config), options.settings)
+    document.setdefault("home", str(options.home))
+    return read_config(document)
+
+
+def _needs_torch() -> None:
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"training needs {error.name}: pip install 'leyden[train]'") from error
+
+
+async def _train(options: argparse.Namespace) -> None:
+    config = _config(options)
+    _needs_torch()
+    from leyden.local.training import train
+
+    trained = await train(config, options.restart)
+    if options.json:
+        _print_json(trained)
+        return
+    console = Console()
+    if trained.before is not None and trained.after is not None:
+        console.print(f"held-out reward {trained.before:.3f} before, {trained.after:.3f} after", highlight=False)
+    state = "is done" if trained.step == trained.steps else f"stopped at step {trained.step} of {trained.steps}"
+    console.print(f"run [bold]{trained.run}[/] {state}: {trained.folder}", highlight=False, soft_wrap=True)
+    if trained.step < trained.steps:
+        console.print(f"go on with: leyden train {options.config}", highlight=False)
+
+
+async def _eval(options: argparse.Namespace) -> None:
+    config = _config(options)
+    _needs_torch()
+    from leyden.local.evaluating import measure_model
+
+    done = await measure_model(config, options.model, options.tasks)
+    if options.json:
+        _print_json(done)
+        return
+    outcomes = ", ".join(f"{count} {ending}" for ending, count in done.outcomes.items())
+    reward = "none" if done.reward is None else f"{done.reward:.3f}"
+    error = f" ± {done.error:.3f}" if done.error is not None else ""
+    Console().print(
+        f"{done.model} on {done.tasks} tasks: reward [bold]{reward}{error}[/] ({outcomes})\n{done.folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+async def _dev(options: argparse.Namespace) -> None:
+    config = _config(options)
+    _needs_torch()
+    from leyden.local.dev import try_out
+
+    caught, episodes = await try_out(config, options.tasks, options.rollouts)
+    if options.json:
+        _print_json(caught)
+    else:
+        show_caught(Console(), caught, episodes)
+    if not caught.calls_trained:
+        raise ConfigError(f"nothing of this could be trained on ({_why(caught.left_out)})")
+
+
+async def _export(options: argparse.Namespace) -> None:
+    _needs_torch()
+    from leyden.local.export import export
+
+    checkpoint = export(options.home / options.name, options.to, options.step)
+    if options.json:
+        _print_json({"checkpoint": checkpoint, "to": options.to})
+    else:
+        Console().print(f"{checkpoint} is now {options.to}", highlight=False, soft_wrap=True)
+
+
+def _why(left_out: dict[str, int]) -> str:
+    return ", ".join(f"{count} {why}" for why, count in left_out.items()) or "the agent made no model call"
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")

@@ -1,0 +1,69 @@
+"""A worker as a process: `python -m leyden.client OPTIONS`, which are JSON or its file; the key is in LEYDEN_KEY."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from leyden.client.hosting import KEY_VARIABLE
+from leyden.client.loading import LoadError
+from leyden.client.worker import WorkerOptions, work
+from leyden.remote import RemoteError
+
+
+def main() -> int:
+    """Work until a signal says to stop: the first lets attempts finish for a while, the second does not."""
+    parser = argparse.ArgumentParser(prog="python -m leyden.client", description=__doc__)
+    parser.add_argument("options", help="the worker's options as JSON, or a file with them")
+    parser.add_argument("--parent-fd", type=int, help="a pipe that its starter holds: when it closes the worker ends")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    key = os.environ.pop(KEY_VARIABLE, "")
+    if arguments.parent_fd is not None:
+        os.set_inheritable(arguments.parent_fd, False)
+        threading.Thread(target=_die_with, args=(arguments.parent_fd,), daemon=True).start()
+    try:
+        uvloop.run(_work(_options(arguments.options), key))
+    except (LoadError, RemoteError, msgspec.ValidationError) as error:
+        sys.stderr.write(f"leyden worker: {error}\n")
+        return 2
+    return 0
+
+
+def _options(text: str) -> WorkerOptions:
+    data = text if text.lstrip().startswith("{") else Path(text).read_bytes()
+    return msgspec.json.decode(data, type=WorkerOptions)
+
+
+async def _work(options: WorkerOptions, key: str) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def hear(number: signal.Signals) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, hear, number)
+    await work(options, key, stop)
+
+
+def _die_with(parent: int) -> None:
+    """Whoever started this worker is gone: so is the worker, and its hosts with it."""
+    while os.read(parent, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a reward function may be stuck in its thread for ever

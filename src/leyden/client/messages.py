@@ -1,0 +1,136 @@
+"""What a worker and its hosts say to each other: length-prefixed JSON over a socket that only the two of them have.
+
+The agent's own standard streams stay its own. A socket that closes means that the other side is gone.
+"""
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from leyden.outcomes import Outcome
+
+T = TypeVar("T")
+
+_LENGTH = struct.Struct(">I")
+
+
+class Setup(Struct, frozen=True, tag="setup"):
+    """What a host is to be; the first thing it hears."""
+
+    agent: str
+    base: str
+    path: tuple[str, ...]
+    server: str
+    key: str
+    """Its pool's."""
+    places: int
+    scored: bool
+    """Whether the run has a reward function."""
+
+
+class Start(Struct, frozen=True, tag="start"):
+    """Run an attempt."""
+
+    attempt: str
+    rollout: str
+    traceparent: str
+    task: Any
+
+
+class Stop(Struct, frozen=True, tag="stop"):
+    """Stop an attempt, as far as it can be stopped. `Ended` still follows when its code has returned."""
+
+    attempt: str
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    """The agent is loaded."""
+
+
+class Unready(Struct, frozen=True, tag="unready"):
+    """The agent cannot be loaded, and why."""
+
+    message: str
+
+
+class Ended(Struct, frozen=True, tag="ended"):
+    """The code of an attempt has returned, and its place is free."""
+
+    attempt: str
+    outcome: Outcome
+    result: Raw = Raw(b"null")
+    reward: float | None = None
+
+
+ToHost = Start | Stop
+ToWorker = Ready | Unready | Ended
+
+
+def frame(message: Any) -> bytes:
+    """A message as it travels."""
+    body = msgspec.json.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Stream:
+    """The worker's end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._decode: Callable[[bytes], ToWorker] = msgspec.json.Decoder(ToWorker).decode
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> "Stream":
+        """Take an end of a pair of sockets."""
+        return cls(*await asyncio.open_unix_connection(sock=end))
+
+    def send(self, message: Any) -> None:
+        """Send, without waiting; to a host that is gone this does nothing."""
+        if not self._writer.is_closing():
+            self._writer.write(frame(message))
+
+    async def receive(self) -> ToWorker | None:
+        """The next message; None when the host is gone."""
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            return self._decode(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, OSError):
+            return None
+
+    def close(self) -> None:
+        """Hang up, which ends the host."""
+        self._writer.close()
+
+
+class Pipe:
+    """The host's end: blocking, so that threads may use it whatever its event loop is at."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._file = end.makefile("rb")
+        self._sending = threading.Lock()
+
+    def send(self, message: Any) -> None:
+        """Send from any thread; to a worker that is gone this does nothing."""
+        data = frame(message)
+        with self._sending, suppress(OSError):
+            self._socket.sendall(data)
+
+    def receive(self, expected: type[T]) -> T | None:
+        """The next message; None when the worker is gone."""
+        try:
+            header = self._file.read(_LENGTH.size)
+            if len(header) < _LENGTH.size:
+                return None
+            (length,) = _LENGTH.unpack(header)
+            body = self._file.read(length)
+        except OSError:
+            return None
+        return msgspec.json.decode(body, type=expected) if len(body) == length else None

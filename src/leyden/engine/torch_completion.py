@@ -1,0 +1,84 @@
+"""One request on its way: drawn on the engine's thread, read on the event loop of whoever asked."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+
+from leyden.engine import EngineError, Finish, Generate, Piece
+from leyden.engine.torch_sampling import Chance, Drawn, Top
+
+
+class Completion:
+    """What is drawn for one request; `take` and `piece` are the engine's, `put` and `next` the asker's."""
+
+    def __init__(self, request: Generate, context: int, vocabulary: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.request, self.loop = request, loop
+        self.tokens = list(request.prompt_ids)
+        """The prompt, and what was drawn."""
+        self.chance = Chance(request.sampling, request.top_logprobs, request.prompt_ids, vocabulary)
+        self.cancelled = False
+        """Set by the asker, seen by the engine between two steps."""
+        self.finish: Finish | None = None
+        self._end = min(len(self.tokens) + request.max_tokens, context)
+        self._stops = frozenset(request.stop_ids)
+        self._fresh: list[Drawn] = []
+        self._inbox: deque[Piece | EngineError] = deque()
+        self._arrival: asyncio.Future[None] | None = None
+
+    def take(self, drawn: Drawn) -> None:
+        """Go on with a token that was drawn."""
+        self.tokens.append(drawn.id)
+        self._fresh.append(drawn)
+        if drawn.id in self._stops:
+            self.finish = "stop"
+        elif len(self.tokens) >= self._end:
+            self.finish = "length"
+
+    @property
+    def due(self) -> bool:
+        """Whether the asker should hear of it now: the first token, or the end."""
+        return self.finish is not None or len(self.tokens) == len(self.request.prompt_ids) + 1
+
+    def piece(self, version: int) -> Piece | None:
+        """What was drawn since the last piece, all of it by one version."""
+        if not self._fresh:
+            return None
+        ids, logprobs, tops = zip(*self._fresh, strict=True)
+        self._fresh.clear()
+        shown: tuple[Top, ...] = tops if self.chance.top_logprobs else ()
+        return Piece(ids, logprobs, version, shown, self.finish)
+
+    async def next(self) -> Piece:
+        """The next piece, or what went wrong."""
+        if not self._inbox:
+            self._arrival = self.loop.create_future()
+            await self._arrival
+        item = self._inbox.popleft()
+        if isinstance(item, EngineError):
+            raise item
+        return item
+
+    def put(self, item: Piece | EngineError) -> None:
+        """Give the asker something to read; on its event loop."""
+        self._inbox.append(item)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+
+Post = list[tuple[Completion, Piece | EngineError]]
+
+
+def deliver(post: Post) -> None:
+    """Hand over to every asker with one wake-up of each event loop."""
+    loops = {completion.loop for completion, _ in post}
+    for loop in loops:
+        try:
+            loop.call_soon_threadsafe(_put, [one for one in post if one[0].loop is loop])
+        except RuntimeError:  # that loop is closed, and nobody is left to read
+            for completion, _ in post:
+                completion.cancelled |= completion.loop is loop
+
+
+def _put(post: Iterable[tuple[Completion, Piece | EngineError]]) -> None:
+    for completion, item in post:
+        completion.put(item)

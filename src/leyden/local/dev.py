@@ -1,0 +1,129 @@
+"""`leyden dev`: a few rollouts without training, and exactly what was caught of them and what was not."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from msgspec import Struct
+
+from leyden.config import Config
+from leyden.local.folder import RunFolder
+from leyden.local.house import house
+from leyden.records import Episode, Purpose
+from leyden.trainer.batch import Accounts, score
+from leyden.trainer.collection import Collection
+from leyden.trainer.loop import rules
+from leyden.trainer.model import find, load_model, load_tokenizer
+from leyden.trainer.tasks import read_tasks
+from leyden.wire import GroupSpec
+
+_FAILURES = ("error", "exception", "traceback", "failed")
+
+
+class Caught(Struct, frozen=True):
+    """What some rollouts left behind, counted."""
+
+    rollouts: int
+    outcomes: dict[str, int]
+    messages: tuple[str, ...]
+    """What rollouts that did not succeed say, each once."""
+    calls: int
+    roles: dict[str, int]
+    prompts: dict[str, int]
+    """Calls by how their prompt was made, and why where it was rendered anew."""
+    tools: dict[str, int]
+    tools_failed: dict[str, int]
+    rewards: tuple[float, ...]
+    trained: int
+    """Rollouts that would be trained on."""
+    calls_trained: int
+    tokens_trained: int
+    left_out: dict[str, int]
+    """Rollouts and calls that would not be, by why."""
+    folder: Path
+    run: str
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean of the rewards that there are."""
+        return fmean(self.rewards) if self.rewards else None
+
+
+async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[Caught, list[Episode]]:
+    """Run the agent a few times, sampled as in training, and look at what came of it."""
+    chosen = read_tasks(config).train[:tasks]
+    source = find(config.model, config.base)
+    tokenizer = load_tokenizer(source)
+    model = load_model(source, config.engine.dtype, training=False)
+    folder = RunFolder.of(config, f".dev-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder.open(config)
+    run = folder.path.name
+    episodes: list[Episode] = []
+
+    async def gather(collection: Collection) -> None:
+        specs = [GroupSpec(f"dev-{number}", task, rollouts, Purpose.DEV) for number, task in enumerate(chosen)]
+        async for _, group in collection.gather(specs):
+            episodes.extend(group)
+
+    async with house(config, folder.path, model, tokenizer, 0, run) as home:
+        await home.watched(gather(Collection(home.remote, run)))
+    return caught(config, episodes, folder.path), episodes
+
+
+def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> Caught:
+    """Count what episodes hold."""
+    accounts = Accounts()
+    scored = score(episodes, rules(config), accounts) or []
+    outcomes, roles, prompts = Counter[str](), Counter[str](), Counter[str]()
+    called, failed = Counter[str](), Counter[str]()
+    messages: dict[str, None] = {}
+    rewards = []
+    for episode in episodes:
+        outcome = episode.attempt.outcome
+        assert outcome is not None
+        outcomes[str(outcome.ending)] += 1
+        if outcome.message:
+            messages[outcome.message] = None
+        reward = episode.final_reward(config.rollout.failure_reward)
+        if reward is not None:
+            rewards.append(reward)
+        names: dict[str, str] = {}
+        for call in episode.calls:
+            roles[episode.role(call) or "(none)"] += 1
+            prompts[f"{call.made}: {call.made_why}" if call.made_why else str(call.made)] += 1
+            for used in _tool_calls(call.response):
+                called[used["function"]["name"]] += 1
+                names[used.get("id", "")] = used["function"]["name"]
+            failed.update(
+                names.get(message.get("tool_call_id", ""), "(unknown)") for message in call.messages if _failed(message)
+            )
+    return Caught(
+        rollouts=len(episodes),
+        outcomes=dict(outcomes),
+        messages=tuple(messages),
+        calls=sum(len(episode.calls) for episode in episodes),
+        roles=dict(roles),
+        prompts=dict(prompts),
+        tools=dict(called),
+        tools_failed=dict(failed),
+        rewards=tuple(rewards),
+        trained=accounts.trained,
+        calls_trained=accounts.calls_trained,
+        tokens_trained=sum(len(call.completion_ids) for one in scored for call in one.calls),
+        left_out={**accounts.excluded, **{f"call: {why}": count for why, count in accounts.calls_left.items()}},
+        folder=folder,
+        run=folder.name,
+    )
+
+
+def _tool_calls(response: Any) -> Sequence[dict[str, Any]]:
+    return response.get("tool_calls") or () if isinstance(response, dict) else ()
+
+
+def _failed(message: Any) -> bool:
+    """Whether a message is a tool's and reads like a failure."""
+    content = message.get("content") if isinstance(message, dict) and message.get("role") == "tool" else None
+    return isinstance(content, str) and content.lstrip("{[\"' ").lower().startswith(_FAILURES)

@@ -1,0 +1,42 @@
+"""`leyden export`: the weights of a run as a folder that `transformers` loads, in the precision the model came in."""
+
+from pathlib import Path
+from shutil import copyfile
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from leyden.config import ConfigError
+from leyden.local.folder import config_of
+from leyden.trainer.checkpoint import found, read_state, tokenizer_files
+from leyden.trainer.model import find
+
+
+def export(run: Path, to: Path, which: str = "best") -> Path:
+    """Write the best, the last or a numbered checkpoint of a run into a new folder; the checkpoint's folder."""
+    steps = found(run)
+    if not steps:
+        raise ConfigError(f"{run} has no checkpoint yet")
+    if which == "last":
+        step = steps[-1]
+    elif which == "best":
+        best = read_state(run / f"step-{steps[-1]}").best_step
+        if best == 0:
+            raise ConfigError(
+                "the best is the model it began with; write --step last to have the last one all the same"
+            )
+        step = steps[-1] if best is None else best
+    else:
+        step = int(which.removeprefix("step-"))
+    if step not in steps:
+        raise ConfigError(f"{run} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
+    if to.exists() and any(to.iterdir()):
+        raise ConfigError(f"{to} is not empty: name a new folder with --to")
+    config = config_of(run)
+    checkpoint = run / f"step-{step}"
+    origin = AutoConfig.from_pretrained(find(config.model, config.base).folder).dtype
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=origin or torch.float32)
+    model.save_pretrained(to)
+    for file in tokenizer_files(checkpoint):
+        copyfile(file, to / file.name)
+    return checkpoint

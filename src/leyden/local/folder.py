@@ -1,0 +1,90 @@
+"""What a run leaves on disk, and whether a run may go on in it.
+
+runs/calc/config.toml      the whole configuration, defaults written out
+          leyden.db        everything that happened
+          metrics.jsonl    a line a step
+          curve.png        how the reward went
+          step-100/        a checkpoint, which is a Hugging Face folder too
+"""
+
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from leyden.config import Config, ConfigError, written
+
+_MAY_CHANGE = ("training.steps", "evaluation", "checkpoints", "engine", "workers", "server", "report", "home", "base")
+"""What may be another when a run goes on: none of it changes what the steps so far mean."""
+
+
+class RunFolder(Struct, frozen=True):
+    """The folder of one run."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, config: Config, suffix: str = "") -> "RunFolder":
+        """Where a configuration's run is kept."""
+        return cls(Path(config.home).absolute() / f"{config.run}{suffix}")
+
+    @property
+    def config(self) -> Path:
+        """The configuration that the run has."""
+        return self.path / "config.toml"
+
+    @property
+    def journal(self) -> Path:
+        """The metrics."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def curve(self) -> Path:
+        """How the reward went."""
+        return self.path / "curve.png"
+
+    def open(self, config: Config) -> None:
+        """Make the folder, or go on in it if the configuration is the same in all that matters."""
+        if self.config.exists():
+            changed = [key for key in _differences(self.config, config) if not key.startswith(_MAY_CHANGE)]
+            if changed:
+                raise ConfigError(
+                    f"`{changed[0]}` is not what run {config.run!r} began with ({self.config}): "
+                    "set it back to go on, or begin anew with --restart, or under another name with run=NAME"
+                )
+        self.path.mkdir(parents=True, exist_ok=True)
+        draft = self.config.with_suffix(".draft")
+        draft.write_text(written(config), encoding="utf-8")
+        draft.replace(self.config)
+
+    def put_aside(self) -> Path | None:
+        """Rename the folder, so that the run can begin anew and nothing is lost; where it is now."""
+        if not self.path.exists():
+            return None
+        aside = self.path.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
+        self.path.rename(aside)
+        return aside
+
+
+def _differences(path: Path, config: Config) -> list[str]:
+    before = _flat(tomllib.loads(path.read_text(encoding="utf-8")))
+    now = _flat(tomllib.loads(written(config)))
+    return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+
+
+def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def config_of(path: Path) -> Config:
+    """The configuration that a run's folder has."""
+    try:
+        return msgspec.convert(tomllib.loads((path / "config.toml").read_text(encoding="utf-8")), Config)
+    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path} is not the folder of a run: {error}") from error

@@ -1,0 +1,124 @@
+"""Everything on this machine: a server with the model in it, and workers beside it, for as long as somebody trains.
+
+The engine shares its weights with the trainer, so they live in one process with the server; agents run in processes of
+their own, which end with this one however it ends.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from transformers import PreTrainedModel
+
+from leyden.client.worker import WorkerOptions
+from leyden.config import Config
+from leyden.engine.torch_engine import TorchEngine
+from leyden.local.workers import Workers, working
+from leyden.records import RunSettings, Sampling
+from leyden.remote import Remote
+from leyden.server.gateway.admission import Admission
+from leyden.server.gateway.chatml import renderer_for
+from leyden.server.gateway.gateway import Gateway
+from leyden.server.gateway.policy import Policy as Served
+from leyden.server.gateway.tokenizer import Tokenizer
+from leyden.server.serve import ServeOptions, serving
+from leyden.server.service import Service
+from leyden.trainer.loop import POLICY
+from leyden.wire import KeySpec, RunSpec
+
+T = TypeVar("T")
+
+
+class House(Struct, frozen=True):
+    """What runs."""
+
+    remote: Remote
+    engine: TorchEngine
+    workers: Workers | None
+
+    async def watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something that needs the workers, for as long as there are some."""
+        task = asyncio.create_task(work)
+        failing = asyncio.create_task(self.workers.failed()) if self.workers is not None else None
+        try:
+            await asyncio.wait({task, failing} if failing else {task}, return_when=asyncio.FIRST_COMPLETED)
+            if failing is not None and failing.done() and not task.done():
+                raise failing.exception() or AssertionError("workers fail with an error")
+            return task.result()
+        finally:
+            for one in filter(None, (task, failing)):
+                one.cancel()
+            await asyncio.gather(*filter(None, (task, failing)), return_exceptions=True)
+
+
+@asynccontextmanager
+async def house(
+    config: Config, folder: Path, model: PreTrainedModel, tokenizer: Tokenizer, version: int, run: str
+) -> AsyncIterator[House]:
+    """Serve a model to the agents of a run."""
+    engine = TorchEngine(model, slots=1 if config.deterministic else config.engine.slots, version=version)
+    service: list[Service] = []
+
+    def attach(found: Service) -> None:
+        served = Served(POLICY, engine, renderer_for(tokenizer), tokenizer, Admission(at_once=config.engine.slots))
+        found.gateway = Gateway(found.store, {POLICY: served})
+        service.append(found)
+
+    options = ServeOptions(folder, config.server.host, config.server.port, advertise=config.server.advertise)
+    engine.start()
+    try:
+        async with serving(options, attach) as server:
+            if config.workers.hosts:
+                await service[0].store.release("the process that ran it is gone")
+            async with Remote(server.running.url, admin_key(folder)) as remote:
+                await _make_run(remote, config, run)
+                if not config.workers.hosts:
+                    yield House(remote, engine, None)
+                    return
+                made = await remote.make_key(KeySpec("worker", run))
+                told = worker_options(config, server.running.url, run)
+                async with working(told, made.key, folder / "worker.log") as workers:
+                    yield House(remote, engine, workers)
+    finally:
+        engine.close()
+
+
+def admin_key(folder: Path) -> str:
+    """The key that a server left in its home folder."""
+    return (folder / "admin.key").read_text().strip()
+
+
+def worker_options(config: Config, url: str, run: str) -> WorkerOptions:
+    """What the workers of a run are told."""
+    return WorkerOptions(
+        server=url,
+        run=run,
+        agent=config.agent,
+        reward=config.reward,
+        base=config.base,
+        hosts=config.workers.hosts,
+        concurrency=1 if config.deterministic else config.workers.concurrency,
+        time_limit_s=config.rollout.time_limit_s,
+        path=tuple(filter(None, sys.path)),
+    )
+
+
+async def _make_run(remote: Remote, config: Config, run: str) -> None:
+    """Create the run; one that goes on keeps the settings that it began with."""
+    rollout, sampling = config.rollout, config.sampling
+    settings = RunSettings(
+        lease_s=rollout.lease_s,
+        max_attempts=rollout.max_attempts,
+        failure_reward=rollout.failure_reward,
+        sampling=Sampling(temperature=sampling.temperature, max_tokens=sampling.max_tokens),
+        max_calls=rollout.max_calls,
+        max_tokens=rollout.max_tokens,
+    )
+    known = {summary.id for summary in await remote.runs()}
+    if run not in known:
+        await remote.create_run(RunSpec(run, settings, msgspec.to_builtins(config)))

@@ -1,0 +1,131 @@
+"""`leyden train`: a run from its configuration to its last checkpoint, begun or gone on with."""
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec import Struct
+from rich.console import Console
+
+from leyden.config import Config
+from leyden.local.folder import RunFolder
+from leyden.local.house import house
+from leyden.records import Episode
+from leyden.server.store import reading
+from leyden.server.store.database import Database
+from leyden.trainer.checkpoint import Checkpoints, State, restore
+from leyden.trainer.curve import draw_image, draw_text, points
+from leyden.trainer.display import Display
+from leyden.trainer.journal import Journal, read_journal
+from leyden.trainer.loop import Trainer
+from leyden.trainer.model import find, load_model, load_tokenizer
+from leyden.trainer.policy import Policy
+from leyden.trainer.sinks import open_sinks
+from leyden.trainer.tasks import read_tasks
+
+
+class Trained(Struct, frozen=True):
+    """What came of a run."""
+
+    run: str
+    folder: Path
+    step: int
+    steps: int
+    before: float | None
+    """Held-out reward before the first step."""
+    after: float | None
+    """Held-out reward at the last measurement."""
+    best_step: int | None
+    seconds: float
+    """Of this process: a run that went on had others before."""
+
+    def episodes(self, group: str) -> list[Episode]:
+        """What the rollouts of a group left behind: `step-7-0`, or `eval-20-TASK` for a measurement after a step."""
+        database = Database(str(self.folder / "leyden.db"), readonly=True)
+        try:
+            with database.reader.begin() as look:
+                return reading.group_episodes(look, self.run, group)
+        finally:
+            database.close()
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest weights, a Hugging Face folder."""
+        return Checkpoints(self.folder, self.folder, 1).newest()
+
+
+async def train(config: Config, restart: bool = False, console: Console | None = None) -> Trained:
+    """Train until the last step, or until SIGINT: once finishes the step and saves, twice stops at once."""
+    console = console or Console(stderr=True)
+    began = time.monotonic()
+    tasks = read_tasks(config)
+    source = find(config.model, config.base)
+    tokenizer = load_tokenizer(source)
+    folder = RunFolder.of(config)
+    if restart and (aside := folder.put_aside()) is not None:
+        console.print(f"the earlier run is now {aside}", highlight=False)
+    folder.open(config)
+    model = load_model(source, config.engine.dtype, training=True)
+    policy = Policy(model, config.training)
+    checkpoints = Checkpoints(folder.path, source.folder, config.checkpoints.keep)
+    newest = checkpoints.newest()
+    state = restore(newest, policy) if newest is not None else State()
+    if state.step:
+        console.print(f"going on with [bold]{config.run}[/] after step {state.step}", highlight=False)
+    sinks = open_sinks(config, folder.path)
+    display = Display(console, config.training.steps)
+    async with house(config, folder.path, model, tokenizer, state.version, config.run) as home:
+        journal = Journal(folder.journal, state.step, home.remote, config.run, sinks)
+        trainer = Trainer(config, tasks, home.remote, policy, home.engine, checkpoints, state, (journal, display))
+        try:
+            with _interruptible(console) as stop:
+                state = await home.watched(trainer.run(stop))
+        finally:
+            display.close()
+            await journal.close()
+    rows = read_journal(folder.journal)
+    draw_image(rows, f"{config.run}: {config.model}", folder.curve)
+    console.print(draw_text(rows), highlight=False)
+    measured = points(rows, "held_out/reward")
+    return Trained(
+        run=config.run,
+        folder=folder.path,
+        step=state.step,
+        steps=config.training.steps,
+        before=measured[0][1] if measured and measured[0][0] == 0 else None,
+        after=measured[-1][1] if measured else None,
+        best_step=state.best_step,
+        seconds=time.monotonic() - began,
+    )
+
+
+@contextmanager
+def _interruptible(console: Console) -> Iterator[asyncio.Event]:
+    """An event that SIGINT or SIGTERM sets; a second one ends the task in hand."""
+    stop = asyncio.Event()
+    if threading.current_thread() is not threading.main_thread():  # in a notebook, say: signals are not ours
+        yield stop
+        return
+    task = asyncio.current_task()
+    assert task is not None
+
+    def interrupted() -> None:
+        if stop.is_set():
+            task.cancel()
+        else:
+            console.print("finishing this step, then saving; press Ctrl-C again to stop at once", highlight=False)
+            stop.set()
+
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, interrupted)
+    try:
+        yield stop
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,31 @@
+"""An algorithm by its name: the function of that name in the file of that name, or a user's `module:function`."""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.resources import files
+from typing import Any, Literal
+
+Room = Literal["credit", "advantage", "loss", "aggregation"]
+
+
+class Unknown(Exception):
+    """There is no such algorithm; the message names those there are."""
+
+
+def choose(room: Room, name: str) -> Callable[..., Any]:
+    """The function that a name stands for."""
+    module, colon, function = name.partition(":")
+    try:
+        if colon:
+            return getattr(import_module(module), function)  # type: ignore[no-any-return]
+        if name in names(room):
+            return getattr(import_module(f"leyden.rl.{room}.{name}"), name)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError) as error:
+        raise Unknown(f"`algorithm.{room}`: {error}") from error
+    raise Unknown(f"`algorithm.{room}`: there is no {name!r}; there are {', '.join(names(room))}, or module:function")
+
+
+def names(room: Room) -> list[str]:
+    """The algorithms of a room."""
+    found = (path.name for path in files(f"leyden.rl.{room}").iterdir())
+    return sorted(name.removesuffix(".py") for name in found if name.endswith(".py") and not name.startswith("_"))

@@ -1,0 +1,131 @@
+"""Checkpoints: a folder each, whole or not there at all, from which a run goes on as if it had never stopped.
+
+`step-N` is a Hugging Face folder (weights as they are trained, the model's tokenizer), with the optimiser's moments and
+the run's state beside. What was sampled after the last checkpoint is in the store, and is trained on again from there.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import msgspec
+import torch
+from msgspec import Struct
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from leyden.config import ConfigError
+from leyden.trainer.policy import Policy
+
+_NAME = re.compile(r"step-(\d+)")
+_STATE = "state.json"
+_OPTIMISER = "optimiser.safetensors"
+_RNG = "rng"
+
+
+class State(Struct, frozen=True):
+    """Where a run stands, beside its weights."""
+
+    step: int = 0
+    position: int = 0
+    """How many tasks have been drawn."""
+    version: int = 0
+    """Of the weights: how many updates they have had."""
+    best_step: int | None = None
+    best_reward: float | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one run: the newest few, and the best."""
+
+    def __init__(self, folder: Path, tokenizer: Path, keep: int) -> None:
+        self._folder, self._tokenizer, self._keep = folder, tokenizer, keep
+
+    def save(self, policy: Policy, state: State) -> Path:
+        """Write one, and drop those that are no longer wanted."""
+        final = self._folder / f"step-{state.step}"
+        draft = self._folder / f".step-{state.step}.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        policy.model.save_pretrained(draft)
+        for file in tokenizer_files(self._tokenizer):
+            shutil.copyfile(file, draft / file.name)
+        save_file(_moments(policy), draft / _OPTIMISER)
+        (draft / _STATE).write_bytes(msgspec.json.encode(state))
+        _sync(draft)
+        shutil.rmtree(final, ignore_errors=True)
+        draft.rename(final)
+        _sync(self._folder, inside=False)
+        self._drop(state)
+        return final
+
+    def newest(self) -> Path | None:
+        """The folder to go on from."""
+        numbers = found(self._folder)
+        return self._folder / f"step-{max(numbers)}" if numbers else None
+
+    def _drop(self, state: State) -> None:
+        wanted = {*sorted(found(self._folder))[-self._keep :], state.best_step}
+        for number in found(self._folder):
+            if number not in wanted:
+                shutil.rmtree(self._folder / f"step-{number}")
+
+
+def restore(folder: Path, policy: Policy) -> State:
+    """Put a policy and its optimiser where a checkpoint left them."""
+    state = read_state(folder)
+    weights = AutoModelForCausalLM.from_pretrained(folder, dtype=policy.model.dtype).state_dict()
+    policy.model.load_state_dict(weights)
+    moments = load_file(folder / _OPTIMISER)
+    torch.set_rng_state(moments.pop(_RNG))
+    names = {parameter: name for name, parameter in policy.model.named_parameters()}
+    for parameter in policy.optimiser.param_groups[0]["params"]:
+        if f"{names[parameter]}.step" not in moments:  # it has had no update yet
+            continue
+        own = {key: moments[f"{names[parameter]}.{key}"] for key in ("exp_avg", "exp_avg_sq", "step")}
+        policy.updates = int(own["step"])
+        policy.optimiser.state[parameter] = {
+            key: value if key == "step" else value.to(parameter.device) for key, value in own.items()
+        }
+    return state
+
+
+def read_state(folder: Path) -> State:
+    """Where the run stood at a checkpoint."""
+    try:
+        return msgspec.json.decode((folder / _STATE).read_bytes(), type=State)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{folder} is no checkpoint: {error}") from error
+
+
+def found(folder: Path) -> list[int]:
+    """The steps of which there are checkpoints."""
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(int(name[1]) for path in entries if (name := _NAME.fullmatch(path.name)) and (path / _STATE).exists())
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """What belongs to a model's tokenizer rather than to its weights."""
+    names = ("tokenizer", "special_tokens", "chat_template", "vocab", "merges", "added_tokens")
+    return [path for path in sorted(folder.iterdir()) if path.name.startswith(names) and path.is_file()]
+
+
+def _moments(policy: Policy) -> dict[str, torch.Tensor]:
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in policy.model.named_parameters()}
+    moments = {
+        f"{names[parameter]}.{key}": value.contiguous()
+        for parameter, state in policy.optimiser.state.items()
+        for key, value in state.items()
+    }
+    return {**moments, _RNG: torch.get_rng_state()}
+
+
+def _sync(folder: Path, inside: bool = True) -> None:
+    """What was written is on the disk before its name is."""
+    for path in (*folder.iterdir(), folder) if inside else (folder,):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,115 @@
+"""What a run leaves to read: a line of JSON a step in its folder, always; the server's metrics; other places if asked.
+
+On a run that goes on from a checkpoint, lines of later steps are taken out: those steps happen again.
+"""
+
+import asyncio
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from leyden.records import Episode, Metric
+from leyden.remote import Remote
+from leyden.trainer.evaluation import Measured
+from leyden.trainer.loop import StepReport
+from leyden.trainer.sinks import Sink
+
+
+class Journal:
+    """Writes down every step."""
+
+    def __init__(self, path: Path, step: int, remote: Remote, run: str, sinks: Sequence[Sink]) -> None:
+        self._path, self._remote, self._run, self._sinks = path, remote, run, sinks
+        self._sending: set[asyncio.Task[Any]] = set()
+        _forget_after(path, step)
+
+    def progress(self, step: int, done: int, asked: int, what: str) -> None:
+        """Nothing is written down of a step that is not done."""
+
+    def step(self, report: StepReport, left_s: float) -> None:
+        """Write down a step."""
+        self._write(report.step, numbers(report))
+
+    def measured(self, step: int, measured: Measured, episodes: Sequence[Episode]) -> None:
+        """Write down the measurement before the first step; later ones come with their steps."""
+        if step == 0:
+            self._write(0, held_out_numbers(measured))
+
+    async def close(self) -> None:
+        """Wait until everything is where it belongs."""
+        await asyncio.gather(*self._sending, return_exceptions=True)
+        for sink in self._sinks:
+            sink.close()
+
+    def _write(self, step: int, figures: dict[str, float]) -> None:
+        line = json.dumps({"step": step, "time": time.time(), **figures})
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        for sink in self._sinks:
+            sink.write(step, figures)
+        metrics = [Metric(step, name, value, time.time()) for name, value in figures.items()]
+        task = asyncio.get_running_loop().create_task(self._remote.record_metrics(self._run, metrics))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+
+def numbers(report: StepReport) -> dict[str, float]:
+    """A step in numbers, by name. What there is none of is left out."""
+    accounts, figures = report.accounts, report.figures
+    found: dict[str, float | None] = {
+        "reward/mean": report.reward,
+        "reward/deviation": report.spread,
+        "rollouts/asked": accounts.asked,
+        "rollouts/trained": accounts.trained,
+        "groups/asked": accounts.groups,
+        "groups/dropped": accounts.groups_dropped,
+        "groups/flat": accounts.groups_flat,
+        "calls/trained": accounts.calls_trained,
+        "tokens/sampled": report.sampled,
+        "tokens/trained": sum(figure.tokens for figure in figures),
+        "time/sampling_s": report.sampling_s,
+        "time/training_s": report.training_s,
+        "training/learning_rate": report.learning_rate,
+        **{f"rollouts/{ending}": count for ending, count in accounts.outcomes.items()},
+        **{f"rollouts/excluded/{why}": count for why, count in accounts.excluded.items()},
+        **{f"calls/left/{why}": count for why, count in accounts.calls_left.items()},
+    }
+    for name in ("loss", "grad_norm", "entropy", "clipped", "drift"):
+        values = [getattr(figure, name) for figure in figures]
+        found[f"training/{name}"] = fmean(values) if values else None
+    if report.held_out is not None:
+        found |= held_out_numbers(report.held_out)
+    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def held_out_numbers(measured: Measured) -> dict[str, float]:
+    """A measurement in numbers."""
+    found = {f"held_out/{ending}": float(count) for ending, count in measured.outcomes.items()}
+    if measured.reward is not None:
+        found["held_out/reward"] = measured.reward
+    return found
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """What was written down, a step a row. A line that a crash cut short is not there."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def _forget_after(path: Path, step: int) -> None:
+    kept = [row for row in read_journal(path) if row["step"] <= step] if step else []  # step 0 is measured anew
+    draft = path.with_suffix(".draft")
+    draft.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    draft.replace(path)

@@ -1,0 +1,224 @@
+"""Training: one step after another, from the tasks' order to a checkpoint, until told to stop."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from statistics import fmean, stdev
+from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from leyden.config import Config
+from leyden.records import Episode, Task, Version
+from leyden.remote import Remote
+from leyden.rl.choosing import choose
+from leyden.rl.loss import Clip
+from leyden.trainer.batch import Accounts, Row, Rules, Scored, make_rows, score
+from leyden.trainer.checkpoint import Checkpoints, State
+from leyden.trainer.collection import Collection
+from leyden.trainer.errors import TrainingError
+from leyden.trainer.evaluation import Measured, evaluate
+from leyden.trainer.policy import Figures, Policy
+from leyden.trainer.tasks import Tasks
+from leyden.wire import GroupSpec
+
+T = TypeVar("T")
+POLICY = "policy"
+"""What the policy under training is called in the record."""
+
+
+class Weights(Protocol):
+    """Whatever serves the weights while they change."""
+
+    async def change(self, change: Callable[[], None], version: int) -> None:
+        """Change the weights when no token is being drawn."""
+
+
+class StepReport(Struct):
+    """What one step did."""
+
+    step: int
+    rewards: list[float]
+    accounts: Accounts
+    figures: list[Figures] = field(default_factory=list)
+    sampled: int = 0
+    """Tokens that were drawn."""
+    sampling_s: float = 0.0
+    training_s: float = 0.0
+    learning_rate: float = 0.0
+    held_out: Measured | None = None
+
+    @property
+    def reward(self) -> float | None:
+        """The mean reward of the rollouts that count."""
+        return fmean(self.rewards) if self.rewards else None
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of those rewards."""
+        return stdev(self.rewards) if len(self.rewards) > 1 else 0.0
+
+
+class Watcher(Protocol):
+    """Whoever wants to know how it goes."""
+
+    def progress(self, step: int, done: int, asked: int, what: str) -> None:
+        """So many rollouts of a step are done."""
+
+    def step(self, report: StepReport, left_s: float) -> None:
+        """A step is done; what is left of the run takes about so long."""
+
+    def measured(self, step: int, measured: Measured, episodes: Sequence[Episode]) -> None:
+        """The policy was measured on the tasks held out."""
+
+
+class Trainer:
+    """One run's training, from wherever its state says."""
+
+    def __init__(
+        self,
+        config: Config,
+        tasks: Tasks,
+        remote: Remote,
+        policy: Policy,
+        weights: Weights,
+        checkpoints: Checkpoints,
+        state: State,
+        watchers: Sequence[Watcher],
+    ) -> None:
+        self._config, self._tasks, self._remote = config, tasks, remote
+        self._policy, self._weights, self._checkpoints = policy, weights, checkpoints
+        self._watchers = watchers
+        self._collection = Collection(remote, config.run)
+        self._compute = ThreadPoolExecutor(1, "trainer")
+        algorithm = config.algorithm
+        self._loss = choose("loss", algorithm.loss)
+        self._clip = Clip(algorithm.clip_low, algorithm.clip_high)
+        self._rules = rules(config)
+        self.state = state
+
+    async def run(self, stop: asyncio.Event) -> State:
+        """Train until the run's last step, or until `stop` is set: the step in hand is finished and kept."""
+        training = self._config.training
+        durations: list[float] = []
+        if self.state.step == 0:
+            await self._measure(0)
+        while self.state.step < training.steps and not stop.is_set():
+            began = time.monotonic()
+            report = await self._step(self.state.step + 1)
+            if _due(self._config.evaluation.every, report.step, training.steps):
+                report.held_out = await self._measure(report.step)
+            durations = [*durations[-9:], time.monotonic() - began]
+            for watcher in self._watchers:  # before it is kept: what is kept has been told
+                watcher.step(report, fmean(durations) * (training.steps - report.step))
+            best = self.state.best_step == report.step
+            if best or stop.is_set() or _due(self._config.checkpoints.every, report.step, training.steps):
+                await self._on_thread(lambda: self._checkpoints.save(self._policy, self.state))
+        return self.state
+
+    async def _step(self, step: int) -> StepReport:
+        report = StepReport(step, [], Accounts())
+        began = time.monotonic()
+        groups = await self._collect(step, report)
+        report.sampling_s = time.monotonic() - began
+        report.learning_rate = self._policy.learning_rate
+        share = -(-len(groups) // self._config.training.updates_per_step)
+        parts = [groups[at : at + share] for at in range(0, len(groups), share)]
+        updates = [rows for part in parts if (rows := make_rows(part, self._rules, report.accounts))]
+        proximal = None
+        if len(updates) > 1:  # the policy moves within the step: what it is held against is what it was before
+            proximal = await self._on_thread(lambda: [self._policy.logprobs(rows) for rows in updates])
+        for number, rows in enumerate(updates):
+            report.figures.append(await self._update(rows, proximal and proximal[number]))
+        report.training_s = time.monotonic() - began - report.sampling_s
+        self.state = replace(self.state, step=step)
+        return report
+
+    async def _update(self, rows: Sequence[Row], proximal: Any) -> Figures:
+        figures = await self._on_thread(lambda: self._policy.accumulate(rows, proximal, self._loss, self._clip))
+        version = self.state.version + 1
+        await self._weights.change(lambda: self._policy.apply(figures.grad_norm), version)
+        await self._remote.publish_version(self._config.run, Version(POLICY, version))
+        self.state = replace(self.state, version=version)
+        return figures
+
+    async def _collect(self, step: int, report: StepReport) -> list[list[Scored]]:
+        """The groups of a step, whole, in the order in which they were asked for; dropped ones are asked for anew."""
+        wanted = [f"step-{step}-{number}" for number in range(self._config.training.tasks_per_step)]
+        kept: dict[str, list[Scored]] = {}
+        tries = 0
+        while missing := [name for name in wanted if name not in kept]:
+            if tries == 3:
+                raise TrainingError(_nothing_to_learn(step, report.accounts))
+            specs = {f"{name}-again-{tries}" if tries else name: name for name in missing}
+            asked = [self._spec(name) for name in specs]
+            done = 0
+            async for spec, episodes in self._collection.gather(asked):
+                done += len(episodes)
+                self._tell(step, done, sum(spec.size for spec in asked), "rollouts")
+                self._note(episodes, report)
+                if (group := score(episodes, self._rules, report.accounts)) is not None:
+                    kept[specs[spec.id]] = group
+            tries += 1
+        return [kept[name] for name in wanted]
+
+    def _spec(self, name: str) -> GroupSpec:
+        task = self._tasks.draw(self.state.position)
+        self.state = replace(self.state, position=self.state.position + 1)
+        return GroupSpec(name, task, self._config.training.group_size)
+
+    def _note(self, episodes: Sequence[Episode], report: StepReport) -> None:
+        for episode in episodes:
+            report.sampled += sum(len(call.completion_ids) for call in episode.calls)
+            reward = episode.final_reward(self._config.rollout.failure_reward)
+            if reward is not None:
+                report.rewards.append(reward)
+
+    async def _measure(self, step: int) -> Measured | None:
+        tasks: Sequence[Task] = self._tasks.held_out
+        if not tasks:
+            return None
+        self._tell(step, 0, len(tasks), "held-out rollouts")
+        rollouts, failure_reward = self._config.evaluation.rollouts, self._config.rollout.failure_reward
+        measured, episodes = await evaluate(self._collection, f"eval-{step}", tasks, rollouts, failure_reward)
+        if measured.reward is not None and (self.state.best_reward is None or measured.reward > self.state.best_reward):
+            self.state = replace(self.state, best_step=step, best_reward=measured.reward)
+        for watcher in self._watchers:
+            watcher.measured(step, measured, episodes)
+        return measured
+
+    def _tell(self, step: int, done: int, asked: int, what: str) -> None:
+        for watcher in self._watchers:
+            watcher.progress(step, done, asked, what)
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        """Heavy work, on one thread always, beside the loop that serves everybody else."""
+        return await asyncio.get_running_loop().run_in_executor(self._compute, work)
+
+
+def rules(config: Config) -> Rules:
+    """How a run goes from rewards to rows."""
+    algorithm = config.algorithm
+    return Rules(
+        credit=choose("credit", algorithm.credit),
+        advantage=choose("advantage", algorithm.advantage),
+        aggregation=choose("aggregation", algorithm.aggregation),
+        level=algorithm.level,
+        min_group=config.training.min_group,
+        failure_reward=config.rollout.failure_reward,
+        roles=config.training.roles or None,
+    )
+
+
+def _due(every: int, step: int, last: int) -> bool:
+    return step == last or (every > 0 and step % every == 0)
+
+
+def _nothing_to_learn(step: int, accounts: Accounts) -> str:
+    why = ", ".join(f"{count} {reason}" for reason, count in accounts.excluded.most_common())
+    return (
+        f"step {step}: {accounts.groups_dropped} groups had too few rollouts to learn from ({why}): "
+        "run `leyden dev` to see what your agent does"
+    )

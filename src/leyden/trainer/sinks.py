@@ -1,0 +1,116 @@
+"""Other places for metrics, each by one word of the configuration. Packages are needed only where named."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from leyden.config import Config, ConfigError, written
+
+
+class Sink(Protocol):
+    """Somewhere to write numbers to."""
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Write a step's numbers."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+def open_sinks(config: Config, folder: Path) -> list[Sink]:
+    """The sinks that a configuration names. A package that is missing is named before any work starts."""
+    makers: dict[str, Callable[[Config, Path], Sink]] = {
+        "tensorboard": TensorBoard,
+        "wandb": WeightsAndBiases,
+        "mlflow": MLflow,
+        "trackio": Trackio,
+    }
+    return [makers[name](config, folder) for name in config.report]
+
+
+def _need(module: str, package: str, sink: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"`report`: {sink} needs the package {package}: pip install {package}") from error
+
+
+class TensorBoard:
+    """Event files in the run's folder: `tensorboard --logdir` shows them."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        _need("tensorboard", "tensorboard", "tensorboard")
+        self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
+        self._writer.add_text("config", f"```\n{written(config)}\n```")
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Write a step's numbers."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A W&B run; offline too, with WANDB_MODE=offline."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        wandb = _need("wandb", "wandb", "wandb")
+        self._run = wandb.init(
+            project="leyden", name=config.run, id=config.run, resume="allow", dir=str(folder), config=_plain(config)
+        )
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Write a step's numbers."""
+        self._run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._run.finish()
+
+
+class MLflow:
+    """An MLflow run, in the run's folder unless MLFLOW_TRACKING_URI says otherwise."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        mlflow = _need("mlflow", "mlflow", "mlflow")
+        self._client = mlflow
+        if not mlflow.is_tracking_uri_set():
+            mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').absolute()}")
+        mlflow.set_experiment("leyden")
+        mlflow.start_run(run_name=config.run)
+        mlflow.log_text(written(config), "config.toml")
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Write a step's numbers."""
+        self._client.log_metrics({name.replace(":", " "): value for name, value in figures.items()}, step=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._client.end_run()
+
+
+class Trackio:
+    """A Trackio run on this machine."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self._trackio = _need("trackio", "trackio", "trackio")
+        self._trackio.init(project="leyden", name=config.run, resume="allow", config=_plain(config), embed=False)
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Write a step's numbers."""
+        self._trackio.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._trackio.finish()
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(config)
+    return plain

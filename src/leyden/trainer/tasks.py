@@ -1,0 +1,101 @@
+"""The user's tasks: read once, held apart from those to measure on, and drawn in an order that a seed fixes."""
+
+import json
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from leyden.config import Config, ConfigError
+from leyden.records import ID_RULE, Id, Task
+
+
+class Tasks(Struct, frozen=True):
+    """What is trained on, and what is measured on."""
+
+    train: tuple[Task, ...]
+    held_out: tuple[Task, ...]
+    seed: int
+
+    def draw(self, position: int) -> Task:
+        """The task at a position of the endless order: every task once an epoch, each epoch in an order of its own."""
+        epoch, place = divmod(position, len(self.train))
+        order = list(range(len(self.train)))
+        Random(f"{self.seed}/{epoch}").shuffle(order)
+        return self.train[order[place]]
+
+
+def read_tasks(config: Config) -> Tasks:
+    """The tasks that a configuration names, or one line that says what is wrong with them."""
+    base = Path(config.base)
+    tasks = read_rows(base / config.tasks)
+    if isinstance(config.held_out, str):
+        held_out = read_rows(base / config.held_out)
+        both = {task.id for task in tasks} & {task.id for task in held_out}
+        if both:
+            raise ConfigError(
+                f"`held_out`: {config.held_out} has {len(both)} of the tasks in {config.tasks}, {min(both)} say"
+            )
+        return Tasks(tasks, held_out, config.seed)
+    number = config.held_out if isinstance(config.held_out, int) else round(config.held_out * len(tasks))
+    if number >= len(tasks):
+        raise ConfigError(f"`held_out`: {number} of {len(tasks)} tasks leave none to train on")
+    shuffled = sorted(tasks, key=lambda task: blake2b(f"{config.seed}/{task.id}".encode()).digest())
+    apart = {task.id for task in shuffled[:number]}
+    return Tasks(
+        tuple(task for task in tasks if task.id not in apart),
+        tuple(task for task in tasks if task.id in apart),
+        config.seed,
+    )
+
+
+def read_rows(path: Path) -> tuple[Task, ...]:
+    """A file of tasks: one JSON object a line. A row's `id` is the task's; without one it is made of the row."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"`tasks`: {path}: {error.strerror}") from error
+    rows = [(number, _row(path, number, line)) for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise ConfigError(f"`tasks`: {path} has no tasks: write one JSON object a line")
+    seen: dict[str, int] = {}
+    tasks = []
+    for number, row in rows:
+        task = _task(path, number, row)
+        if task.id in seen:
+            raise ConfigError(f"{path}:{number}: the same task as in line {seen[task.id]}, by its `id` or its content")
+        seen[task.id] = number
+        tasks.append(task)
+    return tuple(tasks)
+
+
+def as_rows(tasks: Sequence[Any]) -> str:
+    """Tasks that were given as Python objects, as the text of such a file."""
+    try:
+        return "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"`tasks`: a task must be JSON: {error}") from error
+
+
+def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = msgspec.json.decode(line)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}:{number}: this line is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f'{path}:{number}: a task is a JSON object, as in {{"question": ...}}')
+    return row
+
+
+def _task(path: Path, number: int, row: dict[str, Any]) -> Task:
+    if "id" not in row:
+        content = json.dumps(row, sort_keys=True, ensure_ascii=False).encode()
+        return Task(blake2b(content, digest_size=8).hexdigest(), row)
+    try:
+        return Task(msgspec.convert(str(row["id"]), Id), row)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}:{number}: {row['id']!r} cannot be an id: write {ID_RULE}") from error

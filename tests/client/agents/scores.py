@@ -1,0 +1,7 @@
+"""Reward functions that live apart from any agent."""
+
+from typing import Any
+
+
+def all_right(task: dict[str, int], result: dict[str, Any]) -> float:
+    return float(result["said"] == [task["n"]] * 4)

@@ -1,0 +1,87 @@
+"""References: what leads to a callable does, and what does not says why in one line."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from leyden.client.agents import Agent, Invocation
+from leyden.client.loading import LoadError, load, refer
+
+ABOUT = Invocation("a", "r", "http://server/v1", "key", "00-0-0-01")
+
+
+def test_modules_files_and_pickles_are_found(tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("WORD = 'hello'\n")
+    (tmp_path / "my_agent.py").write_text(
+        "import neighbour\nclass A:\n    @staticmethod\n    def b(task): return task + neighbour.WORD\n"
+    )
+    (tmp_path / "json.py").write_text("def f(task): return task\n")  # a name that another module has
+    assert load("my_agent.py:A.b", str(tmp_path))("oh ") == "oh hello"
+    assert load("my_agent:A.b", str(tmp_path)) is load("my_agent.py:A.b", str(tmp_path))
+    assert load("json.py:f", str(tmp_path))(3) == 3
+    assert load("json:dumps", str(tmp_path))([]) == "[]"
+    extra = 2
+    first, second = (refer(f, str(tmp_path)) for f in (lambda task: task + extra, lambda task: task - extra))
+    assert load(first, "/")(1) == 3 and load(second, "/")(1) == -1
+    assert load(refer(partial(max, 5), str(tmp_path)), "/")(3) == 5
+
+
+def test_what_has_a_name_is_referred_to_by_it(tmp_path: Path) -> None:
+    assert refer(load, str(tmp_path)) == "leyden.client.loading:load"
+    assert refer(re.compile("a").match, str(tmp_path)).endswith(".pkl")
+    assert not list(tmp_path.glob("load*"))
+    open_file = (tmp_path / "x").open("w")
+    with open_file, pytest.raises(LoadError, match="move it into a module of its own"):
+        refer(lambda task: open_file.write(task), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("nothing", "write module:name or path/to/file.py:name"),
+        ("no_such_module:f", "there is no module 'no_such_module'"),
+        ("no_such_file.py:f", "there is no file"),
+        ("no_such_file.pkl", "there is no file"),
+        ("broken.py:f", r"cannot be imported: ZeroDivisionError: division by zero \(broken.py:2\)"),
+        ("needs.py:f", "cannot be imported: ModuleNotFoundError: No module named 'not_installed'"),
+        ("fine.py:sovle", "fine has no 'sovle': did you mean 'solve'?"),
+        ("fine.py:number", "is a int, and cannot be called"),
+        ("fine.py:Kind", "is a class"),
+    ],
+)
+def test_what_cannot_be_loaded_says_why(tmp_path: Path, reference: str, says: str) -> None:
+    (tmp_path / "broken.py").write_text("a = 0\nb = 1 / a\n")
+    (tmp_path / "needs.py").write_text("import not_installed\n")
+    (tmp_path / "fine.py").write_text("number = 3\nclass Kind: pass\ndef solve(task): pass\n")
+    with pytest.raises(LoadError, match=says) as caught:
+        load(reference, str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_agent_takes_the_task_and_the_attempt_if_it_asks_by_name() -> None:
+    assert Agent(lambda task: task, "f").bind(1, ABOUT)() == 1
+    assert Agent(lambda question, attempt: (question, attempt.id), "f").bind(1, ABOUT)() == (1, "a")
+    assert Agent(lambda task, *, attempt=None, tries=3: (attempt.key, tries), "f").bind(1, ABOUT)() == ("key", 3)
+    assert Agent(lambda *tasks: tasks, "f").bind(1, ABOUT)() == (1,)
+    for wrong, says in (
+        (lambda: 1, "has no parameter for the task"),
+        (lambda attempt: 1, "has no parameter for the task"),
+        (lambda task, database: 1, "takes task, database"),
+        (lambda task, *, database: 1, "takes task, database"),
+    ):
+        with pytest.raises(LoadError, match=says):
+            Agent(wrong, "f")
+
+
+async def test_async_agents_are_known_as_such() -> None:
+    async def agent(task: int) -> int:
+        return task
+
+    class Callable:
+        async def __call__(self, task: int) -> int:
+            return task
+
+    assert Agent(agent, "f").is_async and Agent(Callable(), "f").is_async and Agent(partial(agent), "f").is_async
+    assert not Agent(lambda task: agent(task), "f").is_async  # a thread makes the coroutine, the loop awaits it

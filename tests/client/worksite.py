@@ -1,0 +1,121 @@
+"""Where workers are tested: a real server whose model repeats the number in its prompt, and workers as processes."""
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from modelserving import END, ModelServer, eventually, model_server
+
+from leyden.client.starting import WorkerProcess
+from leyden.client.worker import WorkerOptions
+from leyden.records import Episode, Purpose, RunSettings, Task
+from leyden.remote import Remote
+from leyden.server.keys import Kind
+from leyden.wire import GroupSpec, RunSpec
+
+AGENTS = Path(__file__).parent / "agents"
+
+
+def echo(prompt: str) -> str:
+    """What the model says: the last number it was given."""
+    return re.findall(r"number (-?\d+)", prompt)[-1] + END
+
+
+class Worksite:
+    """A run `r` on a server, and what is queued and found in it."""
+
+    def __init__(self, server: ModelServer, remote: Remote) -> None:
+        self.server, self.remote = server, remote
+        self._after = 0
+        self._finished: set[str] = set()
+
+    async def open(self, **settings: Any) -> None:
+        """Make the run."""
+        await self.remote.create_run(RunSpec("r", RunSettings(**settings)))
+
+    async def queue(self, group: str, input: Any, size: int = 1) -> None:
+        """Queue a group, named like its task."""
+        await self.remote.enqueue("r", GroupSpec(group, Task(group, input), size, Purpose.TRAIN))
+
+    async def episodes(self, group: str, within_s: float = 30.0) -> list[Episode]:
+        """Wait until a group is finished; what it left behind."""
+        async with asyncio.timeout(within_s):
+            while group not in self._finished:
+                log = await self.remote.events("r", self._after, wait=within_s, kind="group.finished")
+                self._after = log.after
+                self._finished |= {event.subject for event in log.events}
+        return await self.remote.group_episodes("r", group)
+
+    async def episode(self, group: str) -> Episode:
+        """Wait for a group of one."""
+        (episode,) = await self.episodes(group)
+        return episode
+
+    async def event(self, kind: str, subject: str, within_s: float = 20.0) -> None:
+        """Wait until something has happened."""
+        after = 0
+        async with asyncio.timeout(within_s):
+            while True:
+                log = await self.remote.events("r", after, wait=within_s, kind=kind)
+                if any(event.subject == subject for event in log.events):
+                    return
+                after = log.after
+
+    @contextmanager
+    def worker(self, agent: str, kind: Kind = Kind.WORKER, **options: Any) -> Iterator[WorkerProcess]:
+        """A worker at work; afterwards no process of it is left."""
+        fields = {"server": self.server.url, "run": "r", "agent": agent, "base": str(AGENTS), "grace_s": 0.0, **options}
+        scope = {} if kind is Kind.ADMIN else {"run": "r"}
+        key = self.server.service.keyring.make(kind, 600, **scope)[0]  # type: ignore[arg-type]
+        worker = WorkerProcess(WorkerOptions(**fields), key)
+        try:
+            yield worker
+        finally:
+            family = hosts_of(worker) if worker.process.poll() is None else []
+            worker.process.kill()
+            worker.process.wait()
+            deadline = time.monotonic() + 10
+            while any(map(alive, family)):
+                assert time.monotonic() < deadline, family
+                time.sleep(0.02)
+
+
+def hosts_of(worker: WorkerProcess) -> list[psutil.Process]:
+    """The processes beneath a worker."""
+    return psutil.Process(worker.process.pid).children(recursive=True)
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether a process runs; one that has ended may wait to be buried by whoever inherited it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def gone(processes: list[psutil.Process]) -> None:
+    """Wait until none of these is left."""
+    await eventually(lambda: not any(map(alive, processes)))
+
+
+def kill(process: psutil.Process) -> None:
+    """SIGKILL: no goodbye."""
+    os.kill(process.pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def worksite(home: Path) -> AsyncIterator[Worksite]:
+    """Start one."""
+    async with model_server(home) as server:
+        server.say = echo
+        sweeping = asyncio.create_task(server.service.store.sweep())
+        async with Remote(server.url, server.service.keyring.make(Kind.ADMIN, 600)[0]) as remote:
+            yield Worksite(server, remote)
+        sweeping.cancel()

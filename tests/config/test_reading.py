@@ -1,0 +1,74 @@
+"""A configuration that is wrong is one line that says what to change."""
+
+from pathlib import Path
+
+import pytest
+
+from leyden.config import ConfigError, override, read_config, read_file, written
+
+WHOLE = {"run": "calc", "agent": "agent.py:solve", "tasks": "tasks.jsonl"}
+
+
+def wrong(text: str, folder: Path) -> str:
+    path = folder / "calc.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_config(read_file(path))
+    assert "\n" not in str(caught.value)
+    return str(caught.value).replace(str(folder), "")
+
+
+def test_a_file_names_the_run_and_is_where_its_files_are(tmp_path: Path) -> None:
+    (tmp_path / "calc.toml").write_text('agent = "agent.py:solve"\ntasks = "tasks.jsonl"\n')
+    config = read_config(read_file(tmp_path / "calc.toml"))
+    assert config.run == "calc"
+    assert config.base == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            'tasks = "t"\n[training]\nstepz = 3\n',
+            "/calc.toml:3: `training.stepz` is no key: did you mean `training.steps`?",
+        ),
+        ('tasks = "t"\nagent = 3\n', "/calc.toml:2: `agent`: expected `str`, got `int`"),
+        ("[training]\nsteps = -1\n", "/calc.toml:2: `training.steps`: expected `int` >= 0"),
+        ("[training]\nmin_group = 20\n", "/calc.toml:2: `training.min_group` is 20, more than"),
+        ('tasks = "t"\n', "`agent` is missing: set it"),
+        ("tasks = \n", "/calc.toml: Invalid value"),
+        ("[elsewhere]\nx = 1\n", "`elsewhere` is no key: the keys there are run, agent"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(text: str, says: str, tmp_path: Path) -> None:
+    assert says in wrong(text, tmp_path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_file(tmp_path / "nowhere.toml")
+
+
+def test_settings_are_put_on_top_and_are_toml_or_text() -> None:
+    config = read_config(
+        override(WHOLE, ["training.steps=20", "model=Qwen/Qwen3-0.6B", 'report=["wandb"]', "held_out=0.25"])
+    )
+    assert config.training.steps == 20
+    assert config.model == "Qwen/Qwen3-0.6B"
+    assert config.report == ("wandb",)
+    assert config.held_out == 0.25
+    assert "training" not in WHOLE
+
+
+@pytest.mark.parametrize("setting", ["steps", "=3", "model.x=3"])
+def test_a_setting_that_sets_nothing(setting: str) -> None:
+    with pytest.raises(ConfigError):
+        read_config(override({**WHOLE, "model": "spark"}, [setting]))
+
+
+def test_what_is_written_out_reads_back_the_same(tmp_path: Path) -> None:
+    config = read_config(override(WHOLE, ["sampling.max_tokens=64", "training.roles=['writer']", "held_out=12"]))
+    path = tmp_path / "config.toml"
+    path.write_text(written(config))
+    assert read_config(read_file(path)) == config
+    assert "learning_rate" in path.read_text()

@@ -1,0 +1,80 @@
+"""Calls and their attempt: seeds of their own, one budget, and an engine that is told when it is over."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from modelserving import END, ModelServer, eventually, model_server
+
+from leyden.outcomes import Ending, Outcome
+from leyden.wire import Finish
+
+ASK: Any = {"model": "m", "messages": [{"role": "user", "content": "Heads or tails?"}]}
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[ModelServer]:
+    async with model_server(tmp_path) as running:
+        running.say = lambda _: "Heads" + END
+        yield running
+
+
+def client_of(server: ModelServer) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0)
+
+
+async def end_attempt(server: ModelServer) -> None:
+    await server.service.store.finish(server.run, server.attempt, Finish(Outcome(Ending.AGENT_ERROR)))
+
+
+async def test_calls_made_at_the_same_time_are_drawn_with_seeds_of_their_own(server: ModelServer) -> None:
+    await server.new_attempt()
+    async with client_of(server) as client:
+        await asyncio.gather(*(client.chat.completions.create(**ASK, n=n) for n in (1, 2, 1, 2)))
+    assert len({request.sampling.seed for request in server.engine.asked}) == 6
+
+
+async def test_calls_made_at_the_same_time_share_a_budget(server: ModelServer) -> None:
+    await server.new_attempt(max_calls=3)
+    async with client_of(server) as client:
+        got = await asyncio.gather(*(client.chat.completions.create(**ASK) for _ in range(8)), return_exceptions=True)
+        assert sum(isinstance(answer, openai.PermissionDeniedError) for answer in got) == 5
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.chat.completions.create(**ASK)
+    await server.check(calls=3)
+
+
+async def test_the_engine_is_told_when_an_attempt_is_over(server: ModelServer) -> None:
+    await server.new_attempt()
+    await end_attempt(server)
+    assert server.engine.forgotten == [server.attempt]
+
+
+async def test_the_engine_is_told_again_when_a_call_ends_after_its_attempt(server: ModelServer) -> None:
+    await server.new_attempt()
+    server.engine.delay_s = 0.2
+    async with client_of(server) as client:
+        asking = asyncio.create_task(client.chat.completions.create(**ASK))
+        await eventually(lambda: len(server.engine.asked) == 1)
+        await end_attempt(server)
+        with pytest.raises(openai.PermissionDeniedError):
+            await asking
+    assert server.engine.forgotten == [server.attempt] * 2
+
+
+async def test_each_choice_waits_for_a_turn_of_its_own(server: ModelServer) -> None:
+    assert server.service.gateway is not None
+    admission = server.service.gateway.policies["spark"].admission
+    admission._free, admission._hold_limit_s = 1, 0.3
+    await server.new_attempt()
+    async with client_of(server) as client:
+        answer = await client.chat.completions.create(**ASK, n=3)
+        assert [choice.message.content for choice in answer.choices] == ["Heads"] * 3
+        server.engine.delay_s = 1.0  # the second has to wait for longer than anybody may
+        with pytest.raises(openai.InternalServerError, match="not to be had"):
+            await client.chat.completions.create(**ASK, n=2)
+    assert admission._free == 1
+    await server.check(calls=3)

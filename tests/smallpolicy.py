@@ -1,0 +1,50 @@
+"""A model small enough for a test, and rows for it."""
+
+from random import Random
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from leyden.config import TrainingConfig
+from leyden.trainer.batch import Row
+from leyden.trainer.policy import Policy
+
+
+def small_policy(seed: int = 0, **training: object) -> Policy:
+    """A policy with random weights."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+    )
+    model = LlamaForCausalLM(config).eval()
+    return Policy(model, TrainingConfig(**{"learning_rate": 1e-2, **training}))  # type: ignore[arg-type]
+
+
+def some_rows(number: int = 7, seed: int = 0) -> list[Row]:
+    """Rows of any length, some of which begin like others."""
+    rng = Random(seed)
+    rows: list[Row] = []
+    for index in range(number):
+        tokens = rng.randint(1, 12)
+        shared = rng.choice([(), *((*row.prompt_ids, *row.completion_ids) for row in rows)])
+        shared = shared[: rng.randint(0, len(shared))]
+        rows.append(
+            Row(
+                call=f"call-{index}",
+                prompt_ids=(*shared, *(rng.randrange(64) for _ in range(rng.randint(1, 30)))),
+                completion_ids=tuple(rng.randrange(64) for _ in range(tokens)),
+                sampler=tuple(-rng.random() * 5 for _ in range(tokens)),
+                temperature=rng.choice((1.0, 0.7)),
+                advantage=rng.uniform(-2, 2),
+                weight=rng.random() / tokens,
+            )
+        )
+    return rows

@@ -1,0 +1,101 @@
+"""Every rollout of a step is trained on, or left out for a reason that is counted."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from leyden.outcomes import Ending, Outcome
+from leyden.records import Attempt, Call, CallStatus, Episode, Purpose, Reward, RewardKind, Rollout, State, Task
+from leyden.rl.advantage.grpo import grpo
+from leyden.rl.aggregation.rollout_mean import rollout_mean
+from leyden.rl.credit.identical import identical
+from leyden.trainer.batch import Accounts, Rules, make_rows, score
+
+RULES = Rules(identical, grpo, rollout_mean, "rollout", min_group=2, failure_reward=-1.0, roles=None)
+
+
+def call(name: str, tokens: int = 3, **fields: object) -> Call:
+    ids = tuple(range(tokens))
+    return Call(id=name, prompt_ids=(9, 9), completion_ids=ids, logprobs=(-1.0,) * tokens, **fields)  # type: ignore[arg-type]
+
+
+def episode(
+    index: int, reward: float | None, calls: Sequence[Call], ending: Ending = Ending.SUCCEEDED, *more: Reward
+) -> Episode:
+    rollout = Rollout(f"g.{index}", "r", "g", "t", index, Purpose.TRAIN, State.FINISHED, 1, 3, 0.0)
+    attempt = Attempt(f"g.{index}.1", "r", rollout.id, 1, "w", None, 0.0, 9.0, 1.0, Outcome(ending))
+    given = (Reward("final", reward),) if reward is not None else ()
+    return Episode(rollout, attempt, Task("t", {}), tuple(calls), (), (*given, *more))
+
+
+def test_rows_carry_the_advantage_of_their_rollout_and_the_weight_of_their_tokens() -> None:
+    accounts = Accounts()
+    group = [episode(0, 1.0, [call("a", 2), call("b", 6)]), episode(1, 0.0, [call("c", 4)])]
+    scored = score(group, RULES, accounts)
+    assert scored is not None
+    rows = make_rows([scored], RULES, accounts)
+    assert [row.call for row in rows] == ["a", "b", "c"]
+    assert [row.advantage for row in rows] == pytest.approx([0.5**0.5, 0.5**0.5, -(0.5**0.5)])
+    assert [row.weight for row in rows] == pytest.approx([1 / 16, 1 / 16, 1 / 8])
+    assert (accounts.asked, accounts.trained, accounts.calls_trained) == (2, 2, 3)
+
+
+def test_a_failure_of_the_agent_counts_and_one_of_the_machinery_does_not() -> None:
+    accounts = Accounts()
+    group = [
+        episode(0, 1.0, [call("a")]),
+        episode(1, None, [call("b")], Ending.AGENT_ERROR),
+        episode(2, None, [call("c")], Ending.LOST),
+        episode(3, None, [call("d")], Ending.NO_REWARD),
+    ]
+    scored = score(group, RULES, accounts)
+    assert scored is not None
+    assert [one.values for one in scored] == [(1.0,), (-1.0,)]
+    assert accounts.excluded == {"lost": 1, "no_reward": 1}
+    assert accounts.asked == accounts.trained + accounts.excluded.total()
+    assert accounts.outcomes == {"succeeded": 1, "agent_error": 1, "lost": 1, "no_reward": 1}
+
+
+def test_a_group_that_is_too_small_is_dropped_whole() -> None:
+    accounts = Accounts()
+    group = [episode(0, 1.0, [call("a")]), episode(1, None, [], Ending.LOST), episode(2, 1.0, [])]
+    assert score(group, RULES, accounts) is None
+    assert accounts.excluded == {"lost": 1, "no call to train on": 1, "group too small": 1}
+    assert (accounts.trained, accounts.groups_dropped) == (0, 1)
+    assert accounts.asked == accounts.excluded.total()
+
+
+def test_calls_that_may_not_be_trained_on_are_counted_by_why() -> None:
+    accounts = Accounts()
+    rules = Rules(identical, grpo, rollout_mean, "rollout", 1, 0.0, roles=("writer",))
+    calls = [
+        call("a", role="writer"),
+        call("b", role="checker"),
+        call("c", status=CallStatus.ABANDONED),
+        Call(id="d", completion_ids=(1,), role="writer"),
+    ]
+    scored = score([episode(0, 1.0, calls)], rules, accounts)
+    assert scored is not None
+    assert [one.id for one in scored[0].calls] == ["a"]
+    assert accounts.calls_left == {"role not selected": 1, "abandoned": 1, "no logprobs": 1}
+
+
+def test_step_rewards_are_part_of_the_return() -> None:
+    step = Reward("s", 0.5, RewardKind.STEP, weight=0.5, call="a")
+    scored = score(
+        [episode(0, 1.0, [call("a")], Ending.SUCCEEDED, step), episode(1, 0.0, [call("b")])], RULES, Accounts()
+    )
+    assert scored is not None
+    assert [one.values for one in scored] == [(1.25,), (0.0,)]
+
+
+def test_groups_without_variance_are_counted_and_cost_nothing() -> None:
+    accounts = Accounts()
+    groups = [
+        score([episode(0, 1.0, [call("a")]), episode(1, 1.0, [call("b")])], RULES, accounts) or [],
+        score([episode(2, 1.0, [call("c")]), episode(3, 0.0, [call("d")])], RULES, accounts) or [],
+    ]
+    rows = make_rows(groups, RULES, accounts)
+    assert [row.call for row in rows] == ["c", "d"]
+    assert [row.weight for row in rows] == pytest.approx([1 / 12, 1 / 12])  # all four rollouts are in the mean
+    assert accounts.groups_flat == 1

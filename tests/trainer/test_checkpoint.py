@@ -1,0 +1,81 @@
+"""A run goes on from a checkpoint as if it had never stopped; a checkpoint is whole or not there."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from smallpolicy import small_policy, some_rows
+from transformers import AutoModelForCausalLM
+
+from leyden.rl.loss import Clip
+from leyden.rl.loss.ppo_clip import ppo_clip
+from leyden.trainer.checkpoint import Checkpoints, State, found, read_state, restore
+from leyden.trainer.policy import Policy
+
+SPARK = Path(__file__).parents[2] / "src/leyden/models/spark"
+
+
+def update(policy: Policy, seed: int) -> None:
+    figures = policy.accumulate(some_rows(seed=seed), None, ppo_clip, Clip(0.2, 0.28))
+    policy.apply(figures.grad_norm)
+
+
+def weights(policy: Policy) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in policy.model.parameters()])
+
+
+def test_going_on_is_the_same_as_never_having_stopped(tmp_path: Path) -> None:
+    training = {"schedule": "cosine", "steps": 6, "warmup_steps": 2}
+    undisturbed = small_policy(**training)
+    checkpoints = Checkpoints(tmp_path, SPARK, keep=2)
+    for seed in range(3):
+        update(undisturbed, seed)
+    checkpoints.save(undisturbed, State(step=3, position=48, version=3))
+    for seed in range(3, 6):
+        update(undisturbed, seed)
+
+    again = small_policy(seed=9, **training)
+    folder = checkpoints.newest()
+    assert folder is not None
+    assert restore(folder, again) == State(step=3, position=48, version=3)
+    for seed in range(3, 6):
+        update(again, seed)
+    assert torch.equal(weights(again), weights(undisturbed))
+    assert again.learning_rate == undisturbed.learning_rate
+
+
+def test_a_checkpoint_is_a_model_that_transformers_loads(tmp_path: Path) -> None:
+    policy = small_policy()
+    update(policy, 0)
+    folder = Checkpoints(tmp_path, SPARK, keep=1).save(policy, State(step=1))
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(loaded.state_dict()["model.norm.weight"], policy.model.state_dict()["model.norm.weight"])
+    assert (folder / "tokenizer.json").exists()
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    policy = small_policy()
+    update(policy, 0)
+    checkpoints = Checkpoints(tmp_path, SPARK, keep=2)
+    for step in range(1, 7):
+        checkpoints.save(policy, State(step=step, best_step=min(step, 2)))
+    assert found(tmp_path) == [2, 5, 6]
+
+
+def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = small_policy()
+    update(policy, 0)
+    checkpoints = Checkpoints(tmp_path, SPARK, keep=2)
+    checkpoints.save(policy, State(step=1))
+
+    def fail(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("leyden.trainer.checkpoint.save_file", fail)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.save(policy, State(step=2))
+    assert found(tmp_path) == [1]
+    monkeypatch.undo()
+    checkpoints.save(policy, State(step=2))
+    assert found(tmp_path) == [1, 2]
+    assert read_state(tmp_path / "step-2").step == 2
