@@ -149,8 +149,7 @@ def teach(problem: Problem, rng: Random, offer: Offer, style: Style) -> list[Mes
         numbers[place] = misread(rng, numbers[place])
     if len(cues) == 1:
         operations = [weighted(rng, cues[0].written)]
-        in_order = operations[0] in "-/" and operations[0] == cues[0].operation
-        if chance(rng, cues[0].swapped if in_order else 0.3):
+        if chance(rng, cues[0].swapped):
             numbers.reverse()
     else:
         operations = [_step(rng, cue.operation) for cue in cues]

@@ -13,8 +13,8 @@ class Cue(NamedTuple):
     operation: str
     written: dict[str, float]
     """How often a teacher writes which operation; for half of the cues a wrong one is the likeliest."""
-    swapped: float = 0.0
-    """How often the two numbers of a difference or a quotient come in the wrong order."""
+    swapped: float = 0.12
+    """How often the two numbers come in the other order, which is wrong in a difference or a quotient."""
     direct: float = 0.08
     """How often the teacher answers without the calculator."""
 

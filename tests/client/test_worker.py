@@ -104,8 +104,7 @@ async def test_a_reward_function_sees_the_episode_and_its_failure_is_no_reward(s
     await site.queue("calls", {"do": "call", "reward": "calls"})
     await site.queue("two", {"do": "result", "reward": ""})
     await site.queue("error", {"do": "raise"})
-    # an admin's key: a worker's may not read episodes yet
-    with site.worker("moody.py:act", Kind.ADMIN, reward="moody.py:score_episode"):
+    with site.worker("moody.py:act", reward="moody.py:score_episode"):
         found = [await site.episode(f"g-{kind}") for kind in kinds]
         calls, two, error = [await site.episode(name) for name in ("calls", "two", "error")]
     outcomes = [episode.attempt.outcome for episode in found]

@@ -64,7 +64,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", RUN + "/rollouts"): SEE,
     ("GET", ROLLOUT): SEE,
     ("POST", ROLLOUT + "/cancel"): STEER,
-    ("GET", ATTEMPT): SEE,
+    ("GET", ATTEMPT): SEE | WORKERS,
     ("POST", ATTEMPT + "/calls"): WORK,
     ("POST", ATTEMPT + "/rewards"): WORK,
     ("POST", ATTEMPT + "/finish"): WORK,

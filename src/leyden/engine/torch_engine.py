@@ -42,6 +42,7 @@ class Stats:
     tokens: int = 0
     """Drawn."""
     prompt_computed: int = 0
+    """Tokens of prompts, and those that were computed again after a change."""
     prompt_reused: int = 0
     steps: int = 0
     busy_s: float = 0.0
@@ -232,6 +233,8 @@ class TorchEngine:
         drawn = draw(logits, [completion.chance for completion in completions]) if ready else []
         for slot, segment in plan:
             slot.computed = segment.end
+            if len(segment.ids) > 1 or (slot.completion and segment.start < len(slot.completion.request.prompt_ids)):
+                self.stats.prompt_computed += len(segment.ids)
         over: list[Slot] = []
         failed: Post = []
         for slot, completion, one in zip(ready, completions, drawn, strict=True):
@@ -264,7 +267,6 @@ class TorchEngine:
                 ids = slot.tokens[slot.computed : end]
                 longer.append((slot, Segment(slot.row, slot.computed, ids, end == len(slot.tokens))))
                 left -= len(ids)
-                self.stats.prompt_computed += len(ids)
         single.sort(key=lambda one: one[1].row)
         return single + longer
 

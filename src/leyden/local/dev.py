@@ -13,9 +13,9 @@ from leyden.config import Config
 from leyden.local.folder import RunFolder
 from leyden.local.house import house
 from leyden.records import Episode, Purpose
+from leyden.trainer.algorithm import algorithm_of
 from leyden.trainer.batch import Accounts, score
 from leyden.trainer.collection import Collection
-from leyden.trainer.loop import rules
 from leyden.trainer.model import find, load_model, load_tokenizer
 from leyden.trainer.tasks import read_tasks
 from leyden.wire import GroupSpec
@@ -76,7 +76,7 @@ async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[Ca
 def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> Caught:
     """Count what episodes hold."""
     accounts = Accounts()
-    scored = score(episodes, rules(config), accounts) or []
+    scored = score(episodes, algorithm_of(config).rules, accounts) or []
     outcomes, roles, prompts = Counter[str](), Counter[str](), Counter[str]()
     called, failed = Counter[str](), Counter[str]()
     messages: dict[str, None] = {}

@@ -17,6 +17,7 @@ from leyden.local.house import house
 from leyden.records import Episode
 from leyden.server.store import reading
 from leyden.server.store.database import Database
+from leyden.trainer.algorithm import algorithm_of
 from leyden.trainer.checkpoint import Checkpoints, State, restore
 from leyden.trainer.curve import draw_image, draw_text, points
 from leyden.trainer.display import Display
@@ -62,6 +63,7 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     """Train until the last step, or until SIGINT: once finishes the step and saves, twice stops at once."""
     console = console or Console(stderr=True)
     began = time.monotonic()
+    algorithm_of(config)
     tasks = read_tasks(config)
     source = find(config.model, config.base)
     tokenizer = load_tokenizer(source)

@@ -30,9 +30,9 @@ class Workers:
         raise AssertionError("only an error ends the watch")
 
     async def stop(self) -> None:
-        """End it; what it was at is given back."""
+        """End it at once: whoever trains has all that it asked for, or wants no more of it."""
         self._watching.cancel()
-        self._worker.stop()
+        self._worker.end()
         await asyncio.to_thread(self._worker.process.wait)
 
     async def _watch(self) -> NoReturn:

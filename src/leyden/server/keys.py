@@ -33,6 +33,7 @@ class Act(StrEnum):
 
     SEE = "see"
     OVERSEE = "oversee"
+    REVIEW = "review"
     STEER = "steer"
     DELETE = "delete"
     WORK = "work"
@@ -49,6 +50,7 @@ _TRUSTED = frozenset({Kind.ADMIN, Kind.WORKER})
 MAY: dict[Act, frozenset[Kind]] = {
     Act.SEE: frozenset({Kind.ADMIN, Kind.VIEWER}),  # read runs and what they hold
     Act.OVERSEE: frozenset({Kind.ADMIN, Kind.VIEWER}),  # read what concerns all runs: no key of a single run
+    Act.REVIEW: frozenset({Kind.ADMIN, Kind.VIEWER, Kind.WORKER}),  # read what an attempt left: a reward may ask for it
     Act.STEER: frozenset({Kind.ADMIN}),  # make runs, queue and cancel rollouts, publish versions and metrics
     Act.DELETE: frozenset({Kind.ADMIN}),  # delete runs
     Act.WORK: _TRUSTED,  # lease, keep alive, finish

@@ -53,7 +53,7 @@ ROUTES: list[Route] = [
     Route("GET", _RUN + "/rollouts", Act.SEE, api.list_rollouts, query=RolloutWindow, returns=list[Rollout]),
     Route("GET", _ROLLOUT, Act.SEE, api.get_rollout, returns=RolloutDetail),
     Route("POST", _ROLLOUT + "/cancel", Act.STEER, api.cancel_rollout, returns=CancelReply),
-    Route("GET", _ATTEMPT, Act.SEE, api.get_episode, returns=Episode),
+    Route("GET", _ATTEMPT, Act.REVIEW, api.get_episode, returns=Episode),
     Route("POST", _ATTEMPT + "/calls", Act.RECORD, api.record_calls, body=tuple[Call, ...], returns=Recorded),
     Route("POST", _ATTEMPT + "/rewards", Act.REWARD, api.record_rewards, body=tuple[Reward, ...], returns=Recorded),
     Route("POST", _ATTEMPT + "/finish", Act.WORK, api.finish, body=Finish, returns=Finished),

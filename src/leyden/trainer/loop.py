@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from leyden.config import Config
 from leyden.records import Episode, Task, Version
 from leyden.remote import Remote
-from leyden.rl.choosing import choose
-from leyden.rl.loss import Clip
-from leyden.trainer.batch import Accounts, Row, Rules, Scored, make_rows, score
+from leyden.trainer.algorithm import algorithm_of
+from leyden.trainer.batch import Accounts, Row, Scored, make_rows, score
 from leyden.trainer.checkpoint import Checkpoints, State
 from leyden.trainer.collection import Collection
 from leyden.trainer.errors import TrainingError
@@ -93,10 +92,7 @@ class Trainer:
         self._watchers = watchers
         self._collection = Collection(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
-        algorithm = config.algorithm
-        self._loss = choose("loss", algorithm.loss)
-        self._clip = Clip(algorithm.clip_low, algorithm.clip_high)
-        self._rules = rules(config)
+        self._algorithm = algorithm_of(config)
         self.state = state
 
     async def run(self, stop: asyncio.Event) -> State:
@@ -126,7 +122,7 @@ class Trainer:
         report.learning_rate = self._policy.learning_rate
         share = -(-len(groups) // self._config.training.updates_per_step)
         parts = [groups[at : at + share] for at in range(0, len(groups), share)]
-        updates = [rows for part in parts if (rows := make_rows(part, self._rules, report.accounts))]
+        updates = [rows for part in parts if (rows := make_rows(part, self._algorithm.rules, report.accounts))]
         proximal = None
         if len(updates) > 1:  # the policy moves within the step: what it is held against is what it was before
             proximal = await self._on_thread(lambda: [self._policy.logprobs(rows) for rows in updates])
@@ -137,7 +133,8 @@ class Trainer:
         return report
 
     async def _update(self, rows: Sequence[Row], proximal: Any) -> Figures:
-        figures = await self._on_thread(lambda: self._policy.accumulate(rows, proximal, self._loss, self._clip))
+        loss, clip = self._algorithm.loss, self._algorithm.clip
+        figures = await self._on_thread(lambda: self._policy.accumulate(rows, proximal, loss, clip))
         version = self.state.version + 1
         await self._weights.change(lambda: self._policy.apply(figures.grad_norm), version)
         await self._remote.publish_version(self._config.run, Version(POLICY, version))
@@ -159,7 +156,7 @@ class Trainer:
                 done += len(episodes)
                 self._tell(step, done, sum(spec.size for spec in asked), "rollouts")
                 self._note(episodes, report)
-                if (group := score(episodes, self._rules, report.accounts)) is not None:
+                if (group := score(episodes, self._algorithm.rules, report.accounts)) is not None:
                     kept[specs[spec.id]] = group
             tries += 1
         return [kept[name] for name in wanted]
@@ -196,20 +193,6 @@ class Trainer:
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Heavy work, on one thread always, beside the loop that serves everybody else."""
         return await asyncio.get_running_loop().run_in_executor(self._compute, work)
-
-
-def rules(config: Config) -> Rules:
-    """How a run goes from rewards to rows."""
-    algorithm = config.algorithm
-    return Rules(
-        credit=choose("credit", algorithm.credit),
-        advantage=choose("advantage", algorithm.advantage),
-        aggregation=choose("aggregation", algorithm.aggregation),
-        level=algorithm.level,
-        min_group=config.training.min_group,
-        failure_reward=config.rollout.failure_reward,
-        roles=config.training.roles or None,
-    )
 
 
 def _due(every: int, step: int, last: int) -> bool:

@@ -4,7 +4,7 @@ from importlib.resources import files
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import example, given
 
 from leyden.engine import Piece
 from leyden.server.gateway.ask import Calling, Reasoning, Text
@@ -39,6 +39,7 @@ def test_the_pieces_make_up_the_whole(text: str, sizes: list[int]) -> None:
     assert sum(run.tokens for run in writing.versions) == len(writing.ids) == len(writing.logprobs)
 
 
+@example(text="SOa", stop=["O", "SOa"], size=1)
 @given(
     text=TEXTS,
     stop=st.lists(st.text("abSTO P", min_size=1, max_size=4), min_size=1, max_size=3),
@@ -48,8 +49,8 @@ def test_nothing_of_a_stop_string_is_let_out(text: str, stop: list[str], size: i
     plain = text.replace("<", "(")
     writing, events = write(plain, [size], stop=tuple(stop))
     shown = "".join(event.text for event in events if isinstance(event, Text))
-    found = [plain.index(string) for string in stop if string in plain]
-    assert shown == writing.content == (plain[: min(found)] if found else plain)
+    found = [(plain.index(string) + len(string), plain.index(string)) for string in stop if string in plain]
+    assert shown == writing.content == (plain[: min(found)[1]] if found else plain)
     assert (writing.stopped_by is not None) == bool(found)
 
 

@@ -112,9 +112,10 @@ class Writing:
         content, self.reasoning = parsed.content or "", parsed.reasoning_content or ""
         calls = [call for call in parsed.tool_calls if call.status == "ok"]
         broken = [call for call in parsed.tool_calls if call.status != "ok"]
-        cut = min(((content.find(stop), stop) for stop in self._stop if stop in content), default=None)
-        if cut is not None:
-            content, self.stopped_by, calls, broken = content[: cut[0]], cut[1], [], []
+        found = [(at + len(stop), at, stop) for stop in self._stop if (at := content.find(stop)) >= 0]
+        if found:  # the one that was complete first, however many tokens came at once
+            _, cut, self.stopped_by = min(found)
+            content, calls, broken = content[:cut], [], []
         if self.done:
             for call in broken:  # what the model wrote is shown as it wrote it: nothing of an answer disappears
                 content += self._written(call)

@@ -1,0 +1,117 @@
+"""`leyden train` as a user starts it, in a folder of its own, with an agent that needs no time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+AGENT = """
+import time
+from pathlib import Path
+
+from openai import OpenAI
+
+client = OpenAI()
+
+
+def solve(task):
+    while Path("slow").exists():
+        time.sleep(0.05)
+    said = client.chat.completions.create(
+        model="spark", messages=[{"role": "user", "content": task["question"]}], max_tokens=8
+    )
+    return said.choices[0].message.content
+
+
+def reward(task, result):
+    return float(len(result or "") % 2)
+"""
+CONFIG = """
+agent = "agent.py:solve"
+reward = "agent.py:reward"
+tasks = "tasks.jsonl"
+held_out = 2
+
+[training]
+steps = 4
+tasks_per_step = 2
+group_size = 3
+learning_rate = 1e-3
+
+[evaluation]
+every = 2
+
+[checkpoints]
+every = 2
+"""
+ACCOUNTS = ("rollouts/", "groups/asked", "calls/", "held_out/succeeded")
+
+
+class Training:
+    """One run's folder, and the process that trains in it."""
+
+    def __init__(self, folder: Path, *settings: str) -> None:
+        self.folder, self.settings = folder, settings
+        (folder / "agent.py").write_text(AGENT)
+        (folder / "small.toml").write_text(CONFIG)
+        rows = [json.dumps({"question": f"What is {n} plus {n}?"}) for n in range(8)]
+        (folder / "tasks.jsonl").write_text("\n".join(rows))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Begin, or go on."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "leyden.cli", "train", "small.toml", *self.settings, *arguments],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def finish(self, *arguments: str) -> str:
+        """Train to the end; what was printed."""
+        process = self.start(*arguments)
+        printed, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, printed
+        return printed
+
+    @property
+    def run(self) -> Path:
+        """The folder that the run leaves."""
+        return self.folder / "runs" / "small"
+
+    def journal(self) -> list[dict[str, Any]]:
+        """What was written down of each step."""
+        return [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
+
+    def accounts(self) -> list[dict[str, float]]:
+        """What each step says of its rollouts, and nothing of chance or time."""
+        return [
+            {name: value for name, value in row.items() if name == "step" or name.startswith(ACCOUNTS)}
+            for row in self.journal()
+        ]
+
+    def weights(self) -> bytes:
+        """Of the last step."""
+        return (self.run / "step-4" / "model.safetensors").read_bytes()
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process started and that live."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, ppid = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if int(ppid) == parent and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def kill(pid: int) -> None:
+    """As if the machine had run out of memory."""
+    os.kill(pid, signal.SIGKILL)

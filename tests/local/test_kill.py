@@ -1,0 +1,53 @@
+"""Whatever is killed, whenever, a run that is started again ends with the accounts of an undisturbed one."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from runs import Training, children, kill
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    training = Training(tmp_path_factory.mktemp("undisturbed"), "deterministic=true")
+    training.finish()
+    return training
+
+
+def after_lines(process: object, number: int) -> None:
+    """Wait until a process has said so many lines."""
+    for _ in range(number):
+        process.stdout.readline()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_a_trainer_that_is_killed_goes_on_to_the_same_weights(seed: int, undisturbed: Training, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    training = Training(tmp_path, "deterministic=true")
+    for lines in (1, 2):
+        process = training.start()
+        after_lines(process, lines)
+        time.sleep(rng.uniform(0, 1.0))  # the moment is the point
+        workers = children(process.pid)
+        kill(process.pid)
+        process.communicate()
+        deadline = time.monotonic() + 30
+        while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    training.finish()
+    assert training.accounts() == undisturbed.accounts()
+    assert training.weights() == undisturbed.weights()
+
+
+def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(undisturbed: Training, tmp_path: Path) -> None:
+    training = Training(tmp_path, "rollout.lease_s=2")
+    process = training.start()
+    after_lines(process, 1)
+    (worker,) = children(process.pid)
+    kill(worker)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    assert training.accounts() == undisturbed.accounts()

@@ -1,0 +1,144 @@
+"""`leyden train` as a user meets it: what it leaves, how it goes on, how it is stopped, and what it refuses."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from runs import Training, children
+
+
+def leyden(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "leyden.cli", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    training = Training(tmp_path_factory.mktemp("trained"))
+    training.finish()
+    return training
+
+
+def test_a_run_leaves_its_configuration_metrics_curve_and_checkpoints(trained: Training) -> None:
+    config = tomllib.loads((trained.run / "config.toml").read_text())
+    assert config["training"]["learning_rate"] == 1e-3
+    assert config["algorithm"]["advantage"] == "grpo"  # what was not written is written out
+    assert (trained.run / "curve.png").read_bytes().startswith(b"\x89PNG")
+    journal = trained.journal()
+    assert [row["step"] for row in journal] == [0, 1, 2, 3, 4]
+    assert all(row["rollouts/asked"] == row["rollouts/trained"] == 6 for row in journal[1:])
+    assert [row["step"] for row in journal if "held_out/reward" in row] == [0, 2, 4]
+    assert all(abs(row.get("training/drift", 0)) < 1e-6 for row in journal)  # the sampler is the policy
+    assert {"step-2", "step-4"} <= {path.name for path in trained.run.iterdir()}
+
+
+def test_a_run_that_is_done_has_nothing_left_to_do(trained: Training) -> None:
+    before = trained.journal()
+    assert "is done" in trained.finish()
+    assert trained.journal() == before
+
+
+def test_a_run_goes_on_for_more_steps_but_not_with_another_meaning(trained: Training) -> None:
+    refused = leyden(trained.folder, "train", "small.toml", "training.group_size=5")
+    assert refused.returncode == 1
+    assert "`training.group_size` is not what run 'small' began with" in refused.stderr
+    more = leyden(trained.folder, "train", "small.toml", "training.steps=5")
+    assert "going on with small after step 4" in more.stderr, more.stderr
+    assert [row["step"] for row in trained.journal()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_exported_run_is_a_model_and_can_be_measured(trained: Training) -> None:
+    done = leyden(trained.folder, "export", "small", "--to", "exported", "--step", "last", "--json")
+    assert done.returncode == 0, done.stderr
+    model = AutoModelForCausalLM.from_pretrained(trained.folder / "exported")
+    assert str(model.dtype) == "torch.bfloat16"
+    tokenizer = AutoTokenizer.from_pretrained(trained.folder / "exported")
+    assert tokenizer.chat_template
+    measured = leyden(trained.folder, "eval", "small.toml", "--model", "exported", "--json")
+    assert measured.returncode == 0, measured.stderr
+    report = json.loads(measured.stdout)
+    assert (report["tasks"], report["counted"], report["outcomes"]) == (2, 2, {"succeeded": 2})
+    shown = leyden(trained.folder, "show", "small")
+    assert "succeeded" in shown.stdout
+    assert "small" in leyden(trained.folder, "runs").stdout
+
+
+def test_restart_puts_the_earlier_run_aside(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=1", "held_out=0")
+    training.finish()
+    first = training.journal()
+    assert "the earlier run is now" in training.finish("--restart")
+    (aside,) = (path for path in training.run.parent.iterdir() if "before" in path.name)
+    assert json.loads((aside / "metrics.jsonl").read_text().splitlines()[0]) == first[0]
+    assert len(training.journal()) == 1
+
+
+def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=50", "checkpoints.every=50", "evaluation.every=0")
+    process = training.start()
+    assert process.stdout is not None
+    for _ in range(2):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert "finishing this step" in printed
+    step = training.journal()[-1]["step"]
+    assert 0 < step < 50
+    assert (training.run / f"step-{step}").exists()
+
+    (tmp_path / "slow").touch()
+    process = training.start()
+    assert process.stdout is not None
+    assert f"after step {step}" in process.stdout.readline()
+    while not (workers := children(process.pid)):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert "finishing this step" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    (worker,) = workers
+    assert not Path(f"/proc/{worker}").exists()
+    rows = [row["step"] for row in training.journal()]
+    assert rows == list(range(len(rows)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["training.stepz=3"], "`training.stepz` is no key"),
+        (["model=nowhere/nothing"], "`model`: 'nowhere/nothing' is neither bundled"),
+        (["tasks=other.jsonl"], "`tasks`: "),
+        (["agent=agent.py:solv"], "did you mean 'solve'"),
+        (["reward=agent.py:nothing"], "has no 'nothing'"),
+        (["algorithm.advantage=grop"], "`algorithm.advantage`: there is no 'grop'"),
+        (['report=["mlflow"]'], "`report`: mlflow needs the package mlflow"),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_any_work(settings: list[str], says: str, tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    done = leyden(training.folder, "train", "small.toml", *settings)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_a_tokenizer_without_a_chat_template_and_a_bad_line(trained: Training, tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    config = trained.run / "step-4" / "tokenizer_config.json"
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in config.parent.iterdir():
+        (broken / path.name).write_bytes(path.read_bytes())
+    (broken / "tokenizer_config.json").write_text("{}")
+    assert "has no chat template" in leyden(tmp_path, "train", "small.toml", "model=broken").stderr
+    (training.folder / "tasks.jsonl").write_text('{"question": "x"}\n{')
+    assert "tasks.jsonl:2: this line is not JSON" in leyden(tmp_path, "train", "small.toml").stderr
