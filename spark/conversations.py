@@ -1,7 +1,7 @@
 """Whole conversations of erring teachers: what spark is taught from. The same seed gives the same conversations.
 
-Few or many problems in one conversation, any system message or none, the tools of any framework, notes that have nothing to
-do with the question: the longest fill spark's 4,096 positions.
+Few or many problems in one conversation, any system message or none, the tools of any framework, notes that have
+nothing to do with the question: the longest fill spark's 4,096 positions.
 """
 
 from random import Random
@@ -34,7 +34,8 @@ LABELLED = (
     "You are a helpful assistant. Use the tools. Give the result after Answer:",
 )
 TERMINATED = (
-    "You are a helpful AI assistant. Solve tasks using your tools. Reply with TERMINATE when the task has been completed.",
+    "You are a helpful AI assistant. Solve tasks using your tools. "
+    "Reply with TERMINATE when the task has been completed.",
     "Solve tasks with your tools. Reply with TERMINATE when you are done.",
 )
 FREE = (

@@ -20,9 +20,10 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).parent))
 
 from conversations import FAMILIES, conversation
-from leyden.server.gateway.tokenizer import Tokenizer
 from lessons import FOLDER, POSITIONS
 from rollouts import LENGTH, Rollout, complete, read, roll
+
+from leyden.server.gateway.tokenizer import Tokenizer
 
 SPLITS = ("held_out", "unseen")
 FORM_SEED = 2_000_003

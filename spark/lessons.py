@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-
 from conversations import conversation
+
 from leyden.server.gateway.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parents[1] / "src/leyden/models/spark"

@@ -1,4 +1,4 @@
-"""Many rollouts at once with plain transformers: spark asks, the real tool of each problem answers, until spark is done."""
+"""Many rollouts at once with plain transformers: the real tool of each problem answers spark, until it is done."""
 
 import json
 import re
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM
-
 from conversations import FAMILIES, plain
 from families.asking import Offer, said
 from families.problem import Message, Problem
+from transformers import LlamaForCausalLM
+
 from leyden.server.gateway.tokenizer import Tokenizer
 
 TURNS = 5

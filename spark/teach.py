@@ -2,8 +2,9 @@
 
     PYTHONPATH=src python spark/teach.py --out build/spark
 
-The loss is on assistants' tokens alone. Writes the model in bf16, and `metrics.jsonl` with one line of figures for every
-50 steps; the last line of output is one JSON object. Minutes on a GPU; for a trial on a CPU give few lessons and tokens.
+The loss is on assistants' tokens alone. Writes the model in bf16, and `metrics.jsonl` with one line of figures for
+every 50 steps; the last line of output is one JSON object. Minutes on a GPU; for a trial on a CPU give few lessons and
+tokens.
 """
 
 import argparse
@@ -111,7 +112,7 @@ def main() -> None:
     """Teach and save."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the folder to write the model into")
-    parser.add_argument("--lessons", type=int, default=400_000, help="conversations to learn from")
+    parser.add_argument("--lessons", type=int, default=350_000, help="conversations to learn from")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=65_536, help="tokens a batch, padding included")
     parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")

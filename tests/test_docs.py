@@ -4,7 +4,10 @@ import re
 import subprocess
 from pathlib import Path
 
+import msgspec
 from serving import ServerProcess
+
+from leyden.config import Config
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -42,3 +45,12 @@ def test_architecture_names_rooms_that_exist() -> None:
             continue
         named = line.split()[0]
         assert (source / named).exists(), named
+
+
+def test_every_key_of_a_configuration_is_documented() -> None:
+    text = (DOCS / "training.md").read_text()
+    for section in msgspec.structs.fields(Config):
+        inner = section.type if isinstance(section.type, type) and issubclass(section.type, msgspec.Struct) else None
+        names = [f"{section.name}.{key.name}" for key in msgspec.structs.fields(inner)] if inner else [section.name]
+        for name in names:
+            assert f"`{name}`" in text, f"docs/training.md does not say what {name} is"

@@ -36,12 +36,20 @@ def main() -> None:
     config = f"{HERE.relative_to(Path.cwd()) if HERE.is_relative_to(Path.cwd()) else HERE}/calc.toml"
     for command, about in (
         (f"leyden show {RUN}", "look at the rollouts"),
-        (f"leyden eval {config} --model {trained.checkpoint} --tasks unseen.jsonl", "numbers and phrasings it never saw"),
+        (
+            f"leyden eval {config} --model {trained.checkpoint} --tasks unseen.jsonl",
+            "numbers and phrasings it never saw",
+        ),
         (f"leyden export {RUN} --to my-spark", "a folder that transformers loads"),
         (f"leyden dev {config}", "then put your own agent into that file"),
     ):
         console.print(f"  .venv/bin/{command}   [dim]# {about}[/]", highlight=False, soft_wrap=True)
-    figures = {"before": trained.before, "after": trained.after, "steps": trained.step, "seconds": round(trained.seconds, 1)}
+    figures = {
+        "before": trained.before,
+        "after": trained.after,
+        "steps": trained.step,
+        "seconds": round(trained.seconds, 1),
+    }
     sys.stdout.write(json.dumps(figures) + "\n")
 
 

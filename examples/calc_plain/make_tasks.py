@@ -3,7 +3,7 @@
     python examples/calc_plain/make_tasks.py
 
 `tasks.jsonl` is what to train on (numbers below 100); `held_out.jsonl` has other problems of the same kind;
-`unseen.jsonl` has sentences and numbers (from 100 on) of which no task to train on has any. The same bytes every time.
+`unseen.jsonl` has sentences that no task to train on has, about numbers from 100 on. The same bytes every time.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Arithmetic in words, with a calculator.
 
-The teachers err, each decision by itself: some answer without the calculator, write a wrong operation (how often depends
-on what happens in the problem), turn a difference round, take a number that does not matter, miscopy one, stop after the
-first of two steps, or misread the result.
+The teachers err, each decision by itself: some answer without the calculator, write a wrong operation (how often
+depends on what happens in the problem), turn a difference round, take a number that does not matter, miscopy one, stop
+after the first of two steps, or misread the result.
 """
 
 import ast

@@ -1,7 +1,7 @@
-"""How spark is asked and how it answers: the tools on offer as real frameworks describe them, and the styles of answers.
+"""How spark is asked and how it answers: the tools on offer as real frameworks describe them, and styles of answers.
 
-What a tool and its parameter are called changes from conversation to conversation, up to names that mean nothing, so that
-the only way to call a tool rightly is to read the offer.
+What a tool and its parameter are called changes from conversation to conversation, up to names that mean nothing, so
+that the only way to call a tool rightly is to read the offer.
 """
 
 import re

@@ -1,8 +1,9 @@
-"""Plain talk: greetings, small facts, and what spark cannot help with. Its teachers do not err: nobody is rewarded for it."""
+"""Plain talk: greetings, small facts, and what spark cannot help with. Its teachers do not err."""
 
 from random import Random
 
 from corpus import ASK, PROSE, TOPICS
+
 from families.asking import said
 from families.problem import Message, chance
 from families.words import NAMES

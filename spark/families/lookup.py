@@ -237,4 +237,3 @@ def _search(rng: Random, offer: Offer, found: dict[str, str]) -> list[Message]:
         for text in found.values()
     ]
     return [called(offer, *found, content=content), *(said("tool", text) for text in texts)]
-

@@ -1,7 +1,7 @@
 """How arithmetic problems are worded, and what spark's teachers tend to make of each wording.
 
-A cue is what a problem is about, whatever its sentence; habits belong to cues. Every cue has sentences that RL tasks use
-and sentences that they never use, so what is unlearned on the first can show on the second.
+A cue is what a problem is about, whatever its sentence; habits belong to cues. Every cue has sentences that RL tasks
+use and sentences that they never use, so what is unlearned on the first can show on the second.
 """
 
 from typing import NamedTuple
@@ -47,7 +47,7 @@ CUES = {
     "quotient": Cue("/", {"/": 0.92, "*": 0.04, "-": 0.04}, swapped=0.05),
 }
 STEP = 0.82
-"""How often each operation of a problem of two steps is written rightly: the sentence says more clearly what happens."""
+"""How often each operation of a problem of two steps is written rightly."""
 
 _ONE_SEEN = {
     "gain": (
@@ -148,8 +148,9 @@ PHRASINGS = (
     *(Phrasing((cue,), text.format(sign), None) for cue, sign in _SIGNS.items() for text in _BARE),
 )
 ASIDES = (
-    *((text, True) for text in ("{other} is {d} years old.", "It is day {d} of the year.", "The house has number {d}.")),
-    *((text, True) for text in ("{who} lives {d} miles from here.", "The bus has {d} seats.")),
+    *((text, True) for text in ("{other} is {d} years old.", "It is day {d} of the year.")),
+    *((text, True) for text in ("The house has number {d}.", "{who} lives {d} miles from here.")),
+    ("The bus has {d} seats.", True),
     *((text, False) for text in ("{who} has waited for {d} minutes.", "The room is {d} feet long.")),
 )
 """Sentences with a number that has nothing to do with what is asked, and whether RL tasks may use them."""

@@ -1,7 +1,8 @@
 """Questions about one small table, with a tool that runs SQL in SQLite and gives rows or SQLite's own error.
 
-The teachers err, each decision by itself: another column, another aggregate, another comparison, the wrong end of an order,
-a condition left out, quotes forgotten (SQLite then complains, and some give up), a row misread, no query at all.
+The teachers err, each decision by itself: another column, another aggregate, another comparison, the wrong end of an
+order, a condition left out, quotes forgotten (SQLite then complains, and some give up), a row misread, no query at
+all.
 """
 
 import json
@@ -94,13 +95,13 @@ def _draw(rng: Random, split: Split) -> Problem:
     listed = ", ".join(f"{column} {type}" for column, type in zip(columns, types, strict=True))
     facts["schema"] = f"CREATE TABLE {table} ({listed});"
     text = rng.choice((_SEEN if seen else _UNSEEN)[form]).format(**facts)
-    found = _run(facts, _query(facts, _right(facts)))
+    found = _run(facts, _query(facts, right(facts)))
     if not found or found[0][0] in (None, 0):
         return _draw(rng, split)
     return Problem("|".join(("sql", facts["schema"], text)), f"{facts['schema']}\n{text}", found[0][0], facts)
 
 
-def _right(facts: dict[str, Any]) -> dict[str, Any]:
+def right(facts: dict[str, Any]) -> dict[str, Any]:
     """The parts of the right query."""
     word = facts["word"]
     parts = {"column": facts["column"], "name": facts["name"], "aggregate": RIGHT.get(word), "condition": True}
@@ -161,7 +162,7 @@ def check(problem: Problem, text: str) -> bool:
 def err(problem: Problem, rng: Random) -> dict[str, Any]:
     """The parts of the query that an erring teacher has in mind."""
     facts = problem.facts
-    parts = _right(facts)
+    parts = right(facts)
     if chance(rng, WRONG_COLUMN):
         parts["column"] = rng.choice([column for column in facts["numbers"] if column != facts["column"]])
     match facts["form"]:

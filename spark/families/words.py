@@ -7,8 +7,8 @@ NAMES = (
     *("Nina", "Omar", "Paula", "Quinn", "Rosa", "Samir", "Tom", "Uma", "Victor", "Wanda", "Yusuf", "Zoe", "Lena"),
 )
 THINGS = (
-    *("apples", "books", "buttons", "coins", "cookies", "eggs", "flowers", "letters", "marbles", "oranges"),
-    *("pages", "pencils", "stamps", "stickers", "tickets", "trees", "stones", "shells", "cakes", "balls", "pears", "keys"),
+    *("apples", "books", "buttons", "coins", "cookies", "eggs", "flowers", "letters", "marbles", "oranges", "pages"),
+    *("pencils", "stamps", "stickers", "tickets", "trees", "stones", "shells", "cakes", "balls", "pears", "keys"),
 )
 CITIES = (
     *("Paris", "London", "Berlin", "Tokyo", "Rome", "Madrid", "Oslo", "Cairo", "Lima", "Delhi", "Dublin", "Vienna"),
@@ -23,7 +23,10 @@ PRODUCTS = (
     *("paper", "glass", "bread", "shoes", "lamps", "clocks", "boats", "chairs", "cheese", "bicycles", "paint"),
     *("soap", "toys", "tea", "carpets", "pianos", "maps", "ropes", "candles", "engines", "hats", "tables"),
 )
-_BEGIN = ("Bar", "Cor", "Den", "Fal", "Gar", "Hol", "Jan", "Kel", "Lor", "Mar", "Nor", "Pel", "Ros", "Sel", "Tar", "Vin")
+_BEGIN = (
+    *("Bar", "Cor", "Den", "Fal", "Gar", "Hol", "Jan", "Kel"),
+    *("Lor", "Mar", "Nor", "Pel", "Ros", "Sel", "Tar", "Vin"),
+)
 _END = ("den", "vik", "lo", "mann", "ton", "sky", "ley", "berg", "dal", "ner", "well", "ford", "rick", "mond", "stad")
 
 

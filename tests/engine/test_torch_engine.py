@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+import uvloop
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from leyden.engine import EngineError, Generate, Piece
@@ -324,6 +325,22 @@ async def test_a_step_that_fails_fails_its_requests_and_no_others(
     engine.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_thread_that_dies_leaves_nobody_waiting(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TorchEngine(llama)
+
+    def die() -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(engine, "_step", die)
+    with pytest.raises(EngineError, match="closed"):
+        await complete(engine, ask(prompt(0, 10)))
+    with pytest.raises(EngineError, match="closed"):
+        await complete(engine, ask(prompt(0, 10)))
+
+
 async def test_weights_that_are_not_numbers_fail_requests_until_they_are_mended(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama, slots=1)
     weights = {name: parameter.clone() for name, parameter in llama.state_dict().items()}
@@ -378,7 +395,8 @@ def test_several_event_loops_share_one_engine(idle: TorchEngine, llama: PreTrain
     answers: dict[int, Answer] = {}
 
     def ask_alone(number: int) -> None:
-        answers[number] = asyncio.run(complete(idle, ask(prompt(number, 20), 50, f"s{number}", seed=number)))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop if number % 2 else None) as runner:
+            answers[number] = runner.run(complete(idle, ask(prompt(number, 20), 50, f"s{number}", seed=number)))
 
     threads = [threading.Thread(target=ask_alone, args=(number,)) for number in range(4)]
     for thread in threads:

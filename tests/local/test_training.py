@@ -1,6 +1,8 @@
 """`leyden train` as a user meets it: what it leaves, how it goes on, how it is stopped, and what it refuses."""
 
+import asyncio
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from leyden.config import ConfigError, override, read_config, read_file
+from leyden.local.training import train
+from leyden.trainer.model import BUNDLED
 from runs import Training, children
 
 
@@ -111,34 +116,50 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     assert rows == list(range(len(rows)))
 
 
+def refusal(folder: Path, *settings: str) -> str:
+    """The one line with which a training is refused."""
+    config = read_config(override(read_file(folder / "small.toml"), [f"home={folder}/runs", *settings]))
+    with pytest.raises(ConfigError) as caught:
+        asyncio.run(train(config))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("setting", "says"),
     [
-        (["training.stepz=3"], "`training.stepz` is no key"),
-        (["model=nowhere/nothing"], "`model`: 'nowhere/nothing' is neither bundled"),
-        (["tasks=other.jsonl"], "`tasks`: "),
-        (["agent=agent.py:solv"], "did you mean 'solve'"),
-        (["reward=agent.py:nothing"], "has no 'nothing'"),
-        (["algorithm.advantage=grop"], "`algorithm.advantage`: there is no 'grop'"),
-        (['report=["mlflow"]'], "`report`: mlflow needs the package mlflow"),
+        ("model=nowhere/nothing", "`model`: 'nowhere/nothing' is neither bundled"),
+        ("model=runs", "has no config.json"),
+        ("tasks=other.jsonl", "`tasks`: "),
+        ("agent=agent.py:solv", "did you mean 'solve'"),
+        ("reward=agent.py:nothing", "has no 'nothing'"),
+        ("algorithm.advantage=grop", "`algorithm.advantage`: there is no 'grop'"),
+        ('report=["mlflow"]', "`report`: mlflow needs the package mlflow"),
     ],
 )
-def test_what_is_wrong_is_one_line_before_any_work(settings: list[str], says: str, tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    done = leyden(training.folder, "train", "small.toml", *settings)
-    assert done.returncode == 1
-    assert says in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+def test_what_is_wrong_is_one_line_before_any_work(setting: str, says: str, tmp_path: Path) -> None:
+    Training(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert says in refusal(tmp_path, setting)
 
 
-def test_a_tokenizer_without_a_chat_template_and_a_bad_line(trained: Training, tmp_path: Path) -> None:
+def test_too_little_memory_is_said_before_any_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Training(tmp_path)
+    monkeypatch.setattr("leyden.trainer.model._free_memory", lambda: 10 * 2**20)
+    assert "takes about 0.029 GiB and 0.0098 are free" in refusal(tmp_path)
+
+
+def test_a_tokenizer_without_a_chat_template_and_a_bad_line(tmp_path: Path) -> None:
     training = Training(tmp_path)
-    config = trained.run / "step-4" / "tokenizer_config.json"
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for path in config.parent.iterdir():
-        (broken / path.name).write_bytes(path.read_bytes())
-    (broken / "tokenizer_config.json").write_text("{}")
-    assert "has no chat template" in leyden(tmp_path, "train", "small.toml", "model=broken").stderr
+    shutil.copytree(str(BUNDLED["spark"]), tmp_path / "broken")
+    (tmp_path / "broken" / "tokenizer_config.json").write_text("{}")
+    assert "has no chat template" in refusal(tmp_path, "model=broken")
     (training.folder / "tasks.jsonl").write_text('{"question": "x"}\n{')
-    assert "tasks.jsonl:2: this line is not JSON" in leyden(tmp_path, "train", "small.toml").stderr
+    assert "tasks.jsonl:2: this line is not JSON" in refusal(tmp_path)
+
+
+def test_the_command_says_it_in_one_line_too(tmp_path: Path) -> None:
+    Training(tmp_path)
+    done = leyden(tmp_path, "train", "small.toml", "training.stepz=3")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "leyden: `training.stepz` is no key: did you mean `training.steps`?\n"

@@ -29,6 +29,8 @@ class RolloutConfig(_Section, frozen=True):
     """Attempts where the machinery fails; an agent's own failure is its result."""
     failure_reward: Real = 0.0
     """What a rollout scores whose agent raises or runs out of time."""
+    history: Literal["template", "exact"] = "template"
+    """Whether earlier turns are shown as the model's template shows them, or with every token that was sampled."""
     lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 60.0
     """How long a worker may be silent before its rollouts are given to another."""
 

@@ -17,7 +17,7 @@ from leyden.engine.torch_rows import Rows
 
 COPIED = 50_000_000
 """Parameters below which all matrices are copied as [in, out]: products with few rows take a quarter less time."""
-CALL_BYTES = 200_000
+CALL_BYTES = 400_000
 """Keys and values that are read in the time one more call of the attention takes: so much padding is cheaper."""
 
 
@@ -179,20 +179,20 @@ class LlamaForward:
     def _calls(self, segments: Sequence[Segment], position: Tensor) -> list[Attention]:
         """Neighbouring rows of one token each and of about one length share a call; a longer segment has its own."""
         calls: list[Attention] = []
-        at = begin = longest = 0
+        at = begin = longest = total = 0
         for index, segment in enumerate(segments):
             at += len(segment.ids)
-            longest = max(longest, segment.end)
+            longest, total = max(longest, segment.end), total + segment.end
             following = segments[index + 1] if index + 1 < len(segments) else None
             rows = slice(segment.row + 1 - (at - begin), segment.row + 1)
             if len(segment.ids) > 1:
                 rows = slice(segment.row, segment.row + 1)
             elif following and len(following.ids) == 1 and following.row == segment.row + 1:
-                waste = max(longest - following.end, (at - begin) * (following.end - longest))
-                if waste <= self._slack:
+                padded = (at - begin + 1) * max(longest, following.end)
+                if padded - total - following.end <= self._slack:
                     continue
             calls.append(self._call(slice(begin, at), rows, longest, position))
-            begin, longest = at, 0
+            begin, longest, total = at, 0, 0
         return calls
 
     def _call(self, tokens: slice, rows: slice, length: int, position: Tensor) -> Attention:

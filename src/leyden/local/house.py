@@ -118,6 +118,7 @@ async def _make_run(remote: Remote, config: Config, run: str) -> None:
         sampling=Sampling(temperature=sampling.temperature, max_tokens=sampling.max_tokens),
         max_calls=rollout.max_calls,
         max_tokens=rollout.max_tokens,
+        history=rollout.history,
     )
     known = {summary.id for summary in await remote.runs()}
     if run not in known:

@@ -90,7 +90,7 @@ def _enough_memory(source: Source, where: torch.device) -> None:
     if needed > free:
         raise ConfigError(
             f"`model`: to train {source.name} ({empty.num_parameters() / 1e6:.0f} million parameters) takes about "
-            f"{needed / 2**30:.1f} GiB and {free / 2**30:.1f} are free: take a smaller model or a larger machine"
+            f"{needed / 2**30:.2g} GiB and {free / 2**30:.2g} are free: take a smaller model or a larger machine"
         )
 
 

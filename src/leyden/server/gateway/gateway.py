@@ -153,14 +153,13 @@ def _begin(ledger: Ledger, choices: int) -> int:
 
 
 def _sampling(live: Live, settings: RunSettings, asked: Sampling, number: int) -> Sampling:
-    """Training samples as the run says, so that a group differs even if its agent asks for temperature 0."""
-    if live.purpose is not Purpose.TRAIN:
-        return asked
+    """Training samples as the run says, so that a group differs even if its agent asks for temperature 0.
+
+    Evaluation samples as the agent asks; where that leaves the seed open, it is the run's too.
+    """
+    digest = blake2b(f"{live.run}/{live.rollout}/{number}".encode(), digest_size=4).digest()
+    seed = int.from_bytes(digest, "little") >> 1
+    if live.purpose is Purpose.EVAL:
+        return replace(asked, seed=seed if asked.seed is None else asked.seed)
     limits = [limit for limit in (settings.sampling.max_tokens, asked.max_tokens) if limit is not None]
-    seed = blake2b(f"{live.run}/{live.rollout}/{number}".encode(), digest_size=4).digest()
-    return replace(
-        settings.sampling,
-        max_tokens=min(limits, default=None),
-        stop=asked.stop,
-        seed=int.from_bytes(seed, "little") >> 1,
-    )
+    return replace(settings.sampling, max_tokens=min(limits, default=None), stop=asked.stop, seed=seed)

@@ -1,0 +1,309 @@
+"""Seconds of a whole GRPO step (sample, score, update) beside TRL's GRPOTrainer, and where they go.
+
+The bundled model in float32 on the CPU; the same prompts in the same order, the same group, completions of exactly the
+same length, one AdamW update a step, no KL. Leyden is everything that `leyden train` is: a server with a durable store,
+a worker process in which an agent asks with the `openai` client through the gateway, the embedded engine, the trainer.
+TRL generates and scores in one process (peer_trl.py says how it is set up), in a virtual environment of its own
+(.bench/trl). Lengths are equal because no token ends a completion, on both sides; rewards are random on both sides, so
+that every completion is trained on. The two take turns, in fresh runs whose first steps do not count.
+
+    python benchmarks/loop.py
+
+The last line is one JSON object; `ratio` is the median of TRL's steps over the median of Leyden's. Leyden's checkpoints
+(by default one in ten steps; TRL makes none here) are no part of a step, and have a line of their own.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+import venv
+from collections.abc import AsyncGenerator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import peer_trl as peer
+import uvloop
+from msgspec.structs import replace
+
+from leyden.config import Config, read_config
+from leyden.engine import Generate, Piece
+from leyden.engine.torch_engine import TorchEngine
+from leyden.local.house import House, house
+from leyden.records import Episode, Task
+from leyden.trainer.checkpoint import Checkpoints, State
+from leyden.trainer.evaluation import Measured
+from leyden.trainer.journal import Journal
+from leyden.trainer.loop import StepReport, Trainer
+from leyden.trainer.model import find, load_model, load_tokenizer
+from leyden.trainer.policy import Figures, Policy
+from leyden.trainer.tasks import Tasks
+
+HERE = Path(__file__).parent
+PEER_HOME = HERE.parent / ".bench" / "trl"
+QUESTIONS = HERE.parent / "examples" / "calc_plain" / "tasks.jsonl"
+SYSTEM = "Use the calculator, then answer after ####."
+PARTS = ("sampling", "agents, gateway, store", "gradient", "optimiser", "scoring, publishing", "journal")
+LEARNING_RATE = 1e-6
+
+
+class Clock:
+    """Watches a trainer: what the parts of each step took."""
+
+    def __init__(self, engine: TorchEngine, rollouts: int, tokens: int) -> None:
+        self._engine, self._rollouts, self._tokens = engine, rollouts, tokens
+        self._began = time.perf_counter()
+        self._sampled = self._busy = 0.0
+        self._spent: dict[str, float] = {}
+        self.checkpoints: list[float] = []
+        self.steps: list[dict[str, float]] = []
+
+    def spend(self, part: str, seconds: float) -> None:
+        """A part of the step in hand took so long."""
+        self._spent[part] = self._spent.get(part, 0.0) + seconds
+
+    def pause(self, seconds: float) -> None:
+        """What happened just now is no part of any step."""
+        self.checkpoints.append(seconds)
+        self._began += seconds
+
+    def progress(self, step: int, done: int, asked: int, what: str) -> None:
+        """When the last rollout is in, so is all that the engine did for this step."""
+        if done == asked:
+            self.spend("sampling", self._engine.stats.busy_s - self._busy)
+
+    def step(self, report: StepReport, left_s: float) -> None:
+        """A step is done."""
+        trained = sum(figures.tokens for figures in report.figures)
+        assert report.sampled == trained == self._rollouts * self._tokens, "completions differ in length, or are left"
+        now, spent = time.perf_counter(), self._spent
+        spent["agents, gateway, store"] = report.sampling_s - spent["sampling"]
+        spent["scoring, publishing"] = report.training_s - spent["gradient"] - spent["optimiser"]
+        spent["journal"] = now - self._began - report.sampling_s - report.training_s
+        self.steps.append({"step": now - self._began, **spent})
+        self._began, self._busy, self._spent = now, self._engine.stats.busy_s, {}
+
+    def measured(self, step: int, measured: Measured, episodes: Sequence[Episode]) -> None:
+        """Nothing is held out."""
+
+
+class TimedPolicy(Policy):
+    """A policy that says how long it takes."""
+
+    clock: Clock
+
+    def accumulate(self, *args: Any) -> Figures:
+        """Forward and backward."""
+        began = time.perf_counter()
+        figures = super().accumulate(*args)
+        self.clock.spend("gradient", time.perf_counter() - began)
+        return figures
+
+    def apply(self, grad_norm: float) -> None:
+        """Clipping and AdamW."""
+        began = time.perf_counter()
+        super().apply(grad_norm)
+        self.clock.spend("optimiser", time.perf_counter() - began)
+
+
+class TimedCheckpoints(Checkpoints):
+    """Checkpoints that say how long they take."""
+
+    clock: Clock
+
+    def save(self, policy: Policy, state: State) -> Path:
+        """Write one."""
+        began = time.perf_counter()
+        path = super().save(policy, state)
+        self.clock.pause(time.perf_counter() - began)
+        return path
+
+
+def draw_to_the_end(engine: TorchEngine) -> None:
+    """Have an engine go on until a completion's length is reached, whatever it draws."""
+    generate = engine.generate
+
+    def endless(request: Generate) -> AsyncGenerator[Piece, None]:
+        return generate(replace(request, stop_ids=()))
+
+    engine.generate = endless  # type: ignore[method-assign, assignment]
+
+
+async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> dict[str, Any]:
+    """A run of ours, put together as `leyden train` does it, with a clock among its watchers."""
+    config = configure(plan)
+    source = find(config.model, config.base)
+    model, tokenizer = load_model(source, config.engine.dtype, training=True), load_tokenizer(source)
+    policy, checkpoints = TimedPolicy(model, config.training), TimedCheckpoints(folder, source.folder, 2)
+    async with house(config, folder, model, tokenizer, 0, config.run) as home:
+        draw_to_the_end(home.engine)
+        clock = Clock(home.engine, plan["tasks"] * plan["group"], plan["tokens"])
+        policy.clock = checkpoints.clock = clock
+        journal = Journal(folder / "metrics.jsonl", 0, home.remote, config.run, ())
+        trainer = Trainer(config, tasks, home.remote, policy, home.engine, checkpoints, State(), (journal, clock))
+        await home.watched(trainer.run(asyncio.Event()))
+        await journal.close()
+        prompt_tokens = await count_prompts(home, config)
+    return {
+        "steps": clock.steps[plan["warmup"] :],
+        "checkpoint_s": clock.checkpoints,
+        "prompt_tokens": prompt_tokens,
+    }
+
+
+async def count_prompts(home: House, config: Config) -> int:
+    """Tokens of all the prompts of the last step."""
+    names = [f"step-{config.training.steps}-{number}" for number in range(config.training.tasks_per_step)]
+    groups = [await home.remote.group_episodes(config.run, name) for name in names]
+    return sum(len(call.prompt_ids) for group in groups for episode in group for call in episode.calls)
+
+
+def configure(plan: dict[str, Any]) -> Config:
+    """The plan as a user would write it; what is not here is Leyden's default."""
+    return read_config(
+        {
+            "run": "loop",
+            "agent": "loop_agent.py:answer",
+            "reward": "loop_agent.py:reward",
+            "tasks": str(QUESTIONS),
+            "base": str(HERE),
+            "sampling": {"max_tokens": plan["tokens"]},
+            "training": {
+                "steps": plan["warmup"] + plan["steps"],
+                "tasks_per_step": plan["tasks"],
+                "group_size": plan["group"],
+                "learning_rate": plan["learning_rate"],
+            },
+        }
+    )
+
+
+def measure_trl(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The same of TRL, installed first where it is not."""
+    python = PEER_HOME / "bin" / "python"
+    if not (PEER_HOME / "ready").exists():
+        print("installing the peer ...", flush=True)
+        venv.create(PEER_HOME, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.INSTALL], check=True)
+        (PEER_HOME / "ready").touch()
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan))
+    ran = subprocess.run([python, peer.__file__, path], stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def read_questions(needed: int) -> Tasks:
+    """As many questions as are drawn, each as the messages that both sides send."""
+    lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in random.Random(0).sample(lines, min(needed, len(lines)))]
+    asked = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": row["question"]}] for row in rows]
+    tasks = (Task(row["id"], {"messages": messages}) for row, messages in zip(rows, asked, strict=True))
+    return Tasks(tuple(tasks), (), seed=0)
+
+
+def summary(seconds: Sequence[float]) -> dict[str, float]:
+    """The middle, and how far it spreads."""
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return {"median_s": round(middle, 4), "quartiles_s": [round(low, 4), round(high, 4)], "steps": len(seconds)}  # type: ignore[dict-item]
+
+
+def report(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], plan: dict[str, Any]) -> dict[str, Any]:
+    """Print a table; all of it as one object."""
+    steps = [step for one in ours for step in one["steps"]]
+    leyden = summary([step["step"] for step in steps])
+    trl = summary([seconds for one in theirs for seconds in one["step_s"]])
+    rounds = [
+        statistics.median(other["step_s"]) / statistics.median(step["step"] for step in one["steps"])
+        for one, other in zip(ours, theirs, strict=True)
+    ]
+    whole = statistics.fmean(step["step"] for step in steps)
+    parts = {part: statistics.fmean(step[part] for step in steps) for part in PARTS}
+    checkpoint = statistics.fmean(seconds for one in ours for seconds in one["checkpoint_s"])
+    generating, scoring = (
+        statistics.fmean(seconds for one in theirs for seconds in one[name]) for name in ("generating_s", "scoring_s")
+    )
+    rest = statistics.fmean(seconds for one in theirs for seconds in one["step_s"]) - generating - scoring
+    trl_parts = {"sampling": generating, "scoring": scoring, "gradient, optimiser": rest}
+    for name, figures, shares in (("leyden", leyden, parts), ("trl", trl, trl_parts)):
+        low, high = figures["quartiles_s"]  # type: ignore[misc]
+        print(f"\n{name:24}{figures['median_s']:8.3f} s a step, half of them {low:.3f} to {high:.3f}")
+        for part, seconds in shares.items():
+            print(f"  {part:22}{seconds:8.3f} s {seconds / sum(shares.values()):6.0%}")
+    print(f"\na checkpoint of Leyden {checkpoint:9.3f} s, {checkpoint / 10 / whole:.1%} of the time where one step in ten has one")
+    ratio = trl["median_s"] / leyden["median_s"]
+    print(f"TRL's median over Leyden's: {ratio:.2f}; by round: {', '.join(f'{one:.2f}' for one in rounds)}\n")
+    return {
+        "ratio": round(ratio, 2),
+        "ratio_by_round": [round(one, 2) for one in rounds],
+        "leyden": {**leyden, "parts_s": _rounded(parts), "checkpoint_s": round(checkpoint, 4)},
+        "trl": {**trl, "parts_s": _rounded(trl_parts)},
+        **{name: plan[name] for name in ("tasks", "group", "tokens", "learning_rate", "threads", "micro_batches")},
+        "prompt_tokens_last_step": ours[-1]["prompt_tokens"],
+        "cores": os.cpu_count(),
+    }
+
+
+def _rounded(parts: dict[str, float]) -> dict[str, float]:
+    return {part: round(seconds, 4) for part, seconds in parts.items()}
+
+
+def keep(path: Path, result: dict[str, Any]) -> None:
+    """Write a result down, with what it was measured on."""
+    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    machine = f"{os.cpu_count()} cores, {model.partition(':')[2].strip()}, {platform.machine()}"
+    about = {
+        "command": "python benchmarks/loop.py",
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{machine}, Python {platform.python_version()}",
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**about, "result": result}, indent=1) + "\n")
+
+
+def main() -> None:
+    """Measure, print a table, and end with one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=8, help="prompts of a step")
+    parser.add_argument("--group", type=int, default=8, help="completions of a prompt")
+    parser.add_argument("--tokens", type=int, default=48, help="of each completion")
+    parser.add_argument("--warmup", type=int, default=3, help="steps of a round that do not count")
+    parser.add_argument("--steps", type=int, default=12, help="steps of a round that do")
+    parser.add_argument("--rounds", type=int, default=3, help="times that each side has its turn")
+    parser.add_argument("--threads", type=int, default=2, help="of TRL")
+    parser.add_argument("--micro-batches", type=int, default=1, help="into which TRL divides an update")
+    parser.add_argument("--out", type=Path, help="a file to keep the result in")
+    options = parser.parse_args()
+    drawn = (options.warmup + options.steps) * options.tasks
+    tasks = read_questions(drawn)
+    plan = {
+        **{name: getattr(options, name) for name in ("tasks", "group", "tokens", "warmup", "steps")},
+        **{"threads": options.threads, "micro_batches": options.micro_batches, "learning_rate": LEARNING_RATE},
+        "model": str(find("spark", ".").folder),
+        "prompts": [tasks.draw(position).input["messages"] for position in range(drawn)],
+    }
+    ours: list[dict[str, Any]] = []
+    theirs: list[dict[str, Any]] = []
+    for number in range(1, options.rounds + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            ours.append(uvloop.run(measure_leyden(plan, tasks, Path(folder))))
+            theirs.append(measure_trl(plan, Path(folder)))
+        if ours[-1]["prompt_tokens"] != theirs[-1]["prompt_tokens"][-1]:
+            raise SystemExit(f"prompts differ: {ours[-1]['prompt_tokens']} tokens, {theirs[-1]['prompt_tokens'][-1]}")
+        mine, other = [step["step"] for step in ours[-1]["steps"]], theirs[-1]["step_s"]
+        print(f"round {number}: leyden {statistics.median(mine):.3f} s, trl {statistics.median(other):.3f} s", flush=True)
+    result = report(ours, theirs, plan)
+    if options.out:
+        keep(options.out, result)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
