@@ -51,6 +51,7 @@ PEER_HOME = HERE.parent / ".bench" / "trl"
 QUESTIONS = HERE.parent / "examples" / "calc_plain" / "tasks.jsonl"
 SYSTEM = "Use the calculator, then answer after ####."
 PARTS = ("sampling", "agents, gateway, store", "gradient", "optimiser", "scoring, publishing", "journal")
+ASKED = ("tasks", "group", "tokens", "threads", "micro_batches")
 LEARNING_RATE = 1e-6
 
 
@@ -237,7 +238,8 @@ def report(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], pla
         print(f"\n{name:24}{figures['median_s']:8.3f} s a step, half of them {low:.3f} to {high:.3f}")
         for part, seconds in shares.items():
             print(f"  {part:22}{seconds:8.3f} s {seconds / sum(shares.values()):6.0%}")
-    print(f"\na checkpoint of Leyden {checkpoint:9.3f} s, {checkpoint / 10 / whole:.1%} of the time where one step in ten has one")
+    share = checkpoint / (checkpoint + 10 * whole)
+    print(f"\na checkpoint of Leyden  {checkpoint:8.3f} s, {share:.1%} of the time where one step in ten has one")
     ratio = trl["median_s"] / leyden["median_s"]
     print(f"TRL's median over Leyden's: {ratio:.2f}; by round: {', '.join(f'{one:.2f}' for one in rounds)}\n")
     return {
@@ -245,7 +247,7 @@ def report(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], pla
         "ratio_by_round": [round(one, 2) for one in rounds],
         "leyden": {**leyden, "parts_s": _rounded(parts), "checkpoint_s": round(checkpoint, 4)},
         "trl": {**trl, "parts_s": _rounded(trl_parts)},
-        **{name: plan[name] for name in ("tasks", "group", "tokens", "learning_rate", "threads", "micro_batches")},
+        **{name: plan[name] for name in (*ASKED, "learning_rate")},
         "prompt_tokens_last_step": ours[-1]["prompt_tokens"],
         "cores": os.cpu_count(),
     }
@@ -284,8 +286,8 @@ def main() -> None:
     drawn = (options.warmup + options.steps) * options.tasks
     tasks = read_questions(drawn)
     plan = {
-        **{name: getattr(options, name) for name in ("tasks", "group", "tokens", "warmup", "steps")},
-        **{"threads": options.threads, "micro_batches": options.micro_batches, "learning_rate": LEARNING_RATE},
+        **{name: getattr(options, name) for name in (*ASKED, "warmup", "steps")},
+        "learning_rate": LEARNING_RATE,
         "model": str(find("spark", ".").folder),
         "prompts": [tasks.draw(position).input["messages"] for position in range(drawn)],
     }
@@ -297,8 +299,11 @@ def main() -> None:
             theirs.append(measure_trl(plan, Path(folder)))
         if ours[-1]["prompt_tokens"] != theirs[-1]["prompt_tokens"][-1]:
             raise SystemExit(f"prompts differ: {ours[-1]['prompt_tokens']} tokens, {theirs[-1]['prompt_tokens'][-1]}")
-        mine, other = [step["step"] for step in ours[-1]["steps"]], theirs[-1]["step_s"]
-        print(f"round {number}: leyden {statistics.median(mine):.3f} s, trl {statistics.median(other):.3f} s", flush=True)
+        mine, other = (
+            statistics.median(seconds)
+            for seconds in ([step["step"] for step in ours[-1]["steps"]], theirs[-1]["step_s"])
+        )
+        print(f"round {number}: leyden {mine:.3f} s, trl {other:.3f} s", flush=True)
     result = report(ours, theirs, plan)
     if options.out:
         keep(options.out, result)

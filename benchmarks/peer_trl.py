@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         trainer.train()
     timed = slice(plan["warmup"], None)
     return {
-        "step_s": [after - before for before, after in zip(ends, ends[1:], strict=False)][plan["warmup"] - 1 :],
+        "step_s": [after - before for before, after in pairwise(ends)][plan["warmup"] - 1 :],
         "generating_s": generating[timed],
         "scoring_s": [whole - part for whole, part in zip(preparing, generating, strict=True)][timed],
         "prompt_tokens": prompt_tokens[timed],
