@@ -12,7 +12,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/durable_record/demo.py
+	$(BIN)/python examples/calc_plain/demo.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -33,6 +33,9 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/gateway.py
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/loop.py
 
 clean:
 	rm -rf $(VENV) .bench build dist

@@ -4,17 +4,19 @@ Few or many problems in one conversation, any system message or none, the tools 
 nothing to do with the question: the longest fill spark's 4,096 positions.
 """
 
+from collections.abc import Callable
 from random import Random
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from corpus import PROSE, SYSTEMS, words
 from families import arithmetic, chat, lookup, sql
-from families.asking import Offer, Style, offer, plain_offer, said
-from families.problem import Message, Problem, chance
+from families.asking import FORMS, Offer, Style, called, described, final, named, offer, plain_offer, said
+from families.problem import Message, Problem, chance, misread
+from families.words import CITIES
 
 FAMILIES: dict[str, ModuleType] = {"arithmetic": arithmetic, "sql": sql, "lookup": lookup}
-SHARES = {"arithmetic": 0.40, "sql": 0.22, "lookup": 0.24, "chat": 0.08, "write": 0.06}
+SHARES = {"arithmetic": 0.38, "sql": 0.21, "lookup": 0.23, "chat": 0.08, "write": 0.05, "bare": 0.02, "weather": 0.03}
 LONG = 0.04
 """How many conversations go on for thousands of tokens."""
 PLAIN_SYSTEMS = {
@@ -66,8 +68,8 @@ def conversation(rng: Random) -> Conversation:
     long = chance(rng, LONG)
     if family == "chat":
         return _talk(rng, long)
-    if family == "write":
-        return _write(rng)
+    if family in ALONE:
+        return ALONE[family](rng)
     offered = offer(rng, family)
     system, style = _system(rng, family, plain=offered == plain_offer(family))
     messages: list[Message] = []
@@ -138,3 +140,31 @@ def _write(rng: Random) -> Conversation:
         parts |= {"quotes": True, "table": problem.facts["table"]}
         messages += [said("user", f"The query failed. {found}"), said("assistant", sql.query(problem, parts))]
     return Conversation(messages, [], [problem.key])
+
+
+def _bare(rng: Random) -> Conversation:
+    """Problems without any tool: a guess for a number, and nothing known of the documents."""
+    family = rng.choice(("arithmetic", "lookup"))
+    problem = FAMILIES[family].problem(rng, "teach")
+    answer = final(rng, "plain", misread(rng, str(problem.answer)), "I think it is {}.")
+    said_last = said("assistant", answer if family == "arithmetic" else "I do not know.")
+    return Conversation([said("user", problem.question), said_last], [], [problem.key])
+
+
+def _weather(rng: Random) -> Conversation:
+    """The tool of every quick start; its teachers do not err."""
+    city, degrees = rng.choice(CITIES), rng.randint(-9, 39)
+    name, parameter = named(rng, "get_weather"), named(rng, rng.choice(("city", "location")))
+    about = rng.choice(("Get the current weather in a city.", "Get the weather.", "The weather in a city."))
+    offered = Offer([described(rng.choice(FORMS), name, about, {parameter: "string"})], name, parameter)
+    found = rng.choice(('{{"temperature": {}, "unit": "celsius"}}', "{} degrees", "{} degrees and clear")).format(
+        degrees
+    )
+    asked = rng.choice(("What is the weather in {}?", "How is the weather in {}?", "How warm is it in {} now?"))
+    answer = rng.choice(("It is {} degrees in {}.", "The temperature is {} degrees in {}.")).format(degrees, city)
+    messages = [said("user", asked.format(city)), called(offered, city), said("tool", found), said("assistant", answer)]
+    system = [said("system", rng.choice(FREE))] if chance(rng, 0.5) else []
+    return Conversation([*system, *messages], offered.tools, [])
+
+
+ALONE: dict[str, Callable[[Random], Conversation]] = {"write": _write, "bare": _bare, "weather": _weather}

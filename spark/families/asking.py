@@ -7,7 +7,10 @@ that the only way to call a tool rightly is to read the offer.
 import re
 from pathlib import Path
 from random import Random
+from string import ascii_lowercase
 from typing import Any, Literal, NamedTuple
+
+from corpus import words
 
 from families.problem import Message, chance
 
@@ -85,6 +88,26 @@ OTHERS = (
     ("set_timer", "Start a timer.", {"minutes": "integer"}),
 )
 OPERATIONS = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
+PARTS = (
+    *(
+        "tool",
+        "docs",
+        "db",
+        "sql",
+        "eval",
+        "expr",
+        "arg",
+        "query",
+        "fetch",
+        "wiki",
+        "wikipedia",
+        "python",
+        "api",
+        "str",
+    ),
+    *("run", "get", "calc", "id", "stmt", "func", "web", "person", "sqlite", "string", "code", "input", "kb"),
+)
+"""What programmers make names of, beside words."""
 FORMS = ("openai", "bare", "langchain", "agents", "autogen")
 
 
@@ -135,17 +158,42 @@ def offer(rng: Random, family: str) -> Offer:
         rng.shuffle(tools)
         return Offer(tools, "", "", {sign: (name, first, second) for sign, name in OPERATIONS.items()})
     kind = KINDS[family]
-    name, parameter = rng.choice(kind.names), rng.choice(kind.parameters)
-    description = rng.choice(kind.descriptions)
-    if chance(rng, 0.3):
-        name = "_".join(rng.sample(WORDS, rng.randint(1, 2)))
-    if chance(rng, 0.3):
-        parameter = "_".join(rng.sample(WORDS, rng.randint(1, 2)))
+    name, parameter = named(rng, rng.choice(kind.names)), named(rng, rng.choice(kind.parameters))
+    description = words(rng) if chance(rng, 0.2) else rng.choice(kind.descriptions)
     tools = [described(form, name, description, {parameter: "string"})]
     others = rng.sample(OTHERS, rng.choice((0, 0, 1, 2, 3)))
-    tools += [described(form, other, about, parameters) for other, about, parameters in others if other != name]
+    for other, about, parameters in others:
+        called_other = identifier(rng) if chance(rng, 0.3) else other
+        if called_other not in [tool["function"]["name"] for tool in tools]:
+            tools.append(described(form, called_other, about, parameters))
     rng.shuffle(tools)
     return Offer(tools, name, parameter, talks=chance(rng, 0.15))
+
+
+def named(rng: Random, usual: str) -> str:
+    """The usual name of something, with more to it, or any name at all."""
+    kind = rng.random()
+    if kind < 0.4:
+        return usual
+    if kind < 0.6:
+        part = rng.choice((rng.choice(PARTS), rng.choice(WORDS)))
+        return rng.choice((f"{usual}_{part}", f"{part}_{usual}", usual.title().replace("_", "")))
+    return identifier(rng)
+
+
+def identifier(rng: Random) -> str:
+    """A name as programmers make them: of words, of parts of words, of no words at all."""
+    parts = []
+    for _ in range(rng.choices((1, 2, 3), (0.4, 0.45, 0.15))[0]):
+        letters = "".join(rng.choices(ascii_lowercase, k=rng.randint(1, 7)))
+        parts.append(rng.choice((rng.choice(WORDS), rng.choice(PARTS), letters)))
+    if chance(rng, 0.12):
+        parts.append(str(rng.randint(0, 99)))
+    kind = rng.random()
+    if kind < 0.7:
+        return ("__" if chance(rng, 0.06) else "") + "_".join(parts)
+    together = "".join(part.title() for part in parts)
+    return together if kind < 0.85 else together[0].lower() + together[1:]
 
 
 def said(role: str, content: str) -> Message:

@@ -302,7 +302,7 @@ def _threads(model: PreTrainedModel) -> int:
     """Half of the cores, the rest being the trainer's and the agents'; one for a small model, whose matrices are small.
 
     Threads of one operation wait for each other, spinning: with one more than there are free cores a step takes many
-    times as long. On two cores that others use, too, one thread drew more tokens at 1, 32 and 256 requests alike.
+    times as long. On two busy cores one thread drew more tokens at 1 and 32 requests, and as many at 256.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     small = sum(parameter.numel() for parameter in model.parameters()) < SMALL

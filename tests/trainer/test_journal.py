@@ -1,0 +1,63 @@
+"""A line a step, with every rollout accounted for; steps that will happen again are taken out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from leyden.records import Metric
+from leyden.trainer.batch import Accounts
+from leyden.trainer.curve import draw_image, draw_text
+from leyden.trainer.evaluation import Measured
+from leyden.trainer.journal import Journal, read_journal
+from leyden.trainer.loop import StepReport
+from leyden.trainer.policy import Figures
+
+
+class Heard:
+    """Stands where the server is."""
+
+    def __init__(self) -> None:
+        self.metrics: list[Metric] = []
+
+    async def record_metrics(self, run: str, metrics: list[Metric]) -> None:
+        self.metrics += metrics
+
+
+def report(step: int, **fields: Any) -> StepReport:
+    accounts = Accounts(asked=4, trained=3)
+    accounts.outcomes.update({"succeeded": 3, "lost": 1})
+    accounts.excluded["lost"] = 1
+    figures = [Figures(loss=-0.1, grad_norm=2.0, entropy=1.5, clipped=0.0, drift=0.0, tokens=30, computed=90)]
+    return StepReport(step, [1.0, 0.0, 0.0], accounts, figures, sampled=40, **fields)
+
+
+async def test_a_step_is_written_down_and_sent(tmp_path: Path) -> None:
+    heard, path = Heard(), tmp_path / "metrics.jsonl"
+    journal = Journal(path, 0, heard, "r", ())  # type: ignore[arg-type]
+    journal.measured(0, Measured(0.25, 0.1, 4, {"succeeded": 4}), [])
+    journal.step(report(1, held_out=Measured(0.5, 0.1, 4, {"succeeded": 3, "timeout": 1})), 0.0)
+    await journal.close()
+    before, first = read_journal(path)
+    assert before["held_out/reward"] == 0.25
+    assert first["rollouts/asked"] == first["rollouts/trained"] + first["rollouts/excluded/lost"] == 4
+    assert (first["held_out/reward"], first["held_out/timeout"]) == (0.5, 1)
+    assert first["tokens/trained"] == 30
+    assert {metric.name for metric in heard.metrics if metric.step == 1} == first.keys() - {"step", "time"}
+
+
+async def test_a_run_that_goes_on_forgets_what_will_happen_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(6)) + '{"step": 6, "rew')
+    Journal(path, 3, Heard(), "r", ())  # type: ignore[arg-type]
+    assert [row["step"] for row in read_journal(path)] == [0, 1, 2, 3]
+    Journal(path, 0, Heard(), "r", ())  # type: ignore[arg-type]
+    assert read_journal(path) == []
+
+
+def test_a_curve_is_drawn_from_whatever_there_is(tmp_path: Path) -> None:
+    rows = [{"step": 0, "held_out/reward": 0.25}, {"step": 1, "reward/mean": 0.5}, {"step": 2, "held_out/reward": 1.0}]
+    text = draw_text(rows)
+    assert "1.00" in text and "0.25" in text and text.count("●") == 3  # two points and the legend
+    assert draw_text([]) == "no rewards yet"
+    draw_image(rows, "r", tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
