@@ -115,7 +115,7 @@ async def _make_run(remote: Remote, config: Config, run: str) -> None:
         lease_s=rollout.lease_s,
         max_attempts=rollout.max_attempts,
         failure_reward=rollout.failure_reward,
-        sampling=Sampling(temperature=sampling.temperature, max_tokens=sampling.max_tokens),
+        sampling=Sampling(temperature=sampling.temperature, max_tokens=sampling.max_tokens, seed=config.seed),
         max_calls=rollout.max_calls,
         max_tokens=rollout.max_tokens,
         history=rollout.history,

@@ -1,0 +1,68 @@
+"""The demo learns, and what it learns comes from the rewards: shuffled ones teach nothing."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from leyden.config import Config, override, read_config, read_file
+from leyden.local.evaluating import measure_model
+from leyden.local.training import Trained, train
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "calc_plain"
+REDUCED = ("training.steps=16", "training.tasks_per_step=8", "evaluation.every=0", "training.schedule=constant")
+MARGIN = 0.15
+SHUFFLED = """
+import random
+
+def reward(task, result):
+    return float(random.random() < 0.3)
+"""
+
+
+def configured(folder: Path, *settings: str) -> Config:
+    shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True)
+    (folder / "shuffled.py").write_text(SHUFFLED)
+    return read_config(override(read_file(folder / "calc.toml"), [f"home={folder / 'runs'}", *settings]))
+
+
+def run(config: Config) -> Trained:
+    return asyncio.run(train(config))
+
+
+def measure(config: Config, trained: Trained, tasks: str | None = None) -> float:
+    """What the last checkpoint is worth by the true reward."""
+    measured = asyncio.run(measure_model(config, str(trained.checkpoint), tasks))
+    assert measured.reward is not None
+    return measured.reward
+
+
+def test_a_reduced_demo_learns(tmp_path: Path) -> None:
+    trained = run(configured(tmp_path, *REDUCED))
+    assert trained.before is not None and trained.after is not None
+    assert trained.before < 0.45
+    assert trained.after > trained.before + MARGIN
+
+
+def test_shuffled_rewards_teach_nothing(tmp_path: Path) -> None:
+    config = configured(tmp_path, *REDUCED)
+    trained = run(configured(tmp_path, *REDUCED, "reward=shuffled.py:reward", "held_out=0"))
+    before = asyncio.run(measure_model(config)).reward
+    assert before is not None
+    assert measure(config, trained) < before + MARGIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_whole_demo_reaches_its_goal_whatever_the_seed(seed: int, tmp_path: Path) -> None:
+    config = configured(tmp_path, f"seed={seed}", f"run=demo-{seed}")
+    trained = run(config)
+    assert trained.before is not None and trained.after is not None
+    assert 0.15 < trained.before < 0.45
+    assert trained.after >= 0.9
+    assert trained.step <= 80
+    # sentences and numbers that no task had
+    before = asyncio.run(measure_model(config, None, "unseen.jsonl")).reward
+    assert before is not None
+    assert measure(config, trained, "unseen.jsonl") > before + MARGIN
