@@ -5,8 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from runs import Training, children, kill
+from trainings import Training, children, kill
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from trainings import Training, children
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyden.config import ConfigError, override, read_config, read_file
 from leyden.local.training import train
 from leyden.trainer.model import BUNDLED
-from runs import Training, children
 
 
 def leyden(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
