@@ -163,3 +163,60 @@ def test_the_command_says_it_in_one_line_too(tmp_path: Path) -> None:
     done = leyden(tmp_path, "train", "small.toml", "training.stepz=3")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "leyden: `training.stepz` is no key: did you mean `training.steps`?\n"
+
+
+def test_an_agent_that_is_broken_is_not_trained(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    (tmp_path / "agent.py").write_text(
+        "def solve(task):\n    return task['qestion']\n\n\ndef reward(task):\n    return 1\n"
+    )
+    done = leyden(training.folder, "train", "small.toml")
+    assert done.returncode == 1
+    assert "none of the first 2 rollouts succeeded; one ended agent_error: KeyError: 'qestion'" in done.stderr
+
+
+def test_leyden_dev_says_what_was_caught_and_fails_where_nothing_could_be_trained(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    done = leyden(training.folder, "dev", "small.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    caught = json.loads(done.stdout)
+    assert caught["outcomes"] == {"succeeded": 8}
+    assert (caught["calls"], caught["calls_trained"], caught["prompts"]) == (8, 8, {"fresh": 8})
+    shown = leyden(training.folder, "dev", "small.toml", "--tasks", "1", "--rollouts", "1")
+    assert shown.returncode == 0
+    assert "would be trained" in shown.stdout
+    (tmp_path / "agent.py").write_text(
+        "def solve(task):\n    return 'x'\n\n\ndef reward(task, result):\n    return 1.0\n"
+    )
+    silent = leyden(training.folder, "dev", "small.toml")
+    assert silent.returncode == 1
+    assert "nothing of this could be trained on (8 no call to train on)" in silent.stderr
+
+
+def test_the_same_from_python(tmp_path: Path) -> None:
+    script = """
+import leyden
+
+
+def solve(task):
+    from openai import OpenAI
+
+    said = OpenAI().chat.completions.create(
+        model="any", messages=[{"role": "user", "content": task["q"]}], max_tokens=4
+    )
+    return said.choices[0].message.content
+
+
+if __name__ == "__main__":
+    trained = leyden.train(
+        agent=solve,
+        reward=lambda task, result: float(len(result) % 2),
+        tasks=[{"q": str(n)} for n in range(6)],
+        training={"steps": 1, "tasks_per_step": 2, "group_size": 2, "learning_rate": 1e-4},
+    )
+    print(trained.run, trained.step, trained.folder)
+"""
+    (tmp_path / "mine.py").write_text(script)
+    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"solve 1 {tmp_path / 'runs' / 'solve'}"

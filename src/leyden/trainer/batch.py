@@ -93,7 +93,8 @@ def score(group: Sequence[Episode], rules: Rules, accounts: Accounts) -> list[Sc
     accounts.calls_left += left
     if len(counted) < rules.min_group:
         accounts.groups_dropped += 1
-        accounts.excluded["group too small"] += len(counted)
+        if counted:
+            accounts.excluded["group too small"] += len(counted)
         return None
     accounts.trained += len(counted)
     accounts.calls_trained += sum(len(scored.calls) for scored in counted)

@@ -1,7 +1,7 @@
 """Measuring a policy: rollouts of tasks that are not trained on, through the same gateway and the same agent."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import sqrt
 from statistics import fmean, stdev
 
@@ -24,11 +24,19 @@ class Measured(Struct, frozen=True):
 
 
 async def evaluate(
-    collection: Collection, name: str, tasks: Sequence[Task], rollouts: int, failure_reward: float
+    collection: Collection,
+    name: str,
+    tasks: Sequence[Task],
+    rollouts: int,
+    failure_reward: float,
+    progress: Callable[[int, int], None] = lambda done, asked: None,
 ) -> tuple[Measured, list[Episode]]:
     """Run each task so many times; what came of it, with the episodes in the order of the tasks."""
     specs = [GroupSpec(f"{name}-{task.id}"[:140], task, rollouts, Purpose.EVAL) for task in tasks]
-    done = {spec.id: episodes async for spec, episodes in collection.gather(specs)}
+    done: dict[str, list[Episode]] = {}
+    async for spec, group in collection.gather(specs):
+        done[spec.id] = group
+        progress(len(done) * rollouts, len(specs) * rollouts)
     episodes = [episode for spec in specs for episode in done[spec.id]]
     return measure(episodes, failure_reward), episodes
 

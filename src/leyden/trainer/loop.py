@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from leyden.config import Config
+from leyden.outcomes import Ending
 from leyden.records import Episode, Task, Version
 from leyden.remote import Remote
 from leyden.trainer.algorithm import algorithm_of
@@ -24,6 +25,8 @@ from leyden.trainer.tasks import Tasks
 from leyden.wire import GroupSpec
 
 T = TypeVar("T")
+_TRIES = 3
+"""How often a group is asked for, each time of another task, before a step does without it."""
 POLICY = "policy"
 """What the policy under training is called in the record."""
 
@@ -145,21 +148,20 @@ class Trainer:
         """The groups of a step, whole, in the order in which they were asked for; dropped ones are asked for anew."""
         wanted = [f"step-{step}-{number}" for number in range(self._config.training.tasks_per_step)]
         kept: dict[str, list[Scored]] = {}
-        tries = 0
-        while missing := [name for name in wanted if name not in kept]:
-            if tries == 3:
-                raise TrainingError(_nothing_to_learn(step, report.accounts))
-            specs = {f"{name}-again-{tries}" if tries else name: name for name in missing}
-            asked = [self._spec(name) for name in specs]
-            done = 0
+        for again in range(_TRIES):
+            missing = {f"{name}-again-{again}" if again else name: name for name in wanted if name not in kept}
+            asked = [self._spec(name) for name in missing]
+            done: list[Episode] = []
             async for spec, episodes in self._collection.gather(asked):
-                done += len(episodes)
-                self._tell(step, done, sum(spec.size for spec in asked), "rollouts")
-                self._note(episodes, report)
+                done += episodes
+                self._tell(step, len(done), sum(spec.size for spec in asked), "rollouts")
                 if (group := score(episodes, self._algorithm.rules, report.accounts)) is not None:
-                    kept[specs[spec.id]] = group
-            tries += 1
-        return [kept[name] for name in wanted]
+                    kept[missing[spec.id]] = group
+            self._note(done, report)
+            self._insist_on_success(step, done)
+        if not kept:
+            raise TrainingError(_nothing_to_learn(step, report.accounts))
+        return [kept[name] for name in wanted if name in kept]
 
     def _spec(self, name: str) -> GroupSpec:
         task = self._tasks.draw(self.state.position)
@@ -173,13 +175,26 @@ class Trainer:
             if reward is not None:
                 report.rewards.append(reward)
 
+    def _insist_on_success(self, step: int, episodes: Sequence[Episode]) -> None:
+        """An agent none of whose first rollouts come to an end is broken: training would only teach it to fail."""
+        outcomes = [episode.attempt.outcome for episode in episodes if episode.attempt.outcome is not None]
+        if step <= 1 and outcomes and all(outcome.ending is not Ending.SUCCEEDED for outcome in outcomes):
+            ending, message = outcomes[0].ending, outcomes[0].message
+            raise TrainingError(f"none of the first {len(outcomes)} rollouts succeeded; one ended {ending}: {message}")
+
     async def _measure(self, step: int) -> Measured | None:
         tasks: Sequence[Task] = self._tasks.held_out
         if not tasks:
             return None
-        self._tell(step, 0, len(tasks), "held-out rollouts")
-        rollouts, failure_reward = self._config.evaluation.rollouts, self._config.rollout.failure_reward
-        measured, episodes = await evaluate(self._collection, f"eval-{step}", tasks, rollouts, failure_reward)
+        measured, episodes = await evaluate(
+            self._collection,
+            f"eval-{step}",
+            tasks,
+            self._config.evaluation.rollouts,
+            self._config.rollout.failure_reward,
+            lambda done, asked: self._tell(step, done, asked, "held-out rollouts"),
+        )
+        self._insist_on_success(step, episodes)
         if measured.reward is not None and (self.state.best_reward is None or measured.reward > self.state.best_reward):
             self.state = replace(self.state, best_step=step, best_reward=measured.reward)
         for watcher in self._watchers:
