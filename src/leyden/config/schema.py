@@ -106,8 +106,8 @@ class EngineConfig(_Section, frozen=True):
 
     slots: AtLeastOne = 64
     """Requests that are computed at once."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: float32 on a CPU, the model's own on a GPU."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights, which engine and trainer share: bfloat16 loses updates as small as RL's."""
 
 
 class WorkerConfig(_Section, frozen=True):

@@ -3,7 +3,6 @@
 import os
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -72,10 +71,11 @@ def load_model(source: Source, dtype: str, training: bool) -> PreTrainedModel:
     where = device()
     if training:
         _enough_memory(source, where)
-    chosen: Any = {"auto": torch.float32 if where.type == "cpu" else "auto"}.get(dtype) or getattr(torch, dtype)
     transformers.utils.logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=chosen, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(
+            source.folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"`model`: {source.name} cannot be loaded: {str(error).splitlines()[0]}") from error
     model.eval()  # no dropout: what is trained must be what was sampled
