@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,9 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def _needs_torch() -> None:
-    try:
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"training needs {error.name}: pip install 'leyden[train]'") from error
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            raise ConfigError(f"training needs {package}: pip install 'leyden[train]'")
 
 
 async def _train(options: argparse.Namespace) -> None:

@@ -104,6 +104,8 @@ def worker_options(config: Config, url: str, run: str) -> WorkerOptions:
         hosts=config.workers.hosts,
         concurrency=1 if config.deterministic else config.workers.concurrency,
         time_limit_s=config.rollout.time_limit_s,
+        memory_mb=config.rollout.memory_mb,
+        cpu_s=config.rollout.cpu_s,
         path=tuple(filter(None, sys.path)),
     )
 

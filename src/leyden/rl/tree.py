@@ -7,6 +7,7 @@ node j is an ancestor of node i, or i itself, if j <= i < ends[j].
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 from msgspec import Struct
@@ -65,10 +66,11 @@ def common(left: Ints, right: Ints) -> int:
     return int(differ[0]) if len(differ) else length
 
 
-def divide(sequences: Sequence[Sequence[int]], most: int) -> Iterator[list[int]]:
+def divide(sequences: Sequence[Sequence[int]], most: int, square: float) -> Iterator[list[int]]:
     """Sequences in groups whose trees have at most so many tokens, cut where the least is shared.
 
-    A sequence longer than that is a group of its own.
+    A tree of n tokens costs n + n^2 / square: it is cut too where its parts, which repeat what they share, cost less. A
+    sequence longer than `most` is a group of its own.
     """
     if not sequences:
         return
@@ -77,13 +79,19 @@ def divide(sequences: Sequence[Sequence[int]], most: int) -> Iterator[list[int]]
     shared = [0, *(common(left, right) for left, right in pairwise(arrays))]
     own = [len(array) - kept for array, kept in zip(arrays, shared, strict=True)]
 
+    def cost(start: int, end: int) -> float:
+        size = sum(own[start:end]) + shared[start]
+        return size + size**2 / square if size <= most else inf
+
     def cut(start: int, end: int) -> Iterator[list[int]]:
-        if end - start == 1 or sum(own[start:end]) + shared[start] <= most:
-            yield sorted_[start:end]
-            return
-        middle = (start + end) / 2
-        at = min(range(start + 1, end), key=lambda place: (shared[place], abs(place - middle)))
-        yield from cut(start, at)
-        yield from cut(at, end)
+        if end - start > 1:
+            middle = (start + end) / 2
+            at = min(range(start + 1, end), key=lambda place: (shared[place], abs(place - middle)))
+            whole = cost(start, end)
+            if whole == inf or cost(start, at) + cost(at, end) < whole:
+                yield from cut(start, at)
+                yield from cut(at, end)
+                return
+        yield sorted_[start:end]
 
     yield from cut(0, len(arrays))

@@ -13,9 +13,6 @@ from torch import Tensor
 from leyden.rl.tree import Tree, divide, grow
 from leyden.trainer.batch import Row
 
-_LARGEST_TREE = 1024
-"""Tokens: a dense mask costs their square, and beyond this more than the little that distant rows still share."""
-
 
 class Sheet(Struct, frozen=True):
     """A batch of sequences, padded to the right."""
@@ -33,7 +30,7 @@ class Sheet(Struct, frozen=True):
     """Tokens, padding apart."""
 
 
-def lay_rows(rows: Sequence[Row], most: int) -> Iterator[Sheet]:
+def lay_rows(rows: Sequence[Row], most: int, square: float) -> Iterator[Sheet]:
     """One row a call."""
     for batch in _batches([len(row) for row in rows], most):
         width = len(rows[batch[0]])
@@ -48,10 +45,10 @@ def lay_rows(rows: Sequence[Row], most: int) -> Iterator[Sheet]:
         yield Sheet(batch, torch.from_numpy(ids), None, None, torch.from_numpy(np.concatenate(predictors)), computed)
 
 
-def lay_trees(rows: Sequence[Row], most: int) -> Iterator[Sheet]:
-    """Rows as prefix trees."""
+def lay_trees(rows: Sequence[Row], most: int, square: float) -> Iterator[Sheet]:
+    """Rows as prefix trees; a tree of `square` tokens spends as much on its dense attention as on all else."""
     sequences = [(*row.prompt_ids, *row.completion_ids) for row in rows]
-    groups = list(divide(sequences, min(most, _LARGEST_TREE)))
+    groups = list(divide(sequences, most, square))
     trees = [grow([sequences[index] for index in group]) for group in groups]
     for batch in _batches([len(tree.ids) for tree in trees], most):
         yield _tree_sheet(rows, [(groups[number], trees[number]) for number in batch])

@@ -18,6 +18,11 @@ from leyden.trainer.batch import Row
 from leyden.trainer.layout import Sheet, lay_rows, lay_trees
 from leyden.trainer.schedule import factor
 
+_CPU_BATCH = 2048
+"""Tokens at once on a CPU: more do not fit its caches, and take longer each."""
+_CPU_ATTENTION = 3
+"""How much longer a CPU takes for an operation of masked attention than for one of a matrix product."""
+
 
 class Figures(Struct, frozen=True):
     """What an update looked like. Those of tokens are means over tokens."""
@@ -47,6 +52,9 @@ class Policy:
         self.updates = 0
         """How many the weights have had."""
         self._lay = lay_trees if config.layout == "tree" else lay_rows
+        on_cpu = model.device.type == "cpu"
+        self._most = min(config.batch_tokens, _CPU_BATCH) if on_cpu else config.batch_tokens
+        self._square = _square(model) / (_CPU_ATTENTION if on_cpu else 1)
         self._head: Any = model.get_output_embeddings()
         self._plain_head = not any(
             getattr(model.config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -61,7 +69,7 @@ class Policy:
     def logprobs(self, rows: Sequence[Row]) -> list[Tensor]:
         """Of each completion token of each row, temperature applied."""
         found: dict[int, Tensor] = {}
-        for sheet in self._lay(rows, self._config.batch_tokens):
+        for sheet in self._lay(rows, self._most, self._square):
             some = [rows[index] for index in sheet.rows]
             current, _ = self._forward(sheet, some)
             found.update(zip(sheet.rows, current.split([len(row.completion_ids) for row in some]), strict=True))
@@ -71,7 +79,7 @@ class Policy:
         """Add the gradient of rows. Without `proximal` the policy has not moved since the step began."""
         totals = dict.fromkeys(("loss", "entropy", "clipped", "drift"), 0.0)
         tokens = computed = 0
-        for sheet in self._lay(rows, self._config.batch_tokens):
+        for sheet in self._lay(rows, self._most, self._square):
             some = [rows[index] for index in sheet.rows]
             current, entropy = self._forward(sheet, some)
             before = current.detach() if proximal is None else torch.cat([proximal[index] for index in sheet.rows])
@@ -124,3 +132,9 @@ class Policy:
         lengths = torch.tensor([len(row.completion_ids) for row in rows])
         values = torch.tensor([getattr(row, name) for row in rows], dtype=torch.float32)
         return values.repeat_interleave(lengths).to(self.model.device)
+
+
+def _square(model: PreTrainedModel) -> float:
+    """How long a sequence is whose attention, every token to every other, takes as many operations as all the rest."""
+    config = model.config.get_text_config()
+    return 0.5 * model.num_parameters() / float(config.num_hidden_layers * config.hidden_size)
