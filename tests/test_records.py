@@ -14,6 +14,7 @@ from leyden.records import (
     Rollout,
     RunSettings,
     Sampling,
+    Span,
     State,
     Task,
     VersionRun,
@@ -174,3 +175,17 @@ def test_a_run_cannot_draw_so_that_it_never_trains(sampling: Sampling, why: str)
     with pytest.raises(ValueError, match=f"{why}.*train_distorted"):
         RunSettings(sampling=sampling)
     assert RunSettings(sampling=sampling, train_distorted=True).sampling == sampling
+
+
+@pytest.mark.parametrize(
+    ("attributes", "role"),
+    [
+        ({"agent.name": "triage", "langgraph_node": "model"}, "triage"),
+        ({"metadata": '{"langgraph_node": "planner", "langgraph_step": 1}'}, "planner"),
+        ({"metadata": '{"langgraph_node": "model", "lc_agent_name": "researcher"}'}, "researcher"),
+        ({"metadata": '{"langgraph_node": "model"}', "leyden.role": "critic"}, "critic"),
+        ({"metadata": "no JSON", "agent.name": 3}, None),
+    ],
+)
+def test_a_span_says_its_role_as_frameworks_write_it(attributes: dict[str, object], role: str | None) -> None:
+    assert Span("1" * 32, "2" * 16, None, "s", "internal", 0, 1, attributes=attributes).role == role

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Result", "evaluate", "train"]
+__all__ = ["Result", "evaluate", "reward", "span", "train"]
 
 if TYPE_CHECKING:
+    from leyden.client.inside import reward, span
     from leyden.client.results import Result
     from leyden.local.arguments import evaluate, train
 
@@ -16,6 +17,10 @@ def __getattr__(name: str) -> Any:
         from leyden.client.results import Result
 
         return Result
+    if name in ("reward", "span"):
+        from leyden.client import inside
+
+        return getattr(inside, name)
     if name in ("evaluate", "train"):
         from leyden.local import arguments
 

@@ -334,8 +334,33 @@ class Span(Struct, frozen=True, omit_defaults=True):
     scope: str = ""
     resource: dict[str, Any] = {}
 
+    @property
+    def role(self) -> str | None:
+        """Which part of an agent it says that it belongs to."""
+        said = {**_metadata(self.attributes.get("metadata")), **self.attributes}
+        found = (said.get(name) for name in ROLE_ATTRIBUTES)
+        return next((role for role in found if isinstance(role, str) and role), None)
 
-ROLE_ATTRIBUTES = ("leyden.role", "gen_ai.agent.name", "agent.name", "graph.node.id", "langgraph.node")
+
+def _metadata(text: Any) -> dict[str, Any]:
+    """OpenInference keeps what LangChain and LangGraph know of a run in one attribute, as JSON."""
+    if not isinstance(text, str):
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
+ROLE_ATTRIBUTES = (
+    "leyden.role",
+    "gen_ai.agent.name",
+    "agent.name",
+    "graph.node.id",
+    "langgraph.node",
+    "lc_agent_name",
+    "langgraph_node",
+)
 """Where spans say which part of an agent they belong to, the surest first."""
 
 
@@ -362,6 +387,8 @@ class Episode(Struct, frozen=True, dict=True):
     spans: tuple[Span, ...] = ()
     rewards: tuple[Reward, ...] = ()
     """In the order in which they were given: of rewards with the same kind, name and owner the newest is in force."""
+    output: str = ""
+    """What the agent printed, the middle left out where it is long."""
 
     @cached_property
     def _by_id(self) -> dict[str, Call]:
@@ -409,9 +436,8 @@ class Episode(Struct, frozen=True, dict=True):
             return call.role
         span, seen = self._spans.get(call.span or ""), set[str]()
         while span is not None and span.span_id not in seen:
-            for name in ROLE_ATTRIBUTES:
-                if isinstance(role := span.attributes.get(name), str) and role:
-                    return role
+            if (role := span.role) is not None:
+                return role
             seen.add(span.span_id)
             span = self._spans.get(span.parent_id or "")
         return None

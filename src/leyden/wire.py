@@ -100,6 +100,8 @@ class Finish(Struct, frozen=True, forbid_unknown_fields=True):
     outcome: Outcome
     result: Any = None
     rewards: tuple[Reward, ...] = ()
+    output: Annotated[str, Meta(max_length=1 << 20)] = ""
+    """What the agent printed; bounded by whoever sends it."""
 
 
 class Finished(Struct, frozen=True):

@@ -97,7 +97,8 @@ async def fill(server: ServerProcess) -> None:
         await remote.record_calls("calc", good.attempt.id, [first, second])
         await export(server, good.key)
         rewards = (Reward("r", 0.75), Reward("s", 0.5, RewardKind.STEP, "brevity", source="judge", call="call-1"))
-        await remote.finish("calc", good.attempt.id, Finish(Outcome(Ending.SUCCEEDED), {"answer": 2}, rewards))
+        output = "".join(f"line {number} {SLY}\n" for number in range(1, 31))
+        await remote.finish("calc", good.attempt.id, Finish(Outcome(Ending.SUCCEEDED), {"answer": 2}, rewards, output))
         failed = Outcome(Ending.AGENT_ERROR, f"ZeroDivisionError: give another divisor {SLY}")
         await remote.finish("calc", bad.attempt.id, Finish(failed))
 
@@ -203,6 +204,7 @@ def test_a_rollout_as_json(leyden: Leyden, where: list[str]) -> None:
     assert [reward["value"] for reward in episode["rewards"]] == [0.75, 0.5]
     assert [span["span_id"] for span in episode["spans"]] == ["bb" * 8, "aa" * 8]
     assert episode["attempt"]["result"] == {"answer": 2}
+    assert len(episode["output"].splitlines()) == 30
 
 
 def test_a_rollout_for_a_person(leyden: Leyden, where: list[str]) -> None:
@@ -221,8 +223,12 @@ def test_a_rollout_for_a_person(leyden: Leyden, where: list[str]) -> None:
         "step reward brevity = 0.5 (weight 1) for call call-1, from judge",
         "2.5 ms error no such table",
         'result  {"answer":2}',
+        "output (the last 20 of 30 lines; --json has all)",
+        "  | line 11 ",
+        "  | line 30 ",
     ):
         assert fact in text
+    assert "line 10 " not in text
     assert text.index("agent  0.0 ms") < text.index("── tool")
 
 

@@ -18,6 +18,8 @@ from leyden.cli.source import Source, add_source, every_run, source
 from leyden.records import Attempt, Call, Episode, Rollout, Span
 from leyden.wire import RolloutDetail, RunSummary
 
+_OUTPUT_LINES, _LONGEST_LINE = 20, 2000
+
 
 def add_runs(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden runs`."""
@@ -134,8 +136,19 @@ def _print_episode(console: Console, episode: Episode) -> None:
         )
     if episode.spans:
         console.print(_span_tree(episode.spans))
+    if episode.output:
+        _print_output(console, episode.output)
     if attempt.result is not None:
         console.print(Text("result  " + _short(attempt.result)))
+
+
+def _print_output(console: Console, output: str) -> None:
+    lines = _plain(output).rstrip("\n").split("\n")
+    kept = lines[-_OUTPUT_LINES:]
+    missing = f" (the last {len(kept)} of {len(lines)} lines; --json has all)" if len(kept) < len(lines) else ""
+    console.print(f"[bold]output[/]{missing}", highlight=False)
+    for line in kept:
+        console.print(Text("  | " + (line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...")))
 
 
 def _facts(episode: Episode, call: Call) -> str:

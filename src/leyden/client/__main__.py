@@ -1,4 +1,4 @@
-"""A worker as a process: `python -m leyden.client OPTIONS`, which are JSON or its file; the key is in LEYDEN_KEY."""
+"""A worker as a process: `python -m leyden.client OPTIONS LIFELINE`. Its key comes by that pipe: no agent sees it."""
 
 import argparse
 import asyncio
@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from leyden.client.hosting import KEY_VARIABLE
+from leyden.client.family import adopt_orphans
 from leyden.client.loading import LoadError
 from leyden.client.worker import WorkerOptions, work
 from leyden.remote import RemoteError
@@ -22,13 +22,13 @@ def main() -> int:
     """Work until a signal says to stop: the first lets attempts finish for a while, the second does not."""
     parser = argparse.ArgumentParser(prog="python -m leyden.client", description=__doc__)
     parser.add_argument("options", help="the worker's options as JSON, or a file with them")
-    parser.add_argument("--parent-fd", type=int, help="a pipe that its starter holds: when it closes the worker ends")
+    parser.add_argument("lifeline", type=int, help="a pipe with its key in it; when it closes the worker ends")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    key = os.environ.pop(KEY_VARIABLE, "")
-    if arguments.parent_fd is not None:
-        os.set_inheritable(arguments.parent_fd, False)
-        threading.Thread(target=_die_with, args=(arguments.parent_fd,), daemon=True).start()
+    os.set_inheritable(arguments.lifeline, False)
+    key = b"".join(iter(lambda: os.read(arguments.lifeline, 1).strip(b"\n"), b"")).decode()
+    adopt_orphans()
+    threading.Thread(target=_die_with, args=(arguments.lifeline,), daemon=True).start()
     try:
         uvloop.run(_work(_options(arguments.options), key))
     except (LoadError, RemoteError, msgspec.ValidationError) as error:

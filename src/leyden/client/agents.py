@@ -28,14 +28,14 @@ class Agent:
 
     def __init__(self, function: AnyCallable, reference: str) -> None:
         self._function = function
-        self._wants_attempt = _takes_attempt(function, reference)
+        self.wants_attempt = _takes_attempt(function, reference)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )
 
     def bind(self, task: Any, invocation: Invocation) -> Callable[[], Any]:
         """The call of one attempt, ready to be made."""
-        if self._wants_attempt:
+        if self.wants_attempt:
             return lambda: self._function(task, attempt=invocation)
         return lambda: self._function(task)
 

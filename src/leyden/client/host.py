@@ -15,25 +15,40 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
-from msgspec import Raw
+from msgspec.structs import replace
 
-from leyden.client import identity
+from leyden.client import carrying, frameworks, identity, inside
 from leyden.client.agents import Agent, Invocation
+from leyden.client.endings import ended_with
 from leyden.client.failures import read_failure
-from leyden.client.loading import LoadError, load
-from leyden.client.messages import Ended, Pipe, Ready, Setup, Start, Stop, ToHost, Unready
-from leyden.client.results import NotAReward, TwoRewards, read_returned, read_reward, to_json
+from leyden.client.family import adopt_orphans, end_all
+from leyden.client.instances import Instances, SetupFailed
+from leyden.client.loading import LoadError, find
+from leyden.client.messages import Ended, Pipe, Printed, Ready, Rewarded, Setup, Start, Stop, ToHost, Unready
+from leyden.client.printing import Outputs
+from leyden.client.tracing import SpanSender, Tracing
 from leyden.outcomes import Ending, Outcome
+
+_TEAR_DOWN_S = 4.0
 
 
 class Host:
     """Runs the attempts that its worker names."""
 
-    def __init__(self, setup: Setup, pipe: Pipe, agent: Agent) -> None:
-        self._setup, self._pipe, self._agent = setup, pipe, agent
+    def __init__(
+        self,
+        setup: Setup,
+        pipe: Pipe,
+        agent: Agent,
+        spans: SpanSender,
+        outputs: Outputs,
+        instances: Instances | None = None,
+    ) -> None:
+        self._setup, self._pipe, self._agent, self._spans, self._outputs = setup, pipe, agent, spans, outputs
         self._threads = ThreadPoolExecutor(setup.places, thread_name_prefix="agent")
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopped: set[str] = set()
+        self._instances = instances
 
     async def serve(self, serving: "Future[Host]") -> None:
         """Say that all is ready, and work until the worker is gone."""
@@ -45,27 +60,41 @@ class Host:
     def hear(self, message: ToHost) -> None:
         """Do as the worker says; called from the thread that listens to it."""
         if isinstance(message, Stop):
+            self._answer_stop(message.attempt)
             self._loop.call_soon_threadsafe(self._stop, message.attempt)
         elif self._agent.is_async:
             self._loop.call_soon_threadsafe(self._start_task, message)
         else:
             self._start_thread(message)
 
+    def _answer_stop(self, attempt: str) -> None:
+        """Say what it has printed when its spans so far are sent: the worker ends it thereupon."""
+        printed = Printed(attempt, self._outputs.so_far(attempt))
+        sent = self._spans.flush(attempt)
+        if sent is None:
+            self._pipe.send(printed)
+        else:
+            sent.add_done_callback(lambda _: self._pipe.send(printed))
+
     def _start_task(self, start: Start) -> None:
+        self._outputs.begin(start.attempt)
         context = identity.context_of(start.attempt, start.traceparent)
         task = self._loop.create_task(self._run_task(start), name=start.attempt, context=context)
         self._tasks[start.attempt] = task
 
     async def _run_task(self, start: Start) -> None:
         try:
-            ended = self._read(start.attempt, await self._bind(start)())
+            ended = ended_with(start.attempt, await self._bind(start)(), self._setup.scored)
         except BaseException as error:  # an agent that calls sys.exit, too, ends only its own attempt
             ended = self._failed(start.attempt, error)
         del self._tasks[start.attempt]
         self._stopped.discard(start.attempt)
-        self._pipe.send(ended)
+        if (sent := self._spans.flush(start.attempt)) is not None:
+            await asyncio.wrap_future(sent)
+        self._pipe.send(replace(ended, output=self._outputs.end(start.attempt)))
 
     def _start_thread(self, start: Start) -> None:
+        self._outputs.begin(start.attempt)
         context = identity.context_of(start.attempt, start.traceparent)
         self._threads.submit(context.run, self._run_thread, start)
 
@@ -74,10 +103,12 @@ class Host:
             value = self._bind(start)()
             if inspect.isawaitable(value):  # a plain function that gives a coroutine
                 value = asyncio.run_coroutine_threadsafe(_wait_for(value), self._loop).result()
-            ended = self._read(start.attempt, value)
+            ended = ended_with(start.attempt, value, self._setup.scored)
         except BaseException as error:
             ended = self._failed(start.attempt, error)
-        self._pipe.send(ended)
+        if (sent := self._spans.flush(start.attempt)) is not None:
+            sent.result()
+        self._pipe.send(replace(ended, output=self._outputs.end(start.attempt)))
 
     def _bind(self, start: Start) -> Callable[[], Any]:
         base_url = f"{self._setup.server}/v1"
@@ -91,21 +122,18 @@ class Host:
             self._stopped.add(attempt)
             task.cancel()
 
-    def _read(self, attempt: str, value: Any) -> Ended:
-        try:
-            result, reward = read_returned(value, self._setup.scored)
-        except TwoRewards as error:
-            return Ended(attempt, Outcome(Ending.AGENT_ERROR, str(error)))
-        written = Raw(to_json(result))
-        try:
-            number = None if reward is None else read_reward(reward, "the agent")
-        except NotAReward as error:
-            return Ended(attempt, Outcome(Ending.NO_REWARD, str(error)), written)
-        return Ended(attempt, Outcome(Ending.SUCCEEDED), written, number)
+    def tear_down(self) -> None:
+        """Close what a class keeps between rollouts, for as long as the worker waits for it."""
+        if self._instances is not None:
+            closing = threading.Thread(target=self._instances.close, daemon=True)
+            closing.start()
+            closing.join(_TEAR_DOWN_S)
 
     def _failed(self, attempt: str, error: BaseException) -> Ended:
         if isinstance(error, asyncio.CancelledError) and attempt in self._stopped:
             return Ended(attempt, Outcome(Ending.CANCELLED, "stopped by its worker"))
+        if isinstance(error, SetupFailed):
+            return Ended(attempt, Outcome(Ending.LOST, str(error)))
         return Ended(attempt, read_failure(error, self._setup.server))
 
 
@@ -117,14 +145,26 @@ def _listen(pipe: Pipe, serving: Future[Host]) -> None:
     """Hear the worker in a thread of its own: an agent may take long to load or block the event loop, never this."""
     while (message := pipe.receive(ToHost)) is not None:  # type: ignore[arg-type]
         serving.result().hear(message)
+    if serving.done():
+        serving.result().tear_down()
     end()
 
 
 def end() -> NoReturn:
     """End at once: threads of agents may never return, and what they started must not stay behind."""
+    adopt_orphans()
+    end_all()
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
+
+
+def _load(setup: Setup) -> tuple[Agent, Instances | None]:
+    found = find(setup.agent, setup.base)
+    if not isinstance(found, type):
+        return Agent(found, setup.agent), None
+    instances = Instances(found, setup.agent, setup.places)
+    return Agent(instances.function(), setup.agent), instances
 
 
 def main(fd: int) -> None:
@@ -137,13 +177,19 @@ def main(fd: int) -> None:
     sys.path.extend(folder for folder in setup.path if folder not in sys.path)
     serving: Future[Host] = Future()
     threading.Thread(target=_listen, args=(pipe, serving), name="leyden-listen", daemon=True).start()
-    identity.install()
+    carrying.install(setup.server)
+    frameworks.install()
+    tracing = Tracing(setup.server, setup.key)
+    inside.connect(lambda attempt, reward: pipe.send(Rewarded(attempt, reward)))
+    outputs = Outputs()
+    outputs.install()
     try:
-        agent = Agent(load(setup.agent, setup.base), setup.agent)
+        agent, instances = _load(setup)
     except LoadError as error:
         pipe.send(Unready(str(error)))
         end()
-    asyncio.run(Host(setup, pipe, agent).serve(serving))
+    tracing.provide()
+    asyncio.run(Host(setup, pipe, agent, tracing.sender, outputs, instances).serve(serving))
 
 
 if __name__ == "__main__":

@@ -1,27 +1,25 @@
-"""For which attempt code is running, and how its outgoing requests say so.
+"""For which attempt code is running, and how what it sends says so.
 
-Identity is OpenTelemetry's context: the attempt's trace and the baggage `leyden.attempt`. It follows tasks by itself,
-threads by a hook here, and another hook puts it on every request of httpx and httpx2. OpenTelemetry's instrumentations
-may stand beside these but could not replace them: they send nothing where a framework suppresses tracing.
+Identity is OpenTelemetry's context: the attempt's trace and the baggage `leyden.attempt`. It follows tasks by itself;
+carrying.py takes it everywhere else.
 """
 
 import contextvars
-import functools
-import importlib
-import importlib.util
-import threading
 from collections.abc import Callable, MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
-from opentelemetry import baggage, context
+from opentelemetry import baggage, context, trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from leyden.client import strands
+
 ATTEMPT = "leyden.attempt"
 
 _W3C = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])  # whatever OTEL_PROPAGATORS says
+
+span_finders: list[Callable[[], trace.Span | None]] = []
+"""Where the spans of frameworks are found that do not make them OpenTelemetry's current ones."""
 
 
 def context_of(attempt: str, traceparent: str) -> contextvars.Context:
@@ -29,72 +27,39 @@ def context_of(attempt: str, traceparent: str) -> contextvars.Context:
     carried = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, context.Context())
     made = contextvars.copy_context()
     made.run(context.attach, baggage.set_baggage(ATTEMPT, attempt, carried))
+    made.run(strands.current.set, strands.Strand())
     return made
 
 
+def current_attempt(within: context.Context | None = None) -> str | None:
+    """The attempt that code is running for, here or within another context."""
+    attempt = baggage.get_baggage(ATTEMPT, within)
+    return attempt if isinstance(attempt, str) else None
+
+
+def current_span() -> trace.Span:
+    """The innermost span here: OpenTelemetry's or a framework's, whichever began last."""
+    span = trace.get_current_span()
+    for find in span_finders:
+        other = find()
+        if other is not None and _began(other) > _began(span):
+            span = other
+    return span
+
+
+def _began(span: trace.Span) -> int:
+    return getattr(span, "start_time", None) or 0  # that of the attempt itself began elsewhere
+
+
 def sign(headers: MutableMapping[str, str]) -> None:
-    """Say in a request's headers for which attempt it is made, beside what they say already."""
-    if baggage.get_baggage(ATTEMPT) is None:
+    """Say in headers for which attempt a request is made, and within which span, beside what they say already."""
+    if current_attempt() is None:
         return
     carrier: dict[str, str] = {}
-    _W3C.inject(carrier)
+    _W3C.inject(carrier, trace.set_span_in_context(current_span()) if span_finders else None)
     for name, value in carrier.items():
         present = headers.get(name)
         if present is None:
             headers[name] = value
         elif name == "baggage" and ATTEMPT not in present:
             headers[name] = f"{present},{value}"
-
-
-def install() -> None:
-    """Hook into this process; before the agent's modules are imported, which may keep what they find."""
-    for name in ("httpx", "httpx2"):
-        if importlib.util.find_spec(name) is not None:
-            module = importlib.import_module(name)
-            _sign_sent(module.Client)
-            _sign_sent(module.AsyncClient)
-    _carry_into_threads()
-    _carry_into_pools()
-
-
-def _sign_sent(client: Any) -> None:
-    """Both kinds of client take the request first; for the async one this runs as the coroutine is made."""
-    send = client.send
-
-    @functools.wraps(send)
-    def signed(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        sign(request.headers)
-        return send(self, request, *args, **kwargs)
-
-    client.send = signed
-
-
-def _carry_into_threads() -> None:
-    start = threading.Thread.start
-
-    @functools.wraps(start)
-    def carried(self: threading.Thread) -> None:
-        current = context.get_current()
-        if baggage.get_baggage(ATTEMPT, current) is not None:
-            self.run = functools.partial(_run_in, current, self.run)  # type: ignore[method-assign]
-        start(self)
-
-    threading.Thread.start = carried  # type: ignore[method-assign]
-
-
-def _carry_into_pools() -> None:
-    submit: Callable[..., Future[Any]] = ThreadPoolExecutor.submit
-
-    @functools.wraps(submit)
-    def carried(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return submit(self, _run_in, context.get_current(), fn, *args, **kwargs)
-
-    ThreadPoolExecutor.submit = carried  # type: ignore[method-assign,assignment]
-
-
-def _run_in(current: context.Context, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    token = context.attach(current)
-    try:
-        return function(*args, **kwargs)
-    finally:
-        context.detach(token)

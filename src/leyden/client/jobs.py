@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from leyden.client.contact import Contact
 from leyden.client.messages import Ended
+from leyden.records import Reward
 from leyden.wire import Lease
 
 
@@ -18,6 +19,8 @@ class Job:
         """None: the server has ended the attempt, and there is nothing to report."""
         self.left = asyncio.Event()
         """Its code has returned, or the process that ran it is gone."""
+        self.rewards: list[Reward] = []
+        """Those that it gave on its way, in order."""
         self.task: asyncio.Task[None] | None = None
 
     def settle(self, ended: Ended | None) -> None:

@@ -21,17 +21,26 @@ class LoadError(Exception):
 
 
 def load(reference: str, base: str) -> AnyCallable:
-    """The callable that `module:name`, `path/to/file.py:name` or `file.pkl` names; paths are relative to `base`."""
+    """The callable that a reference names, which is no class."""
+    found = find(reference, base)
+    if isinstance(found, type):
+        raise LoadError(f"{reference!r} is a class: name a function, or an instance that can be called")
+    return found
+
+
+def find(reference: str, base: str) -> AnyCallable:
+    """What `module:name`, `path/to/file.py:name` or `file.pkl` names; paths are relative to `base`."""
     if reference.endswith(".pkl"):
         found: Any = _unpickle(Path(base, reference))
     else:
         place, colon, name = reference.rpartition(":")
         if not colon or not place or not name:
-            raise LoadError(f"{reference!r} names no callable: write module:name or path/to/file.py:name")
+            raise LoadError(
+                f"{reference!r} names no callable: write module:name or path/to/file.py:name "
+                "(or, for an agent, a command that is there)"
+            )
         module = _from_file(reference, Path(base, place)) if place.endswith(".py") else _module(reference, place, base)
         found = _attribute(reference, module, name)
-    if isinstance(found, type):
-        raise LoadError(f"{reference!r} is a class: name a function, or an instance that can be called")
     if not callable(found):
         raise LoadError(f"{reference!r} is a {type(found).__name__}, and cannot be called")
     return cast(AnyCallable, found)

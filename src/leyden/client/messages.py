@@ -9,12 +9,13 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from leyden.outcomes import Outcome
+from leyden.records import Reward
 
 T = TypeVar("T")
 
@@ -33,6 +34,9 @@ class Setup(Struct, frozen=True, tag="setup"):
     places: int
     scored: bool
     """Whether the run has a reward function."""
+    memory_mb: int | None = None
+    cpu_s: float | None = None
+    """Limits of each process of a command."""
 
 
 class Start(Struct, frozen=True, tag="start"):
@@ -42,10 +46,13 @@ class Start(Struct, frozen=True, tag="start"):
     rollout: str
     traceparent: str
     task: Any
+    run: str = ""
+    key: str = ""
+    """The attempt's own, for what runs in a process of its own."""
 
 
 class Stop(Struct, frozen=True, tag="stop"):
-    """Stop an attempt, as far as it can be stopped. `Ended` still follows when its code has returned."""
+    """Stop an attempt, as far as it can be stopped. `Printed` follows at once, `Ended` when its code has returned."""
 
     attempt: str
 
@@ -67,10 +74,25 @@ class Ended(Struct, frozen=True, tag="ended"):
     outcome: Outcome
     result: Raw = Raw(b"null")
     reward: float | None = None
+    output: str = ""
+
+
+class Rewarded(Struct, frozen=True, tag="rewarded"):
+    """An attempt gave a reward on its way."""
+
+    attempt: str
+    reward: Reward
+
+
+class Printed(Struct, frozen=True, tag="printed"):
+    """What an attempt that is being stopped has printed so far."""
+
+    attempt: str
+    output: str
 
 
 ToHost = Start | Stop
-ToWorker = Ready | Unready | Ended
+ToWorker = Ready | Unready | Ended | Printed | Rewarded
 
 
 def frame(message: Any) -> bytes:
@@ -79,25 +101,25 @@ def frame(message: Any) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Stream:
-    """The worker's end."""
+class Stream(Generic[T]):
+    """An end that an event loop has: the worker's, and that of a process with nothing but commands in it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, expected: Any) -> None:
         self._reader, self._writer = reader, writer
-        self._decode: Callable[[bytes], ToWorker] = msgspec.json.Decoder(ToWorker).decode
+        self._decode: Callable[[bytes], T] = msgspec.json.Decoder(expected).decode
 
     @classmethod
-    async def over(cls, end: socket.socket) -> "Stream":
+    async def over(cls, end: socket.socket, expected: Any) -> "Stream[T]":
         """Take an end of a pair of sockets."""
-        return cls(*await asyncio.open_unix_connection(sock=end))
+        return cls(*await asyncio.open_unix_connection(sock=end), expected)
 
     def send(self, message: Any) -> None:
-        """Send, without waiting; to a host that is gone this does nothing."""
+        """Send, without waiting; to a side that is gone this does nothing."""
         if not self._writer.is_closing():
             self._writer.write(frame(message))
 
-    async def receive(self) -> ToWorker | None:
-        """The next message; None when the host is gone."""
+    async def receive(self) -> T | None:
+        """The next message; None when the other side is gone."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             return self._decode(await self._reader.readexactly(length))
@@ -105,7 +127,7 @@ class Stream:
             return None
 
     def close(self) -> None:
-        """Hang up, which ends the host."""
+        """Hang up: a host ends of it."""
         self._writer.close()
 
 

@@ -30,8 +30,8 @@ class TwoRewards(Exception):
 
     def __init__(self) -> None:
         super().__init__(
-            "the agent returned leyden.Result with a reward, and the run has a reward function too: "
-            "return the value alone, or configure no `reward`"
+            "the agent gave a reward with its result, and the run has a reward function too: "
+            "return the result alone, or configure no `reward`"
         )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from leyden.client.hosting import KEY_VARIABLE
 from leyden.client.worker import WorkerOptions
 
 
@@ -19,14 +18,14 @@ class WorkerProcess:
         self._lifeline: int | None = None
         output = log.open("ab") if log is not None else None
         parents, self._lifeline = os.pipe()
+        os.write(self._lifeline, f"{key}\n".encode())  # not by the environment, which agents of the same user can read
         try:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "leyden.client", "--parent-fd", str(parents)),
-                    msgspec.json.encode(options).decode(),
+                    *(sys.executable, "-m", "leyden.client"),
+                    *(msgspec.json.encode(options).decode(), str(parents)),
                 ],
                 pass_fds=[parents],
-                env={**os.environ, KEY_VARIABLE: key},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

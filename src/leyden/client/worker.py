@@ -1,4 +1,4 @@
-"""The worker: leases rollouts, has hosts run them, keeps them alive, scores them, and reports how each ended.
+"""The worker: leases rollouts, has them run, keeps them alive, scores them, and reports how each ended.
 
 Every attempt that it leases it reports once, whatever the agent, a host or the server does meanwhile, unless the server
 has said that the attempt is over.
@@ -12,19 +12,26 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from leyden.client.contact import Contact
+from leyden.client.endpoint import Endpoint
+from leyden.client.hosting import HostProcess
 from leyden.client.jobs import Jobs
+from leyden.client.kinds import Kind, kind_of
 from leyden.client.lanes import Lane, Terms
 from leyden.client.loading import load
 from leyden.client.messages import Setup
 from leyden.client.reporting import Reporter
 from leyden.client.rewards import RewardFunction
+from leyden.client.running import Runner
 from leyden.remote import Remote
+from leyden.wire import KeySpec
 
 _GIVE_BACK_S = 5.0
 
@@ -39,7 +46,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     server: str
     agent: str
-    """`module:name`, `path/to/file.py:name`, or a pickled callable (`.pkl`)."""
+    """`module:name`, `path/to/file.py:name`, a pickled callable (`.pkl`), a command, or the URL of an endpoint."""
     run: str | None = None
     """None: any run that the key may serve."""
     reward: str | None = None
@@ -51,6 +58,9 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     concurrency: int = 16
     """Attempts at once, over all hosts."""
     time_limit_s: float = 600.0
+    memory_mb: int | None = None
+    cpu_s: float | None = None
+    """What each process of a command may use; None: as much as there is."""
     grace_s: float = 10.0
     """How long attempts may go on when the worker is told to stop; then they are given back."""
     name: str = msgspec.field(default_factory=_name)
@@ -58,8 +68,9 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if self.hosts < 1 or self.concurrency < self.hosts:
             raise ValueError("`hosts` is at least 1, and `concurrency` at least as large as `hosts`")
-        if self.time_limit_s <= 0:
-            raise ValueError("`time_limit_s` is more than 0")
+        for name in ("time_limit_s", "memory_mb", "cpu_s"):
+            if (limit := getattr(self, name)) is not None and limit <= 0:
+                raise ValueError(f"`{name}` is more than 0")
 
 
 async def work(options: WorkerOptions, key: str, stop: asyncio.Event | None = None) -> None:
@@ -79,7 +90,7 @@ async def work(options: WorkerOptions, key: str, stop: asyncio.Event | None = No
 async def _work(options: WorkerOptions, contact: Contact, reward: RewardFunction | None, stop: asyncio.Event) -> None:
     jobs, reporter = Jobs(contact, options.name), Reporter(contact, reward)
     async with asyncio.TaskGroup() as tasks:
-        lanes = [Lane(tasks, contact, jobs, reporter, _terms(options, number)) for number in range(options.hosts)]
+        lanes = [Lane(tasks, contact, jobs, reporter, terms) for terms in _terms(options, contact)]
         lasting = [tasks.create_task(lane.work()) for lane in lanes] + [tasks.create_task(jobs.beat())]
         await stop.wait()
         for lane in lanes:
@@ -100,24 +111,46 @@ async def _give_back(jobs: Jobs, reporter: Reporter) -> None:
             await asyncio.gather(*(reporter.give_back(job.lease) for job in left))
 
 
-def _terms(options: WorkerOptions, number: int) -> Terms:
-    """What a lane is told; the places are dealt out evenly."""
-    places = options.concurrency // options.hosts + (number < options.concurrency % options.hosts)
-    server = options.server.rstrip("/")
-    return Terms(
-        worker=options.name,
-        run=options.run,
-        time_limit_s=options.time_limit_s,
-        setup=Setup(
+def _terms(options: WorkerOptions, contact: Contact) -> list[Terms]:
+    """What each lane is told. The places are dealt out evenly; only Python agents need more than one process."""
+    kind = kind_of(options.agent, options.base)
+    lanes = options.hosts if kind is Kind.PYTHON else 1
+    terms = []
+    for number in range(lanes):
+        places = options.concurrency // lanes + (number < options.concurrency % lanes)
+        setup = Setup(
             agent=options.agent,
             base=str(Path(options.base).resolve()),
             path=options.path,
-            server=server,
+            server=options.server.rstrip("/"),
             key="",
             places=places,
             scored=options.reward is not None,
-        ),
-    )
+            memory_mb=options.memory_mb,
+            cpu_s=options.cpu_s,
+        )
+        terms.append(
+            Terms(
+                worker=options.name,
+                run=options.run,
+                time_limit_s=options.time_limit_s,
+                places=places,
+                begin=partial(_begin, kind, setup, contact, options.run),
+            )
+        )
+    return terms
+
+
+async def _begin(kind: Kind, setup: Setup, contact: Contact, run: str | None) -> Runner:
+    """Start what runs a lane's attempts. A host has a pool of its own, so its key speaks for its own attempts only."""
+    match kind:
+        case Kind.COMMAND:
+            return await HostProcess.start("leyden.client.command", setup)
+        case Kind.ENDPOINT:
+            return Endpoint(setup)
+        case Kind.PYTHON:
+            pool = await contact.insist(lambda: contact.remote.make_key(KeySpec("pool", run)))
+            return await HostProcess.start("leyden.client.host", replace(setup, key=pool.key), pool.pool)
 
 
 def _load_reward(options: WorkerOptions, threads: ThreadPoolExecutor) -> RewardFunction | None:

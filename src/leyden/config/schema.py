@@ -21,6 +21,10 @@ class RolloutConfig(_Section, frozen=True):
     """How long and how far one execution of the agent may go."""
 
     time_limit_s: Positive = 600.0
+    memory_mb: AtLeastOne | None = None
+    """Memory of each process of an agent that is a command."""
+    cpu_s: Positive | None = None
+    """CPU time of each process of an agent that is a command."""
     max_calls: AtLeastOne = 64
     """Model calls, so that a looping policy ends."""
     max_tokens: AtLeastOne | None = None
@@ -138,7 +142,7 @@ class Config(_Section, frozen=True):
     run: Id
     """Its name; that of the file where none is given."""
     agent: str
-    """`module:name` or `file.py:name`."""
+    """`module:name` or `file.py:name` (a function or a class), a command, or the URL of an HTTP endpoint."""
     tasks: str
     """A file with one JSON object a line."""
     reward: str | None = None

@@ -8,6 +8,8 @@ from contextlib import ExitStack, aclosing
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from leyden.server.address import is_loopback
 from leyden.server.gateway.errors import STATUS, GatewayError
 from leyden.server.http import (
@@ -64,6 +66,7 @@ class App:
             answer = await self._answer(route, path, scope, headers, receive)
             status = 200 if route.returns is not None else 204
             body, content_type = _written(answer, headers.get("accept", ""))
+            extra = list(answer.headers) if isinstance(answer, Raw | Stream) else []
         except Exception as error:
             refusal = _refusal(error)
             status, extra, content_type = refusal.status, list(refusal.headers), JSON
@@ -99,7 +102,7 @@ class App:
                 await read_body(receive, headers, self.service.settings.max_body)
             answer = await _while_connected(route.handler(self.service, request), receive)
             if isinstance(answer, Stream):  # it counts as one of the key's requests until it ends
-                return Stream(_until(answer.chunks, admitted.pop_all()), answer.content_type)
+                return replace(answer, chunks=_until(answer.chunks, admitted.pop_all()))
             return answer
 
     def _key(self, act: Act, path: dict[str, str], headers: dict[str, str]) -> Key:
@@ -191,6 +194,7 @@ async def _send(send: Send, status: int, body: bytes, content_type: str, extra: 
 async def _send_stream(send: Send, receive: Receive, stream: Stream) -> None:
     """Send pieces as they come, comments while no event does, and stop when the caller hangs up."""
     headers = [(b"content-type", stream.content_type.encode()), (b"cache-control", b"no-cache")]
+    headers += [(name.encode(), value.encode()) for name, value in stream.headers]
     quiet_s = _KEEP_OPEN_S if media_type(stream.content_type) == EVENT_STREAM else None
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     gone = asyncio.ensure_future(receive())

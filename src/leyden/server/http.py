@@ -73,6 +73,7 @@ class Raw(msgspec.Struct, frozen=True):
 
     content: bytes
     content_type: str
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class Stream(msgspec.Struct, frozen=True):
@@ -80,6 +81,7 @@ class Stream(msgspec.Struct, frozen=True):
 
     chunks: AsyncGenerator[bytes, None]
     content_type: str = EVENT_STREAM
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class Route(msgspec.Struct, frozen=True):

@@ -94,20 +94,42 @@ async def test_an_older_store_is_brought_forward_once(tmp_path: Path, monkeypatc
     await fill(path)
     steps: list[int] = []
 
+    following = migrations.SCHEMA + 1
+
     def add_colour(connection: Connection) -> None:
-        steps.append(2)
+        steps.append(following)
         connection.execute(text("ALTER TABLE runs ADD COLUMN colour VARCHAR"))
 
-    monkeypatch.setattr(migrations, "SCHEMA", 2)
-    monkeypatch.setattr(migrations, "STEPS", {2: add_colour})
+    monkeypatch.setattr(migrations, "SCHEMA", following)
+    monkeypatch.setattr(migrations, "STEPS", {following: add_colour})
     for _ in range(2):
         database = Database(path)
         with database.reader.connect() as connection:
             assert "colour" in {column["name"] for column in inspect(connection).get_columns("runs")}
-            assert connection.scalar(select(meta.c.value)) == "2"
+            assert connection.scalar(select(meta.c.value)) == str(following)
             assert reading.summary(connection, "r").calls == 3
         database.close()
-    assert steps == [2]
+    assert steps == [following]
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+async def test_a_store_from_before_output_was_kept_is_brought_forward(tmp_path: Path, readonly: bool) -> None:
+    path = tmp_path / "leyden.db"
+    await fill(path, 1)
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE attempts DROP COLUMN output")
+        connection.execute("UPDATE meta SET value = '1' WHERE name = 'schema'")
+    connection.close()
+    database = Database(path, readonly=readonly)
+    with database.reader.connect() as connection:
+        assert reading.episode(connection, "r", "r-0.0.1").output == ""
+    database.close()
+    store = await Store(path).start()
+    await store.enqueue("r", GroupSpec("new", Task("t", {})))
+    (grant,) = await store.lease(Want("w", 1, "r", None))
+    await store.finish("r", grant.attempt.id, Finish(Outcome(Ending.AGENT_ERROR), output="hello\n\0"))
+    assert (await store.read(reading.episode, "r", grant.attempt.id)).output == "hello\n\0"
+    await store.close()
 
 
 async def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +141,8 @@ async def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatc
         raise RuntimeError("halfway")
 
     with monkeypatch.context() as patch:
-        patch.setattr(migrations, "SCHEMA", 2)
-        patch.setattr(migrations, "STEPS", {2: fail_halfway})
+        patch.setattr(migrations, "SCHEMA", migrations.SCHEMA + 1)
+        patch.setattr(migrations, "STEPS", {migrations.SCHEMA: fail_halfway})
         with pytest.raises(RuntimeError, match="halfway"):
             Database(path)
     database = Database(path)

@@ -19,14 +19,14 @@ async def complete_chat(service: Service, request: Request[Raw, None]) -> Raw | 
     """Answer a call of the OpenAI chat API."""
     ask, usage = chat.read(request.body.content)
     begun, events = await _begin(service, request, ask)
-    return await _written(ask, chat.ChatWriter(ask, begun, usage), events)
+    return await _written(ask, begun, chat.ChatWriter(ask, begun, usage), events)
 
 
 async def create_message(service: Service, request: Request[Raw, Any]) -> Raw | Stream:
     """Answer a call of the Anthropic Messages API."""
     ask = messages.read(request.body.content)
     begun, events = await _begin(service, request, ask)
-    return await _written(ask, messages.MessagesWriter(ask, begun), events)
+    return await _written(ask, begun, messages.MessagesWriter(ask, begun), events)
 
 
 async def count_tokens(service: Service, request: Request[Raw, Any]) -> Raw:
@@ -93,8 +93,11 @@ class _Writer(Protocol):
     def stream(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]: ...
 
 
-async def _written(ask: Ask, writer: _Writer, events: AsyncGenerator[Event, None]) -> Raw | Stream:
-    return Stream(writer.stream(events)) if ask.stream else Raw(await writer.whole(events), JSON)
+async def _written(ask: Ask, begun: Begun, writer: _Writer, events: AsyncGenerator[Event, None]) -> Raw | Stream:
+    named = (("x-leyden-call", begun.id),)  # the id in the record, for whoever wants to reward it
+    if ask.stream:
+        return Stream(writer.stream(events), headers=named)
+    return Raw(await writer.whole(events), JSON, named)
 
 
 def _caller(service: Service, request: Request[Any, Any]) -> Caller:

@@ -69,7 +69,7 @@ def finish(tx: Transaction, run: str, attempt: str, report: Finish) -> Finished:
     outcome = report.outcome
     if outcome.ending is Ending.SUCCEEDED and _REWARD.scalar(tx, attempt=attempt) is None:
         outcome = NO_REWARD
-    _end(tx, row, outcome, report.result)
+    _end(tx, row, outcome, report.result, report.output)
     return Finished(True, outcome, _rollout(tx, row.rollout_id))
 
 
@@ -107,7 +107,7 @@ def _cancel(tx: Transaction, unfinished: Sequence[Any], message: str) -> int:
     return len(unfinished)
 
 
-def _end(tx: Transaction, row: Any, outcome: Outcome, result: Any = None) -> None:
+def _end(tx: Transaction, row: Any, outcome: Outcome, result: Any = None, output: str = "") -> None:
     """End a live attempt, and decide by the outcome table what becomes of its rollout."""
     ending = str(outcome.ending)
     _END_ATTEMPT.run(
@@ -117,6 +117,7 @@ def _end(tx: Transaction, row: Any, outcome: Outcome, result: Any = None) -> Non
         with_ending=ending,
         with_message=outcome.message.encode(),
         with_result=None if result is None else encode_json(result),
+        with_output=output.encode() or None,
     )
     tx.emit(row.run_id, "attempt.ended", row.id, rollout=row.rollout_id, ending=ending, message=outcome.message)
     if MEANING[outcome.ending].retried and row.number < row.max_attempts:
@@ -163,6 +164,7 @@ _END_ATTEMPT = Statement(
         ending=bindparam("with_ending"),
         message=bindparam("with_message"),
         result=bindparam("with_result"),
+        output=bindparam("with_output"),
         calls=select(func.count()).where(_calls_made).scalar_subquery(),
         tokens=select(func.coalesce(func.sum(calls.c.sampled), 0)).where(_calls_made).scalar_subquery(),
     )

@@ -115,8 +115,8 @@ class Database:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _own(path)
             os.close(os.open(path, os.O_CREAT, 0o600))  # what agents say is nobody else's business
-        if exists:
-            _inspect(path)
+        if exists and _inspect(path) != migrations.SCHEMA and self.readonly:
+            Database(path).close()  # readers know the newest schema only
         self.reader = create_engine(self.url, poolclass=QueuePool, pool_size=_READERS, max_overflow=0)
         self.writer = create_engine(self.url, poolclass=QueuePool, pool_size=1, max_overflow=0)
 
@@ -162,10 +162,11 @@ class Database:
             connection.exec_driver_sql(_EXCLUDE)
 
         try:
-            with (self.reader if self.readonly else self.writer).begin() as connection:
-                if self.readonly:
-                    migrations.check(migrations.version_of(connection))
-                else:
+            with self.reader.begin() as connection:
+                version = migrations.version_of(connection)
+                migrations.check(version)
+            if not self.readonly or version != migrations.SCHEMA:
+                with self.writer.begin() as connection:
                     migrations.migrate(connection)
         except DatabaseError as error:
             raise Unusable(f"cannot be opened: {_first_line(error.orig)}") from error
@@ -198,8 +199,8 @@ def _own(path: Path) -> int:
     return lock
 
 
-def _inspect(path: Path) -> None:
-    """Refuse what is not a sound store of a known schema, through a connection that cannot write."""
+def _inspect(path: Path) -> int | None:
+    """Refuse what is not a sound store of a known schema, through a connection that cannot write; its version."""
     readonly = path.absolute().as_uri() + "?mode=ro"
     engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(readonly, uri=True))
     try:
@@ -210,7 +211,9 @@ def _inspect(path: Path) -> None:
                 verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
                 if verdict != "ok":
                     raise Unusable(f"is corrupt and was left untouched: {_first_line(verdict)}")
-            migrations.check(migrations.version_of(connection))
+            version = migrations.version_of(connection)
+            migrations.check(version)
+            return version
     except DatabaseError as error:
         raise Unusable(f"is corrupt and was left untouched: {_first_line(error.orig)}") from error
     finally:

@@ -4,14 +4,21 @@ also records it.
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, inspect, select, update
+from sqlalchemy import Connection, inspect, select, text, update
 
 from leyden.server.store.errors import Unusable
 from leyden.server.store.schema import meta, metadata
 
-SCHEMA = 1
+SCHEMA = 2
 
-STEPS: dict[int, Callable[[Connection], None]] = {}
+
+def _keep_output(connection: Connection) -> None:
+    """What an attempt printed is kept with it."""
+    kind = "BLOB" if connection.dialect.name == "sqlite" else "BYTEA"
+    connection.execute(text(f"ALTER TABLE attempts ADD COLUMN output {kind}"))
+
+
+STEPS: dict[int, Callable[[Connection], None]] = {2: _keep_output}
 """By the version that the step leads to; a step changes a store of the version before it."""
 
 

@@ -152,6 +152,7 @@ def episode(connection: Connection, run: str, attempt: str) -> Episode:
         calls=tuple(map(call_from, of(calls))),
         spans=tuple(decode_span(row.body) for row in of(spans)),
         rewards=tuple(decode_reward(row.body) for row in of(rewards)),
+        output=(found.output or b"").decode(),
     )
 
 

@@ -109,6 +109,7 @@ attempts = Table(
     Column("ending", String),
     Column("message", LargeBinary),
     Column("result", LargeBinary),
+    Column("output", LargeBinary),
     # What `leyden runs` adds up, written once when the attempt ends.
     Column("calls", Integer, nullable=False, default=0),
     Column("tokens", BigInteger, nullable=False, default=0),

@@ -1,0 +1,121 @@
+"""A process that runs commands: `python -m leyden.client.command FD`, started by a worker over the socket that is FD.
+
+Every attempt is a process of its own, with the attempt's own key, in a session and group of its own, which ends whole.
+When the worker is gone, however it went, so are this process and all the groups; the kernel ends the commands where
+this process is killed itself.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from functools import partial
+from typing import NoReturn
+
+import msgspec
+import uvloop
+
+from leyden.client.family import adopt_orphans, bury, end_all, end_marked
+from leyden.client.hosting import KEY_VARIABLE, environment
+from leyden.client.kinds import read_command
+from leyden.client.loading import LoadError
+from leyden.client.messages import Ended, Printed, Ready, Setup, Start, Stop, Stream, ToHost, Unready
+from leyden.client.processes import CommandProcess, Limits
+from leyden.outcomes import Ending, Outcome
+
+ATTEMPT_VARIABLE = "LEYDEN_ATTEMPT"
+_LONGEST_VARIABLE = 128 * 1024 - 64
+"""Linux refuses a longer string in an environment; a longer task is on stdin only."""
+
+
+class Commands:
+    """Runs the attempts that its worker names."""
+
+    def __init__(self, setup: Setup, stream: "Stream[ToHost]", words: list[str]) -> None:
+        self._setup, self._stream, self._words = setup, stream, words
+        self._limits = Limits(setup.memory_mb, setup.cpu_s)
+        self._processes: dict[str, CommandProcess] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starting = asyncio.Lock()
+
+    async def serve(self) -> None:
+        """Work until the worker is gone."""
+        self._stream.send(Ready())
+        while (message := await self._stream.receive()) is not None:
+            if isinstance(message, Stop):
+                self._stop(message.attempt)
+            else:
+                task = asyncio.create_task(self._run(message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, start: Start) -> None:
+        task = msgspec.json.encode(start.task)
+        process = CommandProcess(self._limits)
+        self._processes[start.attempt] = process
+        try:
+            async with self._starting:
+                await process.start(self._words, self._setup.base, self._environment(start, task))
+            mark = f"{ATTEMPT_VARIABLE}={start.attempt}\0".encode()
+            ended = await process.finish(
+                start.attempt, task, self._setup.scored, partial(end_marked, mark, self._known)
+            )
+        except OSError as error:
+            ended = Ended(start.attempt, Outcome(Ending.LOST, f"the command cannot be started here: {error}"))
+        del self._processes[start.attempt]
+        if not self._starting.locked():  # what is just being started is not known yet
+            bury(self._known())
+        self._stream.send(ended)
+
+    def _known(self) -> set[int]:
+        return {process.pid for process in self._processes.values() if process.pid is not None}
+
+    def _stop(self, attempt: str) -> None:
+        process = self._processes.get(attempt)
+        self._stream.send(Printed(attempt, process.output.text() if process is not None else ""))
+        if process is not None:
+            process.stop()
+
+    def _environment(self, start: Start, task: bytes) -> dict[str, str]:
+        server, key = self._setup.server, start.key
+        variables = {
+            **environment(server, key),
+            "LEYDEN_URL": server,
+            KEY_VARIABLE: key,
+            "LEYDEN_RUN": start.run,
+            ATTEMPT_VARIABLE: start.attempt,
+            "TRACEPARENT": start.traceparent,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": server,
+            "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{key}",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        }
+        if len(task) <= _LONGEST_VARIABLE:
+            variables["LEYDEN_TASK"] = task.decode()
+        return variables
+
+
+async def _serve(end: socket.socket) -> None:
+    stream: Stream[ToHost] = await Stream.over(end, Setup | ToHost)
+    setup = await stream.receive()
+    if not isinstance(setup, Setup):
+        return
+    try:
+        words = read_command(setup.agent, setup.base)
+    except LoadError as error:
+        stream.send(Unready(str(error)))
+        await stream.receive()
+        return
+    await Commands(setup, stream, words).serve()
+
+
+def main(fd: int) -> NoReturn:
+    """Run commands for as long as the worker is there, and leave none of their processes behind."""
+    os.set_inheritable(fd, False)
+    adopt_orphans()
+    uvloop.run(_serve(socket.socket(fileno=fd)))
+    end_all()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,118 @@
+"""An agent behind an HTTP endpoint: the worker posts the task, and what comes back is what the agent returned.
+
+Nothing of it runs here, so nothing can be killed here: an attempt that is over takes its key with it.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import aiohttp
+import msgspec
+
+from leyden.client.endings import ended_with, from_json
+from leyden.client.messages import Ended, Setup
+from leyden.client.results import LONGEST_RESULT
+from leyden.outcomes import Ending, Outcome
+from leyden.wire import Lease
+
+_LONGEST_ANSWER, _LONGEST_MESSAGE = 4 * LONGEST_RESULT, 2000
+_PAUSES_S = (0.1, 0.5, 2.0)
+_UNANSWERED = (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, ConnectionError)
+
+
+class Endpoint:
+    """Runs attempts by asking elsewhere."""
+
+    pool: str | None = None
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+        )
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._hear: Callable[[Ended], None] | None = None
+
+    def run(self, lease: Lease) -> None:
+        """Begin an attempt."""
+        self._asking[lease.attempt.id] = asyncio.create_task(self._run(lease))
+
+    async def stop(self, attempt: str) -> str:
+        """Hang up; what it printed is known elsewhere."""
+        task = self._asking.get(attempt)
+        if task is not None:
+            task.cancel()
+        return ""
+
+    async def listen(self, hear: Callable[[Ended], None]) -> None:
+        """Hear of every attempt that was answered."""
+        self._hear = hear
+        await asyncio.get_running_loop().create_future()
+
+    async def death(self) -> str:
+        """It goes with its worker only."""
+        return "the worker ended"
+
+    async def close(self) -> None:
+        """Hang up on all."""
+        for task in list(self._asking.values()):
+            task.cancel()
+        await self._session.close()
+
+    async def _run(self, lease: Lease) -> None:
+        attempt = lease.attempt.id
+        try:
+            ended = await self._ask(lease)
+        except asyncio.CancelledError:
+            ended = Ended(attempt, Outcome(Ending.CANCELLED, "stopped by its worker"))
+        del self._asking[attempt]
+        assert self._hear is not None
+        self._hear(ended)
+
+    async def _ask(self, lease: Lease) -> Ended:
+        attempt = lease.attempt.id
+        body = {
+            "task": lease.task.input,
+            "attempt": attempt,
+            "base_url": f"{self._setup.server}/v1",
+            "key": lease.key,
+            "traceparent": lease.traceparent,
+        }
+        headers = {"content-type": "application/json", "traceparent": lease.traceparent}
+        for pause in (*_PAUSES_S, None):
+            try:
+                async with self._session.post(
+                    self._setup.agent, data=msgspec.json.encode(body), headers=headers
+                ) as answer:
+                    return self._read(attempt, answer.status, await _bounded(answer))
+            except _UNANSWERED as error:  # it may just be starting
+                if pause is None:
+                    return Ended(attempt, Outcome(Ending.LOST, f"{self._setup.agent} does not answer: {error}"))
+                await asyncio.sleep(pause)
+            except aiohttp.ClientError as error:
+                return self._failed(attempt, f"broke off: {error}")
+        raise AssertionError("the last try returns")
+
+    def _read(self, attempt: str, status: int, data: bytes) -> Ended:
+        if len(data) > _LONGEST_ANSWER:
+            return self._failed(attempt, f"answered with more than {_LONGEST_ANSWER} bytes")
+        if status >= 300:
+            return self._failed(attempt, f"answered {status}: {data[:_LONGEST_MESSAGE].decode(errors='replace')}")
+        try:
+            document = msgspec.json.decode(data) if data.strip() else None
+        except (msgspec.DecodeError, RecursionError) as error:
+            shown = data[:_LONGEST_MESSAGE].decode(errors="replace")
+            return self._failed(attempt, f"answered with something that is not JSON ({error}): {shown}")
+        return ended_with(attempt, from_json(document), self._setup.scored)
+
+    def _failed(self, attempt: str, how: str) -> Ended:
+        return Ended(attempt, Outcome(Ending.AGENT_ERROR, f"{self._setup.agent} {how}"))
+
+
+async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
+    data = bytearray()
+    async for chunk in answer.content.iter_any():
+        data += chunk
+        if len(data) > _LONGEST_ANSWER:
+            break
+    return bytes(data)

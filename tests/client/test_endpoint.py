@@ -1,0 +1,139 @@
+"""Agents behind HTTP: a real server that is told the task, the key and the trace, and answers in every way."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from worksite import Worksite
+
+from leyden.outcomes import Ending
+
+
+class Service:
+    """An agent as a service, which does what its task says."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+        self.hung_up = asyncio.Event()
+
+    async def act(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.heard.append({**body, "header": request.headers["traceparent"]})
+        match body["task"]["do"]:
+            case "ask":
+                return web.json_response({"result": await ask(body), "reward": 0.25})
+            case "number":
+                return web.json_response(0.75)
+            case "nothing":
+                return web.Response()
+            case "fail":
+                return web.Response(status=500, text="the database is gone")
+            case "prose":
+                return web.Response(text="I think it is 7.")
+            case "break off":
+                answer = web.StreamResponse(headers={"content-length": "100"})
+                await answer.prepare(request)
+                await answer.write(b"{")
+                request.transport.abort()  # type: ignore[union-attr]
+                return answer
+            case "hang":
+                try:
+                    await asyncio.sleep(600)
+                finally:
+                    self.hung_up.set()
+        raise NotImplementedError(body)
+
+
+async def ask(body: dict[str, Any]) -> int:
+    question = {"model": "any", "messages": [{"role": "user", "content": f"Say number {body['task']['n']}"}]}
+    headers = {"authorization": f"Bearer {body['key']}"}
+    async with (
+        aiohttp.ClientSession(headers=headers, raise_for_status=True) as session,
+        session.post(f"{body['base_url']}/chat/completions", json=question) as answer,
+    ):
+        return int((await answer.json())["choices"][0]["message"]["content"])
+
+
+async def status_of_asking(body: dict[str, Any]) -> int:
+    try:
+        return await ask({**body, "task": {"n": 1}})
+    except aiohttp.ClientResponseError as error:
+        return error.status
+
+
+@asynccontextmanager
+async def serving(listener: socket.socket) -> AsyncIterator[Service]:
+    service, app = Service(), web.Application()
+    app.router.add_post("/act", service.act)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    try:
+        yield service
+    finally:
+        await runner.cleanup()
+
+
+def place() -> tuple[socket.socket, str]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    return listener, f"http://127.0.0.1:{listener.getsockname()[1]}/act"
+
+
+async def test_an_endpoint_is_told_all_it_needs_and_every_answer_has_its_outcome(site: Worksite) -> None:
+    await site.open()
+    names = ("ask", "number", "nothing", "fail", "prose", "break off")
+    for name in names:
+        await site.queue(name.replace(" ", "-"), {"do": name, "n": 5})
+    listener, url = place()
+    async with serving(listener) as service:
+        with site.worker(url, concurrency=2):
+            found = {name: await site.episode(name.replace(" ", "-")) for name in names}
+    outcomes = {name: episode.attempt.outcome for name, episode in found.items()}
+    assert {name: str(outcome.ending) for name, outcome in outcomes.items() if outcome} == {
+        "ask": "succeeded",
+        "number": "succeeded",
+        "nothing": "no_reward",
+        "fail": "agent_error",
+        "prose": "agent_error",
+        "break off": "agent_error",
+    }
+    asked = found["ask"]
+    assert (asked.attempt.result, asked.final_reward(-1.0), len(asked.calls)) == (5, 0.25, 1)
+    assert found["number"].final_reward(-1.0) == 0.75
+    assert outcomes["fail"] and outcomes["fail"].message == f"{url} answered 500: the database is gone"
+    assert outcomes["prose"] and "not JSON" in outcomes["prose"].message
+    (told,) = [body for body in service.heard if body["task"]["do"] == "ask"]
+    assert (told["attempt"], told["base_url"]) == ("ask.0.1", f"{site.server.url}/v1")
+    assert told["traceparent"] == told["header"] and asked.attempt.trace_id in told["header"]
+
+
+async def test_a_time_limit_hangs_up_and_the_key_dies_with_the_attempt(site: Worksite) -> None:
+    await site.open()
+    await site.queue("g", {"do": "hang"})
+    listener, url = place()
+    async with serving(listener) as service:
+        with site.worker(url, time_limit_s=0.5):
+            episode = await site.episode("g")
+            await asyncio.wait_for(service.hung_up.wait(), 10)
+            body = service.heard[0]
+            assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.TIMEOUT
+            assert await status_of_asking(body) in (401, 403)
+
+
+async def test_an_endpoint_that_is_away_loses_attempts_and_one_that_comes_late_does_not(site: Worksite) -> None:
+    await site.open(max_attempts=1)
+    await site.queue("away", {"do": "number"})
+    listener, url = place()  # nobody listens yet
+    with site.worker(url, concurrency=1):
+        away = await site.episode("away")
+        assert away.attempt.outcome and away.attempt.outcome.ending is Ending.LOST
+        assert "does not answer" in away.attempt.outcome.message
+        await site.queue("late", {"do": "number"})
+        await site.event("attempt.started", "late.0.1")
+        async with serving(listener):
+            assert (await site.episode("late")).final_reward(-1.0) == 0.75

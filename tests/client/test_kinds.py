@@ -1,0 +1,38 @@
+"""Which kind of agent a reference names."""
+
+from pathlib import Path
+
+import pytest
+
+from leyden.client.kinds import Kind, kind_of, read_command
+from leyden.client.loading import LoadError
+
+
+def test_references_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "my folder").mkdir()
+    (tmp_path / "my folder" / "agent.py").touch()
+    (tmp_path / "agent.sh").touch(0o755)
+    for reference, kind in (
+        ("package.module:solve", Kind.PYTHON),
+        ("agent.py:solve", Kind.PYTHON),
+        ("my folder/agent.py:solve", Kind.PYTHON),
+        ("/runs of mine/solve-abc.pkl", Kind.PYTHON),
+        ("nothing", Kind.PYTHON),
+        ("node agent.mjs", Kind.COMMAND),
+        ("python agent.py --url http://x:1", Kind.COMMAND),
+        ("./agent.sh", Kind.COMMAND),
+        ("agent.sh", Kind.COMMAND),
+        ("true", Kind.COMMAND),
+        ("http://localhost:80/act", Kind.ENDPOINT),
+        ("https://agents.example.com/act?kind=1", Kind.ENDPOINT),
+    ):
+        assert kind_of(reference, str(tmp_path)) is kind, reference
+
+
+def test_a_command_is_split_without_a_shell_and_found_in_the_folder_or_on_the_path(tmp_path: Path) -> None:
+    (tmp_path / "agent.sh").touch(0o755)
+    program, *words = read_command("./agent.sh 'two words' $HOME > file", str(tmp_path))
+    assert program == str((tmp_path / "agent.sh").resolve()) and words == ["two words", "$HOME", ">", "file"]
+    assert Path(read_command("sh -c x", str(tmp_path))[0]).name == "sh"
+    with pytest.raises(LoadError, match=r"there is no '\./sh'"):
+        read_command("./sh -c x", str(tmp_path))
