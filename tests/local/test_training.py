@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -220,3 +221,29 @@ if __name__ == "__main__":
     done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"solve 1 {tmp_path / 'runs' / 'solve'}"
+
+
+def test_agents_may_run_elsewhere(tmp_path: Path) -> None:
+    training = Training(tmp_path, "workers.hosts=0", "training.steps=1", "held_out=0")
+    process = training.start()
+    assert process.stdout is not None
+    waiting = process.stdout.readline()
+    assert waiting.startswith("waiting for workers: leyden worker CONFIG.toml --server http://127.0.0.1:")
+    elsewhere = shlex.split(waiting.partition("CONFIG.toml ")[2])
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "leyden.cli", "worker", "small.toml", *elsewhere], cwd=tmp_path, stderr=subprocess.PIPE
+    )
+    try:
+        printed, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, printed
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=60)
+    assert worker.returncode == 0
+    assert training.journal()[-1]["rollouts/succeeded"] == 6
+
+
+def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:
+    Training(tmp_path)
+    assert "which server?" in leyden(tmp_path, "worker", "small.toml").stderr
+    assert "needs a key" in leyden(tmp_path, "worker", "small.toml", "--server", "http://127.0.0.1:9").stderr

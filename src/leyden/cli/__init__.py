@@ -15,6 +15,8 @@ from leyden import __version__
 from leyden.cli.serve import add_serve
 from leyden.cli.show import add_runs, add_show
 from leyden.cli.train import add_dev, add_eval, add_export, add_train
+from leyden.cli.worker import add_worker
+from leyden.client.loading import LoadError
 from leyden.config import ConfigError
 from leyden.remote import RemoteError
 from leyden.server.serve import Unservable
@@ -33,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"leyden {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     home = Path(os.environ.get("LEYDEN_HOME", "runs"))
-    for add in (add_train, add_dev, add_eval, add_export, add_serve, add_runs, add_show):
+    for add in (add_train, add_dev, add_eval, add_export, add_serve, add_worker, add_runs, add_show):
         command = add(commands)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument("--home", type=Path, default=home, help="the folder of all runs (default: runs)")
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ConfigError, TrainingError, StoreError, RemoteError, Unservable) as error:
+    except (ConfigError, LoadError, TrainingError, StoreError, RemoteError, Unservable) as error:
         return _fail(str(error))
     except (aiohttp.ClientError, TimeoutError) as error:
         return _fail(f"cannot reach the server ({error}): start one with `leyden serve`, or correct --server")

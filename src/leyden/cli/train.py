@@ -16,7 +16,7 @@ from leyden.config import Config, ConfigError, override, read_config, read_file
 
 def add_train(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden train`."""
-    command = _configured(commands, "train", "train a model behind an agent, or go on with it")
+    command = add_configuration(commands, "train", "train a model behind an agent, or go on with it")
     command.add_argument("--restart", action="store_true", help="begin anew; the earlier run is put aside")
     command.set_defaults(run=_train)
     return command
@@ -24,7 +24,7 @@ def add_train(commands: Any) -> argparse.ArgumentParser:
 
 def add_eval(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden eval`."""
-    command = _configured(commands, "eval", "measure a model on the tasks held out")
+    command = add_configuration(commands, "eval", "measure a model on the tasks held out")
     command.add_argument("--model", help="the model, runs/NAME/step-N say (default: the configuration's)")
     command.add_argument("--tasks", metavar="FILE", help="measure on these tasks instead")
     command.set_defaults(run=_eval)
@@ -33,7 +33,7 @@ def add_eval(commands: Any) -> argparse.ArgumentParser:
 
 def add_dev(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden dev`."""
-    command = _configured(commands, "dev", "run an agent a few times and see what is caught of it")
+    command = add_configuration(commands, "dev", "run an agent a few times and see what is caught of it")
     command.add_argument("--tasks", type=whole(1, 1000), default=4, help="how many tasks (default: 4)")
     command.add_argument("--rollouts", type=whole(1, 1000), default=2, help="rollouts of each (default: 2)")
     command.set_defaults(run=_dev)
@@ -50,14 +50,16 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
     return command
 
 
-def _configured(commands: Any, name: str, about: str) -> argparse.ArgumentParser:
+def add_configuration(commands: Any, name: str, about: str) -> argparse.ArgumentParser:
+    """Add a command that takes a configuration."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=about)
     command.add_argument("config", type=Path, metavar="CONFIG.toml")
     command.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="put on top, as in training.steps=20")
     return command
 
 
-def _config(options: argparse.Namespace) -> Config:
+def configuration(options: argparse.Namespace) -> Config:
+    """The configuration that such a command was given."""
     document = override(read_file(options.config), options.settings)
     document.setdefault("home", str(options.home))
     return read_config(document)
@@ -70,7 +72,7 @@ def _needs_torch() -> None:
 
 
 async def _train(options: argparse.Namespace) -> None:
-    config = _config(options)
+    config = configuration(options)
     _needs_torch()
     from leyden.local.training import train
 
@@ -88,7 +90,7 @@ async def _train(options: argparse.Namespace) -> None:
 
 
 async def _eval(options: argparse.Namespace) -> None:
-    config = _config(options)
+    config = configuration(options)
     _needs_torch()
     from leyden.local.evaluating import measure_model
 
@@ -107,7 +109,7 @@ async def _eval(options: argparse.Namespace) -> None:
 
 
 async def _dev(options: argparse.Namespace) -> None:
-    config = _config(options)
+    config = configuration(options)
     _needs_torch()
     from leyden.local.dev import try_out
 

@@ -5,7 +5,6 @@ their own, which end with this one however it ends.
 """
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,10 +14,9 @@ import msgspec
 from msgspec import Struct
 from transformers import PreTrainedModel
 
-from leyden.client.worker import WorkerOptions
 from leyden.config import Config
 from leyden.engine.torch_engine import TorchEngine
-from leyden.local.workers import Workers, working
+from leyden.local.workers import Workers, worker_options, working
 from leyden.records import RunSettings, Sampling
 from leyden.remote import Remote
 from leyden.server.gateway.admission import Admission
@@ -26,6 +24,7 @@ from leyden.server.gateway.chatml import renderer_for
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.policy import Policy as Served
 from leyden.server.gateway.tokenizer import Tokenizer
+from leyden.server.keys import write_private
 from leyden.server.serve import ServeOptions, serving
 from leyden.server.service import Service
 from leyden.trainer.loop import POLICY
@@ -39,7 +38,10 @@ class House(Struct, frozen=True):
 
     remote: Remote
     engine: TorchEngine
+    url: str
+    """Where workers elsewhere reach it."""
     workers: Workers | None
+    """None where the configuration wants none here."""
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something that needs the workers, for as long as there are some."""
@@ -77,13 +79,14 @@ async def house(
                 await service[0].store.release("the process that ran it is gone")
             async with Remote(server.running.url, admin_key(folder)) as remote:
                 await _make_run(remote, config, run)
+                key = (await remote.make_key(KeySpec("worker", run))).key
                 if not config.workers.hosts:
-                    yield House(remote, engine, None)
+                    write_private(folder / "worker.key", key)
+                    yield House(remote, engine, server.running.advertised, None)
                     return
-                made = await remote.make_key(KeySpec("worker", run))
                 told = worker_options(config, server.running.url, run)
-                async with working(told, made.key, folder / "worker.log") as workers:
-                    yield House(remote, engine, workers)
+                async with working(told, key, folder / "worker.log") as workers:
+                    yield House(remote, engine, server.running.advertised, workers)
     finally:
         engine.close()
 
@@ -91,23 +94,6 @@ async def house(
 def admin_key(folder: Path) -> str:
     """The key that a server left in its home folder."""
     return (folder / "admin.key").read_text().strip()
-
-
-def worker_options(config: Config, url: str, run: str) -> WorkerOptions:
-    """What the workers of a run are told."""
-    return WorkerOptions(
-        server=url,
-        run=run,
-        agent=config.agent,
-        reward=config.reward,
-        base=config.base,
-        hosts=config.workers.hosts,
-        concurrency=1 if config.deterministic else config.workers.concurrency,
-        time_limit_s=config.rollout.time_limit_s,
-        memory_mb=config.rollout.memory_mb,
-        cpu_s=config.rollout.cpu_s,
-        path=tuple(filter(None, sys.path)),
-    )
 
 
 async def _make_run(remote: Remote, config: Config, run: str) -> None:

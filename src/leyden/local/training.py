@@ -81,6 +81,13 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     sinks = open_sinks(config, folder.path)
     display = Display(console, config.training.steps)
     async with house(config, folder.path, model, tokenizer, state.version, config.run) as home:
+        if home.workers is None:
+            console.print(
+                f"waiting for workers: leyden worker CONFIG.toml --server {home.url} "
+                f"--key-file {folder.path / 'worker.key'}",
+                highlight=False,
+                soft_wrap=True,
+            )
         journal = Journal(folder.journal, state.step, home.remote, config.run, sinks)
         trainer = Trainer(config, tasks, home.remote, policy, home.engine, checkpoints, state, (journal, display))
         try:

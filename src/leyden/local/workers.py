@@ -1,6 +1,7 @@
 """The worker beside a trainer: started with it, started again when it dies, and gone when the trainer is."""
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +10,7 @@ from typing import NoReturn
 
 from leyden.client.starting import WorkerProcess
 from leyden.client.worker import WorkerOptions
-from leyden.config import ConfigError
+from leyden.config import Config, ConfigError
 
 _REFUSED = 2
 """The exit status of a worker that cannot work, whatever is tried."""
@@ -59,3 +60,20 @@ async def working(options: WorkerOptions, key: str, log: Path) -> AsyncIterator[
         yield workers
     finally:
         await workers.stop()
+
+
+def worker_options(config: Config, url: str, run: str) -> WorkerOptions:
+    """What the workers of a run are told."""
+    return WorkerOptions(
+        server=url,
+        run=run,
+        agent=config.agent,
+        reward=config.reward,
+        base=config.base,
+        hosts=max(1, config.workers.hosts),
+        concurrency=1 if config.deterministic else config.workers.concurrency,
+        time_limit_s=config.rollout.time_limit_s,
+        memory_mb=config.rollout.memory_mb,
+        cpu_s=config.rollout.cpu_s,
+        path=tuple(filter(None, sys.path)),
+    )
