@@ -14,7 +14,8 @@ from leyden.server.gateway.chatml import renderer_for
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.policy import Policy
 from leyden.server.gateway.tokenizer import Tokenizer
-from leyden.server.serve import Running, ServeOptions, serve
+from leyden.server.options import Running, ServeOptions
+from leyden.server.serve import serve
 from leyden.server.service import Service
 
 ANSWER = "The answer is forty-two, as it has always been and will be for ever after, amen."

@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from leyden.server.keys import Keyring, Kind
-from leyden.server.serve import Running
+from leyden.server.options import Running
 
 
 class ServerProcess:

@@ -19,7 +19,7 @@ from leyden.cli.worker import add_worker
 from leyden.client.loading import LoadError
 from leyden.config import ConfigError
 from leyden.remote import RemoteError
-from leyden.server.serve import Unservable
+from leyden.server.options import Unservable
 from leyden.server.store.errors import StoreError
 from leyden.trainer.errors import TrainingError
 

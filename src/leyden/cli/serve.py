@@ -10,7 +10,7 @@ import msgspec
 
 from leyden import __version__
 from leyden.cli.arguments import url, whole
-from leyden.server.serve import Running, ServeOptions, serve
+from leyden.server.options import Running, ServeOptions
 
 
 def add_serve(commands: Any) -> argparse.ArgumentParser:
@@ -52,5 +52,7 @@ async def _run(options: argparse.Namespace) -> None:
                 text += f"\n  advertised as {running.advertised}"
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
+
+    from leyden.server.serve import serve  # takes seconds to import, which no other command should wait for
 
     await serve(ServeOptions(**fields), started)

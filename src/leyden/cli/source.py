@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from leyden.records import Episode, Rollout, Run
 from leyden.remote import Remote
-from leyden.server.serve import ServeOptions
+from leyden.server.options import ServeOptions
 from leyden.server.store import reading
 from leyden.server.store.database import Database
 from leyden.wire import RolloutDetail, RunSummary

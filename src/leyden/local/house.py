@@ -25,7 +25,8 @@ from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.policy import Policy as Served
 from leyden.server.gateway.tokenizer import Tokenizer
 from leyden.server.keys import write_private
-from leyden.server.serve import ServeOptions, serving
+from leyden.server.options import ServeOptions
+from leyden.server.serve import serving
 from leyden.server.service import Service
 from leyden.trainer.loop import POLICY
 from leyden.wire import KeySpec, RunSpec

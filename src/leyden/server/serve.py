@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
-from msgspec import Struct
 
 from leyden.server.address import is_loopback, is_wildcard
 from leyden.server.app import App
@@ -19,46 +18,12 @@ from leyden.server.bounded import BoundedHttp
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.upstream import Upstream
 from leyden.server.keys import Keyring, Kind, Refused, write_private
+from leyden.server.options import Running, ServeOptions, Unservable
 from leyden.server.service import ServerSettings, Service
 from leyden.server.store import Store
 
 _GRACE_S = 30
 _TEN_YEARS = 10 * 365 * 86_400.0
-
-
-class Unservable(Exception):
-    """A set-up that a server must not, or cannot, start with."""
-
-
-class ServeOptions(Struct, frozen=True):
-    """What `leyden serve` is told."""
-
-    home: Path
-    host: str = "127.0.0.1"
-    port: int = 8484
-    store: str | None = None
-    """A database URL; None: a SQLite file in the home folder."""
-    advertise: str | None = None
-    """The URL that workers and agents are told; None: where it listens."""
-    keyless: bool = False
-    max_body_mb: int = 32
-    upstream: str | None = None
-    """The base URL of an OpenAI-compatible service that answers model calls."""
-    upstream_key: str | None = None
-
-    @property
-    def location(self) -> str:
-        """Where the store is."""
-        return self.store or str(self.home / "leyden.db")
-
-
-class Running(Struct, frozen=True):
-    """A server that listens."""
-
-    url: str
-    advertised: str
-    store: str
-    admin_key_file: str
 
 
 async def serve(
