@@ -31,8 +31,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import leyden.local  # noqa: I001  first, as in `leyden train`: it says how torch's threads wait
-
 import peer_trl as peer
 import uvloop
 from msgspec.structs import replace
