@@ -38,8 +38,9 @@ from msgspec.structs import replace
 from leyden.config import Config, read_config
 from leyden.engine import Generate, Piece
 from leyden.engine.torch_engine import TorchEngine
+from leyden.episodes import Episode
 from leyden.local.house import House, house
-from leyden.records import Episode, Task
+from leyden.records import Task
 from leyden.trainer.checkpoint import Checkpoints, State
 from leyden.trainer.evaluation import Measured
 from leyden.trainer.journal import Journal

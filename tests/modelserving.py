@@ -12,7 +12,8 @@ import uvicorn
 
 from leyden.engine import Generate
 from leyden.engine.scripted import ScriptedEngine
-from leyden.records import Episode, Purpose, RunSettings, Task
+from leyden.episodes import Episode
+from leyden.records import Purpose, RunSettings, Task
 from leyden.server.app import App
 from leyden.server.gateway.admission import Admission
 from leyden.server.gateway.chatml import renderer_for

@@ -1,12 +1,12 @@
 import msgspec
 import pytest
 
+from leyden.episodes import Episode
 from leyden.outcomes import MEANING, Ending, Outcome
 from leyden.records import (
     Attempt,
     Call,
     CallStatus,
-    Episode,
     Made,
     Purpose,
     Reward,

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import leyden
-from leyden.records import Episode
+from leyden.episodes import Episode
 
 HERE = Path(__file__).parent
 RUN = "demo"

@@ -7,16 +7,14 @@ are views that `Episode` derives.
 
 import math
 import re
-from collections.abc import Collection, Iterator
 from enum import StrEnum
-from functools import cached_property
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from leyden.outcomes import MEANING, Outcome
+from leyden.outcomes import Outcome
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@~-]*$(?!\n)"
 ID_RULE = "letters, digits and . _ : @ ~ -, beginning with a letter or digit, 160 at the most"
@@ -362,135 +360,6 @@ ROLE_ATTRIBUTES = (
     "langgraph_node",
 )
 """Where spans say which part of an agent they belong to, the surest first."""
-
-
-class Transition(Struct, frozen=True):
-    """One step of the decision process: what the model was given, what it said, and the reward it had for it."""
-
-    call: str
-    role: str | None
-    policy: str
-    versions: tuple[VersionRun, ...]
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    reward: float
-
-
-class Episode(Struct, frozen=True, dict=True):
-    """Everything one attempt left behind, with the calls in the order in which they were recorded."""
-
-    rollout: Rollout
-    attempt: Attempt
-    task: Task
-    calls: tuple[Call, ...] = ()
-    spans: tuple[Span, ...] = ()
-    rewards: tuple[Reward, ...] = ()
-    """In the order in which they were given: of rewards with the same kind, name and owner the newest is in force."""
-    output: str = ""
-    """What the agent printed, the middle left out where it is long."""
-
-    @cached_property
-    def _by_id(self) -> dict[str, Call]:
-        return {call.id: call for call in self.calls}
-
-    @cached_property
-    def _prompts(self) -> dict[str, tuple[int, ...]]:
-        prompts: dict[str, tuple[int, ...]] = {}
-        for call in self.calls:  # a parent is recorded before its child, so one pass suffices
-            kept: tuple[int, ...] = ()
-            if call.parent is not None and call.kept_ids:
-                kept = (prompts[call.parent] + self._by_id[call.parent].completion_ids)[: call.kept_ids]
-            prompts[call.id] = kept + call.prompt_ids
-        return prompts
-
-    def prompt_ids(self, call: Call) -> tuple[int, ...]:
-        """Every token that the model was given in this call."""
-        return self._prompts[call.id]
-
-    def messages(self, call: Call) -> tuple[Any, ...]:
-        """Every message that the model was given in this call."""
-        chain = [call]
-        while (parent := chain[-1].parent) is not None and chain[-1].kept_messages:
-            chain.append(self._by_id[parent])
-        messages: tuple[Any, ...] = ()
-        for link, child in zip(reversed(chain), [*reversed(chain[:-1]), None], strict=True):
-            messages += link.messages
-            if child is not None:
-                messages = (*messages, link.response)[: child.kept_messages]
-        return messages
-
-    def tools(self, call: Call) -> tuple[Any, ...]:
-        """The tools that the model was offered in this call."""
-        while call.tools is None and call.parent is not None:
-            call = self._by_id[call.parent]
-        return call.tools or ()
-
-    @cached_property
-    def _spans(self) -> dict[str, Span]:
-        return {span.span_id: span for span in self.spans}
-
-    def role(self, call: Call) -> str | None:
-        """In which role a call was made: as it said, or as the nearest span around it that names one."""
-        if call.role is not None:
-            return call.role
-        span, seen = self._spans.get(call.span or ""), set[str]()
-        while span is not None and span.span_id not in seen:
-            if (role := span.role) is not None:
-                return role
-            seen.add(span.span_id)
-            span = self._spans.get(span.parent_id or "")
-        return None
-
-    @cached_property
-    def standing_rewards(self) -> tuple[Reward, ...]:
-        """The rewards in force: a later one replaces an earlier of the same kind, name and owner."""
-        return tuple({(r.kind, r.name, r.call, r.span): r for r in self.rewards}.values())
-
-    def final_reward(self, failure_reward: float) -> float | None:
-        """The value of the whole attempt, by the outcome table; None where it has none and is left out."""
-        if self.attempt.outcome is None:
-            return None
-        match MEANING[self.attempt.outcome.ending].scores:
-            case "its reward":
-                return sum(r.weight * r.value for r in self.standing_rewards if r.kind is RewardKind.FINAL)
-            case "failure_reward":
-                return failure_reward
-            case "nothing":
-                return None
-
-    def transitions(
-        self, failure_reward: float = 0.0, roles: Collection[str] | None = None, distorted: bool = False
-    ) -> Iterator[Transition]:
-        """Derive the transitions of the selected roles (None: all), leaving out calls that are not trained on.
-
-        Those drawn greedily, truncated or with penalties are among them unless `distorted` asks for them.
-        Rewards of a call come with it, weighted; the final reward comes with the last. An attempt without a value
-        (still alive, or left out by the outcome table) has no transitions.
-        """
-        final = self.final_reward(failure_reward)
-        if final is None:
-            return
-        selected = [
-            call
-            for call in self.calls
-            if (call.unusable if distorted else call.untrainable) is None
-            and (roles is None or self.role(call) in roles)
-        ]
-        for call in selected:
-            earned = sum(r.weight * r.value for r in self.standing_rewards if r.call == call.id)
-            if call is selected[-1]:
-                earned += final
-            yield Transition(
-                call=call.id,
-                role=self.role(call),
-                policy=call.policy,
-                versions=call.versions,
-                prompt_ids=self.prompt_ids(call),
-                completion_ids=call.completion_ids,
-                logprobs=call.logprobs or (),
-                reward=earned,
-            )
 
 
 class Worker(Struct, frozen=True):

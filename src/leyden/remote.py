@@ -6,7 +6,8 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import msgspec
 
-from leyden.records import Call, Episode, Group, Metric, Reward, Rollout, Run, Version
+from leyden.episodes import Episode
+from leyden.records import Call, Group, Metric, Reward, Rollout, Run, Version
 from leyden.wire import (
     Beat,
     BeatReply,

@@ -12,8 +12,8 @@ import pytest
 from modelserving import eventually
 from worksite import AGENTS, Worksite, alive, gone, hosts_of, kill
 
+from leyden.episodes import Episode
 from leyden.outcomes import Ending
-from leyden.records import Episode
 from leyden.server.keys import Kind
 
 PYTHON = f"{sys.executable} command.py"

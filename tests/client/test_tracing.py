@@ -4,8 +4,9 @@ import pytest
 from modelserving import END, call
 from worksite import Worksite, echo
 
+from leyden.episodes import Episode
 from leyden.outcomes import Ending
-from leyden.records import Call, Episode, Span, trace_id
+from leyden.records import Call, Span, trace_id
 
 
 def around(episode: Episode, call: Call) -> list[Span]:

@@ -15,7 +15,8 @@ from modelserving import END, ModelServer, eventually, model_server
 
 from leyden.client.starting import WorkerProcess
 from leyden.client.worker import WorkerOptions
-from leyden.records import Episode, Purpose, RunSettings, Task
+from leyden.episodes import Episode
+from leyden.records import Purpose, RunSettings, Task
 from leyden.remote import Remote
 from leyden.server.keys import Kind
 from leyden.wire import GroupSpec, RunSpec

@@ -135,7 +135,6 @@ def refusal(folder: Path, *settings: str) -> str:
         ("agent=agent.py:solv", "did you mean 'solve'"),
         ("reward=agent.py:nothing", "has no 'nothing'"),
         ("algorithm.advantage=grop", "`algorithm.advantage`: there is no 'grop'"),
-        ('report=["mlflow"]', "`report`: mlflow needs the package mlflow"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_any_work(setting: str, says: str, tmp_path: Path) -> None:

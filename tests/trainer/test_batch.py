@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
+from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Attempt, Call, CallStatus, Episode, Purpose, Reward, RewardKind, Rollout, State, Task
+from leyden.records import Attempt, Call, CallStatus, Purpose, Reward, RewardKind, Rollout, Span, State, Task
 from leyden.rl.advantage.grpo import grpo
 from leyden.rl.aggregation.rollout_mean import rollout_mean
 from leyden.rl.credit.identical import identical
@@ -87,6 +89,21 @@ def test_step_rewards_are_part_of_the_return() -> None:
     )
     assert scored is not None
     assert [one.values for one in scored] == [(1.25,), (0.0,)]
+
+
+def test_a_reward_on_a_span_is_the_last_calls_within_it() -> None:
+    outer, inner = "1" * 16, "2" * 16
+    spans = (span(outer, None), span(inner, outer))
+    calls = [call("a", span=outer), call("b", span=inner), call("c")]
+    given = [Reward("s", 0.5, RewardKind.STEP, span=outer), Reward("t", 0.25, RewardKind.STEP, span="3" * 16)]
+    whole = replace(episode(0, 1.0, calls, Ending.SUCCEEDED, *given), spans=spans)
+    assert whole.earned == {"a": 0.0, "b": 0.5, "c": 0.25}  # of a span that nobody knows: the last of all
+    (scored,) = score([whole], replace(RULES, min_group=1), Accounts()) or ()
+    assert scored.values == (1.75, 1.75, 1.75)
+
+
+def span(name: str, parent: str | None) -> Span:
+    return Span("0" * 32, name, parent, "work", "internal", 0, 1)
 
 
 def test_groups_without_variance_are_counted_and_cost_nothing() -> None:

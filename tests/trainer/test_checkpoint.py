@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from leyden.rl.loss import Clip
 from leyden.rl.loss.ppo_clip import ppo_clip
-from leyden.trainer.checkpoint import Checkpoints, State, found, read_state, restore
+from leyden.trainer.checkpoint import Checkpoints, State, found, newest, read_state, restore
 from leyden.trainer.policy import Policy
 
 SPARK = Path(__file__).parents[2] / "src/leyden/models/spark"
@@ -35,7 +35,7 @@ def test_going_on_is_the_same_as_never_having_stopped(tmp_path: Path) -> None:
         update(undisturbed, seed)
 
     again = small_policy(seed=9, **training)
-    folder = checkpoints.newest()
+    folder = newest(tmp_path)
     assert folder is not None
     assert restore(folder, again) == State(step=3, position=48, version=3)
     for seed in range(3, 6):

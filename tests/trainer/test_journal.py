@@ -4,23 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from leyden.records import Metric
+from leyden.remote import Remote
 from leyden.trainer.batch import Accounts
 from leyden.trainer.curve import draw_image, draw_text
 from leyden.trainer.evaluation import Measured
 from leyden.trainer.journal import Journal, read_journal
 from leyden.trainer.loop import StepReport
 from leyden.trainer.policy import Figures
-
-
-class Heard:
-    """Stands where the server is."""
-
-    def __init__(self) -> None:
-        self.metrics: list[Metric] = []
-
-    async def record_metrics(self, run: str, metrics: list[Metric]) -> None:
-        self.metrics += metrics
+from leyden.wire import RunSpec
 
 
 def report(step: int, **fields: Any) -> StepReport:
@@ -31,9 +22,10 @@ def report(step: int, **fields: Any) -> StepReport:
     return StepReport(step, [1.0, 0.0, 0.0], accounts, figures, sampled=40, **fields)
 
 
-async def test_a_step_is_written_down_and_sent(tmp_path: Path) -> None:
-    heard, path = Heard(), tmp_path / "metrics.jsonl"
-    journal = Journal(path, 0, heard, "r", ())  # type: ignore[arg-type]
+async def test_a_step_is_written_down_and_sent(remote: Remote, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    await remote.create_run(RunSpec("r"))
+    journal = Journal(path, 0, remote, "r", ())
     journal.measured(0, Measured(0.25, 0.1, 4, {"succeeded": 4}), [])
     journal.step(report(1, held_out=Measured(0.5, 0.1, 4, {"succeeded": 3, "timeout": 1})), 0.0)
     await journal.close()
@@ -42,15 +34,18 @@ async def test_a_step_is_written_down_and_sent(tmp_path: Path) -> None:
     assert first["rollouts/asked"] == first["rollouts/trained"] + first["rollouts/excluded/lost"] == 4
     assert (first["held_out/reward"], first["held_out/timeout"]) == (0.5, 1)
     assert first["tokens/trained"] == 30
-    assert {metric.name for metric in heard.metrics if metric.step == 1} == first.keys() - {"step", "time"}
+    sent = (await remote.metrics("r")).metrics
+    assert {metric.name: metric.value for metric in sent if metric.step == 1} == {
+        name: value for name, value in first.items() if name not in ("step", "time")
+    }
 
 
-async def test_a_run_that_goes_on_forgets_what_will_happen_again(tmp_path: Path) -> None:
+async def test_a_run_that_goes_on_forgets_what_will_happen_again(remote: Remote, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(6)) + '{"step": 6, "rew')
-    Journal(path, 3, Heard(), "r", ())  # type: ignore[arg-type]
+    Journal(path, 3, remote, "r", ())
     assert [row["step"] for row in read_journal(path)] == [0, 1, 2, 3]
-    Journal(path, 0, Heard(), "r", ())  # type: ignore[arg-type]
+    Journal(path, 0, remote, "r", ())
     assert read_journal(path) == []
 
 

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from smallpolicy import small_policy, some_rows
+from transformers import MistralConfig, MistralForCausalLM
 
+from leyden.config import TrainingConfig
 from leyden.rl.loss import Clip
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.trainer.batch import Row
@@ -96,3 +98,16 @@ def test_the_learning_rate_follows_its_schedule(schedule: str, expected: list[fl
         rates.append(policy.learning_rate / 0.5)
         policy.apply(policy.accumulate(rows, None, ppo_clip, CLIP).grad_norm)
     assert rates == pytest.approx(expected)
+
+
+def test_a_model_with_a_sliding_window_is_not_laid_as_trees() -> None:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=4, initializer_range=0.2,
+    )  # fmt: skip
+    policy, rows = Policy(MistralForCausalLM(config).eval(), TrainingConfig()), some_rows()
+    assert policy.layout == "rows"
+    for row, found in zip(rows, policy.logprobs(rows), strict=True):
+        torch.testing.assert_close(found, plain(policy, row).detach(), atol=1e-5, rtol=1e-5)
+    assert small_policy().layout == "tree"

@@ -51,6 +51,7 @@ def test_tasks_held_out_in_a_file_may_not_be_trained_on(tmp_path: Path) -> None:
         ('{"a": 1}\n\n[1]\n', "tasks.jsonl:3: a task is a JSON object"),
         ('{"a": 1}\n{"a": 1}\n', "tasks.jsonl:2: the same task as in line 1"),
         ('{"id": "a b"}\n', "tasks.jsonl:1: 'a b' cannot be an id"),
+        ('{"id": "%s"}' % ("x" * 121), "an `id` has 120 characters at the most"),
         ("\n", "has no tasks"),
     ],
 )

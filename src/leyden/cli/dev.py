@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from leyden.records import Episode
+from leyden.episodes import Episode
 
 if TYPE_CHECKING:
     from leyden.local.dev import Caught

@@ -1,7 +1,6 @@
 """`leyden runs` and `leyden show`: what happened, for a person or as JSON."""
 
 import argparse
-import sys
 import time
 from typing import Any
 
@@ -14,8 +13,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from leyden.cli.arguments import identifier, whole
+from leyden.cli.printing import print_json
 from leyden.cli.source import Source, add_source, every_run, source
-from leyden.records import Attempt, Call, Episode, Rollout, Span
+from leyden.episodes import Episode
+from leyden.records import Attempt, Call, Rollout, Span
 from leyden.wire import RolloutDetail, RunSummary
 
 _OUTPUT_LINES, _LONGEST_LINE = 20, 2000
@@ -44,7 +45,7 @@ def add_show(commands: Any) -> argparse.ArgumentParser:
 async def _runs(options: argparse.Namespace) -> None:
     found = await every_run(options)
     if options.json:
-        _print_json(found)
+        print_json(found)
         return
     if not found:
         Console().print("no runs yet")
@@ -75,7 +76,7 @@ async def _show_run(archive: Source, options: argparse.Namespace) -> None:
     run, summary = await archive.run(options.name), await archive.summary(options.name)
     listed = await archive.rollouts(options.name, options.after or "", options.limit)
     if options.json:
-        _print_json({"run": run, "summary": summary, "rollouts": listed})
+        print_json({"run": run, "summary": summary, "rollouts": listed})
         return
     console = Console()
     console.print(f"[bold]{run.id}[/]  begun {_when(run.created)}, {_counts(summary) or 'no rollouts'}")
@@ -101,7 +102,7 @@ async def _show_rollout(archive: Source, options: argparse.Namespace) -> None:
     detail = await archive.rollout(options.name, options.rollout)
     episodes = [await archive.episode(options.name, attempt.id) for attempt in detail.attempts]
     if options.json:
-        _print_json({"rollout": detail.rollout, "task": detail.task, "episodes": episodes})
+        print_json({"rollout": detail.rollout, "task": detail.task, "episodes": episodes})
         return
     console = Console()
     _print_head(console, detail)
@@ -219,7 +220,3 @@ def _number(value: float | None) -> str:
 
 def _when(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")

@@ -9,7 +9,8 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from leyden.records import Episode, Rollout, Run
+from leyden.episodes import Episode
+from leyden.records import Rollout, Run
 from leyden.remote import Remote
 from leyden.server.options import ServeOptions
 from leyden.server.store import reading

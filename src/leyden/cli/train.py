@@ -1,16 +1,15 @@
 """`leyden train`, `eval`, `dev` and `export`. torch is imported only when one of them runs."""
 
 import argparse
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 
 from leyden.cli.arguments import identifier, whole
 from leyden.cli.dev import show_caught
+from leyden.cli.printing import print_json
 from leyden.config import Config, ConfigError, override, read_config, read_file
 
 
@@ -78,7 +77,7 @@ async def _train(options: argparse.Namespace) -> None:
 
     trained = await train(config, options.restart)
     if options.json:
-        _print_json(trained)
+        print_json(trained)
         return
     console = Console()
     if trained.before is not None and trained.after is not None:
@@ -96,7 +95,7 @@ async def _eval(options: argparse.Namespace) -> None:
 
     done = await measure_model(config, options.model, options.tasks)
     if options.json:
-        _print_json(done)
+        print_json(done)
         return
     outcomes = ", ".join(f"{count} {ending}" for ending, count in done.outcomes.items())
     reward = "none" if done.reward is None else f"{done.reward:.3f}"
@@ -115,7 +114,7 @@ async def _dev(options: argparse.Namespace) -> None:
 
     caught, episodes = await try_out(config, options.tasks, options.rollouts)
     if options.json:
-        _print_json(caught)
+        print_json(caught)
     else:
         show_caught(Console(), caught, episodes)
     if not caught.calls_trained:
@@ -128,14 +127,10 @@ async def _export(options: argparse.Namespace) -> None:
 
     checkpoint = export(options.home / options.name, options.to, options.step)
     if options.json:
-        _print_json({"checkpoint": checkpoint, "to": options.to})
+        print_json({"checkpoint": checkpoint, "to": options.to})
     else:
         Console().print(f"{checkpoint} is now {options.to}", highlight=False, soft_wrap=True)
 
 
 def _why(left_out: dict[str, int]) -> str:
     return ", ".join(f"{count} {why}" for why, count in left_out.items()) or "the agent made no model call"
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")

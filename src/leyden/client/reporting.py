@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from leyden.client.contact import Contact
 from leyden.client.messages import Ended
 from leyden.client.rewards import NoReward, RewardFunction
+from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Episode, Reward
+from leyden.records import Reward
 from leyden.remote import RemoteError
 from leyden.wire import Finish, Lease
 

@@ -9,7 +9,7 @@ from typing import Any
 from leyden.client.failures import describe
 from leyden.client.loading import AnyCallable, LoadError
 from leyden.client.results import NotAReward, read_reward
-from leyden.records import Episode
+from leyden.episodes import Episode
 
 _OFFERED = ("task", "result", "episode")
 

@@ -13,8 +13,8 @@ from msgspec import Struct
 from leyden.records import Sampling
 
 # torch's threads spin while they wait for each other. On cores that agents, engine and trainer share, one that runs
-# burns its core waiting for one that does not: waiting asleep was measured four times as fast there, and no slower
-# alone. It has to be said before torch is loaded.
+# burns its core waiting for one that does not. They wait asleep, unless the user says otherwise; it has to be said
+# before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 Finish = Literal["stop", "length"]

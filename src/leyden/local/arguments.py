@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
+from rich.console import Console
 
 from leyden.client.loading import LoadError, refer
 from leyden.config import Config, ConfigError, read_config, read_file
@@ -65,8 +66,8 @@ def configured(config: str | Path | None, *, restart: bool = False, **settings: 
     objects = {name: value for name, value in given.items() if name not in named}
     checked = read_config({**document, **dict.fromkeys(objects, "")})
     folder = RunFolder.of(checked)
-    if restart:
-        folder.put_aside()
+    if restart and (aside := folder.put_aside()) is not None:
+        Console(stderr=True).print(f"the earlier run is now {aside}", highlight=False, soft_wrap=True)
     for name, value in objects.items():
         document[name] = _kept(name, value, folder.path)
     return read_config(document)

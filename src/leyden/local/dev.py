@@ -11,9 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.config import Config
+from leyden.episodes import Episode
 from leyden.local.folder import RunFolder
 from leyden.local.house import house
-from leyden.records import Episode, Purpose
+from leyden.records import Purpose
 from leyden.trainer.algorithm import algorithm_of
 from leyden.trainer.batch import Accounts, score
 from leyden.trainer.collection import Collection

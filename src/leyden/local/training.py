@@ -12,13 +12,13 @@ from msgspec import Struct
 from rich.console import Console
 
 from leyden.config import Config
+from leyden.episodes import Episode
 from leyden.local.folder import RunFolder
 from leyden.local.house import house
-from leyden.records import Episode
 from leyden.server.store import reading
 from leyden.server.store.database import Database
 from leyden.trainer.algorithm import algorithm_of
-from leyden.trainer.checkpoint import Checkpoints, State, restore
+from leyden.trainer.checkpoint import Checkpoints, State, newest, restore
 from leyden.trainer.curve import draw_image, draw_text, points
 from leyden.trainer.display import Display
 from leyden.trainer.journal import Journal, read_journal
@@ -56,7 +56,7 @@ class Trained(Struct, frozen=True):
     @property
     def checkpoint(self) -> Path | None:
         """The newest weights, a Hugging Face folder."""
-        return Checkpoints(self.folder, self.folder, 1).newest()
+        return newest(self.folder)
 
 
 async def train(config: Config, restart: bool = False, console: Console | None = None) -> Trained:
@@ -73,9 +73,11 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     folder.open(config)
     model = load_model(source, config.engine.dtype, training=True)
     policy = Policy(model, config.training)
+    if policy.layout != config.training.layout:
+        console.print(f"{source.name} has layers that do not see all tokens: every call is computed by itself")
     checkpoints = Checkpoints(folder.path, source.folder, config.checkpoints.keep)
-    newest = checkpoints.newest()
-    state = restore(newest, policy) if newest is not None else State()
+    last = newest(folder.path)
+    state = restore(last, policy) if last is not None else State()
     if state.step:
         console.print(f"going on with [bold]{config.run}[/] after step {state.step}", highlight=False)
     sinks = open_sinks(config, folder.path)

@@ -6,7 +6,8 @@ from collections import defaultdict
 
 from msgspec.structs import replace
 
-from leyden.records import Call, Episode, Group, Metric, Reward, Rollout, Run, Span, Version, Worker
+from leyden.episodes import Episode
+from leyden.records import Call, Group, Metric, Reward, Rollout, Run, Span, Version, Worker
 from leyden.server import otlp
 from leyden.server.http import ApiError, Raw, Request
 from leyden.server.keys import AGENTS, Key, Kind, Refused, speak_for

@@ -1,6 +1,7 @@
 """The table of routes. Everything beneath a run has the run in its path, which is what a key is held against."""
 
-from leyden.records import Call, Episode, Group, Metric, Reward, Rollout, Run, Version, Worker
+from leyden.episodes import Episode
+from leyden.records import Call, Group, Metric, Reward, Rollout, Run, Version, Worker
 from leyden.server import api
 from leyden.server.gateway.routes import GATEWAY_ROUTES
 from leyden.server.http import Raw, Route

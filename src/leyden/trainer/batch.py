@@ -1,12 +1,13 @@
 """Finished groups become rows to train on, and every rollout is accounted for: trained on, or left out and why."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from msgspec import Struct, field
 
+from leyden.episodes import Episode
 from leyden.outcomes import MEANING
-from leyden.records import Call, Episode, RewardKind
+from leyden.records import Call
 from leyden.rl.advantage import Advantage, call_weights
 from leyden.rl.aggregation import Aggregation
 from leyden.rl.credit import Credit, Earned
@@ -78,7 +79,7 @@ def score(group: Sequence[Episode], rules: Rules, accounts: Accounts) -> list[Sc
         if not MEANING[outcome.ending].counted or final is None:
             reasons[str(outcome.ending)] += 1
             continue
-        chosen = [_left_out(episode, call, rules.roles) for call in episode.calls]
+        chosen = [episode.left_out(call, rules.roles) for call in episode.calls]
         left.update(why for why in chosen if why is not None)
         values = rules.credit(_earned(episode, final, chosen))
         calls = tuple(call for call, why in zip(episode.calls, chosen, strict=True) if why is None)
@@ -118,21 +119,9 @@ def make_rows(groups: Sequence[Sequence[Scored]], rules: Rules, accounts: Accoun
     return rows
 
 
-def _left_out(episode: Episode, call: Call, roles: Collection[str] | None) -> str | None:
-    if call.untrainable is not None:
-        return call.untrainable
-    if roles is not None and episode.role(call) not in roles:
-        return "role not selected"
-    return None
-
-
 def _earned(episode: Episode, final: float, chosen: Sequence[str | None]) -> Earned:
-    given: defaultdict[str, float] = defaultdict(float)
-    for reward in episode.standing_rewards:
-        if reward.kind is not RewardKind.FINAL and reward.call is not None:
-            given[reward.call] += reward.weight * reward.value
     return Earned(
-        steps=tuple(given[call.id] for call in episode.calls),
+        steps=tuple(episode.earned[call.id] for call in episode.calls),
         final=final,
         selected=tuple(why is None for why in chosen),
     )

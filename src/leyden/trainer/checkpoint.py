@@ -60,11 +60,6 @@ class Checkpoints:
         self._drop(state)
         return final
 
-    def newest(self) -> Path | None:
-        """The folder to go on from."""
-        numbers = found(self._folder)
-        return self._folder / f"step-{max(numbers)}" if numbers else None
-
     def _drop(self, state: State) -> None:
         wanted = {*sorted(found(self._folder))[-self._keep :], state.best_step}
         for number in found(self._folder):
@@ -89,6 +84,12 @@ def restore(folder: Path, policy: Policy) -> State:
             key: value if key == "step" else value.to(parameter.device) for key, value in own.items()
         }
     return state
+
+
+def newest(folder: Path) -> Path | None:
+    """The checkpoint of a run to go on from."""
+    steps = found(folder)
+    return folder / f"step-{steps[-1]}" if steps else None
 
 
 def read_state(folder: Path) -> State:

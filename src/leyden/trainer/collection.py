@@ -5,7 +5,7 @@ Groups are asked for by name, so asking twice is asking once: a trainer that is 
 
 from collections.abc import AsyncIterator, Sequence
 
-from leyden.records import Episode
+from leyden.episodes import Episode
 from leyden.remote import Remote
 from leyden.wire import GroupSpec
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.status import Status
 
-from leyden.records import Episode
+from leyden.episodes import Episode
 from leyden.trainer.evaluation import Measured
 from leyden.trainer.loop import StepReport
 

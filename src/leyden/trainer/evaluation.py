@@ -7,8 +7,9 @@ from statistics import fmean, stdev
 
 from msgspec import Struct
 
+from leyden.episodes import Episode
 from leyden.outcomes import MEANING
-from leyden.records import Episode, Purpose, Task
+from leyden.records import Purpose, Task
 from leyden.trainer.collection import Collection
 from leyden.wire import GroupSpec
 
@@ -32,7 +33,7 @@ async def evaluate(
     progress: Callable[[int, int], None] = lambda done, asked: None,
 ) -> tuple[Measured, list[Episode]]:
     """Run each task so many times; what came of it, with the episodes in the order of the tasks."""
-    specs = [GroupSpec(f"{name}-{task.id}"[:140], task, rollouts, Purpose.EVAL) for task in tasks]
+    specs = [GroupSpec(f"{name}-{task.id}", task, rollouts, Purpose.EVAL) for task in tasks]
     done: dict[str, list[Episode]] = {}
     async for spec, group in collection.gather(specs):
         done[spec.id] = group

@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from leyden.records import Episode, Metric
+from leyden.episodes import Episode
+from leyden.records import Metric
 from leyden.remote import Remote
 from leyden.trainer.evaluation import Measured
 from leyden.trainer.loop import StepReport

@@ -11,8 +11,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from leyden.config import Config
+from leyden.episodes import Episode
 from leyden.outcomes import Ending
-from leyden.records import Episode, Task, Version
+from leyden.records import Task, Version
 from leyden.remote import Remote
 from leyden.trainer.algorithm import algorithm_of
 from leyden.trainer.batch import Accounts, Row, Scored, make_rows, score

@@ -51,7 +51,9 @@ class Policy:
         )
         self.updates = 0
         """How many the weights have had."""
-        self._lay = lay_trees if config.layout == "tree" else lay_rows
+        self.layout = config.layout if _sees_all(model) else "rows"
+        """How rows are laid: not as trees where a token may not see all that came before it."""
+        self._lay = lay_trees if self.layout == "tree" else lay_rows
         on_cpu = model.device.type == "cpu"
         self._most = min(config.batch_tokens, _CPU_BATCH) if on_cpu else config.batch_tokens
         self._square = _square(model) / (_CPU_ATTENTION if on_cpu else 1)
@@ -132,6 +134,14 @@ class Policy:
         lengths = torch.tensor([len(row.completion_ids) for row in rows])
         values = torch.tensor([getattr(row, name) for row in rows], dtype=torch.float32)
         return values.repeat_interleave(lengths).to(self.model.device)
+
+
+def _sees_all(model: PreTrainedModel) -> bool:
+    """Whether every layer attends to everything before: a tree's mask has no window, and its order is no time."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return kinds == {"full_attention"} and window is None
 
 
 def _square(model: PreTrainedModel) -> float:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -12,6 +13,9 @@ from msgspec import Struct
 
 from leyden.config import Config, ConfigError
 from leyden.records import ID_RULE, Id, Task
+
+LONGEST_ID = 120
+"""Characters of a task's id: a group of rollouts is named after it."""
 
 
 class Tasks(Struct, frozen=True):
@@ -24,9 +28,14 @@ class Tasks(Struct, frozen=True):
     def draw(self, position: int) -> Task:
         """The task at a position of the endless order: every task once an epoch, each epoch in an order of its own."""
         epoch, place = divmod(position, len(self.train))
-        order = list(range(len(self.train)))
-        Random(f"{self.seed}/{epoch}").shuffle(order)
-        return self.train[order[place]]
+        return self.train[_order(self.seed, epoch, len(self.train))[place]]
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, tasks: int) -> list[int]:
+    order = list(range(tasks))
+    Random(f"{seed}/{epoch}").shuffle(order)
+    return order
 
 
 def read_tasks(config: Config) -> Tasks:
@@ -96,6 +105,9 @@ def _task(path: Path, number: int, row: dict[str, Any]) -> Task:
         content = json.dumps(row, sort_keys=True, ensure_ascii=False).encode()
         return Task(blake2b(content, digest_size=8).hexdigest(), row)
     try:
-        return Task(msgspec.convert(str(row["id"]), Id), row)
+        id = msgspec.convert(str(row["id"]), Id)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}:{number}: {row['id']!r} cannot be an id: write {ID_RULE}") from error
+    if len(id) > LONGEST_ID:
+        raise ConfigError(f"{path}:{number}: an `id` has {LONGEST_ID} characters at the most, this one {len(id)}")
+    return Task(id, row)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from leyden.records import Episode
+from leyden.episodes import Episode
 
 
 def said(task: dict[str, int], result: dict[str, Any], episode: Episode) -> float:

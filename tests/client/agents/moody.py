@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 import leyden
-from leyden.records import Episode
+from leyden.episodes import Episode
 
 
 def act(task: dict[str, Any], attempt: Any = None) -> Any:

@@ -8,7 +8,7 @@ from anthropic import Anthropic
 from openai import AsyncOpenAI, OpenAI
 
 import leyden
-from leyden.records import Episode
+from leyden.episodes import Episode
 
 client: Any = None
 anthropic: Any = None

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from leyden.records import Call, CallStatus, Episode, Made
+from leyden.episodes import Episode
+from leyden.records import Call, CallStatus, Made
 from leyden.server.gateway.ask import Message
 
 _encode = msgspec.json.Encoder(order="deterministic").encode

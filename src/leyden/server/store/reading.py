@@ -5,7 +5,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Table, func, select
 
-from leyden.records import Episode, Event, Group, Metric, Rollout, Run, State, Version, Worker
+from leyden.episodes import Episode
+from leyden.records import Event, Group, Metric, Rollout, Run, State, Version, Worker
 from leyden.server.store.codec import decode_json
 from leyden.server.store.errors import NotFound
 from leyden.server.store.queue import Live, live
