@@ -41,6 +41,7 @@ from leyden.engine.torch_engine import TorchEngine
 from leyden.episodes import Episode
 from leyden.local.house import House, house
 from leyden.records import Task
+from leyden.trainer.algorithm import algorithm_of
 from leyden.trainer.checkpoint import Checkpoints, State
 from leyden.trainer.evaluation import Measured
 from leyden.trainer.journal import Journal
@@ -148,13 +149,16 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
     config = configure(plan)
     source = find(config.model, config.base)
     model, tokenizer = load_model(source, config.engine.dtype, training=True), load_tokenizer(source)
+    algorithm = algorithm_of(config)
     policy, checkpoints = TimedPolicy(model, config.training), TimedCheckpoints(folder, source.folder, 2)
     async with house(config, folder, model, tokenizer, 0, config.run) as home:
         draw_to_the_end(home.engine)
         clock = Clock(home.engine, plan["tasks"] * plan["group"], plan["tokens"])
         policy.clock = checkpoints.clock = clock
         journal = Journal(folder / "metrics.jsonl", 0, home.remote, config.run, ())
-        trainer = Trainer(config, tasks, home.remote, policy, home.engine, checkpoints, State(), (journal, clock))
+        trainer = Trainer(
+            config, tasks, home.remote, algorithm, policy, home.engine, checkpoints, State(), (journal, clock)
+        )
         await home.watched(trainer.run(asyncio.Event()))
         await journal.close()
         prompt_tokens = await count_prompts(home, config)

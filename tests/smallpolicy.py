@@ -6,11 +6,17 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from leyden.config import TrainingConfig
+from leyden.rl.loss.ppo_clip import ppo_clip
+from leyden.rl.terms import Terms
 from leyden.trainer.batch import Row
+from leyden.trainer.objective import Objective
 from leyden.trainer.policy import Policy
 
 
-def small_policy(seed: int = 0, **training: object) -> Policy:
+OBJECTIVE = Objective(ppo_clip, Terms())
+
+
+def small_policy(seed: int = 0, critic: bool = False, reference: bool = False, **training: object) -> Policy:
     """A policy with random weights."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -25,7 +31,8 @@ def small_policy(seed: int = 0, **training: object) -> Policy:
         initializer_range=0.2,
     )
     model = LlamaForCausalLM(config).eval()
-    return Policy(model, TrainingConfig(**{"learning_rate": 1e-2, **training}))  # type: ignore[arg-type]
+    config = TrainingConfig(**{"learning_rate": 1e-2, **training})  # type: ignore[arg-type]
+    return Policy(model, config, critic, reference)
 
 
 def some_rows(number: int = 7, seed: int = 0) -> list[Row]:
@@ -39,6 +46,8 @@ def some_rows(number: int = 7, seed: int = 0) -> list[Row]:
         rows.append(
             Row(
                 call=f"call-{index}",
+                rollout=index // 2,
+                turn=index % 2,
                 prompt_ids=(*shared, *(rng.randrange(64) for _ in range(rng.randint(1, 30)))),
                 completion_ids=tuple(rng.randrange(64) for _ in range(tokens)),
                 sampler=tuple(-rng.random() * 5 for _ in range(tokens)),

@@ -3,7 +3,7 @@
 Whole prompts, messages and tools of a call that holds only what it adds; its role; what it earned; transitions.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,16 @@ class Transition(Struct, frozen=True):
     reward: float
 
 
+def standing(rewards: Sequence[Reward]) -> tuple[Reward, ...]:
+    """The rewards in force: a later one replaces an earlier of the same kind, name and owner.
+
+    The final reward has one source: where it was rescored, that of the last rescoring, whatever the names.
+    """
+    source = next((r.source for r in reversed(rewards) if r.kind is RewardKind.FINAL), None)
+    kept = (r for r in rewards if r.kind is not RewardKind.FINAL or r.source == source)
+    return tuple({(r.kind, r.name, r.call, r.span): r for r in kept}.values())
+
+
 class Episode(Struct, frozen=True, dict=True):
     """Everything one attempt left behind, with the calls in the order in which they were recorded."""
 
@@ -35,7 +45,7 @@ class Episode(Struct, frozen=True, dict=True):
     calls: tuple[Call, ...] = ()
     spans: tuple[Span, ...] = ()
     rewards: tuple[Reward, ...] = ()
-    """In the order in which they were given: of rewards with the same kind, name and owner the newest is in force."""
+    """In the order in which they were given, those included that a later one has replaced."""
     output: str = ""
     """What the agent printed, the middle left out where it is long."""
 
@@ -87,8 +97,8 @@ class Episode(Struct, frozen=True, dict=True):
 
     @cached_property
     def standing_rewards(self) -> tuple[Reward, ...]:
-        """The rewards in force: a later one replaces an earlier of the same kind, name and owner."""
-        return tuple({(r.kind, r.name, r.call, r.span): r for r in self.rewards}.values())
+        """The rewards in force."""
+        return standing(self.rewards)
 
     @cached_property
     def earned(self) -> Mapping[str, float]:
@@ -120,7 +130,8 @@ class Episode(Struct, frozen=True, dict=True):
             return None
         match MEANING[self.attempt.outcome.ending].scores:
             case "its reward":
-                return sum(r.weight * r.value for r in self.standing_rewards if r.kind is RewardKind.FINAL)
+                final = [r.weight * r.value for r in self.standing_rewards if r.kind is RewardKind.FINAL]
+                return sum(final) if final else None  # none yet: its group is still to be scored
             case "failure_reward":
                 return failure_reward
             case "nothing":

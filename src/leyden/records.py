@@ -303,6 +303,8 @@ class Reward(Struct, frozen=True, omit_defaults=True):
     call: Id | None = None
     span: SpanId | None = None
     at: Seconds = 0.0
+    why: str = ""
+    """What it is for, in words; an automatic reward says by what it is known."""
 
     def __post_init__(self) -> None:
         for name in ("value", "weight"):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.rl.tree import divide, grow
+from leyden.rl.tree import grow
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=8).map(tuple), max_size=12)
 
@@ -19,25 +19,3 @@ def test_a_tree_is_the_set_of_prefixes_and_paths_read_back(sequences: list[tuple
         for node in path:
             ancestors = [j for j in range(len(tree.ids)) if j <= node < tree.ends[j]]
             assert ancestors == list(path[: tree.depths[node] + 1])
-
-
-@given(SEQUENCES, st.integers(1, 30))
-def test_divided_trees_hold_every_sequence_once_and_are_small_enough(
-    sequences: list[tuple[int, ...]], most: int
-) -> None:
-    groups = list(divide(sequences, most, square=1e9))
-    assert sorted(index for group in groups for index in group) == list(range(len(sequences)))
-    for group in groups:
-        size = len(grow([sequences[index] for index in group]).ids)
-        assert size <= most or len(group) == 1
-
-
-def test_a_tree_is_cut_where_the_least_is_shared() -> None:
-    sequences = [(1, 1, 1, 1), (2, 2, 2, 2), (1, 1, 1, 5), (2, 2, 2, 6)]
-    assert [sorted(group) for group in divide(sequences, 5, 1e9)] == [[0, 2], [1, 3]]
-
-
-def test_a_tree_is_cut_too_where_attention_costs_more_than_sharing_saves() -> None:
-    sequences = [(9, *(1,) * 50), (9, *(2,) * 50)]
-    assert len(list(divide(sequences, 1000, square=1e9))) == 1
-    assert len(list(divide(sequences, 1000, square=10))) == 2

@@ -4,19 +4,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from smallpolicy import small_policy, some_rows
+from smallpolicy import OBJECTIVE, small_policy, some_rows
 from transformers import AutoModelForCausalLM
 
-from leyden.rl.loss import Clip
-from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.trainer.checkpoint import Checkpoints, State, found, newest, read_state, restore
+from leyden.trainer.objective import Before
 from leyden.trainer.policy import Policy
 
 SPARK = Path(__file__).parents[2] / "src/leyden/models/spark"
 
 
 def update(policy: Policy, seed: int) -> None:
-    figures = policy.accumulate(some_rows(seed=seed), None, ppo_clip, Clip(0.2, 0.28))
+    figures = policy.accumulate(some_rows(seed=seed), Before(), OBJECTIVE)
     policy.apply(figures.grad_norm)
 
 

@@ -18,7 +18,7 @@ def report(step: int, **fields: Any) -> StepReport:
     accounts = Accounts(asked=4, trained=3)
     accounts.outcomes.update({"succeeded": 3, "lost": 1})
     accounts.excluded["lost"] = 1
-    figures = [Figures(loss=-0.1, grad_norm=2.0, entropy=1.5, clipped=0.0, drift=0.0, tokens=30, computed=90)]
+    figures = [Figures(loss=-0.1, grad_norm=2.0, tokens=30, computed=90, statistics={"entropy": 1.5})]
     return StepReport(step, [1.0, 0.0, 0.0], accounts, figures, sampled=40, **fields)
 
 

@@ -2,16 +2,12 @@
 
 import pytest
 import torch
-from smallpolicy import small_policy, some_rows
-from transformers import MistralConfig, MistralForCausalLM
+from msgspec.structs import replace
+from smallpolicy import OBJECTIVE, small_policy, some_rows
 
-from leyden.config import TrainingConfig
-from leyden.rl.loss import Clip
-from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.trainer.batch import Row
-from leyden.trainer.policy import Policy
-
-CLIP = Clip(0.2, 0.28)
+from leyden.trainer.objective import Before
+from leyden.trainer.policy import Figures, Policy
 
 
 def plain(policy: Policy, row: Row) -> torch.Tensor:
@@ -44,7 +40,7 @@ def test_the_gradient_is_that_of_the_textbook_however_rows_are_divided(batch_tok
         expected_loss = expected_loss - (ratio * row.advantage * row.weight).sum()
     expected_loss.backward()
     expected = gradients(policy)
-    figures = policy.accumulate(rows, None, ppo_clip, CLIP)
+    figures = policy.accumulate(rows, Before(), OBJECTIVE)
     found = gradients(policy)
     assert figures.loss == pytest.approx(expected_loss.item(), rel=1e-4)
     assert figures.tokens == sum(len(row.completion_ids) for row in rows)
@@ -56,29 +52,32 @@ def test_the_gradient_is_that_of_the_textbook_however_rows_are_divided(batch_tok
 def test_a_policy_that_moved_is_held_against_what_it_was() -> None:
     policy, rows = small_policy(), some_rows()
     before = policy.logprobs(rows)
-    figures = policy.accumulate(rows, before, ppo_clip, CLIP)
-    assert figures.clipped == 0
+    figures = policy.accumulate(rows, Before(before), OBJECTIVE)
+    assert clipped(figures) == 0
     policy.apply(figures.grad_norm)
-    moved = policy.accumulate(rows, before, ppo_clip, CLIP)
-    assert moved.clipped > 0
+    moved = policy.accumulate(rows, Before(before), OBJECTIVE)
+    assert clipped(moved) > 0
     assert moved.loss < figures.loss
 
 
-def test_drift_is_zero_where_the_sampler_was_the_policy() -> None:
-    policy = small_policy()
-    rows = some_rows()
-    exact = [
-        Row(row.call, row.prompt_ids, row.completion_ids, tuple(lp.tolist()), row.temperature, 1.0, 0.1)
-        for row, lp in zip(rows, policy.logprobs(rows), strict=True)
-    ]
-    assert policy.accumulate(exact, None, ppo_clip, CLIP).drift == pytest.approx(0, abs=1e-8)
-    assert policy.accumulate(rows, None, ppo_clip, CLIP).drift > 0.01
+def clipped(figures: Figures) -> float:
+    return figures.statistics["clipped_low"] + figures.statistics["clipped_high"]
+
+
+def test_the_distance_to_the_sampler_is_zero_where_it_was_the_policy() -> None:
+    policy, rows = small_policy(), some_rows()
+    exact = [replace(row, sampler=tuple(lp.tolist())) for row, lp in zip(rows, policy.logprobs(rows), strict=True)]
+    near, far = (policy.accumulate(some, Before(), OBJECTIVE).statistics for some in (exact, rows))
+    assert near["kl_sampler_k3"] == pytest.approx(0, abs=1e-8)
+    assert near["ess_token"] == pytest.approx(1)
+    assert far["kl_sampler_k3"] > 0.01
+    assert far["ess_token"] < 1
 
 
 def test_a_large_gradient_is_bounded() -> None:
     policy, rows = small_policy(clip_norm=1e-9), some_rows()
     before = [parameter.clone() for parameter in policy.model.parameters()]
-    figures = policy.accumulate(rows, None, ppo_clip, CLIP)
+    figures = policy.accumulate(rows, Before(), OBJECTIVE)
     norm = torch.nn.utils.get_total_norm([p.grad for p in policy.model.parameters() if p.grad is not None])
     assert norm.item() == pytest.approx(figures.grad_norm)
     policy.apply(figures.grad_norm)
@@ -96,18 +95,5 @@ def test_the_learning_rate_follows_its_schedule(schedule: str, expected: list[fl
     rates = []
     for _ in range(4):
         rates.append(policy.learning_rate / 0.5)
-        policy.apply(policy.accumulate(rows, None, ppo_clip, CLIP).grad_norm)
+        policy.apply(policy.accumulate(rows, Before(), OBJECTIVE).grad_norm)
     assert rates == pytest.approx(expected)
-
-
-def test_a_model_with_a_sliding_window_is_not_laid_as_trees() -> None:
-    torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, sliding_window=4, initializer_range=0.2,
-    )  # fmt: skip
-    policy, rows = Policy(MistralForCausalLM(config).eval(), TrainingConfig()), some_rows()
-    assert policy.layout == "rows"
-    for row, found in zip(rows, policy.logprobs(rows), strict=True):
-        torch.testing.assert_close(found, plain(policy, row).detach(), atol=1e-5, rtol=1e-5)
-    assert small_policy().layout == "tree"

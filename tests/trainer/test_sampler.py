@@ -25,7 +25,17 @@ async def test_the_engines_logprobs_are_the_trainers() -> None:
                 pieces = [piece async for piece in engine.generate(request)]
                 ids = tuple(id for piece in pieces for id in piece.ids)
                 logprobs = tuple(value for piece in pieces for value in piece.logprobs)
-                rows.append(Row(f"{session}-{turn}", prompt, ids, logprobs, sampling.temperature, 1.0, 1.0))
+                rows.append(
+                    Row(
+                        call=f"{session}-{turn}",
+                        rollout=session,
+                        turn=turn,
+                        prompt_ids=prompt,
+                        completion_ids=ids,
+                        sampler=logprobs,
+                        temperature=sampling.temperature,
+                    )
+                )
                 prompt = (*prompt, *ids, 1, 90 + turn, 100)
     finally:
         engine.close()

@@ -6,6 +6,7 @@ Needs no torch and knows nobody. A configuration that was read is whole and soun
 
 from leyden.config.reading import ConfigError, override, read_config, read_file, written
 from leyden.config.schema import (
+    AdapterConfig,
     AlgorithmConfig,
     CheckpointConfig,
     Config,
@@ -14,11 +15,14 @@ from leyden.config.schema import (
     RolloutConfig,
     SamplingConfig,
     ServerConfig,
+    ServiceConfig,
+    SignalsConfig,
     TrainingConfig,
     WorkerConfig,
 )
 
 __all__ = [
+    "AdapterConfig",
     "AlgorithmConfig",
     "CheckpointConfig",
     "Config",
@@ -28,6 +32,8 @@ __all__ = [
     "RolloutConfig",
     "SamplingConfig",
     "ServerConfig",
+    "ServiceConfig",
+    "SignalsConfig",
     "TrainingConfig",
     "WorkerConfig",
     "override",

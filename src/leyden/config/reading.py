@@ -5,7 +5,8 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import msgspec
 import tomli_w
@@ -58,7 +59,7 @@ def read_config(document: Mapping[str, Any]) -> Config:
     try:
         return msgspec.convert(dict(document), Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error))) from error
+        raise ConfigError(_explain(str(error)).replace("[...]", ".NAME")) from error
 
 
 def written(config: Config) -> str:
@@ -101,8 +102,9 @@ def _explain(message: str) -> str:
 
 def _keys(section: str) -> list[str]:
     inner: Any = Config
-    for name in filter(None, section.split(".")):
-        inner = next(entry.type for entry in msgspec.structs.fields(inner) if entry.name == name)
+    for name in filter(None, section.replace("[...]", "").split(".")):  # which stands for what the user names
+        kind = next(entry.type for entry in msgspec.structs.fields(inner) if entry.name == name)
+        inner = next((one for one in reversed(get_args(kind)) if one is not NoneType), kind)
     return [entry.name for entry in msgspec.structs.fields(inner)]
 
 
@@ -112,11 +114,11 @@ def _join(section: str, name: str) -> str:
 
 def _line_of(text: str, key: str) -> int | None:
     """Where a dotted key stands in a TOML text, as far as lines tell."""
-    inside = ""
+    inside, sought = "", re.escape(key).replace("NAME", r"[\w-]+")
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
             inside = header[1].strip()
-        elif (assigned := re.match(r"\s*([\w.-]+)\s*=", line)) and _join(inside, assigned[1]) == key:
+        elif (assigned := re.match(r"\s*([\w.-]+)\s*=", line)) and re.fullmatch(sought, _join(inside, assigned[1])):
             return number
     return None
 

@@ -1,16 +1,18 @@
 """Every key of a configuration, with its default. The defaults are for a model worth training, on one machine."""
 
+import re
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from leyden.records import Id, Real
+from leyden.records import Id, Name, Real
 
 Whole = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Positive = Annotated[float, Meta(gt=0, le=1e30)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e30)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
+UpToOne = Annotated[float, Meta(ge=0, le=1)]
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,6 +39,12 @@ class RolloutConfig(_Section, frozen=True):
     """Whether earlier turns are shown as the model's template shows them, or with every token that was sampled."""
     lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 60.0
     """How long a worker may be silent before its rollouts are given to another."""
+    reward_time_limit_s: Positive = 600.0
+    """How long one call of the reward function may take."""
+    reward_tries: Annotated[int, Meta(ge=1, le=100)] = 3
+    """Calls of a reward function that fails, before the rollout ends without a reward."""
+    agent_rewards: bool = False
+    """Whether the agent's own key may set rewards over HTTP."""
 
 
 class SamplingConfig(_Section, frozen=True):
@@ -52,15 +60,78 @@ class AlgorithmConfig(_Section, frozen=True):
 
     credit: str = "identical"
     """How an episode's rewards become a value for each call."""
+    gamma: UpToOne = 1.0
+    """The discount from one call to the next."""
+    lam: UpToOne = 0.95
+    """How far `gae` trusts what was earned over what its critic expects."""
+    spread: Literal["all", "last", "even"] = "all"
+    """To which calls `stepwise` gives the final reward: to every one, to the last, or to each an equal part."""
     advantage: str = "grpo"
     """How a group's values become advantages."""
     level: Literal["rollout", "transition"] = "rollout"
     """Whether each rollout or each call counts once in a group's mean and deviation."""
+    state: str = "messages"
+    """By what `gigpo` knows that two calls were in the same state."""
+    step_weight: NotNegative = 1.0
+    """How much `gigpo` makes of a call against others in its state."""
+    mixture: str | None = None
+    """The key of a task that names its part of a mixture; what is normalised globally is normalised by part."""
     loss: str = "ppo_clip"
     clip_low: Share = 0.2
     clip_high: Annotated[float, Meta(ge=0)] = 0.28
+    clip_dual: Annotated[float, Meta(gt=1)] | None = None
+    """How many times its advantage a bad token's loss may be."""
     aggregation: str = "rollout_mean"
     """How the losses of tokens become one number."""
+    length: AtLeastOne | None = None
+    """The tokens that `constant` divides each rollout by."""
+    correction: str = "truncated"
+    """What is done where the policy that samples and the one that is trained disagree; `none`: nothing."""
+    correction_level: Literal["token", "call", "rollout"] = "token"
+    correction_low: NotNegative = 0.5
+    correction_high: Positive = 2.0
+    kl: NotNegative = 0.0
+    """The weight of the distance to the model that training began with."""
+    kl_estimate: Literal["k1", "k2", "k3"] = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    entropy: NotNegative = 0.0
+    """The weight of a bonus for not being sure."""
+
+
+class SignalsConfig(_Section, frozen=True):
+    """What a call earns for what the record shows by itself: a weight for each signal, 0 for none."""
+
+    tool_failed: Real = 0.0
+    """A tool that it called ended with an error."""
+    tool_succeeded: Real = 0.0
+    """A tool that it called ended without one."""
+    malformed_call: Real = 0.0
+    """It tried a tool call that cannot be read."""
+    unknown_tool: Real = 0.0
+    """It called a tool that it was not offered."""
+    bad_arguments: Real = 0.0
+    """The arguments of its tool call break the tool's JSON schema."""
+    repeated_call: Real = 0.0
+    """It made the same tool call again, and nothing had changed."""
+    cut: Real = 0.0
+    """The length limit ended its answer."""
+    empty_answer: Real = 0.0
+    """Its answer has neither text nor a tool call."""
+    rule: str | None = None
+    """`module:function`: a function of a signal whose number takes the place of the weight; None leaves the weight."""
+    anneal_steps: AtLeastOne | None = None
+    """Over so many steps the weights fall to 0; none: they stay."""
+    exempt: tuple[str, ...] = ()
+    """Tools that may be called again and again, to wait for something."""
+
+
+class AdapterConfig(_Section, frozen=True):
+    """LoRA: small matrices that are trained in place of the weights."""
+
+    rank: AtLeastOne = 16
+    alpha: AtLeastOne = 32
+    modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """The linear layers that get one, by the last part of their names."""
 
 
 class TrainingConfig(_Section, frozen=True):
@@ -87,6 +158,12 @@ class TrainingConfig(_Section, frozen=True):
     """Whether tokens that calls share are computed once, or every call by itself; the gradient is the same."""
     roles: tuple[str, ...] = ()
     """Only the calls in these roles are trained on; none named: all."""
+    critic_learning_rate: Positive = 1e-3
+    """Of the critic, where the algorithm has one."""
+    lora: AdapterConfig | None = None
+    """None: every weight is trained."""
+    gradient_checkpointing: bool = False
+    """Less memory for a third more work."""
 
 
 class EvaluationConfig(_Section, frozen=True):
@@ -121,6 +198,47 @@ class WorkerConfig(_Section, frozen=True):
     """Processes with agents in them; 0: none here, `leyden worker` runs them elsewhere."""
     concurrency: AtLeastOne = 64
     """Rollouts at once, over all hosts."""
+
+
+RESERVED = ("task", "attempt", "result", "episode", "group")
+"""What agents and reward functions are given by these names is no service."""
+
+
+class ServiceConfig(_Section, frozen=True):
+    """Something costly that a worker starts once and lends to one rollout at a time: a class, or a command."""
+
+    make: str | None = None
+    """`module:name` or `file.py:name`: a class or a function without arguments, called in the process that uses it."""
+    command: str | None = None
+    """A program that serves; `{port}` in it is a free port."""
+    count: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    """How many each worker has."""
+    address: str = "http://127.0.0.1:{port}"
+    """What is lent of a command."""
+    ready: str | None = None
+    """When a command is ready: a URL that answers, or a text that it prints; None: when its port answers."""
+    start_limit_s: Positive = 60.0
+    """How long a command may take to be ready."""
+    agent: bool = True
+    """Whether an agent that is a command or an endpoint is lent one; one in Python asks for it by name."""
+
+    def __post_init__(self) -> None:
+        if (self.make is None) == (self.command is None):
+            raise ValueError("a service has either `make` or `command`")
+        if self.command is not None and self.ready is None and "{port}" not in self.command:
+            raise ValueError("`command` has no {port}: write where it takes one, or say by `ready` when it is ready")
+
+
+UPSTREAM_KEY_VARIABLE = "LEYDEN_UPSTREAM_KEY"
+"""Where the key of the upstream is found, and no agent finds it."""
+
+
+class UpstreamConfig(_Section, frozen=True):
+    """An OpenAI-compatible service for model names that the routes send there; its key is in LEYDEN_UPSTREAM_KEY."""
+
+    url: str | None = None
+    timeout_s: Positive = 600.0
+    """How long it may be silent."""
 
 
 class ServerConfig(_Section, frozen=True):
@@ -163,14 +281,35 @@ class Config(_Section, frozen=True):
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    signals: SignalsConfig = field(default_factory=SignalsConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    services: dict[str, ServiceConfig] = {}
+    """By name: what a worker starts once and lends to one rollout at a time."""
+    routes: dict[str, Name] = {}
+    """Which model names are served by `policy`, and which by `upstream`; none: every name is the policy."""
+    roles: dict[Name, str] = {}
+    """By role, a regular expression that the system prompt of its calls matches; for agents that cannot say it."""
+    upstream: UpstreamConfig = field(default_factory=UpstreamConfig)
 
     def __post_init__(self) -> None:
+        for name in self.services:
+            if not name.isidentifier() or name in RESERVED:
+                raise ValueError(f"`services.{name}` cannot be asked for by a parameter: give it another name")
+        for model, server in self.routes.items():
+            if server not in ("policy", "upstream"):
+                raise ValueError(f"`routes`: {model!r} is served by {server!r}: write policy or upstream")
+            if server == "upstream" and self.upstream.url is None:
+                raise ValueError(f"`routes`: {model!r} is served upstream, and `upstream.url` says not where")
+        for role, rule in self.roles.items():
+            try:
+                re.compile(rule)
+            except re.error as error:
+                raise ValueError(f"`roles.{role}` is no regular expression: {error}") from error
         training = self.training
         if training.min_group > training.group_size:
             raise ValueError(

@@ -78,8 +78,9 @@ async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[Ca
 def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> Caught:
     """Count what episodes hold."""
     accounts = Accounts()
-    rules = replace(algorithm_of(config).rules, min_group=1)  # here one rollout is enough to look at
-    scored = score(episodes, rules, accounts) or []
+    admission = replace(algorithm_of(config).admission, min_group=1)  # here one rollout is enough to look at
+    scored = score(episodes, admission, accounts) or []
+    trained = [call for one in scored for _, call in one.calls]
     outcomes, roles, prompts = Counter[str](), Counter[str](), Counter[str]()
     called, failed = Counter[str](), Counter[str]()
     messages: dict[str, None] = {}
@@ -114,8 +115,8 @@ def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> Caught:
         tools_failed=dict(failed),
         rewards=tuple(rewards),
         trained=accounts.trained,
-        calls_trained=accounts.calls_trained,
-        tokens_trained=sum(len(call.completion_ids) for one in scored for call in one.calls),
+        calls_trained=len(trained),
+        tokens_trained=sum(len(call.completion_ids) for call in trained),
         left_out={**accounts.excluded, **{f"call: {why}": count for why, count in accounts.calls_left.items()}},
         folder=folder,
         run=folder.name,

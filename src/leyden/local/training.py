@@ -63,7 +63,7 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     """Train until the last step, or until SIGINT: once finishes the step and saves, twice stops at once."""
     console = console or Console(stderr=True)
     began = time.monotonic()
-    algorithm_of(config)
+    algorithm = algorithm_of(config)
     tasks = read_tasks(config)
     source = find(config.model, config.base)
     tokenizer = load_tokenizer(source)
@@ -72,9 +72,9 @@ async def train(config: Config, restart: bool = False, console: Console | None =
         console.print(f"the earlier run is now {aside}", highlight=False)
     folder.open(config)
     model = load_model(source, config.engine.dtype, training=True)
-    policy = Policy(model, config.training)
-    if policy.layout != config.training.layout:
-        console.print(f"{source.name} has layers that do not see all tokens: every call is computed by itself")
+    policy = Policy(model, config.training, algorithm.critic, algorithm.reference)
+    if policy.unfit is not None:
+        console.print(f"{source.name} cannot be trained as a tree, so every call is computed by itself: {policy.unfit}")
     checkpoints = Checkpoints(folder.path, source.folder, config.checkpoints.keep)
     last = newest(folder.path)
     state = restore(last, policy) if last is not None else State()
@@ -91,7 +91,9 @@ async def train(config: Config, restart: bool = False, console: Console | None =
                 soft_wrap=True,
             )
         journal = Journal(folder.journal, state.step, home.remote, config.run, sinks)
-        trainer = Trainer(config, tasks, home.remote, policy, home.engine, checkpoints, state, (journal, display))
+        trainer = Trainer(
+            config, tasks, home.remote, algorithm, policy, home.engine, checkpoints, state, (journal, display)
+        )
         try:
             with _interruptible(console) as stop:
                 state = await home.watched(trainer.run(stop))

@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any, Literal
 
-Room = Literal["credit", "advantage", "loss", "aggregation"]
+Room = Literal["credit", "advantage", "loss", "aggregation", "correction"]
 
 
 class Unknown(Exception):
@@ -14,15 +14,20 @@ class Unknown(Exception):
 
 def choose(room: Room, name: str) -> Callable[..., Any]:
     """The function that a name stands for."""
-    module, colon, function = name.partition(":")
-    try:
-        if colon:
-            return getattr(import_module(module), function)  # type: ignore[no-any-return]
-        if name in names(room):
-            return getattr(import_module(f"leyden.rl.{room}.{name}"), name)  # type: ignore[no-any-return]
-    except (ImportError, AttributeError) as error:
-        raise Unknown(f"`algorithm.{room}`: {error}") from error
+    if ":" in name:
+        return imported(f"algorithm.{room}", name)
+    if name in names(room):
+        return getattr(import_module(f"leyden.rl.{room}.{name}"), name)  # type: ignore[no-any-return]
     raise Unknown(f"`algorithm.{room}`: there is no {name!r}; there are {', '.join(names(room))}, or module:function")
+
+
+def imported(key: str, name: str) -> Callable[..., Any]:
+    """A user's function by its `module:function`; `key` is where the configuration names it."""
+    module, _, function = name.partition(":")
+    try:
+        return getattr(import_module(module), function)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError, ValueError) as error:
+        raise Unknown(f"`{key}`: {name!r} cannot be imported: {error}") from error
 
 
 def names(room: Room) -> list[str]:

@@ -1,29 +1,32 @@
 """Finished groups become rows to train on, and every rollout is accounted for: trained on, or left out and why."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec import Struct, field
 
 from leyden.episodes import Episode
 from leyden.outcomes import MEANING
 from leyden.records import Call
-from leyden.rl.advantage import Advantage, call_weights
-from leyden.rl.aggregation import Aggregation
-from leyden.rl.credit import Credit, Earned
 
 
-class Row(Struct, frozen=True):
+class Row(Struct, frozen=True, kw_only=True):
     """One call to train on: its tokens, how good it was, and what one of its tokens counts in the loss."""
 
     call: str
+    rollout: int
+    """Of which rollout it is, counted over those of an update."""
+    turn: int
+    """Which of its rollout's calls it is."""
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     sampler: tuple[float, ...]
     """The logprobs with which the completion was drawn."""
     temperature: float
-    advantage: float
-    weight: float
+    advantage: float = 0.0
+    weight: float = 0.0
+    target: float = 0.0
+    """What the critic should have said of it."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
@@ -42,31 +45,36 @@ class Accounts(Struct):
     """Calls that are not trained on, by why."""
     groups: int = 0
     groups_dropped: int = 0
+    groups_single: int = 0
+    """Groups of one rollout, which has nobody to be compared with."""
     groups_flat: int = 0
-    """Groups whose rollouts are all worth the same: nothing is to be learnt from them."""
+    """Groups whose calls are all worth the same: comparing them says nothing."""
+    states_shared: float | None = None
+    """The share of calls with another in the same state, where the advantage asks for states."""
 
 
 class Scored(Struct, frozen=True):
-    """A rollout that counts, its calls that may be trained on, and the value of each."""
+    """A rollout that counts: what it is worth in the end, and why each call is not trained on, None where it is."""
 
     episode: Episode
-    calls: tuple[Call, ...]
-    values: tuple[float, ...]
+    final: float
+    left_out: tuple[str | None, ...]
+
+    @property
+    def calls(self) -> Iterator[tuple[int, Call]]:
+        """The calls that may be trained on, with their places among all."""
+        return ((n, call) for n, call in enumerate(self.episode.calls) if self.left_out[n] is None)
 
 
-class Rules(Struct, frozen=True):
-    """How a run goes from rewards to rows."""
+class Admission(Struct, frozen=True):
+    """Which rollouts and calls are trained on."""
 
-    credit: Credit
-    advantage: Advantage
-    aggregation: Aggregation
-    level: str
     min_group: int
     failure_reward: float
     roles: Collection[str] | None
 
 
-def score(group: Sequence[Episode], rules: Rules, accounts: Accounts) -> list[Scored] | None:
+def score(group: Sequence[Episode], admission: Admission, accounts: Accounts) -> list[Scored] | None:
     """The rollouts of a group that can be trained on; None where they are too few, and the group is dropped."""
     counted: list[Scored] = []
     reasons: Counter[str] = Counter()
@@ -75,66 +83,43 @@ def score(group: Sequence[Episode], rules: Rules, accounts: Accounts) -> list[Sc
         outcome = episode.attempt.outcome
         assert outcome is not None, "a finished group has finished attempts"
         accounts.outcomes[str(outcome.ending)] += 1
-        final = episode.final_reward(rules.failure_reward)
+        final = episode.final_reward(admission.failure_reward)
         if not MEANING[outcome.ending].counted or final is None:
             reasons[str(outcome.ending)] += 1
             continue
-        chosen = [episode.left_out(call, rules.roles) for call in episode.calls]
-        left.update(why for why in chosen if why is not None)
-        values = rules.credit(_earned(episode, final, chosen))
-        calls = tuple(call for call, why in zip(episode.calls, chosen, strict=True) if why is None)
-        if calls:
-            kept = tuple(value for value, why in zip(values, chosen, strict=True) if why is None)
-            counted.append(Scored(episode, calls, kept))
+        left_out = tuple(episode.left_out(call, admission.roles) for call in episode.calls)
+        left.update(why for why in left_out if why is not None)
+        if None in left_out:
+            counted.append(Scored(episode, final, left_out))
         else:
             reasons["no call to train on"] += 1
     accounts.asked += len(group)
     accounts.groups += 1
     accounts.excluded += reasons
     accounts.calls_left += left
-    if len(counted) < rules.min_group:
+    if len(counted) < admission.min_group:
         accounts.groups_dropped += 1
         if counted:
             accounts.excluded["group too small"] += len(counted)
         return None
     accounts.trained += len(counted)
-    accounts.calls_trained += sum(len(scored.calls) for scored in counted)
     return counted
 
 
-def make_rows(groups: Sequence[Sequence[Scored]], rules: Rules, accounts: Accounts) -> list[Row]:
-    """The rows of one optimiser update. Rollouts of a group are compared with each other and with nobody else."""
-    tokens = [[len(call.completion_ids) for call in scored.calls] for group in groups for scored in group]
-    weights = iter(rules.aggregation(tokens))
-    rows: list[Row] = []
-    for group in groups:
-        shares = call_weights([len(scored.calls) for scored in group], rules.level)
-        advantages = rules.advantage([scored.values for scored in group], shares)
-        accounts.groups_flat += not any(advantage for calls in advantages for advantage in calls)
-        for scored, advantages_C in zip(group, advantages, strict=True):
-            weights_C = next(weights)
-            for call, advantage, weight in zip(scored.calls, advantages_C, weights_C, strict=True):
-                if advantage:  # without one a call has no gradient
-                    rows.append(_row(scored.episode, call, advantage, weight))
-    return rows
+def lay_out(groups: Sequence[Sequence[Scored]]) -> list[Row]:
+    """The rows of an update, before anybody knows what they are worth: group by group, rollout by rollout."""
+    rollouts = enumerate(scored for group in groups for scored in group)
+    return [_row(scored.episode, call, number, turn) for number, scored in rollouts for turn, call in scored.calls]
 
 
-def _earned(episode: Episode, final: float, chosen: Sequence[str | None]) -> Earned:
-    return Earned(
-        steps=tuple(episode.earned[call.id] for call in episode.calls),
-        final=final,
-        selected=tuple(why is None for why in chosen),
-    )
-
-
-def _row(episode: Episode, call: Call, advantage: float, weight: float) -> Row:
+def _row(episode: Episode, call: Call, rollout: int, turn: int) -> Row:
     assert call.logprobs is not None, "a call without logprobs is not selected"
     return Row(
         call=call.id,
+        rollout=rollout,
+        turn=turn,
         prompt_ids=episode.prompt_ids(call),
         completion_ids=call.completion_ids,
         sampler=call.logprobs,
         temperature=call.sampling.temperature,
-        advantage=advantage,
-        weight=weight,
     )

@@ -21,6 +21,8 @@ from leyden.trainer.policy import Policy
 _NAME = re.compile(r"step-(\d+)")
 _STATE = "state.json"
 _OPTIMISER = "optimiser.safetensors"
+_BESIDE = "beside.safetensors"
+"""What is trained and is not in the model: LoRA's matrices, a critic."""
 _RNG = "rng"
 
 
@@ -48,7 +50,8 @@ class Checkpoints:
         draft = self._folder / f".step-{state.step}.draft"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        policy.model.save_pretrained(draft)
+        policy.served.save_pretrained(draft)
+        save_file({name: each.detach().contiguous() for name, each in policy.beside.items()}, draft / _BESIDE)
         for file in tokenizer_files(self._tokenizer):
             shutil.copyfile(file, draft / file.name)
         save_file(_moments(policy), draft / _OPTIMISER)
@@ -70,15 +73,18 @@ class Checkpoints:
 def restore(folder: Path, policy: Policy) -> State:
     """Put a policy and its optimiser where a checkpoint left them."""
     state = read_state(folder)
-    weights = AutoModelForCausalLM.from_pretrained(folder, dtype=policy.model.dtype).state_dict()
-    policy.model.load_state_dict(weights)
+    weights = AutoModelForCausalLM.from_pretrained(folder, dtype=policy.served.dtype).state_dict()
+    policy.served.load_state_dict(weights)
+    beside = load_file(folder / _BESIDE)
+    with torch.no_grad():
+        for name, parameter in policy.beside.items():
+            parameter.copy_(beside[name])
     moments = load_file(folder / _OPTIMISER)
     torch.set_rng_state(moments.pop(_RNG))
-    names = {parameter: name for name, parameter in policy.model.named_parameters()}
-    for parameter in policy.optimiser.param_groups[0]["params"]:
-        if f"{names[parameter]}.step" not in moments:  # it has had no update yet
+    for name, parameter in policy.parameters.items():
+        if f"{name}.step" not in moments:  # it has had no update yet
             continue
-        own = {key: moments[f"{names[parameter]}.{key}"] for key in ("exp_avg", "exp_avg_sq", "step")}
+        own = {key: moments[f"{name}.{key}"] for key in ("exp_avg", "exp_avg_sq", "step")}
         policy.updates = int(own["step"])
         policy.optimiser.state[parameter] = {
             key: value if key == "step" else value.to(parameter.device) for key, value in own.items()
@@ -113,7 +119,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def _moments(policy: Policy) -> dict[str, torch.Tensor]:
-    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in policy.model.named_parameters()}
+    names = {parameter: name for name, parameter in policy.parameters.items()}
     moments = {
         f"{names[parameter]}.{key}": value.contiguous()
         for parameter, state in policy.optimiser.state.items()

@@ -71,19 +71,27 @@ def numbers(report: StepReport) -> dict[str, float]:
         "rollouts/trained": accounts.trained,
         "groups/asked": accounts.groups,
         "groups/dropped": accounts.groups_dropped,
+        "groups/single": accounts.groups_single,
         "groups/flat": accounts.groups_flat,
+        "calls/states_shared": accounts.states_shared,
         "calls/trained": accounts.calls_trained,
         "tokens/sampled": report.sampled,
         "tokens/trained": sum(figure.tokens for figure in figures),
         "time/sampling_s": report.sampling_s,
         "time/training_s": report.training_s,
         "training/learning_rate": report.learning_rate,
+        "reward/automatic": fmean(report.automatic) if report.signals else None,
+        **{f"signals/{name}": count for name, count in report.signals.items()},
         **{f"rollouts/{ending}": count for ending, count in accounts.outcomes.items()},
         **{f"rollouts/excluded/{why}": count for why, count in accounts.excluded.items()},
         **{f"calls/left/{why}": count for why, count in accounts.calls_left.items()},
     }
-    for name in ("loss", "grad_norm", "entropy", "clipped", "drift"):
-        values = [getattr(figure, name) for figure in figures]
+    measured = [
+        {"loss": figure.loss, "grad_norm": figure.grad_norm, "critic_loss": figure.critic_loss, **figure.statistics}
+        for figure in figures
+    ]
+    for name in dict.fromkeys(name for one in measured for name in one):
+        values = [value for one in measured if (value := one.get(name)) is not None]
         found[f"training/{name}"] = fmean(values) if values else None
     if report.held_out is not None:
         found |= held_out_numbers(report.held_out)

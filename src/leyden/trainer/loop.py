@@ -2,10 +2,11 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean, stdev
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -13,16 +14,18 @@ from msgspec.structs import replace
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
-from leyden.records import Task, Version
+from leyden.records import RewardKind, Task, Version
 from leyden.remote import Remote
-from leyden.trainer.algorithm import algorithm_of
-from leyden.trainer.batch import Accounts, Row, Scored, make_rows, score
+from leyden.trainer.algorithm import Algorithm
+from leyden.trainer.automatic import reward_automatically
+from leyden.trainer.batch import Accounts, Scored, score
 from leyden.trainer.checkpoint import Checkpoints, State
 from leyden.trainer.collection import Collection
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.evaluation import Measured, evaluate
 from leyden.trainer.policy import Figures, Policy
 from leyden.trainer.tasks import Tasks
+from leyden.trainer.updates import Update, prepare
 from leyden.wire import GroupSpec
 
 T = TypeVar("T")
@@ -46,6 +49,10 @@ class StepReport(Struct):
     rewards: list[float]
     accounts: Accounts
     figures: list[Figures] = field(default_factory=list)
+    automatic: list[float] = field(default_factory=list)
+    """What each rollout earned by itself, apart from the task's reward."""
+    signals: Counter[str] = field(default_factory=Counter)
+    """What that was given for."""
     sampled: int = 0
     """Tokens that were drawn."""
     sampling_s: float = 0.0
@@ -85,6 +92,7 @@ class Trainer:
         config: Config,
         tasks: Tasks,
         remote: Remote,
+        algorithm: Algorithm,
         policy: Policy,
         weights: Weights,
         checkpoints: Checkpoints,
@@ -96,7 +104,7 @@ class Trainer:
         self._watchers = watchers
         self._collection = Collection(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
-        self._algorithm = algorithm_of(config)
+        self._algorithm = algorithm
         self.state = state
 
     async def run(self, stop: asyncio.Event) -> State:
@@ -124,21 +132,17 @@ class Trainer:
         groups = await self._collect(step, report)
         report.sampling_s = time.monotonic() - began
         report.learning_rate = self._policy.learning_rate
-        share = -(-len(groups) // self._config.training.updates_per_step)
-        parts = [groups[at : at + share] for at in range(0, len(groups), share)]
-        updates = [rows for part in parts if (rows := make_rows(part, self._algorithm.rules, report.accounts))]
-        proximal = None
-        if len(updates) > 1:  # the policy moves within the step: what it is held against is what it was before
-            proximal = await self._on_thread(lambda: [self._policy.logprobs(rows) for rows in updates])
-        for number, rows in enumerate(updates):
-            report.figures.append(await self._update(rows, proximal and proximal[number]))
+        number = self._config.training.updates_per_step
+        updates = await self._on_thread(lambda: prepare(groups, number, self._policy, self._algorithm, report.accounts))
+        for update in updates:
+            report.figures.append(await self._update(update))
         report.training_s = time.monotonic() - began - report.sampling_s
         self.state = replace(self.state, step=step)
         return report
 
-    async def _update(self, rows: Sequence[Row], proximal: Any) -> Figures:
-        loss, clip = self._algorithm.loss, self._algorithm.clip
-        figures = await self._on_thread(lambda: self._policy.accumulate(rows, proximal, loss, clip))
+    async def _update(self, update: Update) -> Figures:
+        objective = self._algorithm.objective
+        figures = await self._on_thread(lambda: self._policy.accumulate(update.rows, update.before, objective))
         version = self.state.version + 1
         await self._weights.change(lambda: self._policy.apply(figures.grad_norm), version)
         await self._remote.publish_version(self._config.run, Version(POLICY, version))
@@ -153,10 +157,11 @@ class Trainer:
             missing = {f"{name}-again-{again}" if again else name: name for name in wanted if name not in kept}
             asked = [self._spec(name) for name in missing]
             done: list[Episode] = []
-            async for spec, episodes in self._collection.gather(asked):
+            async for spec, found in self._collection.gather(asked):
+                episodes = await reward_automatically(self._remote, found, self._algorithm.signals, step)
                 done += episodes
                 self._tell(step, len(done), sum(spec.size for spec in asked), "rollouts")
-                if (group := score(episodes, self._algorithm.rules, report.accounts)) is not None:
+                if (group := score(episodes, self._algorithm.admission, report.accounts)) is not None:
                     kept[missing[spec.id]] = group
             self._note(done, report)
             self._insist_on_success(step, done)
@@ -172,6 +177,9 @@ class Trainer:
     def _note(self, episodes: Sequence[Episode], report: StepReport) -> None:
         for episode in episodes:
             report.sampled += sum(len(call.completion_ids) for call in episode.calls)
+            given = [reward for reward in episode.standing_rewards if reward.kind is RewardKind.AUTOMATIC]
+            report.signals.update(reward.name.partition("/")[0] for reward in given)
+            report.automatic.append(sum(reward.weight * reward.value for reward in given))
             reward = episode.final_reward(self._config.rollout.failure_reward)
             if reward is not None:
                 report.rewards.append(reward)

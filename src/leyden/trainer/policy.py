@@ -1,147 +1,194 @@
-"""The policy under training: logprobs of rows, gradients, and optimiser updates.
+"""The policy under training: what it says of rows, gradients, and optimiser updates.
 
 However the rows are divided into batches, the gradient is the same: weights are those of the whole update.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from typing import TYPE_CHECKING
 
 import torch
 from msgspec import Struct
 from torch import Tensor
 from torch.optim import AdamW
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from leyden.config import TrainingConfig
-from leyden.rl.loss import Clip, Loss
+from leyden.config import AdapterConfig, TrainingConfig
+from leyden.rl.pack import Cost
+from leyden.rl.statistics import Statistics
+from leyden.trainer.attention import TreeMasks
 from leyden.trainer.batch import Row
-from leyden.trainer.layout import Sheet, lay_rows, lay_trees
+from leyden.trainer.critic import Critic
+from leyden.trainer.forward import Forward
+from leyden.trainer.layout import lay_forests, lay_rows, lay_trees
+from leyden.trainer.objective import Before, Objective, critic_loss, total
 from leyden.trainer.schedule import factor
+
+if TYPE_CHECKING:
+    from leyden.trainer.adapter import Adapter
 
 _CPU_BATCH = 2048
 """Tokens at once on a CPU: more do not fit its caches, and take longer each."""
 _CPU_ATTENTION = 3
 """How much longer a CPU takes for an operation of masked attention than for one of a matrix product."""
+_CRITIC = "critic."
+_GPU_SHEET = 256.0
+"""Tokens that a GPU could compute in the time that a batch more takes to start."""
+
+_GPU_TREE = 1.25
+"""What a token takes in a tree on a GPU, where it takes 1 in a line: its attention is fast, but not the fastest."""
 
 
 class Figures(Struct, frozen=True):
-    """What an update looked like. Those of tokens are means over tokens."""
+    """What an update looked like."""
 
     loss: float
     grad_norm: float
-    entropy: float
-    clipped: float
-    drift: float
-    """KL of the policy as it was at the start of the step from the one that sampled, by the k3 estimate."""
     tokens: int
     """Whose loss was computed."""
     computed: int
     """That went through the model for it, prompts and all."""
+    statistics: dict[str, float]
+    """See `leyden.rl.statistics`."""
+    critic_loss: float | None = None
 
 
 class Policy:
     """A model and its optimiser. One thread uses it at a time."""
 
-    def __init__(self, model: PreTrainedModel, config: TrainingConfig) -> None:
-        self.model = model
+    def __init__(
+        self, model: PreTrainedModel, config: TrainingConfig, critic: bool = False, reference: bool = False
+    ) -> None:
+        self.served = model
+        """The model that samples: that which is trained, or with LoRA one that has what was learnt merged into it."""
+        self.adapter = _adapter(model, config.lora) if config.lora is not None else None
+        self.model = self.adapter.model if self.adapter is not None else model
+        self.critic = Critic(model.config.get_text_config().hidden_size, model.device, model.dtype) if critic else None
         self._config = config
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.trained = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
         self.optimiser = AdamW(
-            self._trained, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
+            self.trained.values(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
         )
+        if self.critic is not None:
+            self.optimiser.add_param_group({"params": list(self.critic.parameters())})
         self.updates = 0
         """How many the weights have had."""
-        self.layout = config.layout if _sees_all(model) else "rows"
-        """How rows are laid: not as trees where a token may not see all that came before it."""
-        self._lay = lay_trees if self.layout == "tree" else lay_rows
+        self.unfit = TreeMasks.fit(self.model) if config.layout == "tree" else None
+        """Why rows are not laid as trees although they should be."""
         on_cpu = model.device.type == "cpu"
-        self._most = min(config.batch_tokens, _CPU_BATCH) if on_cpu else config.batch_tokens
-        self._square = _square(model) / (_CPU_ATTENTION if on_cpu else 1)
-        self._head: Any = model.get_output_embeddings()
-        self._plain_head = not any(
-            getattr(model.config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
-        )
+        trees = config.layout == "tree" and self.unfit is None
+        masks = TreeMasks(self.model) if trees else None
+        self._lay = (lay_trees if on_cpu else lay_forests) if trees else lay_rows
+        if on_cpu:
+            self._cost = Cost(min(config.batch_tokens, _CPU_BATCH), square=_square(model) / _CPU_ATTENTION)
+        else:
+            self._cost = Cost(config.batch_tokens, fixed=_GPU_SHEET, tree=_GPU_TREE)
+        self._forward = Forward(self.model, masks)
+        self._reference = self._forward
+        if reference and self.adapter is None:
+            self._reference = Forward(deepcopy(self.model).requires_grad_(False), masks)
+        if config.gradient_checkpointing:
+            _checkpoint(self.model)
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Everything that is trained, by name."""
+        critic = self.critic.named_parameters() if self.critic is not None else ()
+        return self.trained | {f"{_CRITIC}{name}": parameter for name, parameter in critic}
+
+    @property
+    def beside(self) -> Mapping[str, Tensor]:
+        """What is trained and is not in the model that is served."""
+        return {name: each for name, each in self.parameters.items() if self.adapter or name.startswith(_CRITIC)}
 
     @property
     def learning_rate(self) -> float:
         """Of the next update."""
         return self._config.learning_rate * factor(self._config, self.updates)
 
-    @torch.no_grad()
     def logprobs(self, rows: Sequence[Row]) -> list[Tensor]:
-        """Of each completion token of each row, temperature applied."""
-        found: dict[int, Tensor] = {}
-        for sheet in self._lay(rows, self._most, self._square):
-            some = [rows[index] for index in sheet.rows]
-            current, _ = self._forward(sheet, some)
-            found.update(zip(sheet.rows, current.split([len(row.completion_ids) for row in some]), strict=True))
+        """Of each sampled token of each row, temperature applied."""
+        return [logprobs for logprobs, _ in self._look(rows, self._forward)]
+
+    def reference_logprobs(self, rows: Sequence[Row]) -> list[Tensor]:
+        """Those of the model that training began with."""
+        with self.adapter.aside() if self.adapter is not None else nullcontext():
+            return [logprobs for logprobs, _ in self._look(rows, self._reference)]
+
+    def values(self, rows: Sequence[Row]) -> list[float]:
+        """What the critic makes of the state of each row."""
+        return [value for _, value in self._look(rows, self._forward, self.critic)]
+
+    @torch.no_grad()
+    def _look(self, rows: Sequence[Row], model: Forward, critic: Critic | None = None) -> list[tuple[Tensor, float]]:
+        found: dict[int, tuple[Tensor, float]] = {}
+        for sheet in self._lay(rows, self._cost):
+            read = model(sheet, critic)
+            logprobs = read.logprobs.split([len(rows[index].completion_ids) for index in sheet.rows])
+            values = [0.0] * len(sheet.rows) if read.values is None else read.values.tolist()
+            found.update(zip(sheet.rows, zip(logprobs, values, strict=True), strict=True))
         return [found[index] for index in range(len(rows))]
 
-    def accumulate(self, rows: Sequence[Row], proximal: Sequence[Tensor] | None, loss: Loss, clip: Clip) -> Figures:
-        """Add the gradient of rows. Without `proximal` the policy has not moved since the step began."""
-        totals = dict.fromkeys(("loss", "entropy", "clipped", "drift"), 0.0)
-        tokens = computed = 0
-        for sheet in self._lay(rows, self._most, self._square):
+    def accumulate(self, rows: Sequence[Row], before: Before, objective: Objective) -> Figures:
+        """Add the gradient of an update's rows."""
+        losses, critic_losses, all_seen = [], [], []
+        computed = 0
+        for sheet in self._lay(rows, self._cost):  # nothing here waits for the device, which has its next batch in time
             some = [rows[index] for index in sheet.rows]
-            current, entropy = self._forward(sheet, some)
-            before = current.detach() if proximal is None else torch.cat([proximal[index] for index in sheet.rows])
-            of_token, figures = loss(current, before, self._spread(some, "advantage"), clip)
-            total = (of_token * self._spread(some, "weight")).sum()
-            total.backward()
-            sampler = torch.tensor([value for row in some for value in row.sampler], device=current.device)
-            gap = sampler - before
-            totals["loss"] += total.item()
-            totals["entropy"] += entropy.item()
-            totals["clipped"] += figures["clipped"].sum().item() if "clipped" in figures else 0.0
-            totals["drift"] += (torch.exp(gap) - 1 - gap).sum().item()
-            tokens += len(sampler)
+            read = self._forward(sheet, self.critic, objective.entropy_weight > 0)
+            loss, seen = total(objective, some, read, before.of(sheet.rows))
+            losses.append(loss.detach())
+            all_seen.append(seen)
+            if read.values is not None:
+                off = critic_loss(some, read.values, len(rows))
+                critic_losses.append(off.detach())
+                loss = loss + off
+            loss.backward()
             computed += sheet.computed
-        means = {name: totals[name] / max(tokens, 1) for name in ("entropy", "clipped", "drift")}
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._trained if p.grad is not None]).item()
-        return Figures(loss=totals["loss"], grad_norm=norm, tokens=tokens, computed=computed, **means)
+        statistics = Statistics()
+        for seen in all_seen:
+            statistics.add(seen.tokens, seen.sampler, seen.turn, seen.figures, seen.entropies)
+        return Figures(
+            loss=torch.stack(losses).sum().item(),
+            grad_norm=torch.nn.utils.get_total_norm(
+                [p.grad for p in self.trained.values() if p.grad is not None]
+            ).item(),
+            tokens=sum(len(row.completion_ids) for row in rows),
+            computed=computed,
+            statistics=statistics.finish(),
+            critic_loss=torch.stack(critic_losses).sum().item() if critic_losses else None,
+        )
 
     def apply(self, grad_norm: float) -> None:
         """Move the weights by the gradient that was accumulated, its norm bounded."""
-        torch.nn.utils.clip_grads_with_norm_(self._trained, self._config.clip_norm, torch.tensor(grad_norm))
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.learning_rate
+        torch.nn.utils.clip_grads_with_norm_(self.trained.values(), self._config.clip_norm, torch.tensor(grad_norm))
+        if self.critic is not None:
+            torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self._config.clip_norm)
+        share = factor(self._config, self.updates)
+        rates = (self._config.learning_rate, self._config.critic_learning_rate)
+        for group, rate in zip(self.optimiser.param_groups, rates, strict=False):
+            group["lr"] = share * rate
         self.optimiser.step()
         self.updates += 1
         self.optimiser.zero_grad(set_to_none=True)
-
-    def _forward(self, sheet: Sheet, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        """Logprobs of all completion tokens of rows in a row, and the sum of the entropies they were drawn with."""
-        device = self.model.device
-        given = {"input_ids": sheet.ids.to(device), "use_cache": False}
-        if sheet.mask is not None and sheet.positions is not None:
-            given |= {"attention_mask": sheet.mask.to(device), "position_ids": sheet.positions.to(device)}
-        predictors = sheet.predictors.to(device)
-        if self._plain_head:
-            logits = self._head(self.model.base_model(**given).last_hidden_state.flatten(0, 1)[predictors])
-        else:
-            logits = self.model(**given).logits.flatten(0, 1)[predictors]
-        logits = logits.float() / self._spread(rows, "temperature")[:, None]
-        targets = torch.tensor([id for row in rows for id in row.completion_ids], device=device)
-        normaliser = logits.logsumexp(-1)
-        current = logits.gather(-1, targets[:, None])[:, 0] - normaliser
-        with torch.no_grad():
-            shifted = logits - normaliser[:, None]
-            entropy = -(shifted.exp() * shifted).sum()
-        return current, entropy
-
-    def _spread(self, rows: Sequence[Row], name: str) -> Tensor:
-        """A number of each row, for each of its completion tokens."""
-        lengths = torch.tensor([len(row.completion_ids) for row in rows])
-        values = torch.tensor([getattr(row, name) for row in rows], dtype=torch.float32)
-        return values.repeat_interleave(lengths).to(self.model.device)
+        if self.adapter is not None:
+            self.adapter.publish()
 
 
-def _sees_all(model: PreTrainedModel) -> bool:
-    """Whether every layer attends to everything before: a tree's mask has no window, and its order is no time."""
-    config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return kinds == {"full_attention"} and window is None
+def _adapter(model: PreTrainedModel, config: AdapterConfig) -> "Adapter":
+    from leyden.trainer.adapter import Adapter  # peft takes a while to import, and few need it
+
+    return Adapter(model, config)
+
+
+def _checkpoint(model: PreTrainedModel) -> None:
+    """Keep what goes into each layer, and compute the rest again: the layers do so in training, but without dropout."""
+    model.gradient_checkpointing_enable()
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.training = True
 
 
 def _square(model: PreTrainedModel) -> float:

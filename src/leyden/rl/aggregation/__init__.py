@@ -6,6 +6,13 @@ call; the loss is the weighted sum. The denominators are thus those of the whole
 
 from collections.abc import Callable, Sequence
 
-Tokens = Sequence[Sequence[int]]
-"""By rollout, then by call."""
-Aggregation = Callable[[Tokens], list[list[float]]]
+from leyden.rl.terms import Terms
+
+Lengths = Sequence[Sequence[int]]
+"""Tokens by rollout, then by call. A rollout without tokens counts for nothing."""
+Aggregation = Callable[[Lengths, Terms], list[list[float]]]
+
+
+def rollouts(lengths: Lengths) -> int:
+    """How many rollouts have tokens."""
+    return sum(any(calls) for calls in lengths)

@@ -1,9 +1,10 @@
 """Tokens are averaged inside a rollout, then over rollouts: a long rollout counts as much as a short one."""
 
-from leyden.rl.aggregation import Tokens
+from leyden.rl.aggregation import Lengths, rollouts
+from leyden.rl.terms import Terms
 
 
-def rollout_mean(tokens: Tokens) -> list[list[float]]:
+def rollout_mean(lengths: Lengths, terms: Terms) -> list[list[float]]:
     """w = 1 / (rollouts x tokens of the rollout)."""
-    rollouts = sum(1 for calls in tokens if sum(calls))
-    return [[1.0 / (rollouts * sum(calls)) if sum(calls) else 0.0] * len(calls) for calls in tokens]
+    count = rollouts(lengths)
+    return [[1 / (count * sum(calls)) if any(calls) else 0.0] * len(calls) for calls in lengths]

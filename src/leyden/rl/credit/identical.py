@@ -1,9 +1,9 @@
 """The paper's assignment: every call has the return of its rollout."""
 
 from leyden.rl.credit import Earned
+from leyden.rl.terms import Terms
 
 
-def identical(earned: Earned) -> tuple[float, ...]:
+def identical(earned: Earned, terms: Terms) -> list[float]:
     """V_t = r_final + sum of all r_t."""
-    value = earned.final + sum(earned.steps)
-    return (value,) * len(earned.steps)
+    return [earned.total] * len(earned.steps)

@@ -1,7 +1,8 @@
 """Losses of tokens.
 
-A loss takes the logprobs of the policy as it is and as it was when the step began, and advantages, all of one shape; it
-gives the loss of each token and figures worth reporting. `Clip` is how far the two policies may part.
+A loss takes `Tokens` and `Terms` and gives the loss of each token, and figures of each token worth reporting: `ratio`
+as the loss uses it, and `clipped_low`, `clipped_high`, `clipped_dual`: whether a bound holds the token back. How losses
+become one is said by `aggregation`.
 """
 
 from collections.abc import Callable
@@ -9,13 +10,20 @@ from collections.abc import Callable
 from msgspec import Struct
 from torch import Tensor
 
-
-class Clip(Struct, frozen=True):
-    """The ratio of the current to the proximal policy counts between 1 - low and 1 + high."""
-
-    low: float
-    high: float
+from leyden.rl.terms import Terms
 
 
-Loss = Callable[[Tensor, Tensor, Tensor, Clip], tuple[Tensor, dict[str, Tensor]]]
-"""(current, proximal, advantages, clip) -> (loss of each token, figures of each token)."""
+class Tokens(Struct, frozen=True):
+    """Sampled tokens, flat, call after call; the calls are whole."""
+
+    current: Tensor
+    """Logprobs of the policy as it is, with gradient."""
+    proximal: Tensor
+    """Logprobs of the policy as it was when the step began."""
+    advantages: Tensor
+    """Of each token's call."""
+    call: Tensor
+    """Which call each token is of: 0, 1, 2, ..."""
+
+
+Loss = Callable[[Tokens, Terms], tuple[Tensor, dict[str, Tensor]]]

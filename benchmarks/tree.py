@@ -1,0 +1,204 @@
+"""Forward and backward of a group's calls: as a prefix tree, one row a call, and with calls of a rollout merged.
+
+The calls are of real runs (`tree_runs/`, recorded by `tree_record.py`): an agent of ten turns with a tool in a group of
+8, one of three roles (write, check, correct) in a group of 8, and a single turn in a group of 16. `merged` is what
+others do: a call that another goes on from exactly lies within the other's row. All three go through the same code with
+the same budget of tokens at once, and give the same gradient; the tree's work may not be less than its distinct tokens,
+so naive over distinct tokens is the limit of its speed-up. Where a tree would share little more than merging does, the
+trainer lays merged rows, whose attention is faster, and so does `tree` here.
+
+    python benchmarks/tree.py                                  # a model of two million parameters on the CPU
+    python benchmarks/tree.py --model smollm2-135m qwen2.5-1.5b  # their shapes, random weights, bfloat16, on a GPU
+
+Peak memory is beyond weights and gradients. The last line is one JSON object: `ratio` is one row a call over the tree
+in time for the agent of ten turns (of the last model named), `of_limit` that ratio's share of the limit, and
+`merged_over_tree` the worst of the three runs.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+import leyden
+from leyden.config import TrainingConfig
+from leyden.rl.loss.ppo_clip import ppo_clip
+from leyden.rl.terms import Terms
+from leyden.rl.tree import grow
+from leyden.trainer.batch import Row
+from leyden.trainer.layout import lay_lines
+from leyden.trainer.objective import Before, Objective
+from leyden.trainer.policy import Policy
+
+HERE = Path(__file__).parent
+RUNS = ("ten_turns", "three_roles", "one_turn")
+WAYS = ("rows", "merged", "tree")
+SHAPES: dict[str, Any] = {
+    "smollm2-135m": LlamaConfig(
+        vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
+    ),
+    "qwen2.5-1.5b": Qwen2Config(
+        vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
+        num_key_value_heads=2, max_position_embeddings=32_768, tie_word_embeddings=True,
+    ),
+}  # fmt: skip
+
+
+class Merging(Policy):
+    """A policy that lays calls into the row of one that goes on from them exactly, and shares nothing else."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._lay = lay_lines
+
+
+def load_rows(run: str, copies: int) -> list[Row]:
+    """The calls of a recorded run, as the trainer has them; `copies` groups of it, with other tokens each."""
+    rollouts = json.loads(gzip.decompress((HERE / "tree_runs" / f"{run}.json.gz").read_bytes()))
+    rows = []
+    for copy in range(copies):
+        for number, calls in enumerate(rollouts):
+            prompts: dict[str, tuple[int, ...]] = {}
+            done: dict[str, tuple[int, ...]] = {}
+            for turn, call in enumerate(calls):
+                kept = done[call["parent"]][: call["kept_ids"]] if call["parent"] else ()
+                prompts[call["id"]] = (*kept, *((token + copy) % 1000 for token in call["prompt_ids"]))
+                completion = tuple((token + copy) % 1000 for token in call["completion_ids"])
+                done[call["id"]] = (*prompts[call["id"]], *completion)
+                rows.append(
+                    Row(
+                        call=call["id"],
+                        rollout=copy * len(rollouts) + number,
+                        turn=turn,
+                        prompt_ids=prompts[call["id"]],
+                        completion_ids=completion,
+                        sampler=(-1.0,) * len(completion),
+                        temperature=1.0,
+                        advantage=1.0 - 2.0 * (number % 2),
+                        weight=1.0 / (len(rollouts) * copies * len(completion)),
+                    )
+                )
+    return rows
+
+
+def load_model(name: str) -> Any:
+    """The bundled model, or one of a known shape on the GPU."""
+    torch.manual_seed(0)
+    if name == "spark":
+        return AutoModelForCausalLM.from_pretrained(
+            Path(leyden.__file__).parent / "models" / "spark", dtype=torch.float32, attn_implementation="sdpa"
+        ).eval()
+    kind = LlamaForCausalLM if isinstance(SHAPES[name], LlamaConfig) else Qwen2ForCausalLM
+    with torch.device("cuda"):
+        return kind(SHAPES[name]).to(torch.bfloat16).eval()
+
+
+def measure(name: str, run: str, way: str, copies: int, rounds: int, tokens: int) -> dict[str, float]:
+    """The best of some rounds of one way, and its peak of memory."""
+    rows = load_rows(run, copies)
+    model = load_model(name)
+    config = TrainingConfig(layout="tree" if way == "tree" else "rows", batch_tokens=tokens)
+    policy = (Merging if way == "merged" else Policy)(model, config)
+    objective = Objective(ppo_clip, Terms())
+    policy.accumulate(rows[:1], Before(), objective)  # so that gradients are there
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    on_gpu = model.device.type == "cuda"
+    before = torch.cuda.memory_allocated() if on_gpu else _resident()
+    times = []
+    for _ in range(rounds + 1):  # the first also compiles
+        if on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        figures = policy.accumulate(rows, Before(), objective)
+        if on_gpu:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "seconds": min(times[1:]),
+        "first_seconds": times[0],
+        "peak_mib": (peak - before) / 2**20,
+        "computed": figures.computed,
+        "naive": sum(map(len, rows)),
+        "distinct": len(grow([(*row.prompt_ids, *row.completion_ids) for row in rows]).ids),
+        "grad_norm": figures.grad_norm,
+    }
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def apart(*arguments: object) -> dict[str, float]:
+    """A measurement in a process of its own, whose memory is its own."""
+    command = [sys.executable, __file__, "--one", *map(str, arguments)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def compare(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[str, Any]:
+    """One run three ways."""
+    one = apart if name == "spark" else measure  # a GPU's memory can be asked for, a process's cannot be given back
+    ways = {way: one(name, run, way, copies, rounds, tokens) for way in WAYS}
+    tree, rows, merged = ways["tree"], ways["rows"], ways["merged"]
+    ratio, limit = rows["seconds"] / tree["seconds"], tree["naive"] / tree["distinct"]
+    summary = {
+        "ratio": round(ratio, 2),
+        "limit": round(limit, 2),
+        "of_limit": round(ratio / limit, 3),
+        "merged_over_tree": round(merged["seconds"] / tree["seconds"], 2),
+        "memory_rows_over_tree": round(rows["peak_mib"] / tree["peak_mib"], 2),
+    }
+    for way, each in ways.items():
+        print(f"{name:13} {run:12} {way:7} {each['seconds'] * 1000:9.1f} ms {each['peak_mib']:9.1f} MiB")
+    print(f"{name:13} {run:12} {summary}", flush=True)
+    return {"model": name, "run": run, "copies": copies, **summary, "ways": ways}
+
+
+def main() -> None:
+    """Every model on every run."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", nargs="+", choices=["spark", *SHAPES], default=["spark"])
+    parser.add_argument("--copies", type=int, default=1, help="groups at once")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=TrainingConfig().batch_tokens, help="at once")
+    parser.add_argument("--one", nargs=6, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "tree")
+    options = parser.parse_args()
+    if options.one:
+        name, run, way, *numbers = options.one
+        print(json.dumps(measure(name, run, way, *map(int, numbers))))
+        return
+    found = [
+        compare(name, run, options.copies, options.rounds, options.tokens) for name in options.model for run in RUNS
+    ]
+    last = {one["run"]: one for one in found if one["model"] == options.model[-1]}
+    headline = {
+        **{key: last["ten_turns"][key] for key in ("ratio", "limit", "of_limit")},
+        "merged_over_tree": min(one["merged_over_tree"] for one in last.values()),
+        "model": options.model[-1],
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    cpu = f"{platform.machine()}, {os.cpu_count()} cores"
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    written = {"headline": headline, "machine": machine, **versions, "date": time.strftime("%Y-%m-%d"), "runs": found}
+    written["command"] = " ".join(["python", "benchmarks/tree.py", *sys.argv[1:]])
+    (options.out / f"{'-'.join(options.model)}-{options.copies}.json").write_text(json.dumps(written, indent=1) + "\n")
+    print(json.dumps(headline))
+
+
+if __name__ == "__main__":
+    main()

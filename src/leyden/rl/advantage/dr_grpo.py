@@ -1,0 +1,14 @@
+"""GRPO done right: how far above its group's mean a value lies.
+
+Without the deviation, which makes much of groups that are almost always right or wrong.
+"""
+
+import numpy as np
+
+from leyden.rl.advantage import Calls, Floats
+from leyden.rl.terms import Terms
+
+
+def dr_grpo(calls: Calls, terms: Terms) -> Floats:
+    """A = V - mean of the group."""
+    return np.where(calls.comparable, calls.value - calls.mean(calls.value, calls.group), 0.0)

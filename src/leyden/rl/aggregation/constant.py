@@ -1,0 +1,12 @@
+"""Tokens are added up and divided by a constant: how long anything turned out weighs on nothing (Dr. GRPO)."""
+
+from leyden.rl.aggregation import Lengths, rollouts
+from leyden.rl.terms import Terms
+
+
+def constant(lengths: Lengths, terms: Terms) -> list[list[float]]:
+    """w = 1 / (rollouts x length)."""
+    if terms.length is None:
+        raise ValueError("`algorithm.length` is not set: the aggregation `constant` divides every rollout by it")
+    weight = 1 / (max(rollouts(lengths), 1) * terms.length)
+    return [[weight] * len(calls) for calls in lengths]

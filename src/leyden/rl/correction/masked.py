@@ -1,0 +1,10 @@
+"""Masked importance sampling: what the two policies disagree on too much is not learnt from."""
+
+from torch import Tensor
+
+from leyden.rl.terms import Terms
+
+
+def masked(ratio: Tensor, terms: Terms) -> Tensor:
+    """w = r where low <= r <= high, otherwise 0."""
+    return ratio.where((ratio >= terms.correction_low) & (ratio <= terms.correction_high), 0.0)

@@ -1,0 +1,10 @@
+"""Truncated importance sampling: what has become likelier counts more, but no more than the bound."""
+
+from torch import Tensor
+
+from leyden.rl.terms import Terms
+
+
+def truncated(ratio: Tensor, terms: Terms) -> Tensor:
+    """w = min(r, high)."""
+    return ratio.clamp(max=terms.correction_high)

@@ -1,0 +1,74 @@
+"""Which sequences are computed together: in trees of at most so many tokens, at the least cost, or as plain lines.
+
+In lexicographic order neighbours share the most, so a part is a run of that order. A cut costs what both of its sides
+begin with, which is then computed twice; of all the ways to cut, the cheapest is taken. A sequence that another begins
+with lies in the other's line; where little more than that is shared, lines are cheaper than trees.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from msgspec import Struct
+
+from leyden.rl.tree import Tokens, common, order
+
+
+class Cost(Struct, frozen=True):
+    """What a tree of n tokens costs, in tokens of a plain line: tree (fixed + n + n^2 / square)."""
+
+    most: int
+    """No part has more tokens, unless a single sequence has."""
+    fixed: float = 0.0
+    square: float = float("inf")
+    """How many tokens spend as much on attending to each other as on everything else."""
+    tree: float = 1.0
+    """What a token costs in a tree, where one in a line costs 1."""
+
+    def of_tree(self, size: int) -> float:
+        """What a tree costs."""
+        return self.tree * (self.fixed + size + size**2 / self.square)
+
+    def of_line(self, size: int) -> float:
+        """What a line costs, in which each token attends to those before it."""
+        return size + size**2 / (2 * self.square)
+
+
+def lines(sequences: Sequence[Tokens]) -> list[list[int]]:
+    """The sequences by the line in which they lie, by index: the first of each is the whole line."""
+    arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
+    found: list[list[int]] = []
+    for index in reversed(order(arrays)):  # what begins with a sequence comes right after it in order
+        if found and common(arrays[index], arrays[found[-1][0]]) == len(arrays[index]):
+            found[-1].append(index)
+        else:
+            found.append([index])
+    return found
+
+
+def pack(sequences: Sequence[Tokens], cost: Cost) -> list[list[int]]:
+    """The sequences in parts, by index."""
+    if not sequences:
+        return []
+    whole = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
+    ordered = order(whole)
+    arrays = [whole[index] for index in ordered]
+    shared = np.array([0, *(common(left, right) for left, right in pairwise(arrays))])
+    ends = np.cumsum([len(array) for array in arrays] - shared)  # tokens of the whole tree up to each sequence
+    opens = ends - [len(array) for array in arrays]  # a part from i to j has ends[j] - opens[i] tokens
+    cheapest = np.zeros(len(arrays) + 1)  # of everything before a sequence
+    starts = np.zeros(len(arrays), dtype=np.int64)  # of the last part, where a sequence is its last
+    for last in range(len(arrays)):
+        first = min(int(np.searchsorted(ends, ends[last] - cost.most)), last)
+        sizes = ends[last] - opens[first : last + 1]
+        costs = cheapest[first : last + 1] + cost.fixed + sizes + sizes.astype(np.float64) ** 2 / cost.square
+        costs[:-1][sizes[:-1] > cost.most] = np.inf
+        best = int(np.argmin(costs))
+        starts[last], cheapest[last + 1] = first + best, costs[best]
+    parts = []
+    end = len(arrays)
+    while end:
+        start = int(starts[end - 1])
+        parts.append(ordered[start:end])
+        end = start
+    return parts[::-1]

@@ -1,0 +1,73 @@
+"""What the text of a tool's result says of itself: that the tool failed, that it did not, or nothing sure.
+
+No dialect but Anthropic's can mark a result as an error, so frameworks write it into the text. Their sentences are
+listed here, with the two that people write (`Error: ...` and a JSON object with `error`). Precision comes first: a text
+that only sounds like an error is neither a failure nor a success.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+_TOOL = r"['\"`]?[\w.:/-]+['\"`]?"
+_FAILED = re.compile(
+    rf"""\s*(?:
+      Error:\s+ (?!(?i:none|null|nil|no|n/a)\W*(?:\n|\Z)|(?i:no\ errors?|none\ (?:found|detected))\b)
+        (?!(?![45]\d\d\b)[-+±]?\.?\d) \S                                            # nor a measured error
+    | Error\ (?:while\ |when\ )?(?:executing|invoking|calling|running)\ (?:the\ )?(?:tool|function)\b  # LangGraph, MCP
+    | An\ error\ occurred\ while\ (?:running|parsing|executing|calling|invoking|using|processing)\b    # OpenAI Agents
+    | I\ encountered\ an\ error\ while\ trying\ to\ use\ the\ tool\b                # CrewAI
+    | Encountered\ error:\ \S                                                       # LlamaIndex
+    | Input\ validation\ error:\ \S                                                 # MCP
+    | \d+\ validation\ errors?(?:\ for\ \w|:\s)                                     # Pydantic
+    | Unknown\ tool\b
+    | Tool\ {_TOOL}\ (?:not\ found|is\ not\ available|does\ not\ exist|(?:execution\ )?failed|timed\ out\ after)\b
+    | Tool\ (?:execution\ )?(?:error|failed):\ \S
+    | You\ tried\ to\ use\ the\ tool\ {_TOOL},\ but\ it\ doesn't\ exist\b           # CrewAI
+    | [\w.-]+\ is\ not\ a\ valid\ tool,\ try\ one\ of\ \[                           # LangChain
+    | (?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?::\ \S|\(.*\)\s*\Z)           # an exception, as Python writes it
+    | Traceback\ \(most\ recent\ call\ last\):\n.*\n[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b[^\n]*\s*\Z
+    | <(?P<mark>error|tool_error|tool_use_error)>.*</(?P=mark)>\s*\Z
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_ADVICE = re.compile(r"(?:Please fix your mistakes|[Ff]ix the errors? and try again)\.\s*\Z")
+"""How LangGraph and Pydantic AI end what they tell of a failure."""
+_DOUBTFUL = re.compile(
+    r"\W*(?:an |the |internal |unexpected |fatal )*"
+    r"(?:errors?|exception|traceback|fail(?:ed|ure)|fatal|invalid|unable to|could(?: not|n't)|can(?:not|'t)|"
+    r"something went wrong|no such|permission denied|access denied|bad request)\b",
+    re.IGNORECASE,
+)
+_ABOUT_AN_ERROR = re.compile(
+    r"error(?:_type|_code)?|type|(?:status_?)?code|status|message|msg|details?|reason|hint|success|ok|is_?[eE]rror|"
+    r"id|request_id|jsonrpc|tool|(?:tool_)?name|tool_call_id|traceback|stack|timestamp|retryable"
+)
+
+
+def failed(text: str) -> bool | None:
+    """Whether a tool failed, by the text of its result; None where that cannot be told."""
+    if text.lstrip()[:1] in ("{", '"'):
+        try:
+            document = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            document = None
+        if isinstance(document, dict):
+            return _failed_object(document)
+        if isinstance(document, str):
+            text = document
+    if _FAILED.match(text) or _ADVICE.search(text[-100:]):
+        return True
+    return None if _DOUBTFUL.match(text) else False
+
+
+def _failed_object(document: dict[str, Any]) -> bool | None:
+    """An object that says that something is wrong, and holds nothing but that."""
+    if document.get("isError") is True or document.get("is_error") is True:
+        return True
+    error = document.get("error")
+    wrong = error is True or (isinstance(error, str | dict) and bool(error)) or document.get("status") == "error"
+    if wrong and not any(value for name, value in document.items() if not _ABOUT_AN_ERROR.fullmatch(name)):
+        return True
+    return None if wrong or document.get("success") is False or document.get("ok") is False else False

@@ -1,0 +1,35 @@
+"""Automatic rewards, given to the episodes of a step and recorded beside those that people gave."""
+
+import asyncio
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from leyden.episodes import Episode
+from leyden.records import Reward, RewardKind
+from leyden.remote import Remote
+from leyden.rl.signals import SignalRules, automatic
+
+
+async def reward_automatically(
+    remote: Remote, episodes: Sequence[Episode], rules: SignalRules, step: int
+) -> list[Episode]:
+    """The episodes with the rewards of this step, recorded; those of an earlier start of the run are not in force."""
+    if not rules.ask:
+        return list(episodes)
+    given = await asyncio.to_thread(lambda: [automatic(episode, rules, step) for episode in episodes])
+    await asyncio.gather(
+        *(
+            remote.record_rewards(episode.attempt.run, episode.attempt.id, rewards)
+            for episode, rewards in zip(episodes, given, strict=True)
+            if rewards
+        )
+    )
+    return [
+        replace(episode, rewards=(*_others(episode), *rewards))
+        for episode, rewards in zip(episodes, given, strict=True)
+    ]
+
+
+def _others(episode: Episode) -> list[Reward]:
+    return [reward for reward in episode.rewards if reward.kind is not RewardKind.AUTOMATIC]

@@ -1,0 +1,19 @@
+"""The critic: how good the state before a call is, read off the policy's own hidden states."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Critic(nn.Module):
+    """Two layers, the last of which begins at zero: at first every state is worth nothing."""
+
+    def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width, device=device, dtype=dtype)
+        self.outer = nn.Linear(width, 1, device=device, dtype=dtype)
+        nn.init.zeros_(self.outer.weight)
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """One value a state."""
+        return self.outer(nn.functional.silu(self.inner(states)))[:, 0]  # type: ignore[no-any-return]

@@ -1,0 +1,62 @@
+"""A model over a batch of rows: the logprobs of their sampled tokens, and what else is read off on the way."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from leyden.rl.logprobs import logprobs
+from leyden.trainer.attention import TreeMasks
+from leyden.trainer.layout import Sheet
+
+
+class Read(NamedTuple):
+    """What a model says of the rows of a sheet."""
+
+    logprobs: Tensor
+    """Of every sampled token, row after row, temperature applied."""
+    entropies: Tensor
+    values: Tensor | None
+    """Of the state of every row, where there is a critic."""
+
+
+class Forward:
+    """Runs a model over sheets. Its head is applied only where a token was sampled."""
+
+    def __init__(self, model: PreTrainedModel, masks: TreeMasks | None) -> None:
+        self._model, self._masks = model, masks
+        self._trunk: Any = model.base_model
+        self._head: Any = model.get_output_embeddings()
+        self._plain = self._is_plain()
+
+    def __call__(self, sheet: Sheet, critic: Callable[[Tensor], Tensor] | None = None, bonus: bool = False) -> Read:
+        """Read one sheet; entropies have a gradient where they are a `bonus`."""
+        device = self._model.device
+        given: dict[str, Any] = {"input_ids": sheet.ids.to(device), "use_cache": False}
+        if sheet.ends is not None and sheet.depths is not None and self._masks is not None:
+            depths = sheet.depths.to(device)
+            given |= {"attention_mask": self._masks(sheet.ends.to(device), depths), "position_ids": depths}
+        predictors, targets = sheet.predictors.to(device), sheet.targets.to(device)
+        temperatures = sheet.temperatures.to(device)
+        if self._plain:
+            hidden = self._trunk(**given).last_hidden_state.flatten(0, 1)
+            wanted, head = hidden[predictors], self._head
+        else:
+            answer = self._model(**given, output_hidden_states=critic is not None)
+            hidden = answer.hidden_states[-1].flatten(0, 1) if critic is not None else None
+            wanted, head = answer.logits.flatten(0, 1)[predictors], torch.nn.Identity()
+        found, entropies = logprobs(head, wanted, targets, temperatures, self._head.weight.shape[0], bonus)
+        gather = sheet.gather.to(device)
+        # What the critic learns stays with the critic: it reads the policy, and does not shape it.
+        values = critic(hidden.detach()[sheet.states.to(device)]) if critic is not None else None
+        return Read(found[gather], entropies[gather], values)
+
+    @torch.no_grad()
+    def _is_plain(self) -> bool:
+        """Whether the model's logits are its head of its hidden states: some scale or bound them afterwards."""
+        ids = torch.arange(4, device=self._model.device)[None]
+        logits = self._model(input_ids=ids, use_cache=False).logits
+        ours = self._head(self._trunk(input_ids=ids, use_cache=False).last_hidden_state)
+        return torch.allclose(ours, logits, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,71 @@
+"""The updates of a step, made ready: whose rows, what they are worth, and what was known of them before the first."""
+
+from collections.abc import Sequence
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from leyden.rl.correction import ratios
+from leyden.rl.kl import k1
+from leyden.trainer.algorithm import Algorithm
+from leyden.trainer.batch import Accounts, Row, Scored, lay_out
+from leyden.trainer.objective import Before
+from leyden.trainer.policy import Policy
+from leyden.trainer.valuing import Known, value
+
+Groups = Sequence[Sequence[Scored]]
+
+
+class Update(Struct, frozen=True):
+    """Rows to move the weights by, once."""
+
+    rows: list[Row]
+    before: Before
+
+
+def prepare(groups: Groups, number: int, policy: Policy, algorithm: Algorithm, accounts: Accounts) -> list[Update]:
+    """Divide groups into so many updates. Those that nothing is to be learnt from are left out."""
+    share = -(-len(groups) // number)
+    parts = [groups[at : at + share] for at in range(0, len(groups), share)]
+    updates = [_update(part, policy, algorithm, accounts, moves=len(parts) > 1) for part in parts]
+    return [update for update in updates if update.rows]
+
+
+def _update(groups: Groups, policy: Policy, algorithm: Algorithm, accounts: Accounts, moves: bool) -> Update:
+    """One update; `moves` says whether the policy will have moved before it."""
+    laid, objective = lay_out(groups), algorithm.objective
+    known = Known(
+        penalties=_penalties(laid, policy, algorithm.reward_kl) if algorithm.reward_kl else None,
+        values=policy.values(laid) if algorithm.critic else None,
+    )
+    valued = value(groups, laid, known, algorithm.valuation, accounts)
+    # Without an advantage a call has no gradient, unless something else gives it one.
+    rows = [row for row in valued if row.advantage or algorithm.critic or objective.needs_all]
+    whole = objective.correction is not None and objective.level == "rollout"
+    ratios_R = _ratios(laid, policy.logprobs(laid)) if whole else None
+    before = Before(
+        proximal=policy.logprobs(rows) if moves else None,
+        reference=policy.reference_logprobs(rows) if objective.kl is not None else None,
+        corrections=None if ratios_R is None else [ratios_R[row.rollout].expand(len(row.sampler)) for row in rows],
+    )
+    return Update(rows, before)
+
+
+def _penalties(rows: Sequence[Row], policy: Policy, weight: float) -> list[float]:
+    """What the distance to the reference takes from the reward of each call."""
+    reference = policy.reference_logprobs(rows)
+    return [weight * k1(_sampler(row, known), known).sum().item() for row, known in zip(rows, reference, strict=True)]
+
+
+def _ratios(rows: Sequence[Row], proximal: Sequence[Tensor]) -> Tensor:
+    """The ratio of the proximal policy to the sampler over each whole rollout."""
+    gaps = [known - _sampler(row, known) for row, known in zip(rows, proximal, strict=True)]
+    gap_C = torch.stack([gap.sum() for gap in gaps])
+    rollout = torch.tensor([row.rollout for row in rows], device=gap_C.device)
+    gap_R = gap_C.new_zeros(max(row.rollout for row in rows) + 1).index_add(0, rollout, gap_C)
+    return ratios(gap_R)
+
+
+def _sampler(row: Row, like: Tensor) -> Tensor:
+    return torch.tensor(row.sampler, device=like.device, dtype=like.dtype)

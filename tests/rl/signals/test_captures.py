@@ -1,0 +1,138 @@
+"""Signals of what the real gateway records of real clients and frameworks."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from modelserving import END, ModelServer, call, model_server
+from talks import DIVIDE, USER
+from worksite import Worksite
+
+from leyden.episodes import Episode
+from leyden.rl.signals import Signal, find
+from leyden.server.gateway.upstream import Upstream
+
+AGENTS = Path(__file__).parent / "agents"
+ZERO, SIX, TEXT = '{"a": 1, "b": 0}', '{"a": 6, "b": 2}', '{"a": "x", "b": 2}'
+
+
+def divides(prompt: str) -> str:
+    """What the model says after so many results: a bad call and a good one, bad arguments, no such tool, the answer."""
+    asked = {
+        0: call("divide", ZERO) + call("divide", SIX),
+        2: call("divide", TEXT),
+        3: call("multiply", SIX),
+        4: "It is 3.",
+    }
+    return asked[prompt.count("<tool_response>")] + END
+
+
+def named(episode: Episode) -> list[tuple[int, str]]:
+    """An episode's signals: on which of its calls, and which."""
+    numbers = {made.id: number for number, made in enumerate(episode.calls)}
+    return [(numbers[signal.call.id], signal.name) for signal in find(episode)]
+
+
+def about_tools(episode: Episode) -> list[Signal]:
+    return [signal for signal in find(episode) if signal.kind in ("tool_failed", "tool_succeeded")]
+
+
+FIRST = [(0, "tool_failed/1"), (0, "tool_succeeded/2"), (1, "bad_arguments/1"), (1, "tool_failed/1")]
+
+
+@pytest.mark.parametrize("agent", ["graph", "autogen", "anthropic_client"])
+async def test_tools_that_raise_are_seen_where_they_were_called(site: Worksite, agent: str) -> None:
+    if agent == "autogen":
+        pytest.importorskip("autogen_agentchat")
+    site.server.say = divides
+    await site.open()
+    await site.queue("g", {})
+    with site.worker(f"breaking.py:{agent}", base=str(AGENTS)):
+        episode = await site.episode("g")
+    assert named(episode) == [*FIRST, (2, "unknown_tool/1"), (2, "tool_failed/1")], episode.attempt.outcome
+    ran = [signal.span is not None for signal in about_tools(episode)]
+    assert ran == ([False] * 4 if agent == "anthropic_client" else [True, True, True, False])
+    uninstrumented = Episode(episode.rollout, episode.attempt, episode.task, episode.calls)
+    told = [(signal.name, signal.span) for signal in about_tools(uninstrumented)]
+    if agent != "autogen":  # which gives the model the bare text of an exception: that looks like a result
+        assert told == [(signal.name, None) for signal in about_tools(episode)]
+
+
+async def test_tools_of_the_openai_agents_sdk_that_raise_are_seen(site: Worksite) -> None:
+    site.server.say = divides
+    await site.open()
+    await site.queue("g", {})
+    with site.worker("breaking.py:openai_agents", base=str(AGENTS)):
+        episode = await site.episode("g")
+    assert named(episode) == [*FIRST, (2, "unknown_tool/1")]  # it has no answer to that but to raise
+    assert all(signal.span is not None for signal in about_tools(episode))
+    uninstrumented = Episode(episode.rollout, episode.attempt, episode.task, episode.calls)
+    assert [signal.name for signal in about_tools(uninstrumented)] == [signal.name for signal in about_tools(episode)]
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[ModelServer]:
+    async with model_server(tmp_path) as running:
+        await running.new_attempt()
+        yield running
+
+
+BROKEN = '<tool_call>\n{"name": "divide", "arguments": {"a": 6,}}\n</tool_call>'
+LINES = {
+    BROKEN + END: ["malformed_call"],
+    "I shall." + BROKEN + call("look", "{}") + END: ["malformed_call", "unknown_tool/1"],
+    call("divide", "[6, 2]") + END: ["malformed_call"],
+    call("divide", '{"a": 6}') + END: ["bad_arguments/1"],
+    call("divide", SIX) + call("divide", SIX) + END: ["repeated_call/2"],
+    "It is": ["cut"],
+    "<tool_call>\n{": ["cut"],
+    END: ["empty_answer"],
+    "It is 3." + END: [],
+    call("divide", SIX) + END: [],
+}
+
+
+@pytest.mark.parametrize(("line", "found"), LINES.items())
+async def test_what_the_model_writes_is_seen_in_every_dialect(server: ModelServer, line: str, found: list[str]) -> None:
+    server.say = lambda prompt: line
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as client:
+        await client.chat.completions.create(model="spark", messages=[USER], tools=[DIVIDE])
+        stream = await client.chat.completions.create(model="spark", messages=[USER], tools=[DIVIDE], stream=True)
+        assert [chunk async for chunk in stream]
+        await client.chat.completions.create(model="spark", messages=[USER], tools=[DIVIDE], n=2)
+    function = DIVIDE["function"]
+    tool: Any = {"name": function["name"], "input_schema": function["parameters"]}
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key=server.key, max_retries=0) as other:
+        await other.messages.create(model="spark", max_tokens=500, messages=[USER], tools=[tool])
+    assert named(await server.episode()) == [(number, name) for number in range(5) for name in found]
+
+
+async def test_calls_of_a_model_served_elsewhere_have_signals_too(tmp_path: Path, server: ModelServer) -> None:
+    async with model_server(tmp_path / "near") as near:
+        key = await near.new_attempt(routes={"gpt": "upstream"})
+        assert near.service.gateway is not None
+        near.service.gateway.upstream = Upstream(f"{server.url}/v1", server.key)
+        server.lines = [call("multiply", SIX) + END, BROKEN + END, "It is", END]
+        async with openai.AsyncOpenAI(base_url=f"{near.url}/v1", api_key=key, max_retries=0) as client:
+            for _ in range(4):
+                await client.chat.completions.create(model="gpt", messages=[USER], tools=[DIVIDE])
+        episode = await near.episode()
+    assert {made.policy for made in episode.calls} == {"upstream"}
+    assert named(episode) == [(0, "unknown_tool/1"), (1, "malformed_call"), (2, "cut"), (3, "empty_answer")]
+
+
+async def test_tools_that_talk_of_errors_and_have_none_succeed(server: ModelServer) -> None:
+    results = {"no errors found": ["tool_succeeded/1"], "Error bars: 0.3": [], "0.3 is the error": ["tool_succeeded/1"]}
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as client:
+        for number, text in enumerate(results):
+            server.lines = [call("divide", SIX) + END, "Well." + END]
+            messages: list[Any] = [{"role": "user", "content": f"Well, {number}?"}]
+            answer = await client.chat.completions.create(model="spark", messages=messages, tools=[DIVIDE])
+            (made,) = answer.choices[0].message.tool_calls or ()
+            messages += [answer.choices[0].message, {"role": "tool", "tool_call_id": made.id, "content": text}]
+            await client.chat.completions.create(model="spark", messages=messages, tools=[DIVIDE])
+    found = named(await server.episode())
+    assert found == [(2 * number, name) for number, names in enumerate(results.values()) for name in names]

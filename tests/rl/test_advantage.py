@@ -1,0 +1,246 @@
+"""Advantages against cases worked out by hand, what must hold for any update, and who has nobody to compare with."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from leyden.rl.advantage import Advantage, Calls, Floats, Groups, groups, total, weights
+from leyden.rl.advantage.dr_grpo import dr_grpo
+from leyden.rl.advantage.gigpo import gigpo
+from leyden.rl.advantage.grpo import grpo
+from leyden.rl.advantage.ppo import ppo
+from leyden.rl.advantage.reinforce_pp import reinforce_pp
+from leyden.rl.advantage.reinforce_pp_baseline import reinforce_pp_baseline
+from leyden.rl.advantage.rloo import rloo
+from leyden.rl.terms import Terms
+
+ROOT = 0.5**0.5
+GROUP_RELATIVE = [grpo, dr_grpo, rloo, reinforce_pp_baseline]
+EVERY = [*GROUP_RELATIVE, reinforce_pp, gigpo, ppo]
+
+
+def calls(update: Sequence[Sequence[Sequence[float]]], level: str = "rollout", **others: Sequence[float]) -> Calls:
+    """Values by group, rollout and call; states all different, one part, returns the sum, no critic."""
+    flat = [
+        (value, g, (g, r), sum(rollout))
+        for g, group in enumerate(update)
+        for r, rollout in enumerate(group)
+        for value in rollout
+    ]
+    names = {name: index for index, name in enumerate(dict.fromkeys(name for _, _, name, _ in flat))}
+    rollout = np.array([names[name] for _, _, name, _ in flat], dtype=np.int64)
+    made = Calls(
+        value=np.array([value for value, *_ in flat]),
+        weight=weights(rollout, level),  # type: ignore[arg-type]
+        group=np.array([group for _, group, _, _ in flat], dtype=np.int64),
+        rollout=rollout,
+        part=np.zeros(len(flat), dtype=np.int64),
+        returns=np.array([returns for *_, returns in flat]),
+        baseline=np.zeros(len(flat)),
+        state=np.arange(len(flat), dtype=np.int64),
+    )
+    ints = {"part", "state"}
+    return replace(made, **{name: np.array(of, np.int64 if name in ints else None) for name, of in others.items()})
+
+
+def told(advantage: Advantage, of: Calls, terms: Terms | None = None) -> list[float]:
+    return advantage(of, terms or Terms()).tolist()
+
+
+# By hand, rollouts (1, 3) and (5): the mean is (2 + 5) / 2, the variance ((6.25 + 0.25) / 2 + 2.25) / (2 - 1) = 5.5.
+TWO = calls([[[1.0, 3.0], [5.0]]])
+
+
+def test_grpo_at_the_level_of_rollouts() -> None:
+    assert told(grpo, TWO) == pytest.approx([-1.0660035818, -0.2132007164, 0.6396021491])
+
+
+def test_grpo_at_the_level_of_transitions_counts_calls() -> None:
+    assert told(grpo, calls([[[1.0, 3.0], [5.0]]], "transition")) == pytest.approx([-1.0, 0.0, 1.0])
+
+
+def test_grpo_with_one_value_a_rollout_does_not_care_how_many_calls_it_had() -> None:
+    # 1, 0, 0, 1: the mean is 0.5, the deviation sqrt(4 x 0.25 / 3)
+    assert told(grpo, calls([[[1.0], [0.0, 0.0, 0.0], [0.0], [1.0, 1.0]]])) == pytest.approx(
+        [0.8660254038, *[-0.8660254038] * 4, *[0.8660254038] * 2]
+    )
+
+
+def test_dr_grpo_is_the_distance_to_the_mean() -> None:
+    assert told(dr_grpo, TWO) == pytest.approx([-2.5, -0.5, 1.5])
+
+
+def test_rloo_leaves_the_own_rollout_out() -> None:
+    assert told(rloo, TWO) == pytest.approx([-4.0, -2.0, 3.0])
+    three = [[[1.0, 3.0], [5.0], [6.0]]]
+    # the last against (2 + 5) / 2 where rollouts count, against (1 + 3 + 5) / 3 where calls do
+    assert told(rloo, calls(three))[3] == pytest.approx(2.5)
+    assert told(rloo, calls(three, "transition"))[3] == pytest.approx(3.0)
+
+
+def test_reinforce_pp_compares_with_the_whole_update() -> None:
+    # 0, 2, 4, 6: the mean is 3, the deviation sqrt(20 / 3)
+    assert told(reinforce_pp, calls([[[0.0], [2.0]], [[4.0], [6.0]]])) == pytest.approx(
+        [-1.1618950039, -0.3872983346, 0.3872983346, 1.1618950039]
+    )
+
+
+def test_reinforce_pp_compares_groups_of_one() -> None:
+    assert told(reinforce_pp, calls([[[0.0]], [[2.0]]])) == pytest.approx([-ROOT, ROOT])
+
+
+def test_reinforce_pp_baseline_takes_the_mean_of_the_group_and_the_deviation_of_the_update() -> None:
+    # -1, 1, -3, 3: the deviation is sqrt(20 / 3)
+    assert told(reinforce_pp_baseline, calls([[[0.0], [2.0]], [[4.0], [10.0]]])) == pytest.approx(
+        [-0.3872983346, 0.3872983346, -1.1618950039, 1.1618950039]
+    )
+
+
+@pytest.mark.parametrize("advantage", [reinforce_pp, reinforce_pp_baseline, ppo])
+def test_parts_of_a_mixture_are_normalised_apart(advantage: Advantage) -> None:
+    update = calls([[[0.0], [2.0]], [[0.0], [600.0]]], part=[0, 0, 1, 1])
+    assert told(advantage, update) == pytest.approx([-ROOT, ROOT, -ROOT, ROOT])
+
+
+def test_gigpo_adds_the_step_level_to_the_episode_level() -> None:
+    update = calls([[[0.9, 1.0], [0.3, 0.0]]], returns=[1, 1, 0, 0], state=[0, 1, 0, 2])
+    # episodes 1 and 0, and values 0.9 and 0.3 in state 0: two different numbers are always 1 / sqrt 2 from their mean
+    assert told(gigpo, update, Terms(step_weight=2.0)) == pytest.approx([3 * ROOT, ROOT, -3 * ROOT, -ROOT])
+
+
+def test_gigpo_counts_each_rollout_once_among_episodes_and_each_call_once_in_a_state() -> None:
+    update = calls([[[3.0, 1.0, 7.0], [2.0]]], returns=[1, 1, 1, 0], state=[0, 0, 1, 0])
+    # state 0 holds 3, 1 and 2: mean 2, deviation 1
+    expected = [ROOT + 1.0, ROOT - 1.0, ROOT, -ROOT]
+    assert told(gigpo, update) == pytest.approx(expected)
+    assert told(gigpo, replace(update, weight=np.ones(4))) == pytest.approx(expected)
+
+
+def test_ppo_is_what_the_critic_had_not_expected() -> None:
+    update = calls([[[1.0], [2.0], [4.0]]], baseline=[0, 2, 1])
+    # 1, 0, 3: the mean is 4/3, the deviation sqrt(7 / 3)
+    assert told(ppo, update) == pytest.approx([-0.2182178902, -0.8728715609, 1.0910894512])
+
+
+@pytest.mark.parametrize("level", ["rollout", "transition"])
+@pytest.mark.parametrize("advantage", GROUP_RELATIVE)
+def test_a_group_of_one_rollout_has_nobody_to_be_compared_with(advantage: Advantage, level: str) -> None:
+    update = calls([[[1.0, 2.0, 7.0]], [[1.0], [2.0]]], level)
+    assert told(advantage, update)[:3] == [0.0, 0.0, 0.0]
+    assert np.all(advantage(update, Terms())[3:] != 0)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        [[0.3], [0.1 + 0.2]],
+        [[0.3, 0.1 + 0.2], [0.3]],
+        [[0.0], [0.1 + 0.2 - 0.3]],
+        [[1e9], [1e9]],
+        [[float(np.float32(0.6) + np.float32(0.8))], [float(np.float32(1.4))]],
+        [[1000 * float(np.float32(0.6) + np.float32(0.8))], [1000 * float(np.float32(1.4))]],
+    ],
+)
+@pytest.mark.parametrize("advantage", GROUP_RELATIVE)
+def test_noise_is_no_difference(advantage: Advantage, group: list[list[float]]) -> None:
+    assert told(advantage, calls([group])) == [0.0] * sum(map(len, group))
+
+
+@pytest.mark.parametrize("advantage", [reinforce_pp, ppo, gigpo])
+def test_an_update_without_differences_has_no_advantages(advantage: Advantage) -> None:
+    update = calls([[[0.3], [0.1 + 0.2]], [[0.3], [0.3]]], state=[0, 0, 1, 1])
+    assert told(advantage, update) == [0.0] * 4
+
+
+def test_small_differences_of_large_values_count() -> None:
+    assert told(grpo, calls([[[1e6], [1e6 + 1]]])) == pytest.approx([-ROOT, ROOT])
+
+
+@pytest.mark.parametrize("length", [6, 49, 98])
+def test_the_weights_of_a_long_rollout_add_up_to_no_more_than_one(length: int) -> None:
+    alone = calls([[list(range(length))]])
+    assert not np.any(alone.deviation(alone.value, alone.group))
+
+
+@pytest.mark.parametrize("advantage", EVERY)
+def test_an_update_without_calls_has_no_advantages(advantage: Advantage) -> None:
+    assert told(advantage, calls([])) == []
+
+
+def test_groups_that_say_nothing_are_counted_by_why() -> None:
+    update = calls([[[1.0], [0.0]], [[1.0, 2.0]], [[0.3], [0.1 + 0.2]], [[0.0, 0.0], [0.0]]])
+    assert groups(update) == Groups(count=4, alone=1, flat=2)
+    assert groups(calls([])) == Groups(count=0, alone=0, flat=0)
+
+
+VALUES = st.integers(-20, 20).map(lambda value: value / 4)
+UPDATES = st.lists(st.lists(st.lists(VALUES, min_size=1, max_size=4), min_size=1, max_size=4), min_size=1, max_size=4)
+LEVELS = st.sampled_from(["rollout", "transition"])
+
+
+@settings(deadline=None)
+@given(UPDATES, LEVELS, st.lists(st.integers(-50, 50), min_size=4, max_size=4))
+def test_what_all_rollouts_of_a_group_have_alike_changes_nothing(
+    update: list[list[list[float]]], level: str, shifts: list[int]
+) -> None:
+    before = calls(update, level)
+    after = replace(before, value=before.value + np.array(shifts)[before.group])
+    for advantage in GROUP_RELATIVE:
+        assert advantage(after, Terms()) == pytest.approx(advantage(before, Terms()), abs=1e-9)
+
+
+@settings(deadline=None)
+@given(UPDATES, LEVELS, st.floats(0.1, 100))
+def test_the_scale_of_rewards_changes_only_what_is_not_normalised(
+    update: list[list[list[float]]], level: str, scale: float
+) -> None:
+    before = calls(update, level)
+    after = replace(before, value=scale * before.value, returns=scale * before.returns)
+    for advantage in EVERY:
+        factor = scale if advantage in (dr_grpo, rloo) else 1.0
+        assert advantage(after, Terms()) == pytest.approx(factor * advantage(before, Terms()), abs=1e-7)
+
+
+@settings(deadline=None)
+@given(UPDATES, LEVELS)
+def test_advantages_of_a_group_balance(update: list[list[list[float]]], level: str) -> None:
+    made = calls(update, level)
+    for advantage in GROUP_RELATIVE:
+        if advantage is not rloo or level == "rollout":
+            assert total(made.weight * advantage(made, Terms()), made.group) == pytest.approx(0, abs=1e-9)
+    assert (made.weight * reinforce_pp(made, Terms())).sum() == pytest.approx(0, abs=1e-9)
+
+
+@settings(deadline=None)
+@given(UPDATES, LEVELS, st.randoms(use_true_random=False))
+def test_the_order_of_calls_and_the_numbers_of_rollouts_mean_nothing(
+    update: list[list[list[float]]], level: str, random: object
+) -> None:
+    made = calls(update, level)
+    made = replace(made, state=made.group)
+    order = list(range(len(made.value)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    moved = Calls(*(getattr(made, name)[order] for name in Calls.__struct_fields__))
+    moved = replace(moved, group=7 - moved.group, rollout=100 - 3 * moved.rollout, state=-moved.state)
+    for advantage in EVERY:
+        assert advantage(moved, Terms()) == pytest.approx(advantage(made, Terms())[order], abs=1e-9)
+
+
+@settings(deadline=None)
+@given(UPDATES, LEVELS)
+def test_groups_do_not_touch_each_other(update: list[list[list[float]]], level: str) -> None:
+    for advantage in (grpo, dr_grpo, rloo, gigpo):
+        together = advantage(calls(update, level), Terms())
+        apart: list[Floats] = [advantage(calls([group], level), Terms()) for group in update]
+        assert together == pytest.approx(np.concatenate(apart), abs=1e-9)
+
+
+@settings(deadline=None)
+@given(UPDATES, LEVELS)
+def test_advantages_are_numbers(update: list[list[list[float]]], level: str) -> None:
+    for advantage in EVERY:
+        assert np.all(np.isfinite(advantage(calls(update, level), Terms())))

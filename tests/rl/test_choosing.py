@@ -1,0 +1,29 @@
+"""Algorithms are chosen by name, or are the user's."""
+
+import pytest
+
+from leyden.rl.advantage.grpo import grpo
+from leyden.rl.choosing import Room, Unknown, choose, names
+
+
+def test_an_algorithm_is_chosen_by_its_name_or_is_the_users() -> None:
+    assert choose("advantage", "grpo") is grpo
+    assert choose("credit", "statistics:fmean")([1, 3]) == 2
+
+
+@pytest.mark.parametrize("room", ["credit", "advantage", "loss", "aggregation", "correction"])
+def test_every_file_of_a_room_holds_the_function_of_its_name(room: Room) -> None:
+    for name in names(room):
+        assert choose(room, name).__name__ == name
+
+
+def test_what_is_not_there_is_answered_with_what_is() -> None:
+    with pytest.raises(
+        Unknown,
+        match=r"`algorithm.loss`: there is no 'ppo'; there are cispo, gspo, ppo_clip, reinforce, or module:func",
+    ):
+        choose("loss", "ppo")
+    with pytest.raises(Unknown, match=r"`algorithm.loss`: 'nowhere:at_all' cannot be imported"):
+        choose("loss", "nowhere:at_all")
+    with pytest.raises(Unknown, match="cannot be imported"):
+        choose("loss", ":at_all")

@@ -1,0 +1,119 @@
+"""Figures of an update by hand, and the same however the update is divided into batches."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leyden.rl.loss import Tokens
+from leyden.rl.loss.ppo_clip import ppo_clip
+from leyden.rl.loss.reinforce import reinforce
+from leyden.rl.statistics import DEEPEST, Statistics
+from leyden.rl.terms import Terms
+
+LN2 = 0.6931472
+
+Call = list[tuple[float, float, float]]
+"""Current, proximal and sampler logprob of each token."""
+
+
+def count(statistics: Statistics, calls: Sequence[tuple[int, Call]], loss: object = ppo_clip) -> None:
+    """Add a batch of calls, each with its turn; advantages 1 and -1 in turn, entropies as the current logprob."""
+    flat = [(number, turn, token) for number, (turn, call) in enumerate(calls) for token in call]
+    table = torch.tensor([token for *_, token in flat], dtype=torch.float64).reshape(-1, 3)
+    call = torch.tensor([number for number, *_ in flat], dtype=torch.int64)
+    depth = torch.tensor([turn for _, turn, _ in flat], dtype=torch.int64)
+    tokens = Tokens(table[:, 0], table[:, 1], 1.0 - 2.0 * (depth % 2), call)
+    _, figures = loss(tokens, Terms())  # type: ignore[operator]
+    statistics.add(tokens, table[:, 2], depth, figures, -table[:, 0])
+
+
+def finished(*batches: Sequence[tuple[int, Call]], loss: object = ppo_clip) -> dict[str, float]:
+    statistics = Statistics()
+    for batch in batches:
+        count(statistics, batch, loss)
+    return statistics.finish()
+
+
+def test_figures_by_hand() -> None:
+    found = finished([(0, [(LN2, 0.0, 0.0), (0.0, 0.0, LN2)]), (1, [(-1.0, -1.0 + LN2, -1.0)])])
+    assert found == pytest.approx(
+        {
+            "ratio_mean": (2 + 1 + 0.5) / 3,
+            "ratio_max": 2.0,
+            "ratio_min": 0.5,
+            "clipped_low": 1 / 3,  # the third, whose advantage is -1
+            "clipped_high": 1 / 3,  # the first, whose advantage is 1
+            "entropy": (-LN2 + 0 + 1) / 3,
+            "kl_sampler_k1": (0 + LN2 - LN2) / 3,
+            "kl_sampler_k3": (0 + (0.5 - 1 + LN2) + (2 - 1 - LN2)) / 3,
+            "kl_proximal_k3": ((2 - 1 - LN2) + 0 + (0.5 - 1 + LN2)) / 3,
+            "ess_token": 3.5**2 / (3 * 5.25),  # weights 1, 0.5 and 2
+            "ess_call": 2.5**2 / (2 * 4.25),  # weights 0.5 and 2
+            "kl_sampler_k1_turn_0": LN2 / 2,
+            "kl_sampler_k3_turn_0": (0.5 - 1 + LN2) / 2,
+            "kl_sampler_k1_turn_1": -LN2,
+            "kl_sampler_k3_turn_1": 2 - 1 - LN2,
+        },
+        abs=1e-6,
+    )
+
+
+def test_a_loss_without_a_ratio_of_its_own_reports_that_of_tokens() -> None:
+    found = finished([(0, [(LN2, 0.0, 0.0)])], loss=reinforce)
+    assert found["ratio_mean"] == pytest.approx(2.0)
+    assert "clipped_low" not in found
+
+
+def test_an_entropy_that_is_a_sum_already_is_divided_the_same() -> None:
+    tokens = Tokens(torch.zeros(4), torch.zeros(4), torch.ones(4), torch.tensor([0, 0, 1, 1]))
+    statistics = Statistics()
+    statistics.add(tokens, torch.zeros(4), torch.zeros(4, dtype=torch.int64), {}, torch.tensor(6.0))
+    assert statistics.finish()["entropy"] == 1.5
+
+
+def test_late_turns_are_reported_as_one_and_turns_without_tokens_not_at_all() -> None:
+    found = finished([(DEEPEST, [(0.0, 0.0, 1.0)]), (DEEPEST + 9, [(0.0, 0.0, 3.0)])])
+    assert [name for name in found if "turn" in name] == [
+        f"kl_sampler_k1_turn_{DEEPEST}",
+        f"kl_sampler_k3_turn_{DEEPEST}",
+    ]
+    assert found[f"kl_sampler_k1_turn_{DEEPEST}"] == 2.0
+
+
+def test_nothing_counted_is_nothing_reported() -> None:
+    assert finished() == {}
+    assert finished([]) == {}
+
+
+def test_policies_that_are_worlds_apart_have_finite_figures() -> None:
+    found = finished([(0, [(-0.1, -900.0, -0.1), (-900.0, -0.1, -900.0)])])
+    assert all(torch.isfinite(torch.tensor(value)) for value in found.values())
+
+
+LOGPROBS = st.floats(-5, 0)
+CALLS = st.lists(
+    st.tuples(st.integers(0, 3), st.lists(st.tuples(LOGPROBS, LOGPROBS, LOGPROBS), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(deadline=None)
+@given(CALLS, st.data())
+def test_an_update_divided_into_batches_has_the_same_figures(
+    calls: list[tuple[int, Call]], data: st.DataObject
+) -> None:
+    cuts = sorted({0, len(calls), *data.draw(st.lists(st.integers(0, len(calls)), max_size=4))})
+    batches = [calls[start:end] for start, end in pairwise(cuts)]
+    whole = finished(calls)
+    assert finished(*batches) == pytest.approx(whole)
+    merged = Statistics()
+    for batch in batches:
+        one = Statistics()
+        count(one, batch)
+        merged.merge(one)
+    assert merged.finish() == pytest.approx(whole)
