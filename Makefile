@@ -34,6 +34,7 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/gateway.py
+	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/loop.py
 

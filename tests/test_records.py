@@ -100,6 +100,20 @@ def test_what_an_attempt_is_worth_follows_from_the_table(ending: Ending) -> None
     assert len(list(whole.transitions(-1.0))) == (0 if expected is None else 1)
 
 
+def test_a_rescoring_takes_the_place_of_every_final_reward_before_it() -> None:
+    given = (Reward("a", 1.0, name="truth"), Reward("b", 0.5, name="style"), Reward("c", 0.1, RewardKind.STEP))
+    assert episode(rewards=given).final_reward(0.0) == 1.5
+    rescored = episode(rewards=(*given, Reward("d", 0.25, source="rescore f"), Reward("e", 0.75, source="rescore f")))
+    assert rescored.final_reward(0.0) == 0.75
+    assert [reward.id for reward in rescored.standing_rewards] == ["c", "e"]
+
+
+def test_a_success_that_is_still_to_be_scored_has_no_value() -> None:
+    waiting = episode(sampled("a", (1,), (2,)), rewards=(Reward("s", 0.3, RewardKind.STEP),))
+    assert waiting.final_reward(0.0) is None
+    assert list(waiting.transitions()) == []
+
+
 def test_an_attempt_that_is_still_alive_has_no_transitions() -> None:
     assert list(episode(sampled("a", (1,), (2,)), ending=None).transitions()) == []
 
@@ -164,7 +178,7 @@ DISTORTED = [
 @pytest.mark.parametrize(("sampling", "why"), DISTORTED)
 def test_tokens_that_are_no_fair_draw_are_trained_on_only_where_asked_for(sampling: Sampling, why: str) -> None:
     fair = sampled("fair", (1,), (2,), sampling=Sampling(temperature=0.7, max_tokens=1, stop=("x",)), finish="length")
-    whole = episode(fair, sampled("other", (1,), (2,), sampling=sampling))
+    whole = episode(fair, sampled("other", (1,), (2,), sampling=sampling), rewards=(Reward("r", 1.0),))
     assert [call.untrainable for call in whole.calls] == [None, why]
     assert [transition.call for transition in whole.transitions()] == ["fair"]
     assert [transition.call for transition in whole.transitions(distorted=True)] == ["fair", "other"]

@@ -29,6 +29,18 @@ class Outcome(msgspec.Struct, frozen=True):
     message: str = ""
 
 
+class Retry(StrEnum):
+    """At whose expense an attempt is repeated, where its ending says that it is: told by whoever saw it end."""
+
+    CHARGED = "charged"
+    """It is one of the rollout's `max_attempts`, and the next is not made at once (`backoff_s`)."""
+    FREE = "free"
+    """Nothing that the rollout did: it costs none of its attempts, and the next may be made at once."""
+    ALONE = "alone"
+    """Its process died, of this attempt or of another: the first time it is free, and the next has a process to itself.
+    """
+
+
 class Meaning(msgspec.Struct, frozen=True):
     """What follows from an ending."""
 
@@ -51,3 +63,10 @@ MEANING: dict[Ending, Meaning] = {
     Ending.NO_REWARD: Meaning(retried=False, counted=False, scores="nothing"),
     Ending.CANCELLED: Meaning(retried=False, counted=False, scores="nothing"),
 }
+
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 60.0
+
+
+def backoff_s(attempts: int) -> float:
+    """How long a rollout that was tried so often waits to be tried again: twice as long each time, up to a minute."""
+    return float(min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (min(attempts, 32) - 1)))

@@ -12,6 +12,7 @@ from leyden.wire import (
     Beat,
     BeatReply,
     CancelReply,
+    Counted,
     Finish,
     Finished,
     GroupSpec,
@@ -25,6 +26,10 @@ from leyden.wire import (
     RolloutDetail,
     RunSpec,
     RunSummary,
+    Scores,
+    Scoring,
+    ScoringBeat,
+    ScoringRequest,
 )
 
 T = TypeVar("T")
@@ -156,6 +161,10 @@ class Remote:
         """Lease rollouts, waiting for some."""
         return await self.ask("POST", "/api/lease", list[Lease], request)
 
+    async def withdraw(self, worker: str) -> None:
+        """Have what a worker has asked for answered at once: it will take no more."""
+        await self.ask("POST", f"/api/workers/{worker}/withdraw", type(None))
+
     async def beat(self, worker: str, attempts: Sequence[str]) -> BeatReply:
         """Keep attempts alive."""
         return await self.ask("POST", f"/api/workers/{worker}/beat", BeatReply, Beat(tuple(attempts)))
@@ -171,6 +180,18 @@ class Remote:
     async def finish(self, run: str, attempt: str, report: Finish) -> Finished:
         """End an attempt."""
         return await self.ask("POST", f"/api/runs/{run}/attempts/{attempt}/finish", Finished, report)
+
+    async def lease_scoring(self, request: ScoringRequest) -> list[Scoring]:
+        """Lease a group to score, waiting for one."""
+        return await self.ask("POST", "/api/scorings", list[Scoring], request)
+
+    async def beat_scoring(self, run: str, group: str, number: int) -> Counted:
+        """Keep the lease of a scoring alive."""
+        return await self.ask("POST", f"/api/runs/{run}/groups/{group}/beat", Counted, ScoringBeat(number))
+
+    async def score(self, run: str, group: str, scores: Scores) -> Counted:
+        """Give the scores of a group."""
+        return await self.ask("POST", f"/api/runs/{run}/groups/{group}/scores", Counted, scores)
 
     async def make_key(self, spec: KeySpec) -> NewKey:
         """Make a key."""

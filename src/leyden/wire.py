@@ -7,15 +7,17 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from leyden.outcomes import Outcome
+from leyden.outcomes import Outcome, Retry
 from leyden.records import (
     ID_PATTERN,
     Attempt,
     Count,
     Event,
+    Group,
     Id,
     Metric,
     Purpose,
+    Real,
     Reward,
     Rollout,
     RunSettings,
@@ -72,6 +74,8 @@ class Lease(Struct, frozen=True):
     url: str
     """Where the agent reaches the server."""
     traceparent: str
+    alone: bool = False
+    """An attempt before it died with its process: this one is to have a process to itself."""
 
 
 class Beat(Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,6 +106,10 @@ class Finish(Struct, frozen=True, forbid_unknown_fields=True):
     rewards: tuple[Reward, ...] = ()
     output: Annotated[str, Meta(max_length=1 << 20)] = ""
     """What the agent printed; bounded by whoever sends it."""
+    retry: Retry = Retry.CHARGED
+    """At whose expense it is repeated, if its ending says that it is."""
+    awaits_group: bool = False
+    """A success whose final reward comes when its whole group is scored together."""
 
 
 class Finished(Struct, frozen=True):
@@ -110,6 +118,49 @@ class Finished(Struct, frozen=True):
     counted: bool
     outcome: Outcome
     rollout: Rollout
+    crowding: Annotated[float, Meta(ge=0)] | None = None
+    """How many model calls wait for a place in the engine for each that has one; None where that says nothing."""
+
+
+class ScoringRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker asks for a group to score; the reply comes as soon as there is one, or empty after `wait` seconds."""
+
+    worker: Id
+    wait: Wait = 0.0
+    run: Id | None = None
+    """None: any run that the key may serve."""
+
+
+class Scoring(Struct, frozen=True):
+    """A group to score, whose rollouts have all ended; a worker's until its lease runs out or it is scored."""
+
+    group: Group
+    number: Count
+    """Of the lease: a report under an earlier one changes nothing."""
+    lease_s: float
+
+
+class ScoringBeat(Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker says that it is still at a scoring."""
+
+    number: Count
+
+
+class Scores(Struct, frozen=True, forbid_unknown_fields=True):
+    """What came of a scoring. Rollouts that have no number here end as `no_reward`, with the message."""
+
+    number: Count
+    rewards: dict[Id, Real | None] = {}
+    """By rollout."""
+    message: str = ""
+    given_back: bool = False
+    """It was not scored, and another worker may do it."""
+
+
+class Counted(Struct, frozen=True):
+    """Whether a report was of the lease in force; another is in the log and changes nothing."""
+
+    counted: bool
 
 
 class Recorded(Struct, frozen=True):
@@ -204,3 +255,5 @@ class RunSummary(Struct, frozen=True):
     """Sampled tokens."""
     mean_reward: float | None
     """Mean final reward of the rollouts that have one."""
+    groups_unscored: Count = 0
+    """Those whose rollouts are over, and that wait to be scored together."""

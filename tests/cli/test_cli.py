@@ -165,6 +165,7 @@ def test_runs_as_json(leyden: Leyden, where: list[str]) -> None:
         "calls": 2,
         "tokens": 3,
         "mean_reward": 0.75,
+        "groups_unscored": 0,
     }
     assert (empty["id"], empty["rollouts"], empty["mean_reward"]) == ("empty", {}, None)
 

@@ -1,5 +1,6 @@
 """Which kind of agent a reference names."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,8 @@ def test_a_command_is_split_without_a_shell_and_found_in_the_folder_or_on_the_pa
     assert Path(read_command("sh -c x", str(tmp_path))[0]).name == "sh"
     with pytest.raises(LoadError, match=r"there is no '\./sh'"):
         read_command("./sh -c x", str(tmp_path))
+
+
+def test_the_python_of_a_virtual_environment_stays_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)
+    assert read_command("./python agent.py", str(tmp_path)) == [str(tmp_path / "python"), "agent.py"]

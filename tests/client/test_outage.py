@@ -23,7 +23,7 @@ async def test_an_attempt_outlives_its_server_and_a_bad_key_ends_a_worker(
     os.mkfifo(mark)
     with ServerProcess(tmp_path / "home") as server:
         async with Remote(server.url, server.admin_key) as remote:
-            await remote.create_run(RunSpec("r", RunSettings(lease_s=2.0)))
+            await remote.create_run(RunSpec("r", RunSettings(lease_s=5.0)))
             await remote.enqueue("r", GroupSpec("g", Task("t", {"do": "wait", "file": str(mark)})))
             options = WorkerOptions(server=server.url, run="r", agent="moody.py:act", base=str(AGENTS))
             worker = WorkerProcess(options, server.key(Kind.WORKER, run="r"))

@@ -89,8 +89,17 @@ class Worksite:
 
 
 def hosts_of(worker: WorkerProcess) -> list[psutil.Process]:
-    """The processes beneath a worker."""
-    return psutil.Process(worker.process.pid).children(recursive=True)
+    """The processes beneath a worker, but for its warden."""
+    beneath = psutil.Process(worker.process.pid).children(recursive=True)
+    return [process for process in beneath if not is_warden(process)]
+
+
+def is_warden(process: psutil.Process) -> bool:
+    """Whether it is what remains of a worker that is killed."""
+    try:
+        return any(word.endswith("warden.py") for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def alive(process: psutil.Process) -> bool:
@@ -117,6 +126,6 @@ async def worksite(home: Path) -> AsyncIterator[Worksite]:
     async with model_server(home) as server:
         server.say = echo
         sweeping = asyncio.create_task(server.service.store.sweep())
-        async with Remote(server.url, server.service.keyring.make(Kind.ADMIN, 600)[0]) as remote:
+        async with Remote(server.url, server.service.keyring.make(Kind.ADMIN, 7200)[0]) as remote:
             yield Worksite(server, remote)
         sweeping.cancel()

@@ -59,8 +59,11 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", RUN + "/versions"): STEER,
     ("POST", RUN + "/groups"): STEER,
     ("GET", GROUP): SEE,
-    ("GET", GROUP + "/episodes"): SEE,
+    ("GET", GROUP + "/episodes"): SEE | WORKERS,
     ("POST", GROUP + "/cancel"): STEER,
+    ("POST", "/api/scorings"): WORK | {"worker of another run"},
+    ("POST", GROUP + "/beat"): WORK,
+    ("POST", GROUP + "/scores"): WORK,
     ("GET", RUN + "/rollouts"): SEE,
     ("GET", ROLLOUT): SEE,
     ("POST", ROLLOUT + "/cancel"): STEER,
@@ -70,6 +73,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", ATTEMPT + "/finish"): WORK,
     ("POST", "/api/lease"): WORK | {"worker of another run"},
     ("POST", "/api/workers/{worker}/beat"): WORK | {"worker of another run"},
+    ("POST", "/api/workers/{worker}/withdraw"): WORK | {"worker of another run"},
     ("POST", "/api/keys"): WORK | {"worker of another run"},
     **{
         (method, prefix + "/v1" + path): AGENTS | {"pool of another run", "another pool", *OTHER_ATTEMPTS}

@@ -10,6 +10,7 @@ import msgspec
 
 from leyden import __version__
 from leyden.cli.arguments import url, whole
+from leyden.config.schema import UPSTREAM_KEY_VARIABLE
 from leyden.server.options import Running, ServeOptions
 
 
@@ -28,7 +29,7 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("--max-body-mb", type=whole(1, 65536), default=32, help="the largest request (default: 32)")
     command.add_argument("--upstream", metavar="URL", type=url, help="an OpenAI-compatible service for model calls")
     command.add_argument(
-        "--upstream-key", default=os.environ.get("LEYDEN_UPSTREAM_KEY"), help="its key (or set LEYDEN_UPSTREAM_KEY)"
+        "--upstream-key", default=os.environ.get(UPSTREAM_KEY_VARIABLE), help="its key (or set LEYDEN_UPSTREAM_KEY)"
     )
     command.set_defaults(run=_run)
     return command

@@ -55,7 +55,7 @@ async def _runs(options: argparse.Namespace) -> None:
         table.add_row(
             run.id,
             _when(run.created),
-            f"{run.groups_finished} of {run.groups}",
+            _groups(run),
             _counts(run),
             str(run.calls),
             str(run.tokens),
@@ -132,7 +132,7 @@ def _print_episode(console: Console, episode: Episode) -> None:
         owner = f"call {reward.call}" if reward.call else f"span {reward.span}" if reward.span else "the attempt"
         console.print(
             f"{reward.kind} reward {escape(reward.name)} = {reward.value:g} (weight {reward.weight:g}) for {owner}, "
-            f"from {escape(reward.source)}",
+            f"from {escape(reward.source)}{'' if reward in episode.standing_rewards else ', replaced since'}",
             highlight=False,
         )
     if episode.spans:
@@ -181,6 +181,11 @@ def _span_tree(spans: tuple[Span, ...]) -> Tree:
             nodes[span.span_id] = parent.add(f"{escape(_plain(span.name))}  {took:.1f} ms{failed}")
         waiting = [span for span in waiting if span.span_id not in nodes]
     return tree
+
+
+def _groups(run: RunSummary) -> str:
+    unscored = f", {run.groups_unscored} to be scored" if run.groups_unscored else ""
+    return f"{run.groups_finished} of {run.groups}{unscored}"
 
 
 def _counts(run: RunSummary) -> str:

@@ -1,8 +1,8 @@
-"""Where `runs` and `show` read from: a server, or the stores beneath a home folder, which need no server running."""
+"""Where commands find a run: on a server, or in the stores beneath a home folder, which need no server running."""
 
 import argparse
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -10,12 +10,13 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from sqlalchemy import Connection
 
 from leyden.episodes import Episode
-from leyden.records import Rollout, Run
+from leyden.records import Reward, Rollout, Run
 from leyden.remote import Remote
 from leyden.server.options import ServeOptions
-from leyden.server.store import reading
+from leyden.server.store import Store, Unusable, reading
 from leyden.server.store.database import Database
-from leyden.wire import RolloutDetail, RunSummary
+from leyden.server.store.errors import InUse
+from leyden.wire import Recorded, RolloutDetail, RunSummary
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,6 +47,12 @@ class OnDisk:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    @property
+    def location(self) -> str:
+        """Where it is."""
+        url = self._database.url
+        return url.database or "" if self._database.dialect == "sqlite" else url.render_as_string(hide_password=False)
+
     def _read(self, question: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         with self._database.reader.begin() as connection:
             return question(connection, *args, **kwargs)
@@ -73,6 +80,18 @@ class OnDisk:
     async def episode(self, run: str, attempt: str) -> Episode:
         """All that an attempt left behind."""
         return self._read(reading.episode, run, attempt)
+
+
+class Opened(OnDisk):
+    """The store of a home folder, in nobody else's hands meanwhile, to which rewards can be added."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.database)
+        self._store = store
+
+    async def record_rewards(self, run: str, attempt: str, rewards: Sequence[Reward]) -> Recorded:
+        """Add rewards to an attempt that is over."""
+        return Recorded(await self._store.record_rewards(run, attempt, rewards, rescoring=True))
 
 
 def add_source(command: argparse.ArgumentParser) -> None:
@@ -108,6 +127,32 @@ async def source(options: argparse.Namespace, run: str) -> AsyncIterator[Source]
     with _stores(options) as stores:
         holding = [store for store in stores if run in {summary.id for summary in await store.runs()}]
         yield (holding or stores)[0]  # one that has it not says so
+
+
+@asynccontextmanager
+async def archive(options: argparse.Namespace, run: str) -> AsyncIterator[Opened | Remote]:
+    """What there is of a run, to read and to add to: its store, or the server that has it open."""
+    if options.server:
+        async with _remote(options) as remote:
+            yield remote
+        return
+    async with source(options, run) as found:
+        assert isinstance(found, OnDisk)
+        await found.run(run)
+        location = found.location
+    try:
+        store = Store(location)
+    except InUse as refused:
+        url = Path(location).parent / "url"
+        if not url.exists():
+            raise Unusable(f"{refused}, or name it with --server") from refused
+        async with Remote(url.read_text().strip(), (url.parent / "admin.key").read_text().strip()) as remote:
+            yield remote
+        return
+    try:
+        yield Opened(await store.start())
+    finally:
+        await store.close()
 
 
 def _remote(options: argparse.Namespace) -> Remote:

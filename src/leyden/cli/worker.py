@@ -1,4 +1,4 @@
-"""`leyden worker`: runs a configuration's agent for a server that is elsewhere."""
+"""`leyden worker`: runs a configuration's agent for a server elsewhere, on this machine or over a Ray cluster."""
 
 import argparse
 import asyncio
@@ -10,8 +10,9 @@ from typing import Any
 
 from leyden.cli.arguments import url, whole
 from leyden.cli.train import add_configuration, configuration
+from leyden.client.cluster import ClusterError, Placement, joined
 from leyden.client.family import adopt_orphans
-from leyden.client.worker import work
+from leyden.client.worker import WorkerOptions, work
 from leyden.config import ConfigError
 from leyden.local.workers import worker_options
 
@@ -24,6 +25,17 @@ def add_worker(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--key-file", type=Path, metavar="FILE", help="a file with a worker's key (or set LEYDEN_KEY)")
     command.add_argument("--hosts", type=whole(1, 1000), help="processes with agents in them (default: workers.hosts)")
+    cluster = command.add_argument_group("on a Ray cluster")
+    cluster.add_argument("--ray", action="store_true", help="keep a worker on every node of a Ray cluster")
+    cluster.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        default=os.environ.get("RAY_ADDRESS") or "auto",
+        help="the cluster (or set RAY_ADDRESS; default: the one that this machine is part of)",
+    )
+    cluster.add_argument(
+        "--ray-cpus", metavar="N", type=whole(0, 1000), default=1, help="CPUs that each worker reserves (default: 1)"
+    )
     command.set_defaults(run=_run)
     return command
 
@@ -38,8 +50,27 @@ async def _run(options: argparse.Namespace) -> None:
     key = options.key_file.read_text().strip() if options.key_file else os.environ.pop("LEYDEN_KEY", "")
     if not key:
         raise ConfigError("a worker needs a key: name its file with --key-file, or set LEYDEN_KEY")
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    worker = worker_options(config, options.server, config.run)
+    if options.ray:
+        await _work_on_cluster(worker, key, options)
+    else:
+        adopt_orphans()
+        await work(worker, key, _stop_signal())
+
+
+async def _work_on_cluster(worker: WorkerOptions, key: str, options: argparse.Namespace) -> None:
+    logging.getLogger("leyden.cluster").setLevel(logging.INFO)
+    try:
+        with joined(options.ray_address) as ray:
+            stop = _stop_signal()  # after Ray, which has a handler of its own
+            await Placement(ray, worker, key, options.ray_cpus).follow(stop)
+    except ClusterError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _stop_signal() -> asyncio.Event:
+    """What SIGINT and SIGTERM set."""
+    stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    adopt_orphans()
-    await work(worker_options(config, options.server, config.run), key, stop)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop

@@ -1,7 +1,7 @@
 """An agent that is a Python callable: sync or async, taking the task, and the attempt too if it asks by name."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -26,28 +26,31 @@ class Invocation(Struct, frozen=True):
 class Agent:
     """A callable that was looked at once, so that what cannot work is refused before any work starts."""
 
-    def __init__(self, function: AnyCallable, reference: str) -> None:
+    def __init__(self, function: AnyCallable, reference: str, services: Collection[str] = ()) -> None:
         self._function = function
-        self.wants_attempt = _takes_attempt(function, reference)
+        asked = _asked_for(function, reference, services)
+        self.wants_attempt = "attempt" in asked
+        self.services = tuple(name for name in asked if name in services)
+        """Those that it asks for by name."""
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )
 
-    def bind(self, task: Any, invocation: Invocation) -> Callable[[], Any]:
+    def bind(self, task: Any, invocation: Invocation, lent: Mapping[str, Any] = {}) -> Callable[[], Any]:
         """The call of one attempt, ready to be made."""
         if self.wants_attempt:
-            return lambda: self._function(task, attempt=invocation)
-        return lambda: self._function(task)
+            return lambda: self._function(task, attempt=invocation, **lent)
+        return lambda: self._function(task, **lent)
 
 
-def _takes_attempt(function: AnyCallable, reference: str) -> bool:
-    """Raise unless the function can be called with a task; whether it takes the attempt as well."""
+def _asked_for(function: AnyCallable, reference: str, services: Collection[str]) -> list[str]:
+    """Raise unless the function can be called with a task; what it asks for by name beside it."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # written in C, and saying nothing of itself
-        return False
-    wants = "attempt" in parameters
-    others = [p for name, p in parameters.items() if name != "attempt"]
+        return []
+    asked = [name for name in parameters if name == "attempt" or name in services]
+    others = [p for name, p in parameters.items() if name not in asked]
     places = [p for p in others if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
     if not places:
         raise LoadError(f"the agent {reference!r} has no parameter for the task: write def agent(task)")
@@ -56,7 +59,8 @@ def _takes_attempt(function: AnyCallable, reference: str) -> bool:
     if needed:
         names = ", ".join([task.name, *needed])
         raise LoadError(
-            f"the agent {reference!r} takes {names}: it is given the task, and the attempt if a parameter is named "
-            "`attempt`; give the others defaults"
+            f"the agent {reference!r} takes {names}: it is given the task, the attempt if a parameter is named "
+            f"`attempt`, and services by their names ({', '.join(services) or 'there are none'}); "
+            "give the others defaults"
         )
-    return wants
+    return asked

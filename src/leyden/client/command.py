@@ -1,4 +1,4 @@
-"""A process that runs commands: `python -m leyden.client.command FD`, started by a worker over the socket that is FD.
+"""A process that runs commands: `python -m leyden.client.command FD FILE`, started by a worker over the socket FD.
 
 Every attempt is a process of its own, with the attempt's own key, in a session and group of its own, which ends whole.
 When the worker is gone, however it went, so are this process and all the groups; the kernel ends the commands where
@@ -15,12 +15,28 @@ from typing import NoReturn
 import msgspec
 import uvloop
 
-from leyden.client.family import adopt_orphans, bury, end_all, end_marked
+from leyden.client import crashes
+from leyden.client.family import adopt_orphans, bury, die_first, end_all, end_marked
 from leyden.client.hosting import KEY_VARIABLE, environment
 from leyden.client.kinds import read_command
 from leyden.client.loading import LoadError
-from leyden.client.messages import Ended, Printed, Ready, Setup, Start, Stop, Stream, ToHost, Unready
+from leyden.client.messages import (
+    Blocked,
+    Ended,
+    Ping,
+    Pong,
+    Ready,
+    Setup,
+    Start,
+    Stop,
+    Stopping,
+    Stream,
+    ToHost,
+    Unready,
+    Who,
+)
 from leyden.client.processes import CommandProcess, Limits
+from leyden.client.services import lent_by_address
 from leyden.outcomes import Ending, Outcome
 
 ATTEMPT_VARIABLE = "LEYDEN_ATTEMPT"
@@ -40,14 +56,19 @@ class Commands:
 
     async def serve(self) -> None:
         """Work until the worker is gone."""
-        self._stream.send(Ready())
+        self._stream.send(Ready(lent_by_address(self._setup.services)))
         while (message := await self._stream.receive()) is not None:
-            if isinstance(message, Stop):
-                self._stop(message.attempt)
-            else:
-                task = asyncio.create_task(self._run(message))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            match message:
+                case Start():
+                    task = asyncio.create_task(self._run(message))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                case Stop(attempt):
+                    self._stop(attempt)
+                case Ping(number):
+                    self._stream.send(Pong(number))
+                case Who():
+                    self._stream.send(Blocked(None))
 
     async def _run(self, start: Start) -> None:
         task = msgspec.json.encode(start.task)
@@ -72,7 +93,7 @@ class Commands:
 
     def _stop(self, attempt: str) -> None:
         process = self._processes.get(attempt)
-        self._stream.send(Printed(attempt, process.output.text() if process is not None else ""))
+        self._stream.send(Stopping(attempt, process.output.text() if process is not None else ""))
         if process is not None:
             process.stop()
 
@@ -89,6 +110,7 @@ class Commands:
             "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{key}",
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         }
+        variables |= {f"LEYDEN_SERVICE_{name.upper()}": address for name, address in start.services.items()}
         if len(task) <= _LONGEST_VARIABLE:
             variables["LEYDEN_TASK"] = task.decode()
         return variables
@@ -108,9 +130,11 @@ async def _serve(end: socket.socket) -> None:
     await Commands(setup, stream, words).serve()
 
 
-def main(fd: int) -> NoReturn:
+def main(fd: int, crash_fd: int) -> NoReturn:
     """Run commands for as long as the worker is there, and leave none of their processes behind."""
     os.set_inheritable(fd, False)
+    crashes.watch(crash_fd)
+    die_first()
     adopt_orphans()
     uvloop.run(_serve(socket.socket(fileno=fd)))
     end_all()
@@ -118,4 +142,4 @@ def main(fd: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

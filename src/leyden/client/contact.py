@@ -21,6 +21,8 @@ class Contact:
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
+        self.crowding: float | None = None
+        """How many calls wait for the engine for each that it serves, as the server said last."""
         self._away = False
 
     async def insist(

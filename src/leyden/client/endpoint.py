@@ -4,14 +4,15 @@ Nothing of it runs here, so nothing can be killed here: an attempt that is over 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import aiohttp
 import msgspec
 
 from leyden.client.endings import ended_with, from_json
-from leyden.client.messages import Ended, Setup
+from leyden.client.messages import Ended, Setup, Stopping
 from leyden.client.results import LONGEST_RESULT
+from leyden.client.services import lent_by_address
 from leyden.outcomes import Ending, Outcome
 from leyden.wire import Lease
 
@@ -24,52 +25,67 @@ class Endpoint:
     """Runs attempts by asking elsewhere."""
 
     pool: str | None = None
+    return_s = 10.0
+    at_once: int | None = None
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
+        self.services = lent_by_address(setup.services)
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
         )
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._hear: Callable[[Ended], None] | None = None
 
-    def run(self, lease: Lease) -> None:
+    def run(self, lease: Lease, lent: Mapping[str, str]) -> None:
         """Begin an attempt."""
-        self._asking[lease.attempt.id] = asyncio.create_task(self._run(lease))
+        self._asking[lease.attempt.id] = asyncio.create_task(self._run(lease, lent))
 
-    async def stop(self, attempt: str) -> str:
+    async def stop(self, attempt: str) -> Stopping:
         """Hang up; what it printed is known elsewhere."""
         task = self._asking.get(attempt)
         if task is not None:
             task.cancel()
-        return ""
+        return Stopping(attempt)
 
     async def listen(self, hear: Callable[[Ended], None]) -> None:
         """Hear of every attempt that was answered."""
         self._hear = hear
         await asyncio.get_running_loop().create_future()
 
+    async def answers(self, within_s: float) -> bool:
+        """Nothing of the agent runs here, so nothing is blocked here."""
+        return True
+
+    async def blocker(self) -> str | None:
+        """Nobody."""
+        return None
+
     async def death(self) -> str:
         """It goes with its worker only."""
         return "the worker ended"
 
-    async def close(self) -> None:
+    def output(self) -> str:
+        """What it prints is known elsewhere."""
+        return ""
+
+    async def close(self, *, at_once: bool = False) -> None:
         """Hang up on all."""
         for task in list(self._asking.values()):
             task.cancel()
         await self._session.close()
 
-    async def _run(self, lease: Lease) -> None:
+    async def _run(self, lease: Lease, lent: Mapping[str, str]) -> None:
         attempt = lease.attempt.id
         try:
-            ended = await self._ask(lease)
+            ended = await self._ask(lease, lent)
         except asyncio.CancelledError:
             ended = Ended(attempt, Outcome(Ending.CANCELLED, "stopped by its worker"))
         del self._asking[attempt]
         assert self._hear is not None
         self._hear(ended)
 
-    async def _ask(self, lease: Lease) -> Ended:
+    async def _ask(self, lease: Lease, lent: Mapping[str, str]) -> Ended:
         attempt = lease.attempt.id
         body = {
             "task": lease.task.input,
@@ -77,6 +93,7 @@ class Endpoint:
             "base_url": f"{self._setup.server}/v1",
             "key": lease.key,
             "traceparent": lease.traceparent,
+            **({"services": lent} if lent else {}),
         }
         headers = {"content-type": "application/json", "traceparent": lease.traceparent}
         for pause in (*_PAUSES_S, None):

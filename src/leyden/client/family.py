@@ -32,6 +32,12 @@ def die_with_parent() -> None:
         _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
+def die_first() -> None:
+    """Where memory runs out, have the kernel end this process and its children rather than worker or server."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("800")
+
+
 async def end_marked(mark: bytes, known: Callable[[], Collection[int]] = frozenset) -> None:
     """End the children that have `mark` in their environment, and what they leave behind, but for those `known`."""
     ended: set[int] = set()

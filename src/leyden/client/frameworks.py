@@ -1,4 +1,4 @@
-"""Spans of frameworks that have no OpenTelemetry of their own: by OpenInference's instrumentors, where installed.
+"""What frameworks need to be caught whole, unchanged: spans, by OpenInference's instrumentors where installed.
 
 Each is set up when its framework is imported, so an agent pays for what it uses. AutoGen and others emit spans by
 themselves.
@@ -6,6 +6,8 @@ themselves.
 
 import importlib.util
 import logging
+import os
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,7 @@ def install() -> None:
     """Wait for the frameworks; before the agent is loaded."""
     when_imported("langchain_core.runnables.base", lambda _: _try(_instrument_langchain))
     when_imported("agents", lambda module: _try(lambda: _instrument_openai_agents(module)))
+    _quieten_autogen()
 
 
 def _try(instrument: Callable[[], None]) -> None:
@@ -44,12 +47,19 @@ def _instrument_openai_agents(agents: ModuleType) -> None:
     """The SDK's own exporter goes either way: it would send the rollouts to OpenAI, with this server's key."""
     if not hasattr(agents, "set_trace_processors"):  # somebody else's module of that name
         return
+    agents.set_default_openai_api("chat_completions")  # the server speaks no Responses; an agent may still choose
     if not _installed("openinference.instrumentation.openai_agents"):
         agents.set_trace_processors([])
         return
     from openinference.instrumentation.openai_agents import OpenAIAgentsInstrumentor
 
     OpenAIAgentsInstrumentor().instrument(config=_without_messages())
+
+
+def _quieten_autogen() -> None:
+    """Its agents and tools have spans; those of the messages between them, unless wanted, would be nine in ten."""
+    os.environ.setdefault("AUTOGEN_DISABLE_RUNTIME_TRACING", "true")
+    warnings.filterwarnings("ignore", "Resolved model mismatch", UserWarning)  # a model answers to any name here
 
 
 def _without_messages() -> Any:

@@ -1,4 +1,4 @@
-"""A process that runs agents: `python -m leyden.client.host FD`, started by a worker over the socket that is FD.
+"""A process that runs agents: `python -m leyden.client.host FD FILE`, started by a worker over the socket that is FD.
 
 It runs sync agents in threads and async ones on its event loop, many at once. It has no key but its pool's, and it
 ends, with every process that its agents started, as soon as the worker is gone.
@@ -11,23 +11,44 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NoReturn
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
 from msgspec.structs import replace
 
-from leyden.client import carrying, frameworks, identity, inside
+from leyden.client import carrying, crashes, frameworks, identity, inside
 from leyden.client.agents import Agent, Invocation
+from leyden.client.blocking import EventLoop
 from leyden.client.endings import ended_with
 from leyden.client.failures import read_failure
-from leyden.client.family import adopt_orphans, end_all
+from leyden.client.family import adopt_orphans, die_first, end_all
 from leyden.client.instances import Instances, SetupFailed
 from leyden.client.loading import LoadError, find
-from leyden.client.messages import Ended, Pipe, Printed, Ready, Rewarded, Setup, Start, Stop, ToHost, Unready
+from leyden.client.messages import (
+    Blocked,
+    Ended,
+    Ping,
+    Pipe,
+    Pong,
+    Ready,
+    Rewarded,
+    Setup,
+    Start,
+    Stop,
+    Stopping,
+    ToHost,
+    Unready,
+    Who,
+)
+from leyden.client.pool import ServiceFailed
 from leyden.client.printing import Outputs
+from leyden.client.services import Services
 from leyden.client.tracing import SpanSender, Tracing
 from leyden.outcomes import Ending, Outcome
+
+T = TypeVar("T")
 
 _TEAR_DOWN_S = 4.0
 
@@ -42,39 +63,53 @@ class Host:
         agent: Agent,
         spans: SpanSender,
         outputs: Outputs,
+        services: Services,
         instances: Instances | None = None,
     ) -> None:
         self._setup, self._pipe, self._agent, self._spans, self._outputs = setup, pipe, agent, spans, outputs
         self._threads = ThreadPoolExecutor(setup.places, thread_name_prefix="agent")
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopped: set[str] = set()
-        self._instances = instances
+        self._services, self._instances = services, instances
 
     async def serve(self, serving: "Future[Host]") -> None:
         """Say that all is ready, and work until the worker is gone."""
         self._loop = asyncio.get_running_loop()
+        self._blocking = EventLoop(self._loop)
+        try:
+            await self._services.__aenter__()
+        except ServiceFailed as error:
+            self._pipe.send(Unready(str(error)))
+            end()
         serving.set_result(self)
-        self._pipe.send(Ready())
+        lent = tuple(name for name in self._agent.services if self._setup.services[name].command is not None)
+        self._pipe.send(Ready(lent, self._services.at_once()))
         await self._loop.create_future()
 
     def hear(self, message: ToHost) -> None:
         """Do as the worker says; called from the thread that listens to it."""
-        if isinstance(message, Stop):
-            self._answer_stop(message.attempt)
-            self._loop.call_soon_threadsafe(self._stop, message.attempt)
-        elif self._agent.is_async:
-            self._loop.call_soon_threadsafe(self._start_task, message)
-        else:
-            self._start_thread(message)
+        match message:
+            case Start() if self._agent.is_async:
+                self._loop.call_soon_threadsafe(self._start_task, message)
+            case Start():
+                self._start_thread(message)
+            case Stop(attempt):
+                self._spans.end_open(attempt)
+                self._loop.call_soon_threadsafe(self._stop, attempt)
+                self._blocking.blocked_by(lambda by: self._answer_stop(attempt, by))
+            case Ping(number):
+                self._loop.call_soon_threadsafe(self._pipe.send, Pong(number))
+            case Who():
+                self._blocking.blocked_by(lambda by: self._pipe.send(Blocked(by)))
 
-    def _answer_stop(self, attempt: str) -> None:
+    def _answer_stop(self, attempt: str, blocked_by: str | None) -> None:
         """Say what it has printed when its spans so far are sent: the worker ends it thereupon."""
-        printed = Printed(attempt, self._outputs.so_far(attempt))
+        stopping = Stopping(attempt, self._outputs.so_far(attempt), blocked_by)
         sent = self._spans.flush(attempt)
         if sent is None:
-            self._pipe.send(printed)
+            self._pipe.send(stopping)
         else:
-            sent.add_done_callback(lambda _: self._pipe.send(printed))
+            sent.add_done_callback(lambda _: self._pipe.send(stopping))
 
     def _start_task(self, start: Start) -> None:
         self._outputs.begin(start.attempt)
@@ -84,7 +119,8 @@ class Host:
 
     async def _run_task(self, start: Start) -> None:
         try:
-            ended = ended_with(start.attempt, await self._bind(start)(), self._setup.scored)
+            async with self._services.lend(self._agent.services) as lent:
+                ended = ended_with(start.attempt, await self._bind(start, lent)(), self._setup.scored)
         except BaseException as error:  # an agent that calls sys.exit, too, ends only its own attempt
             ended = self._failed(start.attempt, error)
         del self._tasks[start.attempt]
@@ -100,20 +136,37 @@ class Host:
 
     def _run_thread(self, start: Start) -> None:
         try:
-            value = self._bind(start)()
-            if inspect.isawaitable(value):  # a plain function that gives a coroutine
-                value = asyncio.run_coroutine_threadsafe(_wait_for(value), self._loop).result()
-            ended = ended_with(start.attempt, value, self._setup.scored)
+            with self._borrowed() as lent:
+                value = self._bind(start, lent)()
+                if inspect.isawaitable(value):  # a plain function that gives a coroutine
+                    value = self._on_loop(_wait_for(value))
+                ended = ended_with(start.attempt, value, self._setup.scored)
         except BaseException as error:
             ended = self._failed(start.attempt, error)
         if (sent := self._spans.flush(start.attempt)) is not None:
             sent.result()
         self._pipe.send(replace(ended, output=self._outputs.end(start.attempt)))
 
-    def _bind(self, start: Start) -> Callable[[], Any]:
+    @contextmanager
+    def _borrowed(self) -> Iterator[dict[str, Any]]:
+        """What a thread is lent: the pools are the event loop's."""
+        if self._services.at_once() is None:
+            yield {}
+            return
+        loan = self._services.lend(self._agent.services)
+        lent = self._on_loop(loan.__aenter__())
+        try:
+            yield lent
+        finally:
+            self._on_loop(loan.__aexit__(None, None, None))
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _bind(self, start: Start, lent: dict[str, Any]) -> Callable[[], Any]:
         base_url = f"{self._setup.server}/v1"
         about = Invocation(start.attempt, start.rollout, base_url, self._setup.key, start.traceparent)
-        return self._agent.bind(start.task, about)
+        return self._agent.bind(start.task, about, {**start.services, **lent})
 
     def _stop(self, attempt: str) -> None:
         """A task is cancelled; a thread cannot be: its attempt is over, and with it what its key is good for."""
@@ -123,16 +176,21 @@ class Host:
             task.cancel()
 
     def tear_down(self) -> None:
-        """Close what a class keeps between rollouts, for as long as the worker waits for it."""
+        """Close services, and what a class keeps between rollouts, for as long as the worker waits for it."""
+        closing = threading.Thread(target=self._close, daemon=True)
+        closing.start()
+        closing.join(_TEAR_DOWN_S)
+
+    def _close(self) -> None:
         if self._instances is not None:
-            closing = threading.Thread(target=self._instances.close, daemon=True)
-            closing.start()
-            closing.join(_TEAR_DOWN_S)
+            self._instances.close()
+        if self._services.at_once() is not None:
+            self._on_loop(self._services.close())
 
     def _failed(self, attempt: str, error: BaseException) -> Ended:
         if isinstance(error, asyncio.CancelledError) and attempt in self._stopped:
             return Ended(attempt, Outcome(Ending.CANCELLED, "stopped by its worker"))
-        if isinstance(error, SetupFailed):
+        if isinstance(error, SetupFailed | ServiceFailed):
             return Ended(attempt, Outcome(Ending.LOST, str(error)))
         return Ended(attempt, read_failure(error, self._setup.server))
 
@@ -162,14 +220,18 @@ def end() -> NoReturn:
 def _load(setup: Setup) -> tuple[Agent, Instances | None]:
     found = find(setup.agent, setup.base)
     if not isinstance(found, type):
-        return Agent(found, setup.agent), None
-    instances = Instances(found, setup.agent, setup.places)
-    return Agent(instances.function(), setup.agent), instances
+        return Agent(found, setup.agent, setup.services), None
+    instances = Instances(found, setup.agent, setup.places, setup.services)
+    agent = Agent(instances.function(), setup.agent)
+    agent.services = instances.services
+    return agent, instances
 
 
-def main(fd: int) -> None:
+def main(fd: int, crash_fd: int) -> None:
     """Be a host."""
     os.set_inheritable(fd, False)
+    crashes.watch(crash_fd)
+    die_first()
     pipe = Pipe(socket.socket(fileno=fd))
     setup = pipe.receive(Setup)
     if setup is None:
@@ -185,12 +247,13 @@ def main(fd: int) -> None:
     outputs.install()
     try:
         agent, instances = _load(setup)
+        services = Services.objects(setup.services, agent.services, setup.base, most=setup.places)
     except LoadError as error:
         pipe.send(Unready(str(error)))
         end()
     tracing.provide()
-    asyncio.run(Host(setup, pipe, agent, tracing.sender, outputs, instances).serve(serving))
+    asyncio.run(Host(setup, pipe, agent, tracing.sender, outputs, services, instances).serve(serving))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -11,22 +11,40 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
+from leyden.client.crashes import Crash
 from leyden.client.family import end_marked
 from leyden.client.loading import LoadError
-from leyden.client.messages import Ended, Printed, Ready, Rewarded, Setup, Start, Stop, Stream, ToWorker, Unready
+from leyden.client.messages import (
+    Blocked,
+    Ended,
+    Ping,
+    Pong,
+    Ready,
+    Rewarded,
+    Setup,
+    Start,
+    Stop,
+    Stopping,
+    Stream,
+    ToWorker,
+    Unready,
+    Who,
+)
+from leyden.client.output import Output
+from leyden.client.warden import VARIABLE
+from leyden.config.schema import UPSTREAM_KEY_VARIABLE
 from leyden.wire import Lease
 
 KEY_VARIABLE = "LEYDEN_KEY"
 """Where a worker finds its own key; no host ever does."""
-_MARK_VARIABLE = "LEYDEN_HOST"
-"""By which the descendants of a host are known, whatever became of it."""
-_END_S, _LAST_WORDS_S, _PRINTED_S = 5.0, 0.2, 1.0
+_END_S, _LAST_WORDS_S, _ANSWER_S = 5.0, 0.2, 2.0
 _PAUSE_S, _TRIES = 0.1, 3
+_CHUNK = 1 << 16
 
 
 class HostDied(Exception):
@@ -36,41 +54,78 @@ class HostDied(Exception):
 class HostProcess:
     """One host, from `start` to `close`; it may die in between."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stream: Stream[ToWorker], pool: str | None, mark: str) -> None:
-        self._process, self._stream, self._mark = process, stream, mark
-        self.pid, self.pool = process.pid, pool
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        stream: Stream[ToWorker],
+        mark: str,
+        crash: Crash,
+        kept: int | None,
+    ) -> None:
+        self._process, self._stream, self._mark, self._crash = process, stream, mark, crash
+        self.pid = process.pid
+        self.pool: str | None = None
+        self.services: tuple[str, ...] = ()
+        self.at_once: int | None = None
+        self.return_s = 0.5
         self._exit = asyncio.ensure_future(asyncio.to_thread(process.wait))
-        self._stopping: dict[str, asyncio.Future[str]] = {}
+        self._output = Output()
+        self._keeping = None if kept is None else asyncio.ensure_future(_keep(kept, self._output))
+        self._awaited: dict[Any, asyncio.Future[Any]] = {}
+        self._pings = 0
 
     @classmethod
-    async def start(cls, module: str, setup: Setup, pool: str | None = None) -> Self:
-        """Start one. A death while it loads the agent may be bad luck; several are the agent's doing: `LoadError`."""
+    async def start(
+        cls,
+        module: str,
+        setup: Setup,
+        *,
+        pool: str | None = None,
+        return_s: float = 0.5,
+        keep_output: bool = False,
+    ) -> Self:
+        """Start one. A death while it loads the agent may be bad luck; several are the agent's doing: `LoadError`.
+
+        With `keep_output` what it prints is kept rather than passed on.
+        """
         for _ in range(_TRIES):
             try:
-                return await cls._try(module, setup, pool)
+                host = await cls._try(module, setup, keep_output)
             except HostDied as died:
                 how = died
                 await asyncio.sleep(_PAUSE_S)
+            else:
+                host.pool, host.return_s = pool, return_s
+                return host
         raise LoadError(f"{setup.agent!r} cannot be loaded: its process dies of it ({how})")
 
     @classmethod
-    async def _try(cls, module: str, setup: Setup, pool: str | None) -> Self:
+    async def _try(cls, module: str, setup: Setup, keep_output: bool) -> Self:
         """Start one and wait until it has loaded the agent; raises `LoadError` or `HostDied` where it has not."""
         ours, theirs = socket.socketpair()
-        mark = secrets.token_hex(8)
-        with theirs:
+        mark = f"{setup.mark}-{secrets.token_hex(8)}"
+        crash = Crash()
+        kept, printing = os.pipe() if keep_output else (None, None)
+        try:
             process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
-                [sys.executable, "-m", module, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**environment(setup.server, setup.key), _MARK_VARIABLE: mark},
+                [sys.executable, "-m", module, str(theirs.fileno()), str(crash.fileno())],
+                pass_fds=[theirs.fileno(), crash.fileno()],
+                env={**environment(setup.server, setup.key), VARIABLE: mark},
                 stdin=subprocess.DEVNULL,
+                stdout=printing,
+                stderr=printing,
                 start_new_session=True,  # its group is what it started, and a terminal's Ctrl-C is the worker's matter
             )
-        host = cls(process, await Stream.over(ours, ToWorker), pool, mark)
+        finally:
+            theirs.close()
+            if printing is not None:
+                os.close(printing)
+        host = cls(process, await Stream.over(ours, ToWorker), mark, crash, kept)
         try:
             host._stream.send(setup)
             match await host._stream.receive():
-                case Ready():
+                case Ready(services, at_once):
+                    host.services, host.at_once = services, at_once
                     return host
                 case Unready(message):
                     raise LoadError(message)
@@ -80,23 +135,38 @@ class HostProcess:
             await asyncio.shield(host.close())
             raise
 
-    def run(self, lease: Lease) -> None:
+    def run(self, lease: Lease, lent: Mapping[str, str]) -> None:
         """Have an attempt run."""
         attempt, key = lease.attempt, "" if self.pool is not None else lease.key
-        self._stream.send(
-            Start(attempt.id, attempt.rollout, lease.traceparent, lease.task.input, run=attempt.run, key=key)
-        )
+        about = (attempt.id, attempt.rollout, lease.traceparent, lease.task.input)
+        self._stream.send(Start(*about, run=attempt.run, key=key, services=dict(lent)))
 
-    async def stop(self, attempt: str) -> str:
-        """Have an attempt stopped; what it has printed, unless the host is too busy to say."""
-        printed = self._stopping[attempt] = asyncio.get_running_loop().create_future()
-        self._stream.send(Stop(attempt))
+    async def stop(self, attempt: str) -> Stopping | None:
+        """Have an attempt stopped; what it has printed, unless code in the host lets no other thread run."""
+        said = await self._ask(Stop(attempt), attempt, _ANSWER_S)
+        return said if isinstance(said, Stopping) else None
+
+    async def answers(self, within_s: float) -> bool:
+        """Whether its event loop runs."""
+        self._pings += 1
+        return await self._ask(Ping(self._pings), self._pings, within_s) is not None
+
+    async def blocker(self) -> str | None:
+        """The attempt whose code keeps its event loop from running."""
+        said = await self._ask(Who(), Blocked, _ANSWER_S)
+        return said.by if isinstance(said, Blocked) else None
+
+    async def _ask(self, question: Any, about: Any, within_s: float) -> Stopping | Pong | Blocked | None:
+        """Ask something to which an answer about the same follows; None where it does not in time."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._awaited[about] = answer
+        self._stream.send(question)
         try:
-            return await asyncio.wait_for(printed, _PRINTED_S)
+            return await asyncio.wait_for(answer, within_s)
         except TimeoutError:
-            return ""
+            return None
         finally:
-            del self._stopping[attempt]
+            self._awaited.pop(about, None)
 
     async def listen(self, hear: Callable[[Ended | Rewarded], None]) -> None:
         """Hear of every reward, and of every attempt whose code has returned, until the host has died."""
@@ -110,35 +180,65 @@ class HostProcess:
 
     async def _read(self, hear: Callable[[Ended | Rewarded], None]) -> None:
         while (message := await self._stream.receive()) is not None:
-            if isinstance(message, Printed):
-                waiting = self._stopping.get(message.attempt)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(message.output)
-            else:
-                assert isinstance(message, Ended | Rewarded)
-                hear(message)
+            match message:
+                case Ended() | Rewarded():
+                    hear(message)
+                case Stopping():
+                    self._answer(message.attempt, message)
+                case Pong():
+                    self._answer(message.number, message)
+                case Blocked():
+                    self._answer(Blocked, message)
+
+    def _answer(self, about: Any, message: Any) -> None:
+        waiting = self._awaited.get(about)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
 
     async def death(self) -> str:
-        """How the process ended, in words."""
+        """How the process ended, in words, with what was running in it where Python could say."""
         code = await asyncio.shield(self._exit)
-        if code >= 0:
-            return f"exit status {code}"
-        return f"killed by {signal.Signals(-code).name}"
+        how = f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        return "\n".join(filter(None, (how, self._crash.read())))
 
-    async def close(self) -> None:
-        """End the host and all that it started."""
+    def output(self) -> str:
+        """What it printed, where that is kept."""
+        return self._output.text()
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the host and all that it started; where there is time, it may tear down first."""
         self._stream.close()
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._exit), _END_S)
+            await asyncio.wait_for(asyncio.shield(self._exit), 0 if at_once else _END_S)
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         await asyncio.shield(self._exit)
-        await end_marked(f"{_MARK_VARIABLE}={self._mark}\0".encode())
+        await end_marked(f"{VARIABLE}={self._mark}\0".encode())
+        if self._keeping is not None:
+            await asyncio.wait((self._keeping,), timeout=_LAST_WORDS_S)
+            self._keeping.cancel()
+
+
+async def _keep(pipe: int, output: Output) -> None:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", 0)
+    )
+    try:
+        while data := await reader.read(_CHUNK):
+            output.add(data)
+    finally:
+        transport.close()
+
+
+def without_secrets() -> dict[str, str]:
+    """This process's variables, but for keys that are not for agents."""
+    return {name: value for name, value in os.environ.items() if name not in (KEY_VARIABLE, UPSTREAM_KEY_VARIABLE)}
 
 
 def environment(server: str, key: str) -> dict[str, str]:
     """The variables by which the clients of an agent find the model, beside those of the worker."""
-    inherited = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+    inherited = without_secrets()
     direct = ",".join(filter(None, (inherited.get("NO_PROXY") or inherited.get("no_proxy"), urlsplit(server).hostname)))
     return {
         **inherited,

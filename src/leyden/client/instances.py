@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -26,10 +26,12 @@ class Instances:
     starts belongs to no attempt.
     """
 
-    def __init__(self, kind: type, reference: str, places: int) -> None:
+    def __init__(self, kind: type, reference: str, places: int, services: Collection[str] = ()) -> None:
         _check(kind, reference)
         self._kind, self._reference = kind, reference
-        self._call = Agent(partial(kind.__call__, None), reference)
+        self._call = Agent(partial(kind.__call__, None), reference, services)
+        self.services = self._call.services
+        """Those that a call asks for by name."""
         self._idle: list[Any] = []
         self._threads = ThreadPoolExecutor(places, thread_name_prefix="instances")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -44,29 +46,29 @@ class Instances:
             self._threads.submit(self._close, self._idle.pop())
         self._threads.shutdown(wait=True)
 
-    def _run(self, task: Any, attempt: Invocation) -> Any:
+    def _run(self, task: Any, attempt: Invocation, **lent: Any) -> Any:
         instance = self._take() or self._make()
         try:
-            value = self._ask(instance, task, attempt)
+            value = self._ask(instance, task, attempt, lent)
         except BaseException:
             self._examine(instance)
             raise
         self._idle.append(instance)
         return value
 
-    async def _run_async(self, task: Any, attempt: Invocation) -> Any:
+    async def _run_async(self, task: Any, attempt: Invocation, **lent: Any) -> Any:
         loop = self._loop = asyncio.get_running_loop()
         instance = self._take() or await loop.run_in_executor(self._threads, self._make)
         try:
-            value = await self._ask(instance, task, attempt)
+            value = await self._ask(instance, task, attempt, lent)
         except BaseException:
             await asyncio.shield(loop.run_in_executor(self._threads, self._examine, instance))
             raise
         self._idle.append(instance)
         return value
 
-    def _ask(self, instance: Any, task: Any, attempt: Invocation) -> Any:
-        return instance(task, attempt=attempt) if self._call.wants_attempt else instance(task)
+    def _ask(self, instance: Any, task: Any, attempt: Invocation, lent: dict[str, Any]) -> Any:
+        return instance(task, attempt=attempt, **lent) if self._call.wants_attempt else instance(task, **lent)
 
     def _take(self) -> Any:
         try:

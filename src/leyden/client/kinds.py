@@ -37,7 +37,7 @@ def read_command(reference: str, base: str) -> list[str]:
         program, *arguments = shlex.split(reference)
     except ValueError as error:
         raise LoadError(f"the command {reference!r} cannot be read: {error}") from error
-    local = Path(base, program).resolve()
+    local = Path(base, program).absolute()  # not resolved: the python of a virtual environment is a link
     if local.is_file():
         if not os.access(local, os.X_OK):
             raise LoadError(f"{program!r} is not executable: chmod +x it, or name what runs it before it")

@@ -1,26 +1,33 @@
-"""A lane: one runner at a time, the places it has, and the leases that fill them.
+"""A lane: so many places, the leases that fill them, and one station after another at which they are run.
 
-A runner that dies takes its attempts with it; they end `lost`, and another takes its place.
+Leasing goes on while one station takes the place of another, so that no place is idle for it. An attempt whose rollout
+died with its process before has a station to itself: there it can take nobody with it, and its death is its own doing.
 """
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from leyden.client.contact import Contact
 from leyden.client.jobs import Job, Jobs
-from leyden.client.messages import Ended, Rewarded
+from leyden.client.loading import LoadError
+from leyden.client.messages import Ended
+from leyden.client.places import Places
+from leyden.client.pool import ServiceFailed
 from leyden.client.reporting import Reporter
 from leyden.client.running import Runner
+from leyden.client.services import Services
+from leyden.client.stations import Limits, Station
 from leyden.outcomes import Ending, Outcome
 from leyden.wire import Lease, LeaseRequest
 
-_log = logging.getLogger("leyden.worker")
 _WAIT_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_ALONE_AT_ONCE = 8
+"""Processes with a single attempt: each costs as much memory as a host."""
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -28,108 +35,160 @@ class Terms(Struct, frozen=True, kw_only=True):
 
     worker: str
     run: str | None
-    time_limit_s: float
     places: int
-    begin: Callable[[], Awaitable[Runner]]
-    """Start what runs its attempts."""
+    limits: Limits
+    begin: Callable[[Lease | None], Awaitable[Runner]]
+    """Start what runs its attempts, or only the one that is named."""
 
 
 class Lane:
     """Leases as many attempts as it has free places, and sees each to its end. Its tasks live in the worker's group."""
 
     def __init__(
-        self, tasks: asyncio.TaskGroup, contact: Contact, jobs: Jobs, reporter: Reporter, terms: Terms
+        self,
+        tasks: asyncio.TaskGroup,
+        contact: Contact,
+        jobs: Jobs,
+        reporter: Reporter,
+        services: Services,
+        terms: Terms,
     ) -> None:
         self._tasks, self._contact, self._jobs, self._reporter = tasks, contact, jobs, reporter
+        self._services = services
         self._terms = terms
-        self._places = asyncio.Semaphore(terms.places)
-        self._running: dict[str, Job] = {}
+        self._places = Places(terms.places)
+        self._alone = asyncio.Semaphore(_ALONE_AT_ONCE)
+        self._scoring = asyncio.Semaphore(terms.places)
+        self._turns = asyncio.Semaphore(terms.places)
+        self._lent: tuple[str, ...] = ()
+        self._station: Station | None = None
+        self._opened = asyncio.Event()
+        self._working: set[asyncio.Task[None]] = set()
         self._leasing: asyncio.Task[None] | None = None
-        self._closing = self._any_ended = False
+        self._asking = self._closing = False
 
     async def work(self) -> None:
-        """Work until cancelled, over as many runners as it takes."""
+        """Work until cancelled, over as many stations as it takes. Leases nothing before the agent was loaded once."""
         pause = _FIRST_PAUSE_S
-        while True:
-            runner = await self._terms.begin()
-            try:
-                if not self._closing:
-                    self._leasing = self._tasks.create_task(self._lease(runner))
-                self._any_ended = False
-                await runner.listen(self._hear)
-                _log.warning("a host is gone with %d attempts: another takes its place", len(self._running))
-            finally:
-                if self._leasing is not None:
-                    self._leasing.cancel()
-                await asyncio.shield(runner.close())
-                self._lose(await runner.death())
-            pause = _FIRST_PAUSE_S if self._any_ended else min(_LONGEST_PAUSE_S, 2 * pause)
-            await asyncio.sleep(pause)
+        try:
+            while True:
+                station, _ = await self._open(None)
+                self._station = station
+                self._opened.set()
+                if self._leasing is None and not self._closing:
+                    self._lent = station.runner.services
+                    self._turns = asyncio.Semaphore(min(self._terms.places, station.runner.at_once or sys.maxsize))
+                    self._leasing = self._tasks.create_task(self._lease(station.runner.pool))
+                await station.worn.wait()
+                pause = _FIRST_PAUSE_S if station.fruitful else min(_LONGEST_PAUSE_S, 2 * pause)
+                if not station.fruitful:
+                    await asyncio.sleep(pause)
+        finally:
+            for task in (self._leasing, *self._working):
+                if task is not None:
+                    task.cancel()
+            await asyncio.shield(asyncio.gather(*self._working, return_exceptions=True))
 
-    def stop_leasing(self) -> None:
-        """Take no new work."""
+    async def stop_leasing(self, within_s: float) -> None:
+        """Take no new work. What is leased meanwhile is given back, unless the server takes too long to say."""
         self._closing = True
         if self._leasing is not None:
+            await asyncio.wait((self._leasing,), timeout=within_s if self._asking else 0)
             self._leasing.cancel()
 
-    async def _lease(self, runner: Runner) -> None:
-        """Keep the places filled; a lease on its way when this is cancelled the server takes back, or it runs out."""
-        while True:
-            await self._places.acquire()
-            free = 1
-            while not self._places.locked():
-                await self._places.acquire()
-                free += 1
+    async def _lease(self, pool: str | None) -> None:
+        """Keep the places filled."""
+        while not self._closing:
+            free = await self._places.take()
             leases: list[Lease] = []
-            request = LeaseRequest(self._terms.worker, min(free, 1000), _WAIT_S, self._terms.run, runner.pool)
+            request = LeaseRequest(self._terms.worker, min(free, 1000), _WAIT_S, self._terms.run, pool)
+            self._asking = True
             try:
                 leases = await self._contact.insist(
                     lambda: self._contact.remote.lease(request),  # noqa: B023 - awaited here
                     within_s=_WAIT_S + 10,
                 )
             finally:
-                for _ in range(free - len(leases)):
-                    self._places.release()
+                self._asking = False
+                self._places.release(free - len(leases))
             for lease in leases:
                 job = Job(lease)
                 self._jobs.add(job)
-                self._running[job.id] = job
-                job.task = self._tasks.create_task(self._look_after(job, runner))
+                job.task = self._tasks.create_task(self._give_back(job) if self._closing else self._look_after(job))
 
-    async def _look_after(self, job: Job, runner: Runner) -> None:
-        """See an attempt to its end. Its place is free when it is reported and its code has returned."""
-        lease = job.lease
-        runner.run(lease)
-        limit_s = self._terms.time_limit_s
-        late = Ended(job.id, Outcome(Ending.TIMEOUT, f"the agent took longer than {limit_s:g} s"))
-        timer = asyncio.get_running_loop().call_later(limit_s, job.settle, late)
+    async def _give_back(self, job: Job) -> None:
+        await self._reporter.give_back(job.lease)
+        self._jobs.remove(job)
+
+    async def _look_after(self, job: Job) -> None:
+        """See an attempt to its end. Its place is free when it is reported and no burden to its station any more."""
         try:
-            ended = await job.settled
-            timer.cancel()
-            if not job.left.is_set():
-                printed = await runner.stop(job.id)
-                ended = replace(ended, output=printed) if ended is not None else None
-            if ended is not None:
-                await self._reporter.report(lease, ended, tuple(job.rewards))
-            self._jobs.remove(job)
-            await job.left.wait()
+            async with AsyncExitStack() as loan:
+                lent = await loan.enter_async_context(self._services.lend(self._lent))
+                if job.lease.alone:
+                    async with self._alone:
+                        await self._see_alone(job, lent, loan)
+                else:
+                    async with self._turns:
+                        await self._see(job, await self._current(), lent, loan)
+        except ServiceFailed as error:
+            await self._report(job, Ended(job.id, Outcome(Ending.LOST, str(error))))
         finally:
-            timer.cancel()
             self._places.release()
 
-    def _hear(self, said: Ended | Rewarded) -> None:
-        if isinstance(said, Rewarded):
-            if (known := self._running.get(said.attempt)) is not None:
-                known.rewards.append(said.reward)
+    async def _see_alone(self, job: Job, lent: dict[str, str], loan: AsyncExitStack) -> None:
+        try:
+            station, working = await self._open(job.lease)
+        except LoadError as error:  # though it could be loaded when this lane began
+            await self._report(job, Ended(job.id, Outcome(Ending.LOST, str(error))))
             return
-        self._any_ended = True
-        job = self._running.pop(said.attempt)
-        job.settle(said)
-        job.left.set()
+        await self._see(job, station, lent, loan)
+        station.worn.set()
+        await asyncio.shield(working)
 
-    def _lose(self, how: str) -> None:
-        """The runner is gone, and all that it ran with it."""
-        for job in self._running.values():
-            job.settle(Ended(job.id, Outcome(Ending.LOST, f"the process that ran the agent died: {how}")))
-            job.left.set()
-        self._running.clear()
+    async def _see(self, job: Job, station: Station, lent: dict[str, str], loan: AsyncExitStack) -> None:
+        ended = await station.see(job, lent)
+        if self._reporter.scores(ended):  # its code has returned: its place is another's while it is scored
+            await self._scoring.acquire()
+            job.task = self._tasks.create_task(self._score(job, ended, lent, loan.pop_all()))
+            return
+        await self._report(job, ended)
+        await station.leave(job)
+        if lent and not job.left.is_set():  # its code may still use what it was lent
+            self._tasks.create_task(self._return(job, loan.pop_all()))
+
+    async def _score(self, job: Job, ended: Ended | None, lent: dict[str, str], loan: AsyncExitStack) -> None:
+        """Report an attempt that is scored first; what its agent was lent the reward function may want to see."""
+        try:
+            async with loan:
+                if not any(map(self._reporter.uses, lent)):
+                    await loan.aclose()
+                await self._report(job, ended, lent)
+        finally:
+            self._scoring.release()
+
+    async def _return(self, job: Job, loan: AsyncExitStack) -> None:
+        async with loan:
+            await job.left.wait()
+
+    async def _report(self, job: Job, ended: Ended | None, lent: Mapping[str, str] = {}) -> None:
+        if ended is not None:
+            await self._reporter.report(job.lease, ended, tuple(job.rewards), lent)
+            self._places.feel(self._contact.crowding)
+        self._jobs.remove(job)
+
+    async def _open(self, alone: Lease | None) -> tuple[Station, asyncio.Task[None]]:
+        runner = await self._terms.begin(alone)
+        limits = self._terms.limits if alone is None else Limits(self._terms.limits.attempt_s, 0.0)
+        station = Station(runner, limits, alone=alone is not None)
+        working = self._tasks.create_task(station.work())
+        self._working.add(working)
+        working.add_done_callback(self._working.discard)
+        return station, working
+
+    async def _current(self) -> Station:
+        """The station that takes new work, as soon as there is one."""
+        while self._station is None or self._station.worn.is_set():
+            self._opened.clear()
+            await self._opened.wait()
+        return self._station

@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from leyden.outcomes import Outcome
+from leyden.config.schema import ServiceConfig
+from leyden.outcomes import Outcome, Retry
 from leyden.records import Reward
 
 T = TypeVar("T")
@@ -37,6 +38,10 @@ class Setup(Struct, frozen=True, tag="setup"):
     memory_mb: int | None = None
     cpu_s: float | None = None
     """Limits of each process of a command."""
+    mark: str = ""
+    """The worker's, by which its descendants are known."""
+    services: dict[str, ServiceConfig] = {}
+    """Those that may be asked for; commands are lent by their address, others are made in the host."""
 
 
 class Start(Struct, frozen=True, tag="start"):
@@ -49,16 +54,33 @@ class Start(Struct, frozen=True, tag="start"):
     run: str = ""
     key: str = ""
     """The attempt's own, for what runs in a process of its own."""
+    services: dict[str, str] = {}
+    """The addresses of those that it is lent."""
 
 
 class Stop(Struct, frozen=True, tag="stop"):
-    """Stop an attempt, as far as it can be stopped. `Printed` follows at once, `Ended` when its code has returned."""
+    """Stop an attempt, as far as it can be stopped. `Stopping` follows at once, `Ended` when its code has returned."""
 
     attempt: str
 
 
+class Ping(Struct, frozen=True, tag="ping"):
+    """Is the event loop running? `Pong` follows when it is."""
+
+    number: int
+
+
+class Who(Struct, frozen=True, tag="who"):
+    """Whose code keeps the event loop from running? `Blocked` follows."""
+
+
 class Ready(Struct, frozen=True, tag="ready"):
     """The agent is loaded."""
+
+    services: tuple[str, ...] = ()
+    """Whose addresses its attempts are to be lent."""
+    at_once: int | None = None
+    """How many of them can run at once, each with services that are made here; None: as many as there are places."""
 
 
 class Unready(Struct, frozen=True, tag="unready"):
@@ -75,6 +97,7 @@ class Ended(Struct, frozen=True, tag="ended"):
     result: Raw = Raw(b"null")
     reward: float | None = None
     output: str = ""
+    retry: Retry = Retry.CHARGED
 
 
 class Rewarded(Struct, frozen=True, tag="rewarded"):
@@ -84,15 +107,28 @@ class Rewarded(Struct, frozen=True, tag="rewarded"):
     reward: Reward
 
 
-class Printed(Struct, frozen=True, tag="printed"):
-    """What an attempt that is being stopped has printed so far."""
+class Stopping(Struct, frozen=True, tag="stopping"):
+    """What an attempt that is being stopped has printed so far, and whose code kept the event loop from running."""
 
     attempt: str
-    output: str
+    output: str = ""
+    blocked_by: str | None = None
 
 
-ToHost = Start | Stop
-ToWorker = Ready | Unready | Ended | Printed | Rewarded
+class Pong(Struct, frozen=True, tag="pong"):
+    """The event loop runs."""
+
+    number: int
+
+
+class Blocked(Struct, frozen=True, tag="blocked"):
+    """The attempt whose code keeps the event loop from running; None where nobody's does, or it cannot be told."""
+
+    by: str | None
+
+
+ToHost = Start | Stop | Ping | Who
+ToWorker = Ready | Unready | Ended | Stopping | Rewarded | Pong | Blocked
 
 
 def frame(message: Any) -> bytes:

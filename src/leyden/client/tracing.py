@@ -16,6 +16,7 @@ from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import Status, StatusCode
 
 from leyden.client.identity import ATTEMPT, current_attempt
 
@@ -34,6 +35,8 @@ class SpanSender(SpanProcessor):
         self._exporter = exporter
         self._changed = threading.Condition()
         self._ended: list[ReadableSpan] = []
+        self._open: dict[str, dict[int, Span]] = {}
+        """By attempt and by the id of the span."""
         self._unsent: Counter[str] = Counter()
         """How many spans of each attempt are not with the server."""
         self._sent: Future[None] = Future()
@@ -46,22 +49,43 @@ class SpanSender(SpanProcessor):
         attempt = current_attempt(parent_context) or current_attempt()
         if attempt is not None:
             span.set_attribute(ATTEMPT, attempt)
+            with self._changed:
+                self._open.setdefault(attempt, {})[span.context.span_id] = span
 
     def on_end(self, span: ReadableSpan) -> None:
         """Take it along, if it is an attempt's."""
         attempt = (span.attributes or {}).get(ATTEMPT)
-        if not isinstance(attempt, str) or not (span.context and span.context.trace_flags.sampled):
+        if not isinstance(attempt, str) or not span.context:
             return
         with self._changed:
+            self._close(attempt, span.context.span_id)
+            if not span.context.trace_flags.sampled:
+                return
             self._ended.append(span)
             self._unsent[attempt] += 1
             if self._thread is None:
                 self._thread = _start_without_context(self._send_all)
             self._changed.notify_all()
 
-    def flush(self, attempt: str) -> Future[None] | None:
-        """Have an attempt's spans sent at once; None where there are none to wait for."""
+    def end_open(self, attempt: str) -> None:
+        """End the spans that an attempt has open now, as failed: it is out of time, and they say what it was at."""
         with self._changed:
+            spans = list(self._open.pop(attempt, {}).values())
+        for span in reversed(spans):
+            span.set_status(Status(StatusCode.ERROR, "the attempt was stopped before this had ended"))
+            span.end()
+
+    def _close(self, attempt: str, span_id: int) -> None:
+        spans = self._open.get(attempt)
+        if spans is not None:
+            spans.pop(span_id, None)
+            if not spans:
+                del self._open[attempt]
+
+    def flush(self, attempt: str) -> Future[None] | None:
+        """Have an attempt's spans sent at once; None where there are none to wait for. Open ones are forgotten."""
+        with self._changed:
+            self._open.pop(attempt, None)
             if not self._unsent[attempt]:
                 del self._unsent[attempt]
                 return None

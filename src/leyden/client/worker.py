@@ -9,10 +9,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -20,20 +17,23 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.client.contact import Contact
-from leyden.client.endpoint import Endpoint
-from leyden.client.hosting import HostProcess
 from leyden.client.jobs import Jobs
 from leyden.client.kinds import Kind, kind_of
 from leyden.client.lanes import Lane, Terms
-from leyden.client.loading import load
+from leyden.client.loading import LoadError
 from leyden.client.messages import Setup
+from leyden.client.opening import Opening
 from leyden.client.reporting import Reporter
-from leyden.client.rewards import RewardFunction
-from leyden.client.running import Runner
-from leyden.remote import Remote
-from leyden.wire import KeySpec
+from leyden.client.rewards import Patience, RewardFunction, load_reward
+from leyden.client.scoring import GroupScorer
+from leyden.client.services import Services
+from leyden.client.stations import Limits
+from leyden.client.threads import loop_apart
+from leyden.client.warden import Warden
+from leyden.config.schema import ServiceConfig
+from leyden.remote import Remote, RemoteError
 
-_GIVE_BACK_S = 5.0
+_GIVE_BACK_S, _WITHDRAW_S, _AGAIN_S = 5.0, 2.0, 0.1
 
 
 def _name() -> str:
@@ -63,12 +63,21 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What each process of a command may use; None: as much as there is."""
     grace_s: float = 10.0
     """How long attempts may go on when the worker is told to stop; then they are given back."""
+    drain_s: float = 30.0
+    """How long attempts may go on in a process where another has outlived its time limit and does not return."""
+    deaf_s: float = 15.0
+    """How long an agent may block the event loop of its process; a process that is blocked longer takes no new work."""
+    reward_time_limit_s: float = 600.0
+    reward_tries: int = 3
+    """How long one call of the reward function may take, and how many there are where it fails."""
+    services: dict[str, ServiceConfig] = {}
+    """What this worker starts once and lends to one rollout at a time."""
     name: str = msgspec.field(default_factory=_name)
 
     def __post_init__(self) -> None:
         if self.hosts < 1 or self.concurrency < self.hosts:
             raise ValueError("`hosts` is at least 1, and `concurrency` at least as large as `hosts`")
-        for name in ("time_limit_s", "memory_mb", "cpu_s"):
+        for name in ("time_limit_s", "deaf_s", "memory_mb", "cpu_s", "reward_time_limit_s", "reward_tries"):
             if (limit := getattr(self, name)) is not None and limit <= 0:
                 raise ValueError(f"`{name}` is more than 0")
 
@@ -76,29 +85,53 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 async def work(options: WorkerOptions, key: str, stop: asyncio.Event | None = None) -> None:
     """Work until `stop` is set. Raises `LoadError` where agent or reward cannot be loaded, before any lease."""
     sys.path.extend(folder for folder in options.path if folder not in sys.path)
-    threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix="reward")
     try:
-        reward = _load_reward(options, threads)
-        async with Remote(options.server, key) as remote:
-            await _work(options, Contact(remote), reward, stop or asyncio.Event())
+        reward = _load_reward(options)
+        async with Remote(options.server, key) as remote, _services(options, reward) as services:
+            await _work(options, Contact(remote), reward, services, stop or asyncio.Event())
     except ExceptionGroup as group:
         raise _first(group) from None
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
 
 
-async def _work(options: WorkerOptions, contact: Contact, reward: RewardFunction | None, stop: asyncio.Event) -> None:
-    jobs, reporter = Jobs(contact, options.name), Reporter(contact, reward)
-    async with asyncio.TaskGroup() as tasks:
-        lanes = [Lane(tasks, contact, jobs, reporter, terms) for terms in _terms(options, contact)]
-        lasting = [tasks.create_task(lane.work()) for lane in lanes] + [tasks.create_task(jobs.beat())]
-        await stop.wait()
-        for lane in lanes:
-            lane.stop_leasing()
-        if not await jobs.wait_idle(options.grace_s):
+async def _work(
+    options: WorkerOptions,
+    contact: Contact,
+    reward: RewardFunction | None,
+    services: Services,
+    stop: asyncio.Event,
+) -> None:
+    jobs, reporter = Jobs(contact, options.name), Reporter(contact, reward, services)
+    warden = Warden()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            terms = _terms(options, contact, warden.mark)
+            lanes = [Lane(tasks, contact, jobs, reporter, services, each) for each in terms]
+            lasting = [tasks.create_task(lane.work()) for lane in lanes] + [tasks.create_task(jobs.beat())]
+            if reward is not None and reward.takes_group:
+                scorer = GroupScorer(contact, reward, services, options.name, options.run, options.concurrency)
+                lasting.append(tasks.create_task(scorer.work()))
+            await stop.wait()
+            withdrawing = tasks.create_task(_withdraw(contact, options.name))
+            await asyncio.gather(*(lane.stop_leasing(_WITHDRAW_S) for lane in lanes))
+            withdrawing.cancel()
+            await jobs.wait_idle(options.grace_s)
             await _give_back(jobs, reporter)
-        for task in lasting:
-            task.cancel()
+            for task in lasting:
+                task.cancel()
+    finally:
+        await _give_back(jobs, reporter)
+        await asyncio.to_thread(warden.close)
+
+
+async def _withdraw(contact: Contact, worker: str) -> None:
+    """Have the server answer what the lanes have asked for: it may grant a request that is just being broken off.
+
+    Again and again, since a request may be on its way yet.
+    """
+    with suppress(RemoteError):
+        while True:
+            await contact.insist(lambda: contact.remote.withdraw(worker), within_s=_WITHDRAW_S)
+            await asyncio.sleep(_AGAIN_S)
 
 
 async def _give_back(jobs: Jobs, reporter: Reporter) -> None:
@@ -106,12 +139,13 @@ async def _give_back(jobs: Jobs, reporter: Reporter) -> None:
     left = jobs.all()
     for job in left:
         job.abandon()
-    with suppress(TimeoutError):
+        jobs.remove(job)
+    with suppress(TimeoutError, RemoteError):
         async with asyncio.timeout(_GIVE_BACK_S):
             await asyncio.gather(*(reporter.give_back(job.lease) for job in left))
 
 
-def _terms(options: WorkerOptions, contact: Contact) -> list[Terms]:
+def _terms(options: WorkerOptions, contact: Contact, mark: str) -> list[Terms]:
     """What each lane is told. The places are dealt out evenly; only Python agents need more than one process."""
     kind = kind_of(options.agent, options.base)
     lanes = options.hosts if kind is Kind.PYTHON else 1
@@ -128,49 +162,46 @@ def _terms(options: WorkerOptions, contact: Contact) -> list[Terms]:
             scored=options.reward is not None,
             memory_mb=options.memory_mb,
             cpu_s=options.cpu_s,
+            services={name: _share(name, config, number, lanes) for name, config in options.services.items()},
+            mark=mark,
         )
         terms.append(
             Terms(
                 worker=options.name,
                 run=options.run,
-                time_limit_s=options.time_limit_s,
                 places=places,
-                begin=partial(_begin, kind, setup, contact, options.run),
+                limits=Limits(options.time_limit_s, options.drain_s, options.deaf_s),
+                begin=Opening(kind, setup, contact, options.run).begin,
             )
         )
     return terms
 
 
-async def _begin(kind: Kind, setup: Setup, contact: Contact, run: str | None) -> Runner:
-    """Start what runs a lane's attempts. A host has a pool of its own, so its key speaks for its own attempts only."""
-    match kind:
-        case Kind.COMMAND:
-            return await HostProcess.start("leyden.client.command", setup)
-        case Kind.ENDPOINT:
-            return Endpoint(setup)
-        case Kind.PYTHON:
-            pool = await contact.insist(lambda: contact.remote.make_key(KeySpec("pool", run)))
-            return await HostProcess.start("leyden.client.host", replace(setup, key=pool.key), pool.pool)
+def _share(name: str, service: ServiceConfig, number: int, lanes: int) -> ServiceConfig:
+    """A service as one lane has it: what its process makes itself is dealt out over the lanes."""
+    if service.make is None:
+        return service
+    if service.count < lanes:
+        raise LoadError(f"`services.{name}.count` is {service.count}, and each of {lanes} hosts needs at least one")
+    return replace(service, count=service.count // lanes + (number < service.count % lanes))
 
 
-def _load_reward(options: WorkerOptions, threads: ThreadPoolExecutor) -> RewardFunction | None:
+def _load_reward(options: WorkerOptions) -> RewardFunction | None:
     if options.reward is None:
         return None
-    with _stand_in_keys():
-        function = load(options.reward, options.base)
-    return RewardFunction(function, options.reward, threads, options.time_limit_s)
+    patience = Patience(options.reward_time_limit_s, options.reward_tries)
+    return load_reward(options.reward, options.base, patience, tuple(options.services))
 
 
-@contextmanager
-def _stand_in_keys() -> Iterator[None]:
-    """A reward often lives beside its agent, whose clients want a key when they are made; here none is used."""
-    missing = [name for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if name not in os.environ]
-    os.environ.update(dict.fromkeys(missing, "no-key-in-the-worker"))
-    try:
-        yield
-    finally:
-        for name in missing:
-            os.environ.pop(name, None)
+def _services(options: WorkerOptions, reward: RewardFunction | None) -> Services:
+    """Those of the worker: all commands, and what the reward function asks for."""
+    asked = reward.services if reward is not None else ()
+    made = [name for name, service in options.services.items() if service.make is not None and name not in asked]
+    if made and kind_of(options.agent, options.base) is not Kind.PYTHON:
+        raise LoadError(f"service {made[0]!r} is made in Python, which the agent is not: give it a `command`")
+    base = str(Path(options.base).resolve())
+    made_here = Services.objects(options.services, asked, base, loop=loop_apart())
+    return Services.commands(options.services, base) | made_here
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:

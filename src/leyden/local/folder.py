@@ -17,7 +17,10 @@ from msgspec import Struct
 
 from leyden.config import Config, ConfigError, written
 
-_MAY_CHANGE = ("training.steps", "evaluation", "checkpoints", "engine", "workers", "server", "report", "home", "base")
+_MAY_CHANGE = (
+    *("training.steps", "evaluation", "checkpoints", "report", "home", "base"),
+    *("engine", "workers", "server", "services", "upstream", "rollout.reward_time_limit_s", "rollout.reward_tries"),
+)
 """What may be another when a run goes on: none of it changes what the steps so far mean."""
 
 
@@ -70,7 +73,7 @@ class RunFolder(Struct, frozen=True):
 
 
 def _differences(path: Path, config: Config) -> list[str]:
-    before = _flat(tomllib.loads(path.read_text(encoding="utf-8")))
+    before = _flat(tomllib.loads(written(config_of(path.parent))))  # with defaults for keys that are newer than the run
     now = _flat(tomllib.loads(written(config)))
     return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
 

@@ -5,6 +5,7 @@ their own, which end with this one however it ends.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from msgspec import Struct
 from transformers import PreTrainedModel
 
 from leyden.config import Config
+from leyden.config.schema import UPSTREAM_KEY_VARIABLE
 from leyden.engine.torch_engine import TorchEngine
 from leyden.local.workers import Workers, worker_options, working
 from leyden.records import RunSettings, Sampling
@@ -24,6 +26,7 @@ from leyden.server.gateway.chatml import renderer_for
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.policy import Policy as Served
 from leyden.server.gateway.tokenizer import Tokenizer
+from leyden.server.gateway.upstream import Upstream
 from leyden.server.keys import write_private
 from leyden.server.options import ServeOptions
 from leyden.server.serve import serving
@@ -69,7 +72,7 @@ async def house(
 
     def attach(found: Service) -> None:
         served = Served(POLICY, engine, renderer_for(tokenizer), tokenizer, Admission(at_once=config.engine.slots))
-        found.gateway = Gateway(found.store, {POLICY: served})
+        found.gateway = Gateway(found.store, {POLICY: served}, _upstream(config))
         service.append(found)
 
     options = ServeOptions(folder, config.server.host, config.server.port, advertise=config.server.advertise)
@@ -92,6 +95,13 @@ async def house(
         engine.close()
 
 
+def _upstream(config: Config) -> Upstream | None:
+    """Whatever serves the model names that are routed there."""
+    if config.upstream.url is None:
+        return None
+    return Upstream(config.upstream.url, os.environ.get(UPSTREAM_KEY_VARIABLE), config.upstream.timeout_s)
+
+
 def admin_key(folder: Path) -> str:
     """The key that a server left in its home folder."""
     return (folder / "admin.key").read_text().strip()
@@ -108,6 +118,9 @@ async def _make_run(remote: Remote, config: Config, run: str) -> None:
         max_calls=rollout.max_calls,
         max_tokens=rollout.max_tokens,
         history=rollout.history,
+        agent_rewards=rollout.agent_rewards,
+        routes=config.routes,
+        roles=config.roles,
     )
     known = {summary.id for summary in await remote.runs()}
     if run not in known:

@@ -18,6 +18,7 @@ from leyden.wire import (
     Beat,
     BeatReply,
     CancelReply,
+    Counted,
     Cursor,
     EventCursor,
     Finish,
@@ -34,6 +35,10 @@ from leyden.wire import (
     RolloutWindow,
     RunSpec,
     RunSummary,
+    Scores,
+    Scoring,
+    ScoringBeat,
+    ScoringRequest,
 )
 
 _ATTEMPT_KEY_TTL = 30 * 86_400.0  # an upper bound: the key dies with its attempt
@@ -139,7 +144,25 @@ async def record_rewards(service: Service, request: Request[tuple[Reward, ...], 
 
 async def finish(service: Service, request: Request[Finish, None]) -> Finished:
     """End an attempt. A repeated or late report is recorded and changes nothing."""
-    return await service.store.finish(request.path["run"], request.path["attempt"], request.body)
+    finished = await service.store.finish(request.path["run"], request.path["attempt"], request.body)
+    return replace(finished, crowding=service.gateway.crowding() if service.gateway else None)
+
+
+async def lease_scoring(service: Service, request: Request[ScoringRequest, None]) -> list[Scoring]:
+    """Lease a group to score together; wait where there is none."""
+    asked = request.body
+    scoring = await service.store.lease_scoring(asked.worker, _run_asked_for(request.key, asked.run), asked.wait)
+    return [] if scoring is None else [scoring]
+
+
+async def beat_scoring(service: Service, request: Request[ScoringBeat, None]) -> Counted:
+    """Keep the lease of a scoring alive."""
+    return await service.store.beat_scoring(request.path["run"], request.path["group"], request.body.number)
+
+
+async def score_group(service: Service, request: Request[Scores, None]) -> Counted:
+    """Take the scores of a group, which finishes it. A late report is recorded and changes nothing."""
+    return await service.store.score(request.path["run"], request.path["group"], request.body)
 
 
 async def follow_events(service: Service, request: Request[None, EventCursor]) -> Log:
@@ -177,9 +200,7 @@ async def list_workers(service: Service, request: Plain) -> list[Worker]:
 async def lease(service: Service, request: Request[LeaseRequest, None]) -> list[Lease]:
     """Lease rollouts to a worker; wait where there are none."""
     asked = request.body
-    if request.key.run is not None and asked.run not in (None, request.key.run):
-        raise Refused(403, "not_permitted", f"this key is for run {request.key.run}, not {asked.run}")
-    want = Want(asked.worker, asked.count, asked.run or request.key.run, asked.pool)
+    want = Want(asked.worker, asked.count, _run_asked_for(request.key, asked.run), asked.pool)
     leases = []
     for grant in await service.store.lease(want, asked.wait):
         attempt = grant.attempt
@@ -192,8 +213,21 @@ async def lease(service: Service, request: Request[LeaseRequest, None]) -> list[
             started=attempt.started,
         )
         traceparent = f"00-{attempt.trace_id}-{secrets.token_hex(8)}-01"
-        leases.append(Lease(attempt, grant.task, grant.purpose, grant.lease_s, text, service.settings.url, traceparent))
+        about = (attempt, grant.task, grant.purpose, grant.lease_s)
+        leases.append(Lease(*about, text, service.settings.url, traceparent, grant.alone))
     return leases
+
+
+async def withdraw(service: Service, request: Plain) -> None:
+    """Have a worker's waiting requests for work answered at once: it will take no more."""
+    service.store.withdraw(request.path["worker"])
+
+
+def _run_asked_for(key: Key, asked: str | None) -> str | None:
+    """The run to work for, None for any: what was asked for, within what the key is for."""
+    if key.run is not None and asked not in (None, key.run):
+        raise Refused(403, "not_permitted", f"this key is for run {key.run}, not {asked}")
+    return asked or key.run
 
 
 async def beat(service: Service, request: Request[Beat, None]) -> BeatReply:

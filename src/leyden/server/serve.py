@@ -69,6 +69,7 @@ async def serving(options: ServeOptions, attach: Callable[[Service], None] | Non
             gc.freeze()  # what was imported lives as long as the server: no need to look through it again and again
             server = Server(service, Running(url, settings.url, store.database.name, str(admin_key)))
             await server.listen(listener)
+            (options.home / "url").write_text(url + "\n")  # by which commands find the server that has the store
             try:
                 yield server
             finally:

@@ -113,11 +113,17 @@ async def test_an_older_store_is_brought_forward_once(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("readonly", [True, False])
-async def test_a_store_from_before_output_was_kept_is_brought_forward(tmp_path: Path, readonly: bool) -> None:
+async def test_a_store_of_the_first_schema_is_brought_forward(tmp_path: Path, readonly: bool) -> None:
     path = tmp_path / "leyden.db"
     await fill(path, 1)
     with sqlite3.connect(path) as connection:
         connection.execute("ALTER TABLE attempts DROP COLUMN output")
+        connection.execute("DROP TABLE scorings")
+        for index, columns in (("queue", "position, seq"), ("queue_of_run", "run_id, position, seq")):
+            connection.execute(f"DROP INDEX {index}")
+            connection.execute(f"CREATE INDEX {index} ON rollouts ({columns}) WHERE state = 'queued'")
+        for column in ("not_before", "alone"):
+            connection.execute(f"ALTER TABLE rollouts DROP COLUMN {column}")
         connection.execute("UPDATE meta SET value = '1' WHERE name = 'schema'")
     connection.close()
     database = Database(path, readonly=readonly)

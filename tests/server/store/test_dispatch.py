@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
+from leyden.outcomes import Ending, Outcome
 from leyden.records import State, Task
 from leyden.server.store import Grant, Store, Want, reading
 from leyden.server.store.dispatch import Desk
-from leyden.wire import EventCursor, GroupSpec, RunSpec
+from leyden.wire import EventCursor, Finish, GroupSpec, RunSpec
 
 GONE = Want("gone", 1, None, None)
 
@@ -91,3 +93,18 @@ async def test_idle_workers_cost_no_operations(store: Store) -> None:
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_retry_that_waits_for_its_time_is_known_after_a_restart(tmp_path: Path) -> None:
+    store = await Store(tmp_path / "leyden.db").start()
+    await store.create_run(RunSpec("r"))
+    await store.enqueue("r", GroupSpec("g", Task("t", {})))
+    (first,) = await store.lease(GONE)
+    await store.finish("r", first.attempt.id, Finish(Outcome(Ending.ENGINE_ERROR)))
+    await store.close()
+    store = await Store(tmp_path / "leyden.db").start()
+    assert await store.lease(GONE) == []
+    async with asyncio.timeout(10):
+        (second,) = await store.lease(GONE, 30)
+    assert second.attempt.id == "g.0.2"
+    await store.close()

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
-from leyden.outcomes import MEANING, Ending, Outcome
+from leyden.outcomes import MEANING, Ending, Outcome, Retry, backoff_s
 from leyden.records import Call, Reward, RunSettings, State, Task
 from leyden.server.store import Conflict, Store, Want, reading
-from leyden.wire import EventCursor, Finish, GroupSpec, RunSpec
+from leyden.wire import EventCursor, Finish, GroupSpec, RunSpec, Scores
 
 T = TypeVar("T")
 
@@ -36,11 +36,22 @@ class ModelAttempt:
     calls: list[str] = field(default_factory=list)
 
 
+@dataclass
+class ModelScoring:
+    """A group that waits to be scored; `rollouts` are those that do."""
+
+    rollouts: set[str] = field(default_factory=set)
+    number: int = 0
+    lost: int = 0
+    expires: float | None = None
+
+
 class StoreMachine(RuleBasedStateMachine):
-    """The model: which rollouts are queued, and what became of every attempt."""
+    """The model: which rollouts are queued, what became of every attempt, and which groups wait to be scored."""
 
     groups = Bundle("groups")
     attempts = Bundle("attempts")
+    scorings = Bundle("scorings")
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,11 +59,15 @@ class StoreMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.now, self.generation = 1000.0, 0
         self.sizes: dict[str, int] = {}
-        self.queued: set[str] = set()
+        self.queued: dict[str, float] = {}
+        """Since when each may be leased."""
+        self.may_try: dict[str, int] = {}
+        self.alone: set[str] = set()
         self.finished: dict[str, Ending] = {}
         self.tried: dict[str, int] = {}
         self.known: dict[str, ModelAttempt] = {}
         self.late = 0
+        self.scoring: dict[str, ModelScoring] = {}
         self.open()
         self.run(self.store.create_run(RunSpec("r", RunSettings(lease_s=LEASE_S, max_attempts=MAX_ATTEMPTS))))
 
@@ -70,12 +85,16 @@ class StoreMachine(RuleBasedStateMachine):
         self.runner.close()
         shutil.rmtree(self.folder)
 
+    @initialize(target=groups)
+    def begin(self) -> Any:
+        return multiple(*(self.create(size, 0) for size in (1, 2, 2)))
+
     @rule(target=groups, size=st.integers(1, 2), priority=st.integers(-1, 1))
     def create(self, size: int, priority: int) -> str:
         name = f"g{len(self.sizes)}"
         self.run(self.store.enqueue("r", GroupSpec(name, Task("t", {}), size, priority=priority)))
         self.sizes[name] = size
-        self.queued |= {f"{name}.{index}" for index in range(size)}
+        self.queued |= {f"{name}.{index}": self.now for index in range(size)}
         return name
 
     @rule(name=groups, wrong=st.booleans())
@@ -91,25 +110,32 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(target=attempts, worker=st.sampled_from(["w1", "w2"]), count=st.integers(1, 4))
     def lease(self, worker: str, count: int) -> Any:
         grants = self.run(self.store.lease(Want(worker, count, None, None)))
-        assert len(grants) == min(count, len(self.queued))
+        assert len(grants) == min(count, sum(moment <= self.now for moment in self.queued.values()))
         for grant in grants:
             attempt = grant.attempt
-            self.queued.remove(attempt.rollout)
+            assert self.queued.pop(attempt.rollout) <= self.now
+            assert grant.alone == (attempt.rollout in self.alone)
             self.tried[attempt.rollout] = self.tried.get(attempt.rollout, 0) + 1
             assert attempt.number == self.tried[attempt.rollout]
             self.known[attempt.id] = ModelAttempt(attempt.rollout, worker, self.now + LEASE_S)
         return multiple(*(grant.attempt.id for grant in grants))
 
-    @rule(seconds=st.sampled_from([1.0, 40.0, 61.0]))
+    @rule(seconds=st.sampled_from([0.6, 1.0, 40.0, 61.0]))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
 
     @rule()
     def expire(self) -> None:
         overdue = [a for a in self.known.values() if a.ending is None and a.expires <= self.now]
-        assert self.run(self.store.expire()) == len(overdue)
+        abandoned = [name for name, s in self.scoring.items() if s.expires is not None and s.expires <= self.now]
+        assert self.run(self.store.expire()) == len(overdue) + len(abandoned)
         for attempt in overdue:
             self.end(attempt, Ending.LOST)
+        for name in abandoned:
+            scoring = self.scoring[name]
+            scoring.expires, scoring.lost = None, scoring.lost + 1
+            if scoring.lost == MAX_ATTEMPTS:
+                self.withhold(name)
 
     @rule()
     def lose_all_workers(self) -> None:
@@ -140,10 +166,74 @@ class StoreMachine(RuleBasedStateMachine):
         except Conflict:
             assert attempt.ending is not None
 
-    @rule(id=attempts, ending=st.sampled_from([*Ending, Ending.LOST, Ending.ENGINE_ERROR]), rewarded=st.booleans())
-    def complete(self, id: str, ending: Ending, rewarded: bool) -> None:
+    @rule(id=attempts)
+    def complete_for_later(self, id: str) -> None:
+        """A success that is scored with its group."""
         attempt = self.known[id]
-        report = Finish(Outcome(ending), rewards=(FINAL,) if rewarded else ())
+        report = Finish(Outcome(Ending.SUCCEEDED), awaits_group=True)
+        assert self.run(self.store.finish("r", id, report)).counted == (attempt.ending is None)
+        if attempt.ending is not None:
+            self.late += 1
+            return
+        self.end(attempt, Ending.SUCCEEDED)
+        name = attempt.rollout.partition(".")[0]
+        self.scoring.setdefault(name, ModelScoring()).rollouts.add(attempt.rollout)
+
+    @precondition(lambda self: self.queued)
+    @rule(together=st.booleans())
+    def work_off(self, together: bool) -> None:
+        """A worker does whatever is to be done."""
+        for id in self.lease("w1", 1000).values:
+            if together:
+                self.complete_for_later(id)
+            else:
+                self.complete(id, Ending.SUCCEEDED, True, Retry.CHARGED)
+
+    @precondition(lambda self: self.scoring)
+    @rule(target=scorings)
+    def lease_scoring(self) -> Any:
+        ready = [name for name, s in self.scoring.items() if self.ended(name) and s.expires is None]
+        found = self.run(self.store.lease_scoring("w1", "r"))
+        if found is None:
+            assert not ready
+            return multiple()
+        assert found.group.id in ready
+        scoring = self.scoring[found.group.id]
+        scoring.number, scoring.expires = scoring.number + 1, self.now + LEASE_S
+        assert found.number == scoring.number
+        return found.group.id, found.number
+
+    @rule(leased=scorings, how=st.sampled_from(["beat", "give back", "score", "fail"]))
+    def score(self, leased: tuple[str, int], how: str) -> None:
+        name, number = leased
+        scoring = self.scoring.get(name)
+        held = scoring is not None and scoring.expires is not None and scoring.number == number
+        if how == "beat":
+            assert self.run(self.store.beat_scoring("r", name, number)).counted == held
+            if scoring is not None and held:
+                scoring.expires = self.now + LEASE_S
+            return
+        rewards = dict.fromkeys(scoring.rollouts, 1.0) if scoring is not None and how == "score" else {}
+        scores = Scores(number, rewards, given_back=how == "give back")
+        assert self.run(self.store.score("r", name, scores)).counted == held
+        if scoring is None or not held:
+            return
+        if how == "give back":
+            scoring.expires = None
+        elif how == "score":
+            del self.scoring[name]
+        else:
+            self.withhold(name)
+
+    @rule(
+        id=attempts,
+        ending=st.sampled_from([*Ending, Ending.LOST, Ending.ENGINE_ERROR]),
+        rewarded=st.booleans(),
+        retry=st.sampled_from(Retry),
+    )
+    def complete(self, id: str, ending: Ending, rewarded: bool, retry: Retry) -> None:
+        attempt = self.known[id]
+        report = Finish(Outcome(ending), rewards=(FINAL,) if rewarded else (), retry=retry)
         reply = self.run(self.store.finish("r", id, report))
         assert reply.counted == (attempt.ending is None)
         if attempt.ending is not None:
@@ -151,18 +241,23 @@ class StoreMachine(RuleBasedStateMachine):
             assert reply.outcome.ending is attempt.ending
             return
         no_reward = ending is Ending.SUCCEEDED and not rewarded
-        self.end(attempt, Ending.NO_REWARD if no_reward else ending)
+        self.end(attempt, Ending.NO_REWARD if no_reward else ending, retry)
         assert reply.outcome.ending is attempt.ending
 
-    @rule(name=groups)
-    def cancel(self, name: str) -> None:
+    @rule(name=groups, done=st.booleans())
+    def cancel(self, name: str, done: bool) -> None:
+        if self.ended(name) != done:  # seldom enough for groups to live a while
+            return
         unfinished = {f"{name}.{index}" for index in range(self.sizes[name])} - set(self.finished)
         assert self.run(self.store.cancel_group("r", name)) == len(unfinished)
         for attempt in self.known.values():
             if attempt.rollout in unfinished and attempt.ending is None:
                 attempt.ending = Ending.CANCELLED
-        self.queued -= unfinished
+        for rollout in unfinished:
+            self.queued.pop(rollout, None)
         self.finished |= dict.fromkeys(unfinished, Ending.CANCELLED)
+        if name in self.scoring:
+            self.withhold(name)
 
     @rule()
     def crash(self) -> None:
@@ -186,24 +281,43 @@ class StoreMachine(RuleBasedStateMachine):
     def give_grace(self) -> None:
         for attempt in self.known.values():
             attempt.expires = self.now + LEASE_S
+        for scoring in self.scoring.values():
+            if scoring.expires is not None:
+                scoring.expires = self.now + LEASE_S
 
-    def end(self, attempt: ModelAttempt, ending: Ending) -> None:
+    def ended(self, name: str) -> bool:
+        """Whether all rollouts of a group are over."""
+        return all(f"{name}.{index}" in self.finished for index in range(self.sizes[name]))
+
+    def withhold(self, name: str) -> None:
+        """A group is not scored after all."""
+        rollouts = self.scoring.pop(name).rollouts
+        self.finished |= dict.fromkeys(rollouts, Ending.NO_REWARD)
+        for attempt in self.known.values():
+            if attempt.rollout in rollouts and attempt.ending is Ending.SUCCEEDED:
+                attempt.ending = Ending.NO_REWARD
+
+    def end(self, attempt: ModelAttempt, ending: Ending, retry: Retry = Retry.CHARGED) -> None:
         attempt.ending = ending
-        if MEANING[ending].retried and self.tried[attempt.rollout] < MAX_ATTEMPTS:
-            self.queued.add(attempt.rollout)
-        else:
-            self.finished[attempt.rollout] = ending
+        rollout, tried = attempt.rollout, self.tried[attempt.rollout]
+        free = retry is Retry.FREE or (retry is Retry.ALONE and rollout not in self.alone)
+        if not MEANING[ending].retried or (tried == self.may_try.get(rollout, MAX_ATTEMPTS) and not free):
+            self.finished[rollout] = ending
+            return
+        self.may_try[rollout] = self.may_try.get(rollout, MAX_ATTEMPTS) + free
+        self.alone |= {rollout} if retry is Retry.ALONE else set()
+        self.queued[rollout] = self.now + (0.0 if retry is Retry.FREE else backoff_s(tried))
 
     @invariant()
     def accounts_add_up(self) -> None:
         listed = self.run(self.store.read(reading.rollout_list, "r", after="", limit=1000))
-        assert {r.id for r in listed if r.state is State.QUEUED} == self.queued
+        assert {r.id for r in listed if r.state is State.QUEUED} == self.queued.keys()
         assert {r.id: r.outcome.ending for r in listed if r.outcome} == self.finished
         alive = {live.attempt for live in self.run(self.store.read(reading.alive))}
         assert alive == {id for id, attempt in self.known.items() if attempt.ending is None}
         assert {r.id for r in listed if r.state is State.RUNNING} == {self.known[id].rollout for id in alive}
-        for name, size in self.sizes.items():
-            whole = all(f"{name}.{index}" in self.finished for index in range(size))
+        for name in self.sizes:
+            whole = self.ended(name) and name not in self.scoring
             assert (self.run(self.store.read(reading.group, "r", name)).finished is not None) == whole
 
     @invariant()
@@ -215,6 +329,8 @@ class StoreMachine(RuleBasedStateMachine):
         finished = [event.subject for event in log if event.kind == "rollout.finished"]
         assert sorted(finished) == sorted(self.finished)
         assert sum(event.kind == "attempt.late" for event in log) == self.late
+        whole = [event.subject for event in log if event.kind == "group.finished"]
+        assert sorted(whole) == sorted(name for name in self.sizes if self.ended(name) and name not in self.scoring)
 
     @invariant()
     def every_call_is_there(self) -> None:

@@ -1,13 +1,14 @@
 """What the store promises, on every database it supports."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from databases import Postgres
 
-from leyden.outcomes import Ending, Outcome
+from leyden.outcomes import Ending, Outcome, Retry, backoff_s
 from leyden.records import Call, Metric, Reward, RewardKind, RunSettings, Span, State, Task, Version, VersionRun
 from leyden.server.store import Conflict, NotFound, Store, Want, reading
 from leyden.wire import EventCursor, Finish, GroupSpec, RunSpec
@@ -162,6 +163,7 @@ async def test_an_expired_lease_makes_the_next_attempt_up_to_the_limit(store: St
         assert await lease(store) == [f"g.0.{number}"]
         advance(store, 61)
         await store.expire()
+        advance(store, 60)
     assert await lease(store) == []
     detail = await store.read(reading.rollout_detail, "r", "g.0")
     assert detail.rollout.state is State.FINISHED
@@ -175,7 +177,62 @@ async def test_what_must_be_tried_again_comes_first(store: Store) -> None:
     await queue(store, "g", 5)
     first = (await lease(store))[0]
     await store.finish("r", first, Finish(Outcome(Ending.ENGINE_ERROR, "the engine died")))
+    assert await lease(store) == ["g.1.1"]  # but not at once
+    advance(store, 0.6)
     assert await lease(store) == ["g.0.2"]
+
+
+async def test_each_retry_waits_longer_unless_it_is_nobodys_fault(store: Store) -> None:
+    await store.enqueue("r", GroupSpec("g", Task("t", {"q": 1}), max_attempts=9))
+    for number, pause in enumerate([0.5, 1.0, 2.0, 4.0], start=1):
+        assert await lease(store) == [f"g.0.{number}"]
+        await store.finish("r", f"g.0.{number}", Finish(Outcome(Ending.LOST)))
+        advance(store, 0.9 * pause)
+        assert await lease(store) == []
+        advance(store, 0.2 * pause)
+    assert await lease(store) == ["g.0.5"]
+    await store.finish("r", "g.0.5", Finish(Outcome(Ending.LOST), retry=Retry.FREE))
+    assert await lease(store) == ["g.0.6"]
+    assert backoff_s(100) == 60
+
+
+async def test_who_waits_is_served_when_the_time_of_a_retry_has_come(store: Store) -> None:
+    store.clock.now = 0.0  # type: ignore[attr-defined]
+    began = time.monotonic()
+    store._desk._clock = lambda: time.monotonic() - began
+    await queue(store, "g")
+    await store.finish("r", (await lease(store))[0], Finish(Outcome(Ending.ENGINE_ERROR)))
+    waiting = asyncio.create_task(store.lease(Want("w", 1, None, None), 30))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    advance(store, 0.5)
+    async with asyncio.timeout(5):
+        (grant,) = await waiting
+    assert grant.attempt.id == "g.0.2"
+
+
+async def test_a_free_retry_costs_no_attempt_and_one_alone_does_so_once(store: Store) -> None:
+    await queue(store, "g")  # two attempts
+    free, alone = (Finish(Outcome(Ending.LOST), retry=retry) for retry in (Retry.FREE, Retry.ALONE))
+    for number, report in enumerate([free, free, alone, alone], start=1):
+        (grant,) = await store.lease(Want("w", 1, None, None))
+        assert (grant.attempt.number, grant.alone) == (number, number == 4)
+        left = (await store.finish("r", grant.attempt.id, report)).rollout
+        advance(store, 60)
+    assert left.state is State.QUEUED  # the first that it was charged for
+    (grant,) = await store.lease(Want("w", 1, None, None))
+    assert grant.alone
+    assert (await store.finish("r", grant.attempt.id, alone)).rollout.state is State.FINISHED
+
+
+async def test_a_worker_that_withdraws_is_answered_at_once(store: Store) -> None:
+    waiting = [asyncio.create_task(store.lease(Want(name, 1, None, None), 30)) for name in ("leaving", "staying")]
+    await asyncio.sleep(0)
+    store.withdraw("leaving")
+    async with asyncio.timeout(5):
+        assert await waiting[0] == []
+    await queue(store, "g")
+    assert len(await waiting[1]) == 1
 
 
 @pytest.mark.parametrize("ending", [Ending.AGENT_ERROR, Ending.TIMEOUT, Ending.NO_REWARD, Ending.CANCELLED])
@@ -219,6 +276,7 @@ async def test_a_late_result_of_a_lost_attempt_counts_nowhere(store: Store) -> N
     (first,) = await lease(store)
     advance(store, 61)
     await store.expire()
+    advance(store, 1)
     (second,) = await lease(store)
     assert not (await store.finish("r", first, DONE)).counted
     failed = Finish(Outcome(Ending.AGENT_ERROR, "boom"))

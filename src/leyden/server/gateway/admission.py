@@ -12,7 +12,7 @@ class Admission:
     """So many calls at once, so many waiting. A waiting call of a rollout comes after one of each other rollout."""
 
     def __init__(self, at_once: int = 256, waiting: int = 8192, hold_limit_s: float = 600.0) -> None:
-        self._free = at_once
+        self._at_once = self._free = at_once
         self._most_waiting = waiting
         self._hold_limit_s = hold_limit_s
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
@@ -22,6 +22,11 @@ class Admission:
     def waiting(self) -> int:
         """How many calls wait."""
         return sum(map(len, self._waiting.values()))
+
+    @property
+    def crowding(self) -> float | None:
+        """How many calls wait for each that may be in; None while nobody is let in, and all wait for something else."""
+        return None if self._held else self.waiting / self._at_once
 
     @property
     def _is_open(self) -> bool:

@@ -44,6 +44,11 @@ class Gateway:
         elif event.kind == "run.deleted":
             self._settings.pop(event.run, None)
 
+    def crowding(self) -> float | None:
+        """How many calls wait for an engine for each that it serves, at the most crowded; None where none is open."""
+        known = (policy.admission.crowding for policy in self.policies.values())
+        return max((crowding for crowding in known if crowding is not None), default=None)
+
     async def answer(self, caller: Caller, ask: Ask) -> AsyncGenerator[Event, None]:
         """Answer a call, beginning with `Begun`. Whoever stops listening early abandons it, which is recorded too."""
         settings = await self._settings_of(caller.live.run)

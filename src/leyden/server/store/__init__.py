@@ -1,8 +1,8 @@
 """What happened, durably: SQLite by default, PostgreSQL by URL.
 
 A method that has returned has committed. The operations themselves are functions over a transaction (`runs`, `queue`,
-`attempts`, `recording`) or over a reading connection (`reading`); this class gives them a writer thread, readers,
-notifications and a clock.
+`attempts`, `scoring`, `recording`) or over a reading connection (`reading`); this class gives them a writer thread,
+readers, notifications and a clock.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from sqlalchemy import Connection, select
 
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Event, Group, Metric, Reward, Run, Span, Version
-from leyden.server.store import attempts, queue, reading, recording, runs, schema
+from leyden.server.store import attempts, queue, reading, recording, runs, schema, scoring
 from leyden.server.store.changes import Changes
 from leyden.server.store.database import Database
 from leyden.server.store.dispatch import Desk
 from leyden.server.store.errors import Conflict, NotFound, StoreError, Unavailable, Unstorable, Unusable
 from leyden.server.store.queue import Grant, Live, Want
 from leyden.server.store.writer import Transaction, Writer
-from leyden.wire import BeatReply, EventCursor, Finish, Finished, GroupSpec, Log, RunSpec
+from leyden.wire import BeatReply, Counted, EventCursor, Finish, Finished, GroupSpec, Log, RunSpec, Scores, Scoring
 
 __all__ = [
     "Conflict",
@@ -57,13 +57,16 @@ class Store:
         self.changes = Changes()
         self.writer = Writer(self.database, clock, self.changes.publish)
         self._readers = ThreadPoolExecutor(_READERS, "leyden-reader")
-        self._desk = Desk(self._lease, self._give_up)
+        self._desk = Desk(self._lease, self._give_up, clock)
         self.changes.subscribe(self._desk.hear)
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def start(self) -> Self:
         """Take up what an earlier process left: live leases get their full length, half-made deletions go on."""
         await self.writer.run(attempts.grace)
+        await self.writer.run(scoring.grace)
+        for run, moment in await self.read(reading.delayed, self.clock()):
+            self._desk.expect(run, moment)
         hidden = select(schema.runs.c.id).where(schema.runs.c.state == "deleting")
         for run in await self.read(lambda connection: connection.scalars(hidden).all()):
             self._delete_rest(run)
@@ -133,13 +136,17 @@ class Store:
         """Lease rollouts; where there are none, wait for some."""
         return await self._desk.ask(want, wait)
 
+    def withdraw(self, worker: str) -> None:
+        """Answer at once what a worker has asked for: it is about to stop."""
+        self._desk.withdraw(worker)
+
     async def beat(self, worker: str, ids: Sequence[str], run: str | None = None) -> BeatReply:
         """Prolong leases."""
         return await self._write(attempts.beat, worker, ids, run)
 
     async def expire(self) -> int:
-        """End attempts whose lease has run out."""
-        return await self._write(attempts.expire)
+        """End attempts and scorings whose lease has run out."""
+        return await self._write(attempts.expire) + await self._write(scoring.expire)
 
     async def finish(self, run: str, attempt: str, report: Finish) -> Finished:
         """End an attempt, exactly once."""
@@ -150,7 +157,35 @@ class Store:
         alive = await self.read(reading.alive)
         for live in alive:
             await self._write(attempts.uncharge, live.attempt, Outcome(Ending.LOST, why))
+        await self._write(scoring.release)
         return len(alive)
+
+    async def lease_scoring(self, worker: str, run: str | None, wait: float = 0.0) -> Scoring | None:
+        """Lease a group to score; where there is none, wait for one."""
+        deadline = time.monotonic() + wait
+        while True:
+            with self.changes.listen(run, "scoring.queued") as woken:
+                leasing = asyncio.ensure_future(self._write(scoring.lease, worker, run))
+                try:
+                    found = await asyncio.shield(leasing)
+                except asyncio.CancelledError:  # leased, it may be, to a worker that has hung up
+                    if (found := await leasing) is not None:
+                        await self.score(found.group.run, found.group.id, Scores(found.number, given_back=True))
+                    raise
+                left = deadline - time.monotonic()
+                if found or left <= 0 or self.changes.closed:
+                    return found
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):  # wait_for would lose a cancellation that comes with the news
+                        await woken.wait()
+
+    async def beat_scoring(self, run: str, group: str, number: int) -> Counted:
+        """Prolong the lease of a scoring."""
+        return await self._write(scoring.beat, run, group, number)
+
+    async def score(self, run: str, group: str, scores: Scores) -> Counted:
+        """Take the scores of a group, once."""
+        return await self._write(scoring.finish, run, group, scores)
 
     async def cancel_group(self, run: str, group: str) -> int:
         """Cancel what is unfinished of a group."""
@@ -188,7 +223,8 @@ class Store:
         sooner = asyncio.Event()
 
         def hear(event: Event) -> None:
-            if event.kind == "attempt.started" and (planned is None or event.data["expires"] < planned):
+            begins = event.kind in ("attempt.started", "scoring.started")
+            if begins and (planned is None or event.data["expires"] < planned):
                 sooner.set()
 
         self.changes.subscribe(hear)

@@ -5,10 +5,11 @@ from typing import Any
 
 from sqlalchemy import bindparam, func, select, update
 
-from leyden.outcomes import MEANING, Ending, Outcome
+from leyden.outcomes import MEANING, Ending, Outcome, Retry, backoff_s
 from leyden.records import Rollout
+from leyden.server.store import scoring
 from leyden.server.store.codec import encode_json
-from leyden.server.store.errors import NotFound
+from leyden.server.store.errors import Conflict, NotFound
 from leyden.server.store.queue import requeue, seen
 from leyden.server.store.recording import record_rewards
 from leyden.server.store.rows import outcome_from, rollout_from
@@ -67,25 +68,35 @@ def finish(tx: Transaction, run: str, attempt: str, report: Finish) -> Finished:
     if report.rewards:
         record_rewards(tx, run, attempt, report.rewards)
     outcome = report.outcome
-    if outcome.ending is Ending.SUCCEEDED and _REWARD.scalar(tx, attempt=attempt) is None:
-        outcome = NO_REWARD
-    _end(tx, row, outcome, report.result, report.output)
+    if outcome.ending is Ending.SUCCEEDED:
+        rewarded = _REWARD.scalar(tx, attempt=attempt) is not None
+        if report.awaits_group and rewarded:
+            raise Conflict(
+                f"attempt {attempt!r} has a final reward, and its group is scored together: "
+                "a run has one source of the final reward"
+            )
+        if report.awaits_group:
+            scoring.expect(tx, run, row.group_id)
+        elif not rewarded:
+            outcome = NO_REWARD
+    _end(tx, row, outcome, report.result, report.output, report.retry)
     return Finished(True, outcome, _rollout(tx, row.rollout_id))
 
 
 def uncharge(tx: Transaction, attempt: str, outcome: Outcome) -> None:
-    """End a live attempt that came to nothing through no fault of its rollout, which may try once more for it."""
+    """End a live attempt that came to nothing through no fault of its rollout."""
     row = _LEASE.first(tx, attempt=attempt)
     if row is not None and row.ended is None:
-        _ALLOW_ONE_MORE.run(tx, rollout=row.rollout_id)
-        _end(tx, _ATTEMPT.first(tx, attempt=attempt, run=row.run_id), outcome)
+        _end(tx, _ATTEMPT.first(tx, attempt=attempt, run=row.run_id), outcome, retry=Retry.FREE)
 
 
 def cancel_group(tx: Transaction, run: str, group: str) -> int:
     """End what is unfinished of a group, at once; the keys of its attempts die with it."""
     if _GROUP.first(tx, group=group, run=run) is None:
         raise NotFound(f"no group {group!r} in run {run!r}")
-    return _cancel(tx, _UNFINISHED_OF_GROUP.all(tx, group=group), f"group {group} was cancelled")
+    cancelled = _cancel(tx, _UNFINISHED_OF_GROUP.all(tx, group=group), f"group {group} was cancelled")
+    scoring.give_up(tx, run, group, f"group {group} was cancelled before it was scored")
+    return cancelled
 
 
 def cancel_rollout(tx: Transaction, run: str, rollout: str) -> int:
@@ -107,7 +118,14 @@ def _cancel(tx: Transaction, unfinished: Sequence[Any], message: str) -> int:
     return len(unfinished)
 
 
-def _end(tx: Transaction, row: Any, outcome: Outcome, result: Any = None, output: str = "") -> None:
+def _end(
+    tx: Transaction,
+    row: Any,
+    outcome: Outcome,
+    result: Any = None,
+    output: str = "",
+    retry: Retry = Retry.CHARGED,
+) -> None:
     """End a live attempt, and decide by the outcome table what becomes of its rollout."""
     ending = str(outcome.ending)
     _END_ATTEMPT.run(
@@ -120,11 +138,20 @@ def _end(tx: Transaction, row: Any, outcome: Outcome, result: Any = None, output
         with_output=output.encode() or None,
     )
     tx.emit(row.run_id, "attempt.ended", row.id, rollout=row.rollout_id, ending=ending, message=outcome.message)
-    if MEANING[outcome.ending].retried and row.number < row.max_attempts:
-        requeue(tx, row.rollout_id)
-        tx.emit(row.run_id, "rollout.queued", row.rollout_id, after=row.id)
-    else:
+    if not (MEANING[outcome.ending].retried and _try_again(tx, row, retry)):
         _finish_rollout(tx, row.run_id, row.rollout_id, row.group_id, outcome)
+
+
+def _try_again(tx: Transaction, row: Any, retry: Retry) -> bool:
+    """Queue a rollout again, if it has an attempt left. What costs it none raises the number that it may have."""
+    if retry is Retry.FREE or (retry is Retry.ALONE and not row.alone):
+        _ALLOW_ONE_MORE.run(tx, rollout=row.rollout_id)
+    elif row.number >= row.max_attempts:
+        return False
+    not_before = tx.now if retry is Retry.FREE else tx.now + backoff_s(row.number)
+    requeue(tx, row.rollout_id, not_before, alone=bool(row.alone) or retry is Retry.ALONE)
+    tx.emit(row.run_id, "rollout.queued", row.rollout_id, after=row.id, not_before=not_before)
+    return True
 
 
 def _finish_rollout(tx: Transaction, run: str, rollout: str, group: str, outcome: Outcome) -> None:
@@ -133,8 +160,7 @@ def _finish_rollout(tx: Transaction, run: str, rollout: str, group: str, outcome
     tx.emit(run, "rollout.finished", rollout, ending=ending)
     counted = _COUNT_DONE.first(tx, group=group)
     if counted.done == counted.size:
-        _FINISH_GROUP.run(tx, group=group, now=tx.now)
-        tx.emit(run, "group.finished", group)
+        scoring.close(tx, run, group)
 
 
 def _rollout(tx: Transaction, rollout: str) -> Rollout:
@@ -142,7 +168,7 @@ def _rollout(tx: Transaction, rollout: str) -> Rollout:
 
 
 _attempt = attempts.c.id == bindparam("attempt")
-_with_rollout = select(attempts, rollouts.c.group_id, rollouts.c.max_attempts).join(
+_with_rollout = select(attempts, rollouts.c.group_id, rollouts.c.max_attempts, rollouts.c.alone).join(
     rollouts, rollouts.c.id == attempts.c.rollout_id
 )
 _calls_made = calls.c.attempt_id == bindparam("attempt")
@@ -188,4 +214,3 @@ _UNFINISHED_OF_GROUP = Statement(
 _COUNT_DONE = Statement(
     update(groups).where(_this_group).values(done=groups.c.done + 1).returning(groups.c.done, groups.c.size)
 )
-_FINISH_GROUP = Statement(update(groups).where(_this_group).values(finished=bindparam("now")))

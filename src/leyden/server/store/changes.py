@@ -12,7 +12,7 @@ class Changes:
 
     def __init__(self) -> None:
         self._subscribers: list[Callable[[Event], None]] = []
-        self._listeners: dict[str, dict[asyncio.Event, str]] = {}
+        self._listeners: dict[str | None, dict[asyncio.Event, str]] = {}
         self._closed = False
 
     def subscribe(self, subscriber: Callable[[Event], None]) -> None:
@@ -20,8 +20,8 @@ class Changes:
         self._subscribers.append(subscriber)
 
     @contextmanager
-    def listen(self, run: str, kind: str = "") -> Iterator[asyncio.Event]:
-        """Something to wait on that is set by the next event of a run (of one kind, or any).
+    def listen(self, run: str | None, kind: str = "") -> Iterator[asyncio.Event]:
+        """Something to wait on that is set by the next event of a run, or of any (of one kind, or any).
 
         Listen first and look second: what happens in between is then not missed.
         """
@@ -42,9 +42,10 @@ class Changes:
         for event in events:
             for subscriber in self._subscribers:
                 subscriber(event)
-            for woken, kind in self._listeners.get(event.run, {}).items():
-                if kind in ("", event.kind):
-                    woken.set()
+            for run in (event.run, None):
+                for woken, kind in self._listeners.get(run, {}).items():
+                    if kind in ("", event.kind):
+                        woken.set()
 
     @property
     def closed(self) -> bool:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError
 from sqlalchemy.pool import QueuePool
 
 from leyden.server.store import migrations
-from leyden.server.store.errors import Unusable
+from leyden.server.store.errors import InUse, Unusable
 
 _APPLICATION = 0x4C455944  # "LEYD", in the header of every SQLite store
 _CHECKED_WHOLE = 256 * 2**20  # larger files are checked as they are read: a start takes seconds, not minutes
@@ -41,7 +41,7 @@ class Database:
         except BaseException as error:
             self.close()
             if isinstance(error, Unusable):
-                raise Unusable(f"{self.name} {error}") from error.__cause__
+                raise type(error)(f"{self.name} {error}") from error.__cause__
             raise
 
     @property
@@ -195,7 +195,7 @@ def _own(path: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
-        raise Unusable("is in use by another server: stop that one, or name another with --home") from error
+        raise InUse("is in use by another server: stop that one, or name another with --home") from error
     return lock
 
 

@@ -6,6 +6,7 @@ again only when there is new work for it. A thousand idle workers cost nothing.
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import islice
@@ -38,9 +39,11 @@ class Desk:
         self,
         lease: Callable[[Sequence[Want]], Awaitable[list[list[Grant]]]],
         give_up: Callable[[Grant], Awaitable[None]],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._lease = lease
         self._give_up = give_up
+        self._clock = clock
         self._came = 0
         self._new: list[_Waiting] = []
         self._waiting: dict[str | None, dict[_Waiting, None]] = {}  # by the run they want, in the order they came
@@ -76,11 +79,25 @@ class Desk:
         """Learn of new work."""
         if event.kind == "group.queued":
             self._new_work[event.run] += event.data["size"]
+            self._bell.set()
         elif event.kind == "rollout.queued":
-            self._new_work[event.run] += 1
-        else:
+            self.expect(event.run, event.data["not_before"])
+
+    def expect(self, run: str, moment: float) -> None:
+        """Count on a piece of work that can be had from a moment on."""
+        left = moment - self._clock()
+        if left > 0:
+            asyncio.get_running_loop().call_later(left, self.expect, run, moment)  # timers may be a little early
             return
+        self._new_work[run] += 1
         self._bell.set()
+
+    def withdraw(self, worker: str) -> None:
+        """A worker wants no more work: what it has asked for is answered now, with what was just granted or nothing."""
+        for queue in self._waiting.values():
+            for waiting in queue:
+                if waiting.want.worker == worker:
+                    self._time_out(waiting)
 
     def stop_waiting(self) -> None:
         """Send everybody away who only waits; who is being served still is."""

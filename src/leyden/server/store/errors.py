@@ -9,6 +9,10 @@ class Unusable(StoreError):
     """The database cannot be used at all; it was left as it is."""
 
 
+class InUse(Unusable):
+    """Another process has the database open for writing."""
+
+
 class NotFound(StoreError):
     """The thing named does not exist (in the run named)."""
 

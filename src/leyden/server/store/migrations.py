@@ -7,9 +7,9 @@ from collections.abc import Callable
 from sqlalchemy import Connection, inspect, select, text, update
 
 from leyden.server.store.errors import Unusable
-from leyden.server.store.schema import meta, metadata
+from leyden.server.store.schema import meta, metadata, rollouts
 
-SCHEMA = 2
+SCHEMA = 4
 
 
 def _keep_output(connection: Connection) -> None:
@@ -18,7 +18,30 @@ def _keep_output(connection: Connection) -> None:
     connection.execute(text(f"ALTER TABLE attempts ADD COLUMN output {kind}"))
 
 
-STEPS: dict[int, Callable[[Connection], None]] = {2: _keep_output}
+def _score_groups(connection: Connection) -> None:
+    """Groups may wait to be scored together."""
+    connection.execute(
+        text(
+            "CREATE TABLE scorings (group_id VARCHAR PRIMARY KEY REFERENCES groups (id) ON DELETE CASCADE, "
+            "run_id VARCHAR NOT NULL REFERENCES runs (id) ON DELETE CASCADE, ready DOUBLE PRECISION, "
+            "number INTEGER NOT NULL, lost INTEGER NOT NULL, worker VARCHAR, lease_s DOUBLE PRECISION, "
+            "expires DOUBLE PRECISION)"
+        )
+    )
+    connection.execute(text("CREATE INDEX ix_scorings_run_id ON scorings (run_id)"))
+
+
+def _wait_before_retries(connection: Connection) -> None:
+    """A rollout may have to wait before it is tried again, and may have to be tried alone."""
+    for column in ("not_before DOUBLE PRECISION", "alone INTEGER"):
+        connection.execute(text(f"ALTER TABLE rollouts ADD COLUMN {column} NOT NULL DEFAULT 0"))
+    for index in rollouts.indexes:
+        if index.name in ("queue", "queue_of_run"):
+            index.drop(connection)
+            index.create(connection)
+
+
+STEPS: dict[int, Callable[[Connection], None]] = {2: _keep_output, 3: _score_groups, 4: _wait_before_retries}
 """By the version that the step leads to; a step changes a store of the version before it."""
 
 

@@ -3,7 +3,8 @@
 It is fair: of the groups that wait, each is served one rollout in its turn, and a group of priority p has 2**p
 turns where one of priority 0 has one; so neither a large group nor a high priority starves the rest. A rollout's turn
 is fixed when it is queued (`position`), as in stride scheduling: the i-th rollout of a group stands i / 2**p behind
-the head of the queue. What must be tried again goes to the head, since the rest of its group waits for it.
+the head of the queue. What must be tried again goes to the head, since the rest of its group waits for it; where it
+has to wait for that (`not_before`), others pass it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,6 +55,7 @@ class Grant(Struct, frozen=True):
     task: Task
     purpose: Purpose
     lease_s: float
+    alone: bool
 
 
 def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
@@ -112,7 +114,8 @@ def lease(tx: Transaction, wants: Sequence[Want]) -> list[list[Grant]]:
         by_run.setdefault(want.run, []).extend([index] * want.count)
     for run, places in by_run.items():
         most = len(places)
-        rows = _NEXT.all(tx, most=most) if run is None else _NEXT_OF_RUN.all(tx, most=most, run=run)
+        bounds = {"most": most, "now": tx.now}
+        rows = _NEXT.all(tx, **bounds) if run is None else _NEXT_OF_RUN.all(tx, **bounds, run=run)
         for index, row in zip(places, rows, strict=False):
             granted[index].append(_start(tx, row, wants[index]))
     _LEASE_ROLLOUT.run_many(
@@ -123,9 +126,9 @@ def lease(tx: Transaction, wants: Sequence[Want]) -> list[list[Grant]]:
     return granted
 
 
-def requeue(tx: Transaction, rollout: str) -> None:
-    """Put a rollout at the head of the queue, for another attempt."""
-    _REQUEUE.run(tx, rollout=rollout, head=_head(tx))
+def requeue(tx: Transaction, rollout: str, not_before: float, alone: bool) -> None:
+    """Put a rollout at the head of the queue, for another attempt: then or later, and alone from now on or not."""
+    _REQUEUE.run(tx, rollout=rollout, head=_head(tx), moment=not_before, by_itself=int(alone))
 
 
 def seen(tx: Transaction, ids: Iterable[str]) -> None:
@@ -157,7 +160,7 @@ def _start(tx: Transaction, row: Any, want: Want) -> Grant:
         expires=tx.now + settings.lease_s,
     )
     tx.emit(attempt.run, "attempt.started", attempt.id, **msgspec.to_builtins(live(attempt, row.purpose, settings)))
-    return Grant(attempt, task_from(row), Purpose(row.purpose), settings.lease_s)
+    return Grant(attempt, task_from(row), Purpose(row.purpose), settings.lease_s, bool(row.alone))
 
 
 def live(attempt: Attempt, purpose: str, settings: RunSettings) -> Live:
@@ -223,7 +226,7 @@ _next = (
     select(rollouts, tasks.c.input, runs.c.settings)
     .join(runs, runs.c.id == rollouts.c.run_id)
     .join(tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id))
-    .where(QUEUED)
+    .where(QUEUED, rollouts.c.not_before <= bindparam("now"))
     .order_by(rollouts.c.position, rollouts.c.seq)
     .limit(bindparam("most"))
 )
@@ -247,6 +250,8 @@ _ADD_ATTEMPT = insert(
     "tokens",
 )
 _REQUEUE = Statement(
-    update(rollouts).where(rollouts.c.id == bindparam("rollout")).values(state="queued", position=bindparam("head"))
+    update(rollouts)
+    .where(rollouts.c.id == bindparam("rollout"))
+    .values(state="queued", position=bindparam("head"), not_before=bindparam("moment"), alone=bindparam("by_itself"))
 )
 _SEEN = insert_or_update(workers, "id", "seen")

@@ -23,6 +23,7 @@ from leyden.server.store.rows import (
 )
 from leyden.server.store.schema import (
     ALIVE,
+    QUEUED,
     attempts,
     calls,
     events,
@@ -31,6 +32,7 @@ from leyden.server.store.schema import (
     rewards,
     rollouts,
     runs,
+    scorings,
     spans,
     tasks,
     versions,
@@ -72,6 +74,7 @@ def summary(connection: Connection, id: str) -> RunSummary:
         .where(attempts.c.run_id == id, ALIVE)
     )
     alive_calls, alive_tokens = connection.execute(alive).one()
+    unscored = select(func.count()).where(scorings.c.run_id == id, scorings.c.ready.is_not(None))
     scored = select(func.avg(attempts.c.reward)).where(attempts.c.run_id == id, attempts.c.ending == "succeeded")
     return RunSummary(
         id=id,
@@ -82,6 +85,7 @@ def summary(connection: Connection, id: str) -> RunSummary:
         calls=int(n_calls or 0) + alive_calls,
         tokens=int(n_tokens or 0) + int(alive_tokens or 0),
         mean_reward=connection.scalar(scored),
+        groups_unscored=connection.scalar(unscored) or 0,
     )
 
 
@@ -212,8 +216,14 @@ def alive(connection: Connection) -> list[Live]:
 
 def next_expiry(connection: Connection) -> float | None:
     """When the next lease will run out, unless it is prolonged."""
-    expires: float | None = connection.scalar(select(func.min(attempts.c.expires)).where(ALIVE))
-    return expires
+    ask = (select(func.min(attempts.c.expires)).where(ALIVE), select(func.min(scorings.c.expires)))
+    return min((found for query in ask if (found := connection.scalar(query)) is not None), default=None)
+
+
+def delayed(connection: Connection, now: float) -> list[tuple[str, float]]:
+    """The run of each rollout that waits to be tried again, and when it may."""
+    query = select(rollouts.c.run_id, rollouts.c.not_before).where(QUEUED, rollouts.c.not_before > now)
+    return [(row.run_id, row.not_before) for row in connection.execute(query)]
 
 
 def _require_run(connection: Connection, id: str) -> None:

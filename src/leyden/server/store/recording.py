@@ -8,10 +8,12 @@ from typing import Any
 from msgspec.structs import replace
 from sqlalchemy import bindparam, select, update
 
+from leyden.episodes import standing
+from leyden.outcomes import Ending
 from leyden.records import Call, Metric, Reward, RewardKind, Span, Version
 from leyden.server.store.errors import Conflict, NotFound
 from leyden.server.store.rows import call_row, decode_reward, reward_row, span_row
-from leyden.server.store.schema import attempts, calls, metrics, rewards, runs, spans, versions
+from leyden.server.store.schema import attempts, calls, metrics, rewards, rollouts, runs, spans, versions
 from leyden.server.store.statements import Statement, insert, insert_new
 from leyden.server.store.writer import Transaction
 
@@ -32,7 +34,7 @@ def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward
     """Record rewards; on an attempt that has ended only when rescoring.
 
     A step reward that names no call belongs to the latest. The final reward has one source, except that a rescoring
-    replaces it.
+    replaces it; an attempt that ended without one has then succeeded.
     """
     if not rescoring:
         require_alive(tx, run, attempt)
@@ -48,7 +50,11 @@ def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward
             )
     recorded = sum(_put_reward(tx, attempt, reward) for reward in new)
     if final:
-        _sum_up(tx, attempt)
+        total = _sum_up(tx, attempt)
+        if rescoring:
+            _COUNT_ROLLOUT.run(tx, attempt=attempt)
+            _COUNT_ATTEMPT.run(tx, attempt=attempt)
+            tx.emit(run, "attempt.rewarded", attempt, reward=total, source=final[-1].source)
     return recorded
 
 
@@ -128,12 +134,12 @@ def _length(tx: Transaction, attempt: str, call: str) -> Any:
     return _LENGTH.first(tx, attempt=attempt, call=call)
 
 
-def _sum_up(tx: Transaction, attempt: str) -> None:
+def _sum_up(tx: Transaction, attempt: str) -> float:
     """Write the final reward in force beside the attempt, where lists and means find it."""
-    final = (decode_reward(row.body) for row in _FINAL_REWARDS.all(tx, attempt=attempt))
-    standing = {reward.name: reward for reward in final}
-    total = sum(reward.weight * reward.value for reward in standing.values())
+    given = [decode_reward(row.body) for row in _FINAL_REWARDS.all(tx, attempt=attempt)]
+    total = sum(reward.weight * reward.value for reward in standing(given))
     _SET_REWARD.run(tx, attempt=attempt, total=total)
+    return total
 
 
 _this_attempt = attempts.c.id == bindparam("attempt")
@@ -173,5 +179,16 @@ _OTHER_SOURCE = Statement(
     select(rewards.c.source).where(_of_attempt, _final, rewards.c.source != bindparam("given_by")).limit(1)
 )
 _SET_REWARD = Statement(update(attempts).where(_this_attempt).values(reward=bindparam("total")))
+_unrewarded = (_this_attempt, attempts.c.ending == str(Ending.NO_REWARD))
+_succeeded = {"ending": str(Ending.SUCCEEDED), "message": b""}
+_COUNT_ATTEMPT = Statement(update(attempts).where(*_unrewarded).values(_succeeded))
+_COUNT_ROLLOUT = Statement(
+    update(rollouts)
+    .where(
+        rollouts.c.id == select(attempts.c.rollout_id).where(*_unrewarded).scalar_subquery(),
+        rollouts.c.ending == str(Ending.NO_REWARD),
+    )
+    .values(_succeeded)
+)
 _ADD_METRIC = insert(metrics, "run_id", "step", "name", "value", "at")
 _ADD_VERSION = insert_new(versions, "run_id", "policy", "number", "at")

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Table,
     UniqueConstraint,
     literal_column,
+    text,
 )
 
 metadata = MetaData()
@@ -76,21 +77,17 @@ rollouts = Table(
     Column("position", Double, nullable=False),  # its turn in the queue: see queue.py
     Column("attempts", Integer, nullable=False),
     Column("max_attempts", Integer, nullable=False),
+    Column("not_before", Double, nullable=False, server_default=text("0")),  # when it may be tried again
+    Column("alone", Integer, nullable=False, server_default=text("0")),  # its next attempt has a process to itself
     Column("created", Double, nullable=False),
     Column("finished", Double),
     Column("ending", String),
     Column("message", LargeBinary),
 )
 QUEUED = rollouts.c.state == literal_column("'queued'")  # spelled out: only so does SQLite use the indexes below
-Index("queue", rollouts.c.position, rollouts.c.seq, sqlite_where=QUEUED, postgresql_where=QUEUED)
-Index(
-    "queue_of_run",
-    rollouts.c.run_id,
-    rollouts.c.position,
-    rollouts.c.seq,
-    sqlite_where=QUEUED,
-    postgresql_where=QUEUED,
-)
+TURN = (rollouts.c.position, rollouts.c.seq, rollouts.c.not_before)  # so that who may not yet go is passed over quickly
+Index("queue", *TURN, sqlite_where=QUEUED, postgresql_where=QUEUED)
+Index("queue_of_run", rollouts.c.run_id, *TURN, sqlite_where=QUEUED, postgresql_where=QUEUED)
 Index("rollouts_of_run", rollouts.c.run_id, rollouts.c.seq)
 
 attempts = Table(
@@ -117,6 +114,19 @@ attempts = Table(
 )
 ALIVE = attempts.c.ended.is_(None)
 Index("alive", attempts.c.expires, sqlite_where=ALIVE, postgresql_where=ALIVE)
+
+scorings = Table(  # a row for each group that waits to be scored together, and none after: see scoring.py
+    "scorings",
+    metadata,
+    Column("group_id", _owned_by("groups.id"), primary_key=True),
+    Column("run_id", _owned_by("runs.id"), nullable=False, index=True),
+    Column("ready", Double),  # since when all its rollouts have ended
+    Column("number", Integer, nullable=False),  # of the lease in force, or of the last
+    Column("lost", Integer, nullable=False),  # leases that ran out
+    Column("worker", String),
+    Column("lease_s", Double),
+    Column("expires", Double),  # of the lease in force
+)
 
 calls = Table(
     "calls",

@@ -1,0 +1,148 @@
+"""Rollouts per second of a worker, beside the same model calls made without any rollouts.
+
+The agent asks the model once; the model answers at once. A function is run in one host by threads, a command (sh and
+curl) as a process a rollout. A rollout is leased, run and reported with its reward, each on disk before it counts.
+
+    python benchmarks/workers.py
+
+The limit is measured in the same run, on the same machine and server: the same function, called as often by as many
+threads of one process for attempts that never end, so that nothing but the calls is left. `ratio` is functions over
+that limit: what remains of a machine's calls when each is a whole rollout. `first_call_ms` is the time (p50) from the
+moment a rollout is asked for until its call is at the server, with a worker that waits for it. `cpu_ms` is what a
+rollout costs in each process. The last line is one JSON object.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import workers_agent
+from gateway import leyden_server
+
+from leyden.client.starting import WorkerProcess
+from leyden.client.worker import WorkerOptions
+from leyden.records import RunSettings, Task
+from leyden.remote import Remote
+from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
+
+HERE = Path(__file__).parent
+WARM_UP = 64
+
+
+class Bench:
+    """A run on a server, and what is asked of it."""
+
+    def __init__(self, remote: Remote, run: str) -> None:
+        self._remote, self._run = remote, run
+        self._groups = 0
+        self._after = 0
+
+    async def finish(self, rollouts: int) -> float:
+        """Have so many rollouts made; the seconds it took."""
+        self._groups += 1
+        began = time.perf_counter()
+        spec = GroupSpec(f"{self._run}-{self._groups}", Task("t", {}), rollouts)
+        await self._remote.enqueue(self._run, spec)
+        while not (log := await self._remote.events(self._run, self._after, wait=300, kind="group.finished")).events:
+            pass
+        self._after = log.after
+        return time.perf_counter() - began
+
+    async def first_call_ms(self) -> float:
+        """How long it takes until a rollout that is asked for makes its call."""
+        asked = time.time()
+        await self.finish(1)
+        (episode,) = await self._remote.group_episodes(self._run, f"{self._run}-{self._groups}")
+        assert episode.final_reward(0.0) == 1.0, episode.attempt.outcome
+        return (episode.calls[0].started - asked) * 1e3
+
+
+def cpu_s(server: psutil.Process, worker: psutil.Process, hosts: list[psutil.Process]) -> dict[str, float]:
+    """User and system time so far; `agents` are the processes of commands that have ended."""
+    times = [host.cpu_times() for host in hosts]
+    return {
+        "server": sum(server.cpu_times()[:2]),
+        "worker": sum(worker.cpu_times()[:2]),
+        "host": sum(each.user + each.system for each in times),
+        "agents": sum(each.children_user + each.children_system for each in times),
+    }
+
+
+async def measure(remote: Remote, name: str, agent: str, rollouts: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Rates of one kind of agent."""
+    await remote.create_run(RunSpec(name, RunSettings(lease_s=60)))
+    key = (await remote.make_key(KeySpec("worker", name))).key
+    worker = WorkerProcess(
+        WorkerOptions(server=remote.url, run=name, agent=agent, base=str(HERE), concurrency=options.concurrency), key
+    )
+    bench = Bench(remote, name)
+    try:
+        await bench.finish(WARM_UP)
+        beneath = psutil.Process(worker.process.pid).children()
+        hosts = [process for process in beneath if not any("warden" in word for word in process.cmdline())]
+        here = psutil.Process()
+        server = next(process for process in here.children() if "scripted_server.py" in " ".join(process.cmdline()))
+        parts = (server, psutil.Process(worker.process.pid), hosts)
+        before = cpu_s(*parts)
+        took = await bench.finish(rollouts)
+        spent = {part: round(1e3 * (after - before[part]) / rollouts, 2) for part, after in cpu_s(*parts).items()}
+        first = statistics.median([await bench.first_call_ms() for _ in range(30)])
+    finally:
+        worker.end()
+        worker.process.wait()
+    return {"per_s": round(rollouts / took, 1), "first_call_ms": round(first, 2), "cpu_ms": spent}
+
+
+async def measure_calls(remote: Remote, calls: int, threads: int) -> float:
+    """The limit: calls per second of the agent's own function, for attempts that never end."""
+    await remote.create_run(RunSpec("bare", RunSettings(lease_s=3600)))
+    await remote.enqueue("bare", GroupSpec("bare", Task("t", {}), threads))
+    leases = await remote.lease(LeaseRequest("w", threads, run="bare"))
+
+    def ask(number: int) -> None:
+        workers_agent.ask(f"{remote.url}/v1", leases[number % threads].key)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(ask, range(WARM_UP)))
+        began = time.perf_counter()
+        await asyncio.to_thread(lambda: list(pool.map(ask, range(calls))))
+        return round(calls / (time.perf_counter() - began), 1)
+
+
+async def main() -> None:
+    """Measure, print a table, and end with one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=2000, help="of functions, and calls of the limit")
+    parser.add_argument("--concurrency", type=int, default=32)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, leyden_server(Path(folder)) as (url, key):
+        async with Remote(url, key) as remote:
+            limit = await measure_calls(remote, options.rollouts, options.concurrency)
+            functions = await measure(remote, "functions", "workers_agent.py:answer", options.rollouts, options)
+            commands = await measure(remote, "commands", "./workers_agent.sh", options.rollouts // 5, options)
+    print(f"{'calls alone':12}{limit:>8} a second")
+    for name, figures in (("functions", functions), ("commands", commands)):
+        cpu = ", ".join(f"{part} {ms}" for part, ms in figures["cpu_ms"].items())
+        print(
+            f"{name:12}{figures['per_s']:>8} a second; ms of CPU each: {cpu}; first call {figures['first_call_ms']} ms"
+        )
+    result = {
+        "ratio": round(functions["per_s"] / limit, 2),
+        "callables_per_s": functions["per_s"],
+        "commands_per_s": commands["per_s"],
+        "first_call_ms": functions["first_call_ms"],
+        "calls_per_s": limit,
+        "cpu_ms": {"callables": functions["cpu_ms"], "commands": commands["cpu_ms"]},
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

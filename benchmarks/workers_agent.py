@@ -1,0 +1,24 @@
+"""The agent of the workers' benchmark: one question, one answer, by the plainest client that keeps its connections."""
+
+import json
+import os
+from typing import Any
+
+import urllib3
+
+QUESTION = {"model": "model", "messages": [{"role": "user", "content": "What is the answer?"}]}
+
+connections = urllib3.PoolManager(maxsize=256)
+
+
+def ask(base: str, key: str) -> Any:
+    """One model call; the answer's text."""
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    reply = connections.request("POST", f"{base}/chat/completions", body=json.dumps(QUESTION), headers=headers)
+    assert reply.status == 200, reply.data
+    return json.loads(reply.data)["choices"][0]["message"]["content"]
+
+
+def answer(task: Any) -> float:
+    """An agent that asks once."""
+    return float(bool(ask(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])))

@@ -1,0 +1,146 @@
+"""Agents of real frameworks, unchanged, end to end: each call on its attempt and beneath a span; roles are found."""
+
+import asyncio
+import json
+import re
+
+import pytest
+from modelserving import END, call
+from worksite import Worksite, echo
+
+from leyden.episodes import Episode
+from leyden.records import Call, Span, trace_id
+
+CALLS = {
+    "team.py:solve": [
+        ("boss", ["invoke_agent boss"]),
+        ("clerk", ["invoke_agent clerk", "execute_tool clerk", "invoke_agent boss"]),
+        ("boss", ["invoke_agent boss"]),
+    ],
+    "team.py:discuss": [("writer", ["invoke_agent writer"]), ("critic", ["invoke_agent critic"])],
+    "react.py:solve": [
+        ("boss", ["model", "boss"]),
+        ("boss", ["look_up", "tools", "boss"]),
+        ("boss", ["model", "boss"]),
+    ],
+    "react.py:solve_async": [
+        ("boss", ["model", "boss"]),
+        ("boss", ["look_up", "tools", "boss"]),
+        ("boss", ["model", "boss"]),
+    ],
+    "office.py:solve": [
+        ("triage", ["triage"]),
+        ("boss", ["boss"]),
+        ("boss", ["look_up", "boss"]),
+        ("boss", ["boss"]),
+        ("clerk", ["clerk", "ask_clerk", "boss"]),
+        ("boss", ["boss"]),
+    ],
+}
+"""By agent, the role of each call and the spans around it, innermost first."""
+
+ROOTED = "clients.py:solve_rooted"
+UNNAMED = {"Agent workflow", "turn", "generation"}
+"""Spans of the OpenAI Agents SDK that are the same around every call."""
+
+
+def say(prompt: str) -> str:
+    """Call every tool that is offered, one after the other, then say the number."""
+    n = re.findall(r"number (-?\d+)", prompt)[-1]
+    offered = re.findall(r'{"name": "(\w+)", "description"', prompt)
+    called = re.findall(r'<tool_call>\n{"name": "(\w+)"', prompt)
+    arguments = {
+        "look_up": {"n": int(n)},
+        "clerk": {"task": f"Say number {n}"},
+        "ask_clerk": {"input": f"Say number {n}"},
+        "transfer_to_boss": {},
+    }
+    for name in offered:
+        if name not in called:
+            return call(name, json.dumps(arguments[name])) + END
+    return n + END
+
+
+async def episode_of(site: Worksite, group: str) -> Episode:
+    """Wait for a group of one: frameworks take long to import where others compute."""
+    (episode,) = await site.episodes(group, within_s=300)
+    return episode
+
+
+def around(episode: Episode, call: Call) -> list[Span]:
+    """The spans around a call, innermost first; the attempt itself is around the last."""
+    spans = {span.span_id: span for span in episode.spans}
+    found, id = list[Span](), call.span
+    while id in spans:
+        found.append(spans[id])
+        id = spans[id].parent_id
+    return found
+
+
+def paths(episode: Episode) -> list[tuple[str | None, list[str]]]:
+    return [
+        (episode.role(c), [span.name for span in around(episode, c) if span.name not in UNNAMED]) for c in episode.calls
+    ]
+
+
+def said(episode: Episode) -> set[str]:
+    """What the model said, where it called no tool, and where it did, of which number."""
+    words = (json.dumps(c.response) for c in episode.calls)
+    return {number for text in words for number in re.findall(r'(?:"content": "|number |\\"n\\":)(-?\d+)', text)}
+
+
+@pytest.mark.parametrize("agent", CALLS)
+async def test_a_trace_reads_from_agent_to_tool_to_call(site: Worksite, agent: str) -> None:
+    await site.open()
+    site.server.say = say
+    for n in range(4):
+        await site.queue(f"g{n}", {"n": n})
+    with site.worker(agent):
+        found = [await episode_of(site, f"g{n}") for n in range(4)]
+    for n, episode in enumerate(found):
+        assert episode.final_reward(-1.0) == n, episode.attempt.outcome
+        assert paths(episode) == CALLS[agent]
+        assert said(episode) == {f"{n}"}
+        assert {span.trace_id for span in episode.spans} == {trace_id(episode.attempt.id)}
+        assert episode.output == ""
+
+
+async def test_200_rollouts_of_all_frameworks_in_one_process_keep_apart(site: Worksite) -> None:
+    await site.open()
+    site.server.say = say
+    agents = [*CALLS, ROOTED]
+    tasks = [{"n": n, "of": 200, "agent": agents[n % len(agents)]} for n in range(200)]
+    await asyncio.gather(*(site.queue(f"g{task['n']}", task) for task in tasks))
+    with site.worker("mixed.py:solve", concurrency=200):
+        for n in range(200):
+            episode = await episode_of(site, f"g{n}")
+            assert episode.final_reward(-1.0) == n, episode.attempt.outcome
+            assert paths(episode) == CALLS.get(agents[n % len(agents)], [(None, ["root"])])
+            assert said(episode) == {f"{n}"}
+
+
+@pytest.mark.parametrize("agent", ["solve", "solve_async"])
+async def test_the_nodes_of_a_langgraph_are_roles(site: Worksite, agent: str) -> None:
+    await site.open()
+    for n in range(8):
+        await site.queue(f"g{n}", {"n": n})
+    with site.worker(f"graph.py:{agent}"):
+        found = [(n, await episode_of(site, f"g{n}")) for n in range(8)]
+    for n, episode in found:
+        assert [c.response["content"] for c in episode.calls] == [f"{n}", f"{n + 1}"], episode.attempt.outcome
+        look = ["look"] if agent == "solve" else []
+        assert paths(episode) == [("planner", ["planner", "LangGraph"]), ("actor", [*look, "actor", "LangGraph"])]
+        if look:
+            (given,) = [reward for reward in episode.rewards if reward.kind == "step"]
+            assert (given.call, given.value, given.name) == (episode.calls[0].id, 0.25, "planned")
+
+
+async def test_a_framework_that_is_imported_late_has_spans_too(site: Worksite) -> None:
+    await site.open()
+    site.server.say = lambda text: call("transfer_to_adder", "{}") + END if "Hand it over." in text else echo(text)
+    await site.queue("g", {"n": 5})
+    with site.worker("handing.py:solve"):
+        episode = await episode_of(site, "g")
+    assert episode.final_reward(0.0) == 5.0, episode.attempt.outcome
+    assert paths(episode) == [("triage", ["triage"]), ("adder", ["adder"])]
+    assert any("handoff" in span.name for span in episode.spans)
