@@ -37,6 +37,8 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/loop.py
+	$(BIN)/python benchmarks/tree.py
+	$(BIN)/python benchmarks/loss_memory.py
 
 clean:
 	rm -rf $(VENV) .bench build dist

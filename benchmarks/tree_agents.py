@@ -34,7 +34,8 @@ _LOOK_UP = {
         },
     },
 }
-_SCHEMA = """CREATE TABLE depot (id INTEGER PRIMARY KEY, town TEXT NOT NULL, opened INTEGER, rows INTEGER, crew INTEGER);
+_SCHEMA = """\
+CREATE TABLE depot (id INTEGER PRIMARY KEY, town TEXT NOT NULL, opened INTEGER, rows INTEGER, crew INTEGER);
 CREATE TABLE pallet (id INTEGER PRIMARY KEY, depot INTEGER REFERENCES depot(id), weight REAL, destination TEXT);
 CREATE TABLE train (id INTEGER PRIMARY KEY, depot INTEGER REFERENCES depot(id), leaves TEXT, wagons INTEGER);
 CREATE TABLE load (train INTEGER REFERENCES train(id), pallet INTEGER REFERENCES pallet(id), wagon INTEGER);"""

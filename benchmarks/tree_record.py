@@ -26,7 +26,7 @@ async def record(name: str, group: int) -> None:
     """One group of rollouts of one task."""
     with tempfile.TemporaryDirectory() as folder:
         tasks = Path(folder, "tasks.jsonl")
-        tasks.write_text(json.dumps({"question": QUESTION}))
+        tasks.write_text(json.dumps({"question": QUESTION}))  # noqa: ASYNC240 - a line
         agent = f"tree_agents.py:{name}"
         config = read_config(
             {"run": name, "agent": agent, "tasks": str(tasks), "base": str(HERE), "home": folder, "held_out": 0}

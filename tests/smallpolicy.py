@@ -12,7 +12,6 @@ from leyden.trainer.batch import Row
 from leyden.trainer.objective import Objective
 from leyden.trainer.policy import Policy
 
-
 OBJECTIVE = Objective(ppo_clip, Terms())
 
 

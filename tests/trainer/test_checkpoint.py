@@ -1,12 +1,14 @@
 """A run goes on from a checkpoint as if it had never stopped; a checkpoint is whole or not there."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from smallpolicy import OBJECTIVE, small_policy, some_rows
 from transformers import AutoModelForCausalLM
 
+from leyden.config import AdapterConfig
 from leyden.trainer.checkpoint import Checkpoints, State, found, newest, read_state, restore
 from leyden.trainer.objective import Before
 from leyden.trainer.policy import Policy
@@ -20,11 +22,15 @@ def update(policy: Policy, seed: int) -> None:
 
 
 def weights(policy: Policy) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in policy.model.parameters()])
+    critic = policy.critic.parameters() if policy.critic is not None else ()
+    return torch.cat([parameter.detach().flatten() for parameter in (*policy.served.parameters(), *critic)])
 
 
-def test_going_on_is_the_same_as_never_having_stopped(tmp_path: Path) -> None:
-    training = {"schedule": "cosine", "steps": 6, "warmup_steps": 2}
+@pytest.mark.parametrize(
+    "more", [{}, {"critic": True}, {"lora": AdapterConfig(rank=2)}], ids=["weights", "critic", "lora"]
+)
+def test_going_on_is_the_same_as_never_having_stopped(tmp_path: Path, more: dict[str, Any]) -> None:
+    training = {"schedule": "cosine", "steps": 6, "warmup_steps": 2, **more}
     undisturbed = small_policy(**training)
     checkpoints = Checkpoints(tmp_path, SPARK, keep=2)
     for seed in range(3):
@@ -33,7 +39,7 @@ def test_going_on_is_the_same_as_never_having_stopped(tmp_path: Path) -> None:
     for seed in range(3, 6):
         update(undisturbed, seed)
 
-    again = small_policy(seed=9, **training)
+    again = small_policy(seed=0 if "lora" in more else 9, **training)  # LoRA goes on beside the same frozen weights
     folder = newest(tmp_path)
     assert folder is not None
     assert restore(folder, again) == State(step=3, position=48, version=3)
