@@ -90,6 +90,7 @@ async def model_server(home: Path) -> AsyncIterator[ModelServer]:
     engine = ScriptedEngine(lambda _: ())
     store = await Store(home / "leyden.db").start()
     with socket.socket() as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or an answer waits for an acknowledgement
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         service = await Service.start(store, Keyring(b"secret", time.time), ServerSettings(url))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.rl.pack import Cost, pack
+from leyden.rl.pack import Cost, lines, pack
 from leyden.rl.tree import grow, order
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8).map(tuple), min_size=1, max_size=8)
@@ -54,3 +54,14 @@ def test_small_trees_lie_together_where_starting_a_batch_costs_something() -> No
     sequences = [(n, n, n) for n in range(10)]
     assert len(pack(sequences, Cost(12, fixed=1))) == 3  # four in each
     assert pack([], Cost(12)) == []
+
+
+@given(SEQUENCES)
+def test_a_line_holds_every_sequence_that_it_begins_with(sequences: Sequences) -> None:
+    homes = lines(sequences)
+    assert sorted(index for home in homes for index in home) == list(range(len(sequences)))
+    for first, *others in homes:
+        assert all(sequences[first][: len(sequences[index])] == sequences[index] for index in others)
+    wholes = [sequences[first] for first, *_ in homes]
+    assert not any(a != b and a == b[: len(a)] for a in wholes for b in wholes)  # none lies in another
+    assert len(set(wholes)) == len(wholes)

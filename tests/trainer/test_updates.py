@@ -1,0 +1,111 @@
+"""What a step knows before its first update: what moves, what is taken from rewards, and which rows are left."""
+
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from smallepisodes import call, episode
+from smallpolicy import small_policy
+
+from leyden.config import AdapterConfig, read_config
+from leyden.trainer.algorithm import Algorithm, algorithm_of
+from leyden.trainer.batch import Accounts, Admission, Scored, score
+from leyden.trainer.updates import prepare
+
+
+def algorithm(**named: Any) -> Algorithm:
+    return algorithm_of(read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": named}))
+
+
+def groups() -> list[list[Scored]]:
+    """Two groups: one whose rollouts differ, and one whose rollouts are worth the same."""
+    admission = Admission(min_group=1, failure_reward=0.0, roles=None)
+    pairs = [
+        [episode(0, 1.0, [call("a", 4), call("b", 3)]), episode(1, 0.0, [call("c", 2)])],
+        [episode(2, 1.0, [call("d", 2)]), episode(3, 1.0, [call("e", 2)])],
+    ]
+    return [score(pair, admission, Accounts()) or [] for pair in pairs]
+
+
+def test_calls_without_an_advantage_are_left_out_unless_something_else_moves_them() -> None:
+    (update,) = prepare(groups(), 1, small_policy(), algorithm(), Accounts())
+    assert [row.call for row in update.rows] == ["a", "b", "c"]
+    for named in ({"entropy": 0.1}, {"kl": 0.1}, {"credit": "gae", "advantage": "ppo"}):
+        policy = small_policy(critic="credit" in named, reference="kl" in named)
+        (update,) = prepare(groups(), 1, policy, algorithm(**named), Accounts())
+        assert [row.call for row in update.rows] == ["a", "b", "c", "d", "e"]
+        assert (update.before.reference is not None) == ("kl" in named)
+
+
+def test_the_proximal_policy_is_that_before_the_first_update() -> None:
+    policy = small_policy()
+    (alone,) = prepare(groups(), 1, policy, algorithm(), Accounts())
+    assert alone.before.proximal is None  # nothing moves before it
+    first, second = prepare(groups(), 2, policy, algorithm(entropy=0.1), Accounts())
+    expected = policy.logprobs(second.rows)
+    assert first.before.proximal is not None and second.before.proximal is not None
+    for found, logprobs in zip(second.before.proximal, expected, strict=True):
+        torch.testing.assert_close(found, logprobs)
+
+
+def test_a_correction_of_a_whole_rollout_counts_all_of_its_calls() -> None:
+    policy = small_policy()
+    asked = algorithm(correction="masked", correction_level="rollout", credit="last_call")
+    (update,) = prepare(groups(), 1, policy, asked, Accounts())
+    assert [row.call for row in update.rows] == ["b", "c"]  # of which `a` is a part all the same
+    laid = {
+        row.call: lp
+        for update in prepare(groups(), 1, policy, algorithm(), Accounts())
+        for row, lp in zip(update.rows, policy.logprobs(update.rows), strict=True)
+    }
+    gap = (laid["a"] + 1).sum() + (laid["b"] + 1).sum()  # each token was drawn with a logprob of -1
+    assert update.before.corrections is not None
+    torch.testing.assert_close(update.before.corrections[0], gap.clamp(-20, 20).exp().expand(3))
+
+
+def test_distance_to_the_reference_is_taken_from_the_reward() -> None:
+    policy = small_policy(reference=True)
+    asked = algorithm(kl=0.5, kl_in="reward", advantage="dr_grpo", credit="stepwise", spread="last")
+    (update,) = prepare(groups()[:1], 1, policy, asked, Accounts())
+    targets = {row.call: row.target for row in update.rows}
+    a, b, c = (lp for lp in policy.reference_logprobs(update.rows))
+    assert targets["a"] == pytest.approx(-0.5 * (-1 - a).sum().item(), rel=1e-4)
+    assert targets["b"] == pytest.approx(1 - 0.5 * (-1 - b).sum().item(), rel=1e-4)
+    assert targets["c"] == pytest.approx(-0.5 * (-1 - c).sum().item(), rel=1e-4)
+    assert update.before.reference is None
+
+
+def test_lora_is_held_against_the_weights_beside_it() -> None:
+    policy = small_policy(reference=True, lora=AdapterConfig(rank=2))
+    (update,) = prepare(groups(), 1, policy, algorithm(kl=0.1), Accounts())
+    frozen = policy.reference_logprobs(update.rows)
+    for parameter in policy.trained.values():
+        torch.nn.init.normal_(parameter)
+    moved = policy.logprobs(update.rows)
+    assert not torch.allclose(moved[0], frozen[0])
+    torch.testing.assert_close(policy.reference_logprobs(update.rows)[0], frozen[0])
+    policy.adapter.publish()  # type: ignore[union-attr]
+    served = small_policy()
+    served.model.load_state_dict(policy.served.state_dict())
+    torch.testing.assert_close(served.logprobs(update.rows)[0], moved[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"credit": "gae"}, '`algorithm.credit = "identical"`'),
+        ({"advantage": "ppo"}, '`algorithm.credit = "gae"`'),
+        ({"aggregation": "constant"}, "algorithm.length"),
+        ({"loss": "nonsense"}, "ppo_clip"),
+        ({"advantage": "gigpo", "credit": "discounted", "state": "nonsense"}, "messages, prompt"),
+    ],
+)
+def test_an_algorithm_that_makes_no_sense_is_refused_before_any_work(named: dict[str, str], said: str) -> None:
+    with pytest.raises(Exception, match=said.replace("(", r"\(")):
+        algorithm(**named)
+
+
+def test_scored_rollouts_know_their_calls() -> None:
+    (scored, *_), _ = groups()
+    assert [one.id for _, one in replace(scored, left_out=("role not selected", None)).calls] == ["b"]
