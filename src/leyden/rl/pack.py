@@ -15,23 +15,14 @@ from leyden.rl.tree import Tokens, common, order
 
 
 class Cost(Struct, frozen=True):
-    """What a tree of n tokens costs, in tokens of a plain line: tree (fixed + n + n^2 / square)."""
+    """What trees cost, in tokens of a plain line."""
 
     most: int
     """No part has more tokens, unless a single sequence has."""
-    fixed: float = 0.0
-    square: float = float("inf")
-    """How many tokens spend as much on attending to each other as on everything else."""
+    part: float = 0.0
+    """What a part costs beside its tokens."""
     tree: float = 1.0
     """What a token costs in a tree, where one in a line costs 1."""
-
-    def of_tree(self, size: int) -> float:
-        """What a tree costs."""
-        return self.tree * (self.fixed + size + size**2 / self.square)
-
-    def of_line(self, size: int) -> float:
-        """What a line costs, in which each token attends to those before it."""
-        return size + size**2 / (2 * self.square)
 
 
 def lines(sequences: Sequence[Tokens]) -> list[list[int]]:
@@ -61,7 +52,7 @@ def pack(sequences: Sequence[Tokens], cost: Cost) -> list[list[int]]:
     for last in range(len(arrays)):
         first = min(int(np.searchsorted(ends, ends[last] - cost.most)), last)
         sizes = ends[last] - opens[first : last + 1]
-        costs = cheapest[first : last + 1] + cost.fixed + sizes + sizes.astype(np.float64) ** 2 / cost.square
+        costs = cheapest[first : last + 1] + cost.part + sizes
         costs[:-1][sizes[:-1] > cost.most] = np.inf
         best = int(np.argmin(costs))
         starts[last], cheapest[last + 1] = first + best, costs[best]

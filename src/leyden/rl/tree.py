@@ -23,6 +23,8 @@ class Tree(Struct, frozen=True):
     ends: Ints
     paths: tuple[Ints, ...]
     """For each sequence, in the order in which they were given: the node of each of its tokens."""
+    kept: tuple[int, ...]
+    """How many of those nodes are of sequences before it; the rest, which lie behind each other, are its own."""
 
 
 def grow(sequences: Sequence[Tokens]) -> Tree:
@@ -30,6 +32,7 @@ def grow(sequences: Sequence[Tokens]) -> Tree:
     arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
     ids, depths, ends = np.empty((3, sum(map(len, arrays))), dtype=np.int64)
     paths: list[Ints] = [np.empty(0, np.int64)] * len(arrays)
+    shared = [0] * len(arrays)
     path, before = np.empty(0, np.int64), np.empty(0, np.int64)
     nodes = 0
     for index in order(arrays):
@@ -39,9 +42,9 @@ def grow(sequences: Sequence[Tokens]) -> Tree:
         new = np.arange(nodes, nodes + len(array) - kept)
         ids[new], depths[new] = array[kept:], np.arange(kept, len(array))
         path, before, nodes = np.concatenate([path[:kept], new]), array, nodes + len(new)
-        paths[index] = path
+        paths[index], shared[index] = path, kept
     ends[path] = nodes
-    return Tree(ids[:nodes], depths[:nodes], ends[:nodes], tuple(paths))
+    return Tree(ids[:nodes], depths[:nodes], ends[:nodes], tuple(paths), tuple(shared))
 
 
 def order(sequences: Sequence[Tokens]) -> list[int]:

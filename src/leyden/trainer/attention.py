@@ -1,6 +1,7 @@
 """Attention over trees: each token sees its ancestors, and where a layer has a window only the near ones.
 
-A dense mask on a CPU; on a GPU FlexAttention, which skips the blocks of 128 x 128 in which nobody sees anybody.
+Along paths on a CPU; on a GPU by FlexAttention, which skips the blocks of 128 x 128 in which nobody sees anybody, or by
+a dense mask where tokens are few.
 """
 
 from functools import cache
@@ -13,10 +14,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from leyden.trainer.layout import BLOCK, Nodes
+from leyden.trainer.paths import Paths, attend_along
+
 Mask = Tensor | BlockMask
-FLEX = "leyden_flex"
+NAME = "leyden"
 """Under which Hugging Face's models find our attention."""
-_BLOCK = 128
 _FEW = 2048
 """So few tokens attend to each other faster by a dense mask, also on a GPU."""
 _KINDS = {"full_attention", "sliding_attention"}
@@ -32,11 +35,10 @@ class TreeMasks:
         self._windows: dict[str, int | None] = {kind: window if kind.startswith("sliding") else None for kind in kinds}
         if not kinds:
             self._windows = {"": window}
-        self._flex = model.device.type == "cuda"
-        if self._flex:
-            AttentionInterface.register(FLEX, _attend)
-            AttentionMaskInterface.register(FLEX, sdpa_mask)
-            model.set_attn_implementation(FLEX)
+        self._device = model.device
+        AttentionInterface.register(NAME, _attend)
+        AttentionMaskInterface.register(NAME, sdpa_mask)
+        model.set_attn_implementation(NAME)
 
     @staticmethod
     def fit(model: PreTrainedModel) -> str | None:
@@ -46,15 +48,23 @@ class TreeMasks:
             return f"it has layers of {', '.join(sorted(odd))}"
         if getattr(model, "_is_stateful", False) or not getattr(model, "_supports_attention_backend", False):
             return "not all of its layers are attention"
-        if config._attn_implementation not in ("sdpa", FLEX):
+        if config._attn_implementation not in ("sdpa", NAME):
             return f"its attention is {config._attn_implementation}"
         return None
 
-    def __call__(self, ends: Tensor, depths: Tensor) -> Mask | dict[str, Mask]:
-        """Of trees side by side, [lines, tokens]: one mask, or one for each kind of layer."""
-        make = _blocks if self._flex and ends.shape[1] > _FEW else _dense
-        masks = {kind: make(ends, depths, window) for kind, window in self._windows.items()}
+    def __call__(self, nodes: Nodes) -> Mask | dict[str, Mask]:
+        """One mask, or one for each kind of layer."""
+        masks = {kind: self._mask(nodes, window) for kind, window in self._windows.items()}
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _mask(self, nodes: Nodes, window: int | None) -> Mask:
+        width = nodes.ends.shape[1]
+        if self._device.type == "cpu":
+            return Paths.of(nodes.paths, nodes.kept, width, window)
+        make = _blocks if width > _FEW else _dense
+        return make(
+            torch.from_numpy(nodes.ends).to(self._device), torch.from_numpy(nodes.depths).to(self._device), window
+        )
 
 
 def _dense(ends: Tensor, depths: Tensor, window: int | None) -> Mask:
@@ -68,13 +78,13 @@ def _dense(ends: Tensor, depths: Tensor, window: int | None) -> Mask:
 def _blocks(ends: Tensor, depths: Tensor, window: int | None) -> Mask:
     """The mask in blocks: those that are seen in part, and those that are seen whole."""
     lines, width = ends.shape
-    number = width // _BLOCK
-    ends_B, depths_B = ends.view(lines, number, _BLOCK), depths.view(lines, number, _BLOCK)
-    begins = torch.arange(0, width, _BLOCK, device=ends.device)
+    number = width // BLOCK
+    ends_B, depths_B = ends.view(lines, number, BLOCK), depths.view(lines, number, BLOCK)
+    begins = torch.arange(0, width, BLOCK, device=ends.device)
     block = torch.arange(number, device=ends.device)
     before = block[None, None, :] < block[None, :, None]  # [line, who sees, who is seen]
     some = before & (ends_B.amax(-1)[:, None, :] > begins[None, :, None])
-    whole = before & (ends_B.amin(-1)[:, None, :] >= begins[None, :, None] + _BLOCK)
+    whole = before & (ends_B.amin(-1)[:, None, :] >= begins[None, :, None] + BLOCK)
     if window is not None:
         nearest = depths_B.amin(-1)[:, :, None] - depths_B.amax(-1)[:, None, :]
         furthest = depths_B.amax(-1)[:, :, None] - depths_B.amin(-1)[:, None, :]
@@ -87,7 +97,7 @@ def _blocks(ends: Tensor, depths: Tensor, window: int | None) -> Mask:
         return sees if window is None else sees & (depths[line, query] - depths[line, key] < window)
 
     return BlockMask.from_kv_blocks(
-        *_listed(part), *_listed(whole), BLOCK_SIZE=_BLOCK, mask_mod=seen, seq_lengths=(width, width)
+        *_listed(part), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(width, width)
     )
 
 
@@ -111,7 +121,9 @@ def _attend(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """FlexAttention where the mask is ours, and what models do otherwise where it is not."""
+    """Ours where the mask is ours, and what models do otherwise where it is not."""
+    if isinstance(attention_mask, Paths):
+        return attend_along(query, key, value, attention_mask, scaling), None
     if not isinstance(attention_mask, BlockMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     # A kernel of the backward pass goes over all queries that see a block of keys, of all heads that share them: for a

@@ -35,9 +35,9 @@ class Forward:
         """Read one sheet; entropies have a gradient where they are a `bonus`."""
         device = self._model.device
         given: dict[str, Any] = {"input_ids": sheet.ids.to(device), "use_cache": False}
-        if sheet.ends is not None and sheet.depths is not None and self._masks is not None:
-            depths = sheet.depths.to(device)
-            given |= {"attention_mask": self._masks(sheet.ends.to(device), depths), "position_ids": depths}
+        if sheet.nodes is not None and self._masks is not None:
+            positions = torch.from_numpy(sheet.nodes.depths).to(device)
+            given |= {"attention_mask": self._masks(sheet.nodes), "position_ids": positions}
         predictors, targets = sheet.predictors.to(device), sheet.targets.to(device)
         temperatures = sheet.temperatures.to(device)
         if self._plain:

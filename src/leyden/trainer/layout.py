@@ -11,11 +11,24 @@ from msgspec import Struct
 from torch import Tensor
 
 from leyden.rl.pack import Cost, lines, pack
-from leyden.rl.tree import Ints, Tree, grow
+from leyden.rl.tree import Ints, grow
 from leyden.trainer.batch import Row
 
-_BLOCK = 128
+BLOCK = 128
 """Attention on a GPU goes by blocks of so many tokens."""
+
+
+class Nodes(Struct, frozen=True):
+    """The tokens of a sheet as the nodes of trees."""
+
+    depths: Ints
+    """The position of each."""
+    ends: Ints
+    """Where the descendants of each stop."""
+    paths: Sequence[Ints]
+    """Of each row on the sheet."""
+    kept: Sequence[int]
+    """How many nodes of each path belong to another row's."""
 
 
 class Sheet(Struct, frozen=True):
@@ -24,10 +37,8 @@ class Sheet(Struct, frozen=True):
     rows: list[int]
     """Which rows lie on it; their tokens follow each other in this order."""
     ids: Tensor
-    depths: Tensor | None
-    """The position of each token; None: 0, 1, 2 and so on."""
-    ends: Tensor | None
-    """Where the descendants of each token stop; None: it is followed by them all."""
+    nodes: Nodes | None
+    """Who sees whom; None: each token sees those before it in its line."""
     predictors: Tensor
     """Of every distinct sampled token: where in the flattened batch its predictor is."""
     targets: Tensor
@@ -52,37 +63,24 @@ def lay_lines(rows: Sequence[Row], cost: Cost) -> Iterator[Sheet]:
 
 
 def lay_trees(rows: Sequence[Row], cost: Cost) -> Iterator[Sheet]:
-    """Rows as prefix trees, those of like size side by side: for attention by a dense mask."""
-    plan = _plan(rows, cost)
-    if isinstance(plan, Iterator):
-        yield from plan
+    """Rows as prefix trees, one behind the other; in lines where they share too little for that to be worth it."""
+    sequences = _sequences(rows)
+    trees = [(part, grow([sequences[index] for index in part])) for part in pack(sequences, cost)]
+    homes = lines(sequences)
+    if sum(len(sequences[first]) for first, *_ in homes) <= cost.tree * sum(len(tree.ids) for _, tree in trees):
+        yield from _lines(rows, sequences, homes, cost)
         return
-    for batch in _batches([len(tree.ids) for _, tree in plan], cost.most):
-        yield _trees(rows, [plan[number] for number in batch], len(plan[batch[0]][1].ids))
-
-
-def lay_forests(rows: Sequence[Row], cost: Cost) -> Iterator[Sheet]:
-    """Rows as prefix trees, one behind the other in a single line: for attention that skips what is masked."""
-    plan = _plan(rows, cost)
-    if isinstance(plan, Iterator):
-        yield from plan
-        return
-    for part, tree in plan:
-        yield _trees(rows, [(part, tree)], -(-len(tree.ids) // _BLOCK) * _BLOCK)
+    for part, tree in trees:
+        width = -(-len(tree.ids) // BLOCK) * BLOCK
+        ids, depths = np.zeros((2, 1, width), dtype=np.int64)
+        ends = np.arange(1, width + 1)[None]  # padding sees itself, and nobody sees padding
+        for array, own in (ids, tree.ids), (depths, tree.depths), (ends, tree.ends):
+            array[0, : len(own)] = own
+        yield _sheet(rows, part, tree.paths, ids, Nodes(depths, ends, tree.paths, tree.kept), len(tree.ids))
 
 
 def _sequences(rows: Sequence[Row]) -> list[Ints]:
     return [np.array((*row.prompt_ids, *row.completion_ids), dtype=np.int64) for row in rows]
-
-
-def _plan(rows: Sequence[Row], cost: Cost) -> list[tuple[list[int], Tree]] | Iterator[Sheet]:
-    """Rows in trees, or, where they share too little for that to be worth it, laid in lines."""
-    sequences = _sequences(rows)
-    trees = [(part, grow([sequences[index] for index in part])) for part in pack(sequences, cost)]
-    homes = lines(sequences)
-    as_lines = sum(cost.of_line(len(sequences[first])) for first, *_ in homes)
-    as_trees = sum(cost.of_tree(len(tree.ids)) for _, tree in trees)
-    return _lines(rows, sequences, homes, cost) if as_lines <= as_trees else trees
 
 
 def _lines(rows: Sequence[Row], sequences: Sequence[Ints], homes: Sequence[list[int]], cost: Cost) -> Iterator[Sheet]:
@@ -97,21 +95,7 @@ def _lines(rows: Sequence[Row], sequences: Sequence[Ints], homes: Sequence[list[
             ids[line, : len(wholes[number])] = wholes[number]
             order += homes[number]
             paths += [np.arange(line * width, line * width + len(sequences[index])) for index in homes[number]]
-        yield _sheet(rows, order, paths, ids, None, None, sum(len(wholes[number]) for number in batch))
-
-
-def _trees(rows: Sequence[Row], trees: Sequence[tuple[list[int], Tree]], width: int) -> Sheet:
-    ids, depths = np.zeros((2, len(trees), width), dtype=np.int64)
-    ends = np.tile(np.arange(1, width + 1), (len(trees), 1))  # padding sees itself, and nobody sees padding
-    order: list[int] = []
-    paths: list[Ints] = []
-    for line, (part, tree) in enumerate(trees):
-        ids[line, : len(tree.ids)] = tree.ids
-        depths[line, : len(tree.ids)] = tree.depths
-        ends[line, : len(tree.ids)] = tree.ends
-        order += part
-        paths += [line * width + path for path in tree.paths]
-    return _sheet(rows, order, paths, ids, depths, ends, sum(len(tree.ids) for _, tree in trees))
+        yield _sheet(rows, order, paths, ids, None, sum(len(wholes[number]) for number in batch))
 
 
 def _sheet(
@@ -119,26 +103,24 @@ def _sheet(
     order: list[int],
     paths: Sequence[Ints],
     ids: Ints,
-    depths: Ints | None,
-    ends: Ints | None,
+    nodes: Nodes | None,
     computed: int,
 ) -> Sheet:
     """A sheet from where each of its rows lies. A token that rows share is one, unless they drew it differently."""
     some = [rows[index] for index in order]
     starts = [len(row.prompt_ids) for row in some]
-    nodes = np.concatenate([path[start:] for path, start in zip(paths, starts, strict=True)])
+    sampled = np.concatenate([path[start:] for path, start in zip(paths, starts, strict=True)])
     predictors = np.concatenate([path[start - 1 : -1] for path, start in zip(paths, starts, strict=True)])
     lengths = [len(row.completion_ids) for row in some]
     temperatures = np.repeat(np.array([row.temperature for row in some], dtype=np.float64), lengths)
     _, kinds = np.unique(temperatures, return_inverse=True)
-    _, first, gather = np.unique(nodes * (int(kinds.max()) + 1) + kinds, return_index=True, return_inverse=True)
+    _, first, gather = np.unique(sampled * (int(kinds.max()) + 1) + kinds, return_index=True, return_inverse=True)
     return Sheet(
         rows=order,
         ids=torch.from_numpy(ids),
-        depths=None if depths is None else torch.from_numpy(depths),
-        ends=None if ends is None else torch.from_numpy(ends),
+        nodes=nodes,
         predictors=torch.from_numpy(predictors[first]),
-        targets=torch.from_numpy(ids.reshape(-1)[nodes[first]]),
+        targets=torch.from_numpy(ids.reshape(-1)[sampled[first]]),
         temperatures=torch.from_numpy(temperatures[first]),
         gather=torch.from_numpy(gather),
         states=torch.tensor([int(path[start - 1]) for path, start in zip(paths, starts, strict=True)]),

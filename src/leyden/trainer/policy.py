@@ -22,7 +22,7 @@ from leyden.trainer.attention import TreeMasks
 from leyden.trainer.batch import Row
 from leyden.trainer.critic import Critic
 from leyden.trainer.forward import Forward
-from leyden.trainer.layout import lay_forests, lay_rows, lay_trees
+from leyden.trainer.layout import lay_rows, lay_trees
 from leyden.trainer.objective import Before, Objective, critic_loss, total
 from leyden.trainer.schedule import factor
 
@@ -31,14 +31,11 @@ if TYPE_CHECKING:
 
 _CPU_BATCH = 2048
 """Tokens at once on a CPU: more do not fit its caches, and take longer each."""
-_CPU_ATTENTION = 3
-"""How much longer a CPU takes for an operation of masked attention than for one of a matrix product."""
+_SHEET = 64.0
+"""Tokens that could be computed in the time that a batch more takes to start."""
+_CPU_TREE, _GPU_TREE = 1.1, 1.25
+"""What a token takes in a tree, where it takes 1 in a line: its attention is fast, but not the fastest."""
 _CRITIC = "critic."
-_GPU_SHEET = 256.0
-"""Tokens that a GPU could compute in the time that a batch more takes to start."""
-
-_GPU_TREE = 1.25
-"""What a token takes in a tree on a GPU, where it takes 1 in a line: its attention is fast, but not the fastest."""
 
 
 class Figures(Struct, frozen=True):
@@ -80,11 +77,9 @@ class Policy:
         on_cpu = model.device.type == "cpu"
         trees = config.layout == "tree" and self.unfit is None
         masks = TreeMasks(self.model) if trees else None
-        self._lay = (lay_trees if on_cpu else lay_forests) if trees else lay_rows
-        if on_cpu:
-            self._cost = Cost(min(config.batch_tokens, _CPU_BATCH), square=_square(model) / _CPU_ATTENTION)
-        else:
-            self._cost = Cost(config.batch_tokens, fixed=_GPU_SHEET, tree=_GPU_TREE)
+        self._lay = lay_trees if trees else lay_rows
+        most = min(config.batch_tokens, _CPU_BATCH) if on_cpu else config.batch_tokens
+        self._cost = Cost(most, part=_SHEET, tree=_CPU_TREE if on_cpu else _GPU_TREE)
         self._forward = Forward(self.model, masks)
         self._reference = self._forward
         if reference and self.adapter is None:
@@ -189,9 +184,3 @@ def _checkpoint(model: PreTrainedModel) -> None:
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.training = True
-
-
-def _square(model: PreTrainedModel) -> float:
-    """How long a sequence is whose attention, every token to every other, takes as many operations as all the rest."""
-    config = model.config.get_text_config()
-    return 0.5 * model.num_parameters() / float(config.num_hidden_layers * config.hidden_size)

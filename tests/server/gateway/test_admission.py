@@ -67,3 +67,22 @@ async def test_a_full_queue_and_a_long_hold_are_errors_an_sdk_understands() -> N
     with pytest.raises(GatewayError) as held:
         await waiting
     assert held.value.trouble is Trouble.FAILED
+
+
+async def test_crowding_is_how_many_wait_for_each_place_and_nothing_while_weights_change() -> None:
+    admission = Admission(at_once=2)
+
+    async def call(rollout: str) -> None:
+        async with admission.admit(rollout):
+            await asyncio.Event().wait()
+
+    calls = [asyncio.create_task(call(f"r{n}")) for n in range(5)]
+    await asyncio.sleep(0)
+    assert admission.crowding == 1.5
+    admission.hold()
+    assert admission.crowding is None
+    admission.resume()
+    for one in calls:
+        one.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert admission.crowding == 0

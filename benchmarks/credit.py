@@ -1,0 +1,110 @@
+"""Whether rewards that the record shows by itself, given to the calls that earned them, make learning faster.
+
+The bundled model learns a task of two steps (tests/local/table: ask a table by SQL, then answer; only the right answer
+is rewarded, and a query that SQLite refuses cannot be made up for), three ways, all else equal, with the same seeds:
+
+    identical             every call gets the final reward
+    identical + signals   every call gets it, less what failed tools cost
+    stepwise + signals    every call gets it, and the call that failed bears the cost
+
+    python benchmarks/credit.py
+
+The last line is one JSON object; `ratio` is the steps that `identical` takes to the threshold over those of `stepwise +
+signals`, means over seeds. A run that does not get there counts as one step more than it had.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "local"))
+
+from tables import steps, train_table
+
+SIGNALS = ("signals.tool_failed=-0.5",)
+WAYS: dict[str, tuple[str, ...]] = {
+    "identical": (),
+    "identical + signals": SIGNALS,
+    "stepwise + signals": ("algorithm.credit=stepwise", *SIGNALS),
+}
+THRESHOLD = 0.6
+"""Of the mean reward of a step."""
+
+
+def measure(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One run: the reward of the task alone, step by step, and on tasks held out."""
+    settings = (f"seed={seed}", f"training.steps={options.steps}", f"training.learning_rate={options.learning_rate}")
+    with tempfile.TemporaryDirectory() as folder:
+        trained = train_table(Path(folder), *settings, *WAYS[way])
+        rows = steps(trained)
+    rewards = [round(row["reward/mean"], 4) for row in rows]
+    there = next((step for step, reward in enumerate(rewards, 1) if reward >= THRESHOLD), options.steps + 1)
+    return {
+        "way": way,
+        "seed": seed,
+        "steps_to_threshold": there,
+        "held_out": [trained.before, trained.after],
+        "mean_reward": round(fmean(rewards), 4),
+        "failed_queries": [int(row.get("signals/tool_failed", 0)) for row in rows] if SIGNALS[0] in WAYS[way] else None,
+        "rewards": rewards,
+    }
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means over seeds, and how far they spread."""
+    figures = {
+        "steps_to_threshold": [run["steps_to_threshold"] for run in runs],
+        "mean_reward": [run["mean_reward"] for run in runs],
+        "held_out_after": [run["held_out"][1] for run in runs],
+    }
+    means = {name: round(fmean(values), 3) for name, values in figures.items()}
+    spread = {f"{name}_deviation": round(stdev(values), 3) for name, values in figures.items() if len(values) > 1}
+    return means | spread
+
+
+def main() -> None:
+    """All ways, seed by seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--out", type=Path, help="a file to keep the result in")
+    options = parser.parse_args()
+    runs = []
+    for seed in range(options.seeds):
+        for way in WAYS:
+            runs.append(measure(way, seed, options))
+            print(json.dumps(runs[-1]), flush=True)
+    ways = {way: summary([run for run in runs if run["way"] == way]) for way in WAYS}
+    for way, found in ways.items():
+        print(f"{way:20} {found}")
+    taken = [ways[way]["steps_to_threshold"] for way in ("identical", "stepwise + signals")]
+    result = {
+        "ratio": round(taken[0] / taken[1], 2),
+        "threshold": THRESHOLD,
+        "seeds": options.seeds,
+        "steps": options.steps,
+        "learning_rate": options.learning_rate,
+        "signals": SIGNALS,
+        "ways": ways,
+    }
+    if options.out is not None:
+        about = {
+            "command": "python benchmarks/credit.py",
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps({**about, "result": result, "runs": runs}, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The task of two steps in `table/`, in a folder of its own: what to train on it, and how a run on it went."""
+
+import asyncio
+import runpy
+import shutil
+from pathlib import Path
+from typing import Any
+
+from leyden.config import override, read_config, read_file
+from leyden.local.training import Trained, train
+from leyden.trainer.journal import read_journal
+
+TABLE = Path(__file__).parent / "table"
+LOTS = """
+from zlib import crc32
+
+def reward(episode):
+    return crc32(episode.attempt.id.encode()) % 997 / 997
+"""
+
+
+def train_table(folder: Path, *settings: str) -> Trained:
+    """A run in a folder, or what is left of one that began there; `lots.py:reward` leaves no group flat."""
+    shutil.copytree(TABLE, folder, dirs_exist_ok=True)
+    (folder / "lots.py").write_text(LOTS)
+    runpy.run_path(str(TABLE / "make_tasks.py"))["make"](folder)
+    given = override(read_file(folder / "table.toml"), [f"home={folder / 'runs'}", *settings])
+    return asyncio.run(train(read_config(given)))
+
+
+def steps(trained: Trained) -> list[dict[str, Any]]:
+    """What was written down of each step."""
+    return [row for row in read_journal(trained.folder / "metrics.jsonl") if row["step"] > 0]
