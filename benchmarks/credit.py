@@ -28,21 +28,20 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "local"))
 
 from tables import steps, train_table
 
-SIGNALS = ("signals.tool_failed=-0.5",)
-WAYS: dict[str, tuple[str, ...]] = {
-    "identical": (),
-    "identical + signals": SIGNALS,
-    "stepwise + signals": ("algorithm.credit=stepwise", *SIGNALS),
-}
+WAYS = {"identical": "identical", "identical + signals": "identical", "stepwise + signals": "stepwise"}
+"""With which credit."""
 THRESHOLD = 0.6
 """Of the mean reward of a step."""
 
 
 def measure(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One run: the reward of the task alone, step by step, and on tasks held out."""
-    settings = (f"seed={seed}", f"training.steps={options.steps}", f"training.learning_rate={options.learning_rate}")
+    settings = [f"seed={seed}", f"training.steps={options.steps}", f"training.learning_rate={options.learning_rate}"]
+    settings.append(f"algorithm.credit={WAYS[way]}")
+    if signals := way.endswith("signals"):
+        settings.append(f"signals.tool_failed={options.tool_failed}")
     with tempfile.TemporaryDirectory() as folder:
-        trained = train_table(Path(folder), *settings, *WAYS[way])
+        trained = train_table(Path(folder), *settings)
         rows = steps(trained)
     rewards = [round(row["reward/mean"], 4) for row in rows]
     there = next((step for step, reward in enumerate(rewards, 1) if reward >= THRESHOLD), options.steps + 1)
@@ -52,7 +51,7 @@ def measure(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "steps_to_threshold": there,
         "held_out": [trained.before, trained.after],
         "mean_reward": round(fmean(rewards), 4),
-        "failed_queries": [int(row.get("signals/tool_failed", 0)) for row in rows] if SIGNALS[0] in WAYS[way] else None,
+        "failed_queries": [int(row.get("signals/tool_failed", 0)) for row in rows] if signals else None,
         "rewards": rewards,
     }
 
@@ -75,6 +74,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--tool-failed", type=float, default=-0.5, help="what a query that SQLite refuses costs")
     parser.add_argument("--out", type=Path, help="a file to keep the result in")
     options = parser.parse_args()
     runs = []
@@ -92,12 +92,12 @@ def main() -> None:
         "seeds": options.seeds,
         "steps": options.steps,
         "learning_rate": options.learning_rate,
-        "signals": SIGNALS,
+        "tool_failed": options.tool_failed,
         "ways": ways,
     }
     if options.out is not None:
         about = {
-            "command": "python benchmarks/credit.py",
+            "command": " ".join(["python", *sys.argv]),
             "date": datetime.now(UTC).date().isoformat(),
             "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         }

@@ -1,10 +1,11 @@
 """The task of two steps in `table/`, in a folder of its own: what to train on it, and how a run on it went."""
 
 import asyncio
-import runpy
 import shutil
 from pathlib import Path
 from typing import Any
+
+from table.make_tasks import make
 
 from leyden.config import override, read_config, read_file
 from leyden.local.training import Trained, train
@@ -23,7 +24,7 @@ def train_table(folder: Path, *settings: str) -> Trained:
     """A run in a folder, or what is left of one that began there; `lots.py:reward` leaves no group flat."""
     shutil.copytree(TABLE, folder, dirs_exist_ok=True)
     (folder / "lots.py").write_text(LOTS)
-    runpy.run_path(str(TABLE / "make_tasks.py"))["make"](folder)
+    make(folder)
     given = override(read_file(folder / "table.toml"), [f"home={folder / 'runs'}", *settings])
     return asyncio.run(train(read_config(given)))
 

@@ -1,5 +1,6 @@
 """What `[algorithm]` and `[training]` offer, trained with as a user would: every choice moves weights, and reports."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from tables import steps, train_table
 
+from leyden.config import ConfigError
 from leyden.trainer.model import BUNDLED
 
 TINY = (
@@ -42,7 +44,7 @@ CHOICES = {
     "ppo": (("algorithm.credit=gae", "training.layout=rows", "training.weight_decay=0.01"),),
 }
 REPORTED = {
-    "grpo": {"training/clipped_low", "training/clipped_high", "reward/automatic"},
+    "grpo": {"training/clipped_low", "training/clipped_high", "training/kl_reference", "reward/automatic"},
     "rloo": set(),
     "reinforce_pp": {"training/clipped_high"},
     "gigpo": {"calls/states_shared", "training/clipped_dual"},
@@ -66,14 +68,10 @@ def test_every_choice_moves_weights_and_reports(advantage: str, tmp_path: Path) 
     assert any(not torch.equal(before[name].float(), after[name]) for name in before)
 
 
-@pytest.mark.parametrize("beside", ["a critic", "adapters"])
-def test_what_is_trained_beside_the_model_goes_on_as_if_never_stopped(beside: str, tmp_path: Path) -> None:
-    chosen = {
-        "a critic": ("algorithm.advantage=ppo", "algorithm.credit=gae"),
-        "adapters": ("training.lora={rank=4, alpha=8}", "algorithm.kl=0.1"),
-    }[beside]
+def test_a_critic_and_adapters_go_on_as_if_never_stopped(tmp_path: Path) -> None:
+    beside = ("algorithm.advantage=ppo", "algorithm.credit=gae", "training.lora={rank=4, alpha=8}", "algorithm.kl=0.1")
     one_group = ("training.tasks_per_step=1", "training.updates_per_step=1")  # whose rollouts come in one order only
-    settings = (*TINY, *one_group, *chosen, "deterministic=true")
+    settings = (*TINY, *one_group, *beside, "deterministic=true")
     torch.manual_seed(0)  # what begins at random
     through = train_table(tmp_path / "through", *settings)
     torch.manual_seed(0)
@@ -85,3 +83,17 @@ def test_what_is_trained_beside_the_model_goes_on_as_if_never_stopped(beside: st
         one, other = load_file(through.checkpoint / file), load_file(stopped.checkpoint / file)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (("training.group_size=1", "training.min_group=1"), "`training.group_size` is 1, and `algorithm.advantage = "),
+        (('training.lora={modules=["c_attn"]}',), "the model's linear layers are down_proj, gate_proj"),
+        (("algorithm.advantage=ppo",), 'write `algorithm.credit = "gae"`'),
+        (("algorithm.aggregation=constant",), "set `algorithm.length`"),
+    ],
+)
+def test_what_could_teach_nothing_is_refused(settings: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        train_table(tmp_path, *TINY, *settings)

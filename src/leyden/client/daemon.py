@@ -7,8 +7,6 @@ import sys
 from contextlib import suppress
 from typing import Self
 
-import aiohttp
-
 from leyden.client.hosting import without_secrets
 from leyden.client.kinds import read_command
 from leyden.client.pool import ServiceFailed
@@ -118,6 +116,8 @@ def _free_port() -> int:
 
 
 async def _url_answers(url: str) -> bool:
+    import aiohttp  # half of what a host would import, and few ask
+
     with suppress(aiohttp.ClientError, OSError, TimeoutError):
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:

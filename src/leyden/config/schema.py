@@ -198,6 +198,8 @@ class WorkerConfig(_Section, frozen=True):
     """Processes with agents in them; 0: none here, `leyden worker` runs them elsewhere."""
     concurrency: AtLeastOne = 64
     """Rollouts at once, over all hosts."""
+    drain_s: NotNegative = 30.0
+    """Where an agent hangs in a host, how long the others in it may go on before it is ended."""
 
 
 RESERVED = ("task", "attempt", "result", "episode", "group")

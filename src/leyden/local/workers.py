@@ -78,5 +78,6 @@ def worker_options(config: Config, url: str, run: str) -> WorkerOptions:
         services=config.services,
         memory_mb=config.rollout.memory_mb,
         cpu_s=config.rollout.cpu_s,
+        drain_s=config.workers.drain_s,
         path=tuple(filter(None, sys.path)),
     )

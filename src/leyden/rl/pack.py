@@ -23,6 +23,8 @@ class Cost(Struct, frozen=True):
     """What a part costs beside its tokens."""
     tree: float = 1.0
     """What a token costs in a tree, where one in a line costs 1."""
+    block: int = 1
+    """Trees are padded to a multiple of so many tokens."""
 
 
 def lines(sequences: Sequence[Tokens]) -> list[list[int]]:

@@ -18,6 +18,9 @@ call alone leaves nothing to compare. `ppo` measures against a critic, whose lam
 have no critic for `gae` to ask.
 """
 
+OF_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+"""The advantages that are 0 for a rollout that is alone in its group."""
+
 
 class Mismatch(Exception):
     """A credit and an advantage that do not go together; the message says what to write instead."""

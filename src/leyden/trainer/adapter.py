@@ -14,7 +14,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
 from transformers import PreTrainedModel
 
-from leyden.config import AdapterConfig
+from leyden.config import AdapterConfig, ConfigError
 
 _NAME = "default"
 
@@ -23,6 +23,10 @@ class Adapter:
     """Adapters in a copy of a model, the only thing in it that is trained."""
 
     def __init__(self, served: PreTrainedModel, config: AdapterConfig) -> None:
+        linear = {name.rpartition(".")[2] for name, each in served.named_modules() if isinstance(each, torch.nn.Linear)}
+        if linear.isdisjoint(config.modules):
+            there = ", ".join(sorted(linear))
+            raise ConfigError(f"`training.lora.modules`: no layer is named so; the model's linear layers are {there}")
         self._served = served
         shape = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.modules))
         self.model = deepcopy(served).requires_grad_(False)

@@ -8,7 +8,7 @@ from msgspec import Struct
 from leyden.config import AlgorithmConfig, Config, ConfigError, SignalsConfig
 from leyden.rl.choosing import Unknown, choose, imported
 from leyden.rl.kl import ESTIMATES
-from leyden.rl.pairing import Mismatch, check_pair, needs_critic
+from leyden.rl.pairing import OF_GROUPS, Mismatch, check_pair, needs_critic
 from leyden.rl.signals import SignalKind, SignalRules
 from leyden.rl.states import state_key
 from leyden.rl.terms import Terms
@@ -45,6 +45,11 @@ def algorithm_of(config: Config) -> Algorithm:
         check_pair(named.credit, named.advantage)
         if named.aggregation == "constant" and named.length is None:
             raise ConfigError("`algorithm.aggregation` is constant: set `algorithm.length`, the tokens to divide by")
+        if named.advantage in OF_GROUPS and config.training.group_size == 1:
+            raise ConfigError(
+                f'`training.group_size` is 1, and `algorithm.advantage = "{named.advantage}"` compares a group: '
+                'write 2 or more, or `algorithm.advantage = "reinforce_pp"`'
+            )
         terms = Terms(**{name: getattr(named, name) for name in Terms.__struct_fields__})
         return Algorithm(
             admission=Admission(

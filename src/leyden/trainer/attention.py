@@ -14,12 +14,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from leyden.trainer.layout import BLOCK, Nodes
+from leyden.trainer.layout import Nodes
 from leyden.trainer.paths import Paths, attend_along
 
 Mask = Tensor | BlockMask
 NAME = "leyden"
 """Under which Hugging Face's models find our attention."""
+BLOCK = 128
+"""FlexAttention goes by blocks of so many tokens."""
 _FEW = 2048
 """So few tokens attend to each other faster by a dense mask, also on a GPU."""
 _KINDS = {"full_attention", "sliding_attention"}

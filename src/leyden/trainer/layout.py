@@ -14,9 +14,6 @@ from leyden.rl.pack import Cost, lines, pack
 from leyden.rl.tree import Ints, grow
 from leyden.trainer.batch import Row
 
-BLOCK = 128
-"""Attention on a GPU goes by blocks of so many tokens."""
-
 
 class Nodes(Struct, frozen=True):
     """The tokens of a sheet as the nodes of trees."""
@@ -71,7 +68,7 @@ def lay_trees(rows: Sequence[Row], cost: Cost) -> Iterator[Sheet]:
         yield from _lines(rows, sequences, homes, cost)
         return
     for part, tree in trees:
-        width = -(-len(tree.ids) // BLOCK) * BLOCK
+        width = -(-len(tree.ids) // cost.block) * cost.block
         ids, depths = np.zeros((2, 1, width), dtype=np.int64)
         ends = np.arange(1, width + 1)[None]  # padding sees itself, and nobody sees padding
         for array, own in (ids, tree.ids), (depths, tree.depths), (ends, tree.ends):

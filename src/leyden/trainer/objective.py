@@ -77,7 +77,9 @@ def total(objective: Objective, rows: Sequence[Row], read: Read, before: Before)
             ratio = ratios(proximal - sampler, call if objective.level == "call" else None)
         loss = loss * objective.correction(ratio, objective.terms)
     if objective.kl is not None and before.reference is not None:
-        loss = loss + objective.kl_weight * objective.kl(current, torch.cat(list(before.reference)))
+        distance = objective.kl(current, torch.cat(list(before.reference)))
+        loss = loss + objective.kl_weight * distance
+        figures = figures | {"kl_reference": distance}
     if objective.entropy_weight:
         loss = loss - objective.entropy_weight * read.entropies
     seen = Seen(replace(tokens, current=current.detach()), sampler, turn, _detached(figures), read.entropies.detach())

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from leyden.config import AdapterConfig, TrainingConfig
 from leyden.rl.pack import Cost
 from leyden.rl.statistics import Statistics
-from leyden.trainer.attention import TreeMasks
+from leyden.trainer.attention import BLOCK, TreeMasks
 from leyden.trainer.batch import Row
 from leyden.trainer.critic import Critic
 from leyden.trainer.forward import Forward
@@ -78,8 +78,10 @@ class Policy:
         trees = config.layout == "tree" and self.unfit is None
         masks = TreeMasks(self.model) if trees else None
         self._lay = lay_trees if trees else lay_rows
-        most = min(config.batch_tokens, _CPU_BATCH) if on_cpu else config.batch_tokens
-        self._cost = Cost(most, part=_SHEET, tree=_CPU_TREE if on_cpu else _GPU_TREE)
+        if on_cpu:
+            self._cost = Cost(min(config.batch_tokens, _CPU_BATCH), _SHEET, _CPU_TREE)
+        else:
+            self._cost = Cost(config.batch_tokens, _SHEET, _GPU_TREE, BLOCK)
         self._forward = Forward(self.model, masks)
         self._reference = self._forward
         if reference and self.adapter is None:

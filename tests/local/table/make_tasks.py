@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -15,6 +16,7 @@ FORM = "of"
 """What is the COLUMN of NAME?"""
 
 
+@cache
 def problems(split: Split, number: int) -> list[Problem]:
     """Problems of a split, no two of them alike."""
     rng = Random(f"table/{split}")
