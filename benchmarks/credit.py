@@ -37,7 +37,7 @@ THRESHOLD = 0.6
 def measure(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One run: the reward of the task alone, step by step, and on tasks held out."""
     settings = [f"seed={seed}", f"training.steps={options.steps}", f"training.learning_rate={options.learning_rate}"]
-    settings.append(f"algorithm.credit={WAYS[way]}")
+    settings += ["training.schedule=constant", f"algorithm.credit={WAYS[way]}"]
     if signals := way.endswith("signals"):
         settings.append(f"signals.tool_failed={options.tool_failed}")
     with tempfile.TemporaryDirectory() as folder:

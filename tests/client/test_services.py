@@ -1,6 +1,7 @@
 """Services: so many of something costly, lent to one at a time, replaced when they die, gone with their worker."""
 
 import asyncio
+import socket
 import sys
 from collections import Counter
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from aiohttp import web
+from modelserving import eventually
 from worksite import AGENTS, Worksite, alive, gone, hosts_of, kill
 
 from leyden.client import pool
@@ -100,6 +102,11 @@ async def test_one_that_cannot_be_started_is_an_error_that_says_why(monkeypatch:
 # Commands
 
 
+def refused(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) != 0
+
+
 async def test_a_command_is_lent_by_its_address_and_replaced_when_it_dies(tmp_path: Path) -> None:
     me = psutil.Process()
     async with Services.commands({"site": SITE}, str(tmp_path)) as services:
@@ -108,7 +115,7 @@ async def test_a_command_is_lent_by_its_address_and_replaced_when_it_dies(tmp_pa
             port = lent["site"].rpartition(":")[2]
             (serving,) = [p for p in family if port in p.cmdline() and "http.server" in p.cmdline()[2]]
             kill(serving)
-        await gone([serving])
+        await eventually(lambda: refused(int(port)))  # its last threads may live a moment longer
         async with services.lend(["site"]) as one, services.lend(["site"]) as two:
             assert one["site"] != two["site"]
             new = {process.pid for process in me.children(recursive=True)} - {process.pid for process in family}

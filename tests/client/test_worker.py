@@ -220,6 +220,7 @@ async def test_a_host_that_dies_is_replaced_and_its_attempts_are_tried_again(sit
     await site.queue("beside", {"do": "sleep", "s": 1.0})
     with site.worker("moody.py:act") as worker:
         dies, beside = await site.episode("dies"), await site.episode("beside")
+        await eventually(lambda: len(hosts_of(worker)) == 1)  # those that each was tried alone in have ended
         (host,) = hosts_of(worker)
         kill(host)
         await site.queue("later", {"do": "return", "value": 1.0})
