@@ -134,6 +134,20 @@ async def test_siblings_compute_their_prompt_once(model: PreTrainedModel, engine
     assert engine.stats.tokens == 8 * 20
 
 
+async def test_without_reuse_an_answer_depends_on_nothing_that_was_asked_before(llama: PreTrainedModel) -> None:
+    requests = [ask((*prompt(0, 90), *prompt(i, 30)), 20, f"s{i}") for i in range(3)]
+    found = []
+    for order in ((0, 1, 2), (2, 1, 0)):
+        engine = TorchEngine(llama, slots=1, reuse=False)
+        try:
+            answers = {i: await complete(engine, requests[i]) for i in order}
+        finally:
+            engine.close()
+        assert engine.stats.prompt_computed == 3 * 120
+        found.append([answers[i].logprobs for i in range(3)])
+    assert found[0] == found[1]  # to the last bit
+
+
 async def test_a_request_draws_the_same_alone_and_among_others_that_come_and_go(
     model: PreTrainedModel, engine: TorchEngine
 ) -> None:

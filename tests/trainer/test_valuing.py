@@ -125,7 +125,7 @@ def test_calls_in_the_same_state_are_compared() -> None:
     groups = one_group(episode(0, 1.0, [call("a"), call("b")]), episode(1, 0.0, [call("c")]))
     rules = replace(VALUATION, credit=discounted, advantage=gigpo, state=prompt)
     valued(groups, rules, accounts)
-    assert accounts.states_shared == 1.0  # all prompts are the same
+    assert accounts.states_shared == [1.0]  # all prompts are the same
 
 
 def test_parts_of_a_mixture_are_told_apart_by_a_key_of_their_tasks() -> None:

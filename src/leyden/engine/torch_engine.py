@@ -59,7 +59,9 @@ class TorchEngine:
         version: int = 0,
         chunk: int = 256,
         threads: int | None = None,
+        reuse: bool = True,
     ) -> None:
+        """Without `reuse` what a request is answered depends on nothing that was asked before it, to the last bit."""
         config = model.config.get_text_config()
         self._context, self._vocabulary = int(config.max_position_embeddings), int(config.vocab_size)
         self.version = version
@@ -67,7 +69,7 @@ class TorchEngine:
         self.stats = Stats()
         self._chunk, self._threads = chunk, threads or _threads(model)
         self._rows = Rows(slots, self._context, model.dtype, model.device)
-        self._slots = Slots(slots, self._rows)
+        self._slots = Slots(slots, self._rows, reuse)
         self._forward: Forward = (LlamaForward if LlamaForward.fits(model) else HubForward)(model, self._rows)
         self._wake = threading.Condition()
         self._queue: deque[Completion] = deque()

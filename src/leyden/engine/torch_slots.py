@@ -33,8 +33,9 @@ class Slot:
 class Slots:
     """The fixed set of slots."""
 
-    def __init__(self, count: int, rows: Rows) -> None:
+    def __init__(self, count: int, rows: Rows, reuse: bool = True) -> None:
         self.all = [Slot(row) for row in range(count)]
+        self._reuse = reuse
         self.live: list[Slot] = []
         """Those at work, in the order in which they were admitted."""
         self._rows = rows
@@ -53,6 +54,9 @@ class Slots:
         slot.computed = min(common(slot.tokens, completion.tokens, slot.computed), len(completion.tokens) - 1)
         slot.tokens, slot.completion, slot.used = completion.tokens, completion, self._clock
         self.live.append(slot)
+        if not self._reuse:
+            slot.computed = 0
+            return 0
         return self.share(slot)
 
     def share(self, slot: Slot) -> int:

@@ -67,7 +67,8 @@ async def house(
     config: Config, folder: Path, model: PreTrainedModel, tokenizer: Tokenizer, version: int, run: str
 ) -> AsyncIterator[House]:
     """Serve a model to the agents of a run."""
-    engine = TorchEngine(model, slots=1 if config.deterministic else config.engine.slots, version=version)
+    alone = config.deterministic
+    engine = TorchEngine(model, slots=1 if alone else config.engine.slots, version=version, reuse=not alone)
     service: list[Service] = []
 
     def attach(found: Service) -> None:

@@ -49,8 +49,8 @@ class Accounts(Struct):
     """Groups of one rollout, which has nobody to be compared with."""
     groups_flat: int = 0
     """Groups whose calls are all worth the same: comparing them says nothing."""
-    states_shared: float | None = None
-    """The share of calls with another in the same state, where the advantage asks for states."""
+    states_shared: list[float] = field(default_factory=list)
+    """The share of calls with another in the same state, in each update, where the advantage asks for states."""
 
 
 class Scored(Struct, frozen=True):

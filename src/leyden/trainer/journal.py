@@ -73,14 +73,14 @@ def numbers(report: StepReport) -> dict[str, float]:
         "groups/dropped": accounts.groups_dropped,
         "groups/single": accounts.groups_single,
         "groups/flat": accounts.groups_flat,
-        "calls/states_shared": accounts.states_shared,
+        "calls/states_shared": fmean(accounts.states_shared) if accounts.states_shared else None,
         "calls/trained": accounts.calls_trained,
         "tokens/sampled": report.sampled,
         "tokens/trained": sum(figure.tokens for figure in figures),
         "time/sampling_s": report.sampling_s,
         "time/training_s": report.training_s,
         "training/learning_rate": report.learning_rate,
-        "reward/automatic": fmean(report.automatic) if report.signals else None,
+        "reward/automatic": fmean(report.automatic) if report.automatic else None,
         **{f"signals/{name}": count for name, count in report.signals.items()},
         **{f"rollouts/{ending}": count for ending, count in accounts.outcomes.items()},
         **{f"rollouts/excluded/{why}": count for why, count in accounts.excluded.items()},
@@ -92,7 +92,8 @@ def numbers(report: StepReport) -> dict[str, float]:
     ]
     for name in dict.fromkeys(name for one in measured for name in one):
         values = [value for one in measured if (value := one.get(name)) is not None]
-        found[f"training/{name}"] = fmean(values) if values else None
+        joined = max if name.endswith("_max") else min if name.endswith("_min") else fmean
+        found[f"training/{name}"] = joined(values) if values else None
     if report.held_out is not None:
         found |= held_out_numbers(report.held_out)
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}

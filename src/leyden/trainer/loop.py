@@ -177,9 +177,10 @@ class Trainer:
     def _note(self, episodes: Sequence[Episode], report: StepReport) -> None:
         for episode in episodes:
             report.sampled += sum(len(call.completion_ids) for call in episode.calls)
-            given = [reward for reward in episode.standing_rewards if reward.kind is RewardKind.AUTOMATIC]
-            report.signals.update(reward.name.partition("/")[0] for reward in given)
-            report.automatic.append(sum(reward.weight * reward.value for reward in given))
+            if self._algorithm.signals.ask:
+                given = [reward for reward in episode.standing_rewards if reward.kind is RewardKind.AUTOMATIC]
+                report.signals.update(reward.name.partition("/")[0] for reward in given)
+                report.automatic.append(sum(reward.weight * reward.value for reward in given))
             reward = episode.final_reward(self._config.rollout.failure_reward)
             if reward is not None:
                 report.rewards.append(reward)

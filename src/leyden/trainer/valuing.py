@@ -74,7 +74,7 @@ def value(
     accounts.groups_single += compared.alone
     accounts.groups_flat += compared.flat
     if rules.state is not None:
-        accounts.states_shared = shared(calls.state)
+        accounts.states_shared.append(shared(calls.state))
     tokens = [[len(rows[index].completion_ids) for index in indices if index in worth] for indices in rows_R]
     weights = (weight for weights_C in rules.aggregation(tokens, rules.terms) for weight in weights_C)
     return [
