@@ -39,6 +39,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/tree.py
 	$(BIN)/python benchmarks/loss_memory.py
+	$(BIN)/python benchmarks/credit.py
 
 clean:
 	rm -rf $(VENV) .bench build dist
