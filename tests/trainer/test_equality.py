@@ -150,7 +150,7 @@ def both_ways(
         ("tree", 64, True),
     ):
         torch.manual_seed(0)
-        policy = Policy(model, TrainingConfig(layout=layout, batch_tokens=most, **config), critic)  # type: ignore[arg-type]
+        policy = Policy(model, TrainingConfig(layout=layout, batch_tokens=most, **config), critic, reference=True)  # type: ignore[arg-type]
         policy._cost = replace(policy._cost, tree=1e9 if as_lines else 0.0)  # which of the two is never in doubt
         assert policy.unfit is None
         for parameter in policy.beside.values():  # some begin at zero, and would hide what comes before them

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from smallepisodes import call, episode
 from smallpolicy import small_policy
 
-from leyden.config import AdapterConfig, read_config
+from leyden.config import AdapterConfig, ConfigError, read_config
 from leyden.trainer.algorithm import Algorithm, algorithm_of
 from leyden.trainer.batch import Accounts, Admission, Scored, score
 from leyden.trainer.updates import prepare
@@ -102,7 +102,7 @@ def test_lora_is_held_against_the_weights_beside_it() -> None:
     ],
 )
 def test_an_algorithm_that_makes_no_sense_is_refused_before_any_work(named: dict[str, str], said: str) -> None:
-    with pytest.raises(Exception, match=said.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
         algorithm(**named)
 
 

@@ -83,8 +83,10 @@ class Policy:
         else:
             self._cost = Cost(config.batch_tokens, _SHEET, _GPU_TREE, BLOCK)
         self._forward = Forward(self.model, masks)
-        self._reference = self._forward
-        if reference and self.adapter is None:
+        self._reference = None
+        if reference and self.adapter is not None:
+            self._reference = self._forward  # with its adapters aside
+        elif reference:
             self._reference = Forward(deepcopy(self.model).requires_grad_(False), masks)
         if config.gradient_checkpointing:
             _checkpoint(self.model)
@@ -110,7 +112,8 @@ class Policy:
         return [logprobs for logprobs, _ in self._look(rows, self._forward)]
 
     def reference_logprobs(self, rows: Sequence[Row]) -> list[Tensor]:
-        """Those of the model that training began with."""
+        """Those of the model that training began with, where the policy was asked to keep it."""
+        assert self._reference is not None
         with self.adapter.aside() if self.adapter is not None else nullcontext():
             return [logprobs for logprobs, _ in self._look(rows, self._reference)]
 

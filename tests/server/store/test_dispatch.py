@@ -14,7 +14,6 @@ GONE = Want("gone", 1, None, None)
 
 
 async def queue_one(store: Store) -> None:
-    await store.create_run(RunSpec("r"))
     await store.enqueue("r", GroupSpec("g", Task("t", {}), max_attempts=1))
 
 

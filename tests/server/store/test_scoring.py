@@ -1,45 +1,18 @@
 """A group that is scored together is finished when it is scored, once, whatever becomes of those who score it."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-from databases import Postgres
 from sqlalchemy import text
 
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Reward, RunSettings, Task
+from leyden.records import Reward, Task
 from leyden.server.store import Conflict, NotFound, Store, Want, reading
 from leyden.wire import EventCursor, Finish, GroupSpec, RunSpec, Scores, Scoring
 
 LATER = Finish(Outcome(Ending.SUCCEEDED), "said", awaits_group=True)
 FAILED = Finish(Outcome(Ending.AGENT_ERROR, "it fell"))
-
-
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path, postgres: Postgres | None) -> AsyncIterator[Store]:
-    if request.param == "sqlite":
-        location = str(tmp_path / "leyden.db")
-    elif postgres is None:
-        pytest.skip("no PostgreSQL server on this machine")
-    else:
-        location = postgres.new_database()
-    opened = await Store(location, Clock()).start()
-    await opened.create_run(RunSpec("r", RunSettings(lease_s=60, max_attempts=2)))
-    yield opened
-    await opened.close()
 
 
 async def run_group(store: Store, *reports: Finish) -> None:

@@ -2,11 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-from databases import Postgres
 
 from leyden.outcomes import Ending, Outcome, Retry, backoff_s
 from leyden.records import Call, Metric, Reward, RewardKind, RunSettings, Span, State, Task, Version, VersionRun
@@ -14,30 +11,6 @@ from leyden.server.store import Conflict, NotFound, Store, Want, reading
 from leyden.wire import EventCursor, Finish, GroupSpec, RunSpec
 
 DONE = Finish(Outcome(Ending.SUCCEEDED), rewards=(Reward("final", 1.0),))
-
-
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path, postgres: Postgres | None) -> AsyncIterator[Store]:
-    if request.param == "sqlite":
-        location = str(tmp_path / "leyden.db")
-    elif postgres is None:
-        pytest.skip("no PostgreSQL server on this machine")
-    else:
-        location = postgres.new_database()
-    opened = await Store(location, Clock()).start()
-    await opened.create_run(RunSpec("r", RunSettings(lease_s=60, max_attempts=2)))
-    yield opened
-    await opened.close()
 
 
 def advance(store: Store, seconds: float) -> None:

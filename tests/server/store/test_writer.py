@@ -14,7 +14,6 @@ async def steps(store: Store) -> list[int]:
 
 
 async def test_writers_at_the_same_time_share_commits(store: Store) -> None:
-    await store.create_run(RunSpec("r"))
     before = store.writer.commits
     await asyncio.gather(*(store.record_metrics("r", [Metric(step, "x", 0.0)]) for step in range(200)))
     assert await steps(store) == list(range(200))
@@ -22,7 +21,6 @@ async def test_writers_at_the_same_time_share_commits(store: Store) -> None:
 
 
 async def test_one_that_is_refused_disturbs_nobody(store: Store) -> None:
-    await store.create_run(RunSpec("r"))
     results = await asyncio.gather(
         *(store.record_metrics("r" if step % 2 else "nowhere", [Metric(step, "x", 0.0)]) for step in range(50)),
         return_exceptions=True,
@@ -32,7 +30,6 @@ async def test_one_that_is_refused_disturbs_nobody(store: Store) -> None:
 
 
 async def test_one_that_breaks_disturbs_nobody(store: Store) -> None:
-    await store.create_run(RunSpec("r"))
 
     def broken(tx: Transaction) -> int:
         recording.record_metrics(tx, "r", [Metric(999, "x", 0.0)])
