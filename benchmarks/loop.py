@@ -46,7 +46,7 @@ from leyden.trainer.checkpoint import Checkpoints, State
 from leyden.trainer.evaluation import Measured
 from leyden.trainer.journal import Journal
 from leyden.trainer.loop import StepReport, Trainer
-from leyden.trainer.model import find, load_model, load_tokenizer
+from leyden.trainer.model import find, load_model
 from leyden.trainer.policy import Figures, Policy
 from leyden.trainer.tasks import Tasks
 
@@ -148,10 +148,10 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
     """A run of ours, put together as `leyden train` does it, with a clock among its watchers."""
     config = configure(plan)
     source = find(config.model, config.base)
-    model, tokenizer = load_model(source, config.engine.dtype, training=True), load_tokenizer(source)
+    model = load_model(source, config.engine.dtype, training=True)
     algorithm = algorithm_of(config)
     policy, checkpoints = TimedPolicy(model, config.training), TimedCheckpoints(folder, source.folder, 2)
-    async with house(config, folder, model, tokenizer, 0, config.run) as home:
+    async with house(config, folder, model, source, 0, config.run) as home:
         draw_to_the_end(home.engine)
         clock = Clock(home.engine, plan["tasks"] * plan["group"], plan["tokens"])
         policy.clock = checkpoints.clock = clock

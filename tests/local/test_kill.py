@@ -29,13 +29,14 @@ def test_a_trainer_that_is_killed_goes_on_to_the_same_weights(seed: int, undistu
         process = training.start()
         after_lines(process, lines)
         time.sleep(rng.uniform(0, 1.0))  # the moment is the point
-        workers = children(process.pid)
+        others = children(process.pid)
         kill(process.pid)
         process.communicate()
         deadline = time.monotonic() + 30
-        while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+        while any(Path(f"/proc/{pid}").exists() for pid in others) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+        assert len(others) == 2  # the server and the worker
+        assert not any(Path(f"/proc/{pid}").exists() for pid in others)
     training.finish()
     assert training.accounts() == undisturbed.accounts()
     assert training.weights() == undisturbed.weights()
@@ -45,8 +46,21 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(undisturbed:
     training = Training(tmp_path, "rollout.lease_s=2")
     process = training.start()
     after_lines(process, 1)
-    (worker,) = children(process.pid)
+    (worker,) = children(process.pid, "leyden.client")
     kill(worker)
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
+    assert training.accounts() == undisturbed.accounts()
+
+
+def test_a_server_that_is_killed_ends_the_run_and_the_next_one_goes_on(undisturbed: Training, tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    process = training.start()
+    after_lines(process, 1)
+    (server,) = children(process.pid, "leyden.server")
+    kill(server)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, printed
+    assert "the server ended (killed by SIGKILL)" in printed
+    training.finish()
     assert training.accounts() == undisturbed.accounts()

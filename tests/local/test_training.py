@@ -104,7 +104,7 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     process = training.start()
     assert process.stdout is not None
     assert f"after step {step}" in process.stdout.readline()
-    while not (workers := children(process.pid)):
+    while not (workers := children(process.pid, "leyden.client")):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     assert "finishing this step" in process.stdout.readline()

@@ -98,16 +98,17 @@ class Training:
         return (self.run / "step-4" / "model.safetensors").read_bytes()
 
 
-def children(parent: int) -> list[int]:
-    """The processes that a process started and that live."""
+def children(parent: int, module: str = "") -> list[int]:
+    """The processes that a process started and that live; those that run a module, where one is named."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 state, ppid = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                words = (entry / "cmdline").read_text().split("\0")
             except OSError:
                 continue
-            if int(ppid) == parent and state != "Z":
+            if int(ppid) == parent and state != "Z" and (not module or module in words):
                 found.append(int(entry.name))
     return found
 

@@ -31,6 +31,9 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--upstream-key", default=os.environ.get(UPSTREAM_KEY_VARIABLE), help="its key (or set LEYDEN_UPSTREAM_KEY)"
     )
+    command.add_argument(
+        "--upstream-timeout-s", type=whole(1, 86_400), default=600, help="how long it may be silent (default: 600)"
+    )
     command.set_defaults(run=_run)
     return command
 

@@ -58,7 +58,7 @@ async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[Ca
     """Run the agent a few times, sampled as in training, and look at what came of it."""
     chosen = read_tasks(config).train[:tasks]
     source = find(config.model, config.base)
-    tokenizer = load_tokenizer(source)
+    load_tokenizer(source)
     model = load_model(source, config.engine.dtype, training=False)
     folder = RunFolder.of(config, f".dev-{time.strftime('%Y%m%d-%H%M%S')}")
     folder.open(config)
@@ -70,7 +70,7 @@ async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[Ca
         async for _, group in collection.gather(specs):
             episodes.extend(group)
 
-    async with house(config, folder.path, model, tokenizer, 0, run) as home:
+    async with house(config, folder.path, model, source, 0, run) as home:
         await home.watched(gather(Collection(home.remote, run)))
     return caught(config, episodes, folder.path), episodes
 

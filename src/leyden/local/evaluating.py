@@ -39,12 +39,12 @@ async def measure_model(
     if not chosen:
         raise ConfigError("`held_out` leaves no tasks to measure on: set it, or name a file with --tasks")
     source = find(model or config.model, config.base)
-    tokenizer = load_tokenizer(source)
+    load_tokenizer(source)
     loaded = load_model(source, config.engine.dtype, training=False)
     folder = RunFolder.of(config, f".eval-{time.strftime('%Y%m%d-%H%M%S')}")
     folder.open(config)
     run = folder.path.name
-    async with house(config, folder.path, loaded, tokenizer, 0, run) as home:
+    async with house(config, folder.path, loaded, source, 0, run) as home:
         measured: Measured
         measured, _ = await home.watched(
             evaluate(

@@ -66,7 +66,7 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     algorithm = algorithm_of(config)
     tasks = read_tasks(config)
     source = find(config.model, config.base)
-    tokenizer = load_tokenizer(source)
+    load_tokenizer(source)  # if it cannot be, that is said before any work
     folder = RunFolder.of(config)
     if restart and (aside := folder.put_aside()) is not None:
         console.print(f"the earlier run is now {aside}", highlight=False)
@@ -82,10 +82,10 @@ async def train(config: Config, restart: bool = False, console: Console | None =
         console.print(f"going on with [bold]{config.run}[/] after step {state.step}", highlight=False)
     sinks = open_sinks(config, folder.path)
     display = Display(console, config.training.steps)
-    async with house(config, folder.path, model, tokenizer, state.version, config.run) as home:
+    async with house(config, folder.path, model, source, state.version, config.run) as home:
         if home.workers is None:
             console.print(
-                f"waiting for workers: leyden worker CONFIG.toml --server {home.url} "
+                f"waiting for workers: leyden worker CONFIG.toml --server {home.server.running.advertised} "
                 f"--key-file {folder.path / 'worker.key'}",
                 highlight=False,
                 soft_wrap=True,

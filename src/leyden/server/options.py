@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 
@@ -24,11 +25,40 @@ class ServeOptions(Struct, frozen=True):
     upstream: str | None = None
     """The base URL of an OpenAI-compatible service that answers model calls."""
     upstream_key: str | None = None
+    upstream_timeout_s: float = 600.0
+    """How long it may be silent."""
 
     @property
     def location(self) -> str:
         """Where the store is."""
         return self.store or str(self.home / "leyden.db")
+
+
+class Beside(Struct, frozen=True):
+    """What a server is told that serves a model which another process computes."""
+
+    serve: ServeOptions
+    policy: str
+    """What the model is called in the record."""
+    model: str
+    """The folder with its tokenizer."""
+    name: str
+    """What that is known by."""
+    context: int
+    vocabulary: int
+    at_once: int
+    """How many calls the engine takes."""
+    release: bool = False
+    """Whether every attempt under way is of workers that are gone."""
+
+    def to_json(self) -> str:
+        """As text for the command line of that server."""
+        return msgspec.json.encode(self, enc_hook=str).decode()  # the hook is for paths
+
+    @classmethod
+    def from_json(cls, text: str) -> "Beside":
+        """What was written by `to_json`."""
+        return msgspec.json.decode(text, type=cls, dec_hook=lambda path, text: path(text))
 
 
 class Running(Struct, frozen=True):

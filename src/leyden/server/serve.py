@@ -16,6 +16,7 @@ from leyden.server.address import is_loopback, is_wildcard
 from leyden.server.app import App
 from leyden.server.bounded import BoundedHttp
 from leyden.server.gateway.gateway import Gateway
+from leyden.server.gateway.policy import Policy
 from leyden.server.gateway.upstream import Upstream
 from leyden.server.keys import Keyring, Kind, Refused, write_private
 from leyden.server.options import Running, ServeOptions, Unservable
@@ -26,11 +27,9 @@ _GRACE_S = 30
 _TEN_YEARS = 10 * 365 * 86_400.0
 
 
-async def serve(
-    options: ServeOptions, started: Callable[[Running], None], attach: Callable[[Service], None] | None = None
-) -> None:
+async def serve(options: ServeOptions, started: Callable[[Running], None]) -> None:
     """Serve until told to stop by SIGINT or SIGTERM, then finish what was accepted; told twice, stop at once."""
-    async with serving(options, attach) as server:
+    async with serving(options) as server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
@@ -39,10 +38,10 @@ async def serve(
 
 
 @asynccontextmanager
-async def serving(options: ServeOptions, attach: Callable[[Service], None] | None = None) -> AsyncIterator["Server"]:
+async def serving(options: ServeOptions, policy: Policy | None = None) -> AsyncIterator["Server"]:
     """A server that listens within this context, and has finished what it accepted when the context is left.
 
-    `attach` may give the service more than its options say, a gateway with an engine in this process for one.
+    A policy is served beside what its options say.
     """
     if options.keyless and not is_loopback(options.host):
         raise Unservable(
@@ -61,10 +60,10 @@ async def serving(options: ServeOptions, attach: Callable[[Service], None] | Non
             admin_key = _keep_admin_key(keyring, options.home / "admin.key")
             settings = ServerSettings(options.advertise or url, options.keyless, options.max_body_mb * 2**20)
             service = await Service.start(store, keyring, settings)
-            if options.upstream is not None:
-                service.gateway = Gateway(store, {}, Upstream(options.upstream, options.upstream_key))
-            if attach is not None:
-                attach(service)
+            policies = {policy.name: policy} if policy is not None else {}
+            upstream = _upstream(options)
+            if policies or upstream:
+                service.gateway = Gateway(store, policies, upstream)
             gc.collect()
             gc.freeze()  # what was imported lives as long as the server: no need to look through it again and again
             server = Server(service, Running(url, settings.url, store.database.name, str(admin_key)))
@@ -103,7 +102,7 @@ class Server(uvicorn.Server):
         self.running = running
         self.stopped: asyncio.Task[None]
         """Done when it has finished what it accepted."""
-        self._service = service
+        self.service = service
         self._listening = asyncio.Event()
 
     async def listen(self, listener: socket.socket) -> None:
@@ -117,7 +116,7 @@ class Server(uvicorn.Server):
 
     def stop(self) -> None:
         """Take nothing more on; called again, drop what is still being answered."""
-        self._service.store.stop_waiting()  # those who only wait keep nobody waiting
+        self.service.store.stop_waiting()  # those who only wait keep nobody waiting
         self.handle_exit(signal.SIGINT, None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -131,6 +130,13 @@ class Server(uvicorn.Server):
         yield
 
 
+def _upstream(options: ServeOptions) -> Upstream | None:
+    """Whatever serves the model names that are served nowhere here."""
+    if options.upstream is None:
+        return None
+    return Upstream(options.upstream, options.upstream_key, options.upstream_timeout_s)
+
+
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -141,7 +147,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise Unservable(
-            f"cannot listen on {host}:{port} ({error.strerror}): name another with --host, --port"
+            f"cannot listen on {host}:{port} ({error.strerror}): choose another (--port; server.port of a training)"
         ) from error
     return listener
 
