@@ -1,8 +1,8 @@
-"""An engine behind a socket is the engine: the same pieces, errors and cancellations, and an end that everybody hears."""
+"""An engine behind a socket is the engine: the same pieces, errors and cancellations, and everybody hears its end."""
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
 import pytest
@@ -61,9 +61,9 @@ async def slow() -> AsyncIterator[Line]:
     await opened.close()
 
 
-async def happens(condition: object) -> None:
+async def happens(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(SECONDS):
-        while not condition():  # type: ignore[operator]
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

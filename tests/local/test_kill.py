@@ -35,7 +35,6 @@ def test_a_trainer_that_is_killed_goes_on_to_the_same_weights(seed: int, undistu
         deadline = time.monotonic() + 30
         while any(Path(f"/proc/{pid}").exists() for pid in others) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert len(others) == 2  # the server and the worker
         assert not any(Path(f"/proc/{pid}").exists() for pid in others)
     training.finish()
     assert training.accounts() == undisturbed.accounts()
