@@ -1,6 +1,7 @@
 """What can be asked of the store. Every question is one consistent look at it."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, Table, func, select
@@ -39,6 +40,10 @@ from leyden.server.store.schema import (
     workers,
 )
 from leyden.wire import RolloutDetail, RunSummary
+
+_ROLLOUTS_AND_TASKS = select(rollouts, tasks.c.input).join(
+    tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id)
+)
 
 
 def run_ids(connection: Connection) -> Sequence[str]:
@@ -101,12 +106,12 @@ def group_episodes(connection: Connection, run: str, id: str) -> list[Episode]:
     """The deciding attempt of each rollout of a group, with all that it left behind."""
     group(connection, run, id)
     latest = (
-        select(attempts.c.id)
+        select(attempts)
         .join(rollouts, (rollouts.c.id == attempts.c.rollout_id) & (rollouts.c.attempts == attempts.c.number))
         .where(rollouts.c.group_id == id)
         .order_by(rollouts.c.place)
     )
-    return [episode(connection, run, attempt) for attempt in connection.scalars(latest).all()]
+    return _episodes(connection, connection.execute(latest).all())
 
 
 def rollout_list(
@@ -127,12 +132,7 @@ def rollout_list(
 
 def rollout_detail(connection: Connection, run: str, id: str) -> RolloutDetail:
     """A rollout with its task and attempts."""
-    query = (
-        select(rollouts, tasks.c.input)
-        .join(tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id))
-        .where(rollouts.c.id == id, rollouts.c.run_id == run)
-    )
-    row = connection.execute(query).first()
+    row = connection.execute(_ROLLOUTS_AND_TASKS.where(rollouts.c.id == id, rollouts.c.run_id == run)).first()
     if row is None:
         raise NotFound(f"no rollout {id!r} in run {run!r}")
     tries = connection.execute(select(attempts).where(attempts.c.rollout_id == id).order_by(attempts.c.number))
@@ -144,21 +144,34 @@ def episode(connection: Connection, run: str, attempt: str) -> Episode:
     found = connection.execute(select(attempts).where(attempts.c.id == attempt, attempts.c.run_id == run)).first()
     if found is None:
         raise NotFound(f"no attempt {attempt!r} in run {run!r}")
-    detail = rollout_detail(connection, run, found.rollout_id)
+    return _episodes(connection, [found])[0]
 
-    def of(table: Table) -> list[Row[Any]]:
-        query = select(table).where(table.c.attempt_id == attempt).order_by(table.c.seq)
-        return list(connection.execute(query))
 
-    return Episode(
-        rollout=detail.rollout,
-        attempt=attempt_from(found),
-        task=detail.task,
-        calls=tuple(map(call_from, of(calls))),
-        spans=tuple(decode_span(row.body) for row in of(spans)),
-        rewards=tuple(decode_reward(row.body) for row in of(rewards)),
-        output=(found.output or b"").decode(),
-    )
+def _episodes(connection: Connection, found: Sequence[Row[Any]]) -> list[Episode]:
+    """What some attempts left behind, with one look into each table for all of them."""
+    query = _ROLLOUTS_AND_TASKS.where(rollouts.c.id.in_([row.rollout_id for row in found]))
+    details = {row.id: row for row in connection.execute(query)}
+
+    def by_attempt(table: Table) -> Mapping[str, Sequence[Row[Any]]]:
+        rows = defaultdict(list)
+        query = select(table).where(table.c.attempt_id.in_([row.id for row in found])).order_by(table.c.seq)
+        for row in connection.execute(query):
+            rows[row.attempt_id].append(row)
+        return rows
+
+    made, seen, given = by_attempt(calls), by_attempt(spans), by_attempt(rewards)
+    return [
+        Episode(
+            rollout=rollout_from(details[row.rollout_id]),
+            attempt=attempt_from(row),
+            task=task_from(details[row.rollout_id]),
+            calls=tuple(map(call_from, made[row.id])),
+            spans=tuple(decode_span(span.body) for span in seen[row.id]),
+            rewards=tuple(decode_reward(reward.body) for reward in given[row.id]),
+            output=(row.output or b"").decode(),
+        )
+        for row in found
+    ]
 
 
 def log(connection: Connection, run: str, *, after: int, kind: str, limit: int) -> list[Event]:
