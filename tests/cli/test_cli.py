@@ -275,6 +275,8 @@ def test_a_long_list_is_shown_in_parts(leyden: Leyden, where: list[str]) -> None
         (["serve", "--port", "65536"], "from 0 to 65535"),
         (["serve", "--max-body-mb", "0"], "from 1 to"),
         (["serve", "here"], "here"),
+        (["serve", "here=there"], "here=there"),
+        (["train", "a.toml", "--restart", "--colour"], "--colour"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_answered_in_one_line(leyden: Leyden, arguments: list[str], said: str) -> None:

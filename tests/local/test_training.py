@@ -52,7 +52,7 @@ def test_a_run_that_is_done_has_nothing_left_to_do(trained: Training) -> None:
 
 
 def test_a_run_goes_on_for_more_steps_but_not_with_another_meaning(trained: Training) -> None:
-    refused = leyden(trained.folder, "train", "small.toml", "training.group_size=5")
+    refused = leyden(trained.folder, "train", "small.toml", "run=small", "--json", "training.group_size=5")
     assert refused.returncode == 1
     assert "`training.group_size` is not what run 'small' began with" in refused.stderr
     more = leyden(trained.folder, "train", "small.toml", "training.steps=5")
@@ -84,6 +84,15 @@ def test_restart_puts_the_earlier_run_aside(tmp_path: Path) -> None:
     (aside,) = (path for path in training.run.parent.iterdir() if "before" in path.name)
     assert json.loads((aside / "metrics.jsonl").read_text().splitlines()[0]) == first[0]
     assert len(training.journal()) == 1
+
+
+def test_a_run_that_came_to_nothing_may_begin_with_another_configuration(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=1", "held_out=0")
+    nowhere = leyden(tmp_path, "train", "small.toml", "server.host=192.0.2.1", "training.group_size=2")
+    assert nowhere.returncode == 1
+    assert "cannot listen on 192.0.2.1" in nowhere.stderr
+    assert "the earlier run is now" in training.finish()
+    assert [row["rollouts/asked"] for row in training.journal()] == [6]
 
 
 def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path: Path) -> None:

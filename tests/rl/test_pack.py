@@ -34,14 +34,16 @@ def all_cuts(sequences: Sequences) -> list[list[list[int]]]:
 
 @given(SEQUENCES, COSTS)
 def test_of_all_ways_to_cut_the_cheapest_is_taken(sequences: Sequences, cost: Cost) -> None:
-    parts = pack(sequences, cost)
+    packed = pack(sequences, cost)
+    parts = [part.indices for part in packed]
     assert sorted(index for part in parts for index in part) == list(range(len(sequences)))
+    assert [part.tokens for part in packed] == [len(grow([sequences[i] for i in part]).ids) for part in parts]
     assert price(sequences, parts, cost) == pytest.approx(min(price(sequences, w, cost) for w in all_cuts(sequences)))
 
 
 def test_a_tree_is_cut_where_the_least_is_shared() -> None:
     sequences = [(1, 1, 1, 1), (2, 2, 2, 2), (1, 1, 1, 5), (2, 2, 2, 6)]
-    assert [sorted(part) for part in pack(sequences, Cost(5))] == [[0, 2], [1, 3]]
+    assert [sorted(part.indices) for part in pack(sequences, Cost(5))] == [[0, 2], [1, 3]]
 
 
 def test_small_trees_lie_together_where_starting_a_batch_costs_something() -> None:

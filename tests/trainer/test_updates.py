@@ -1,5 +1,6 @@
 """What a step knows before its first update: what moves, what is taken from rewards, and which rows are left."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from msgspec.structs import replace
 from smallepisodes import call, episode
 from smallpolicy import small_policy
+from torch import Tensor
 
 from leyden.config import AdapterConfig, ConfigError, read_config
 from leyden.trainer.algorithm import Algorithm, algorithm_of
@@ -64,16 +66,26 @@ def test_a_correction_of_a_whole_rollout_counts_all_of_its_calls() -> None:
     torch.testing.assert_close(update.before.corrections[0], gap.clamp(-20, 20).exp().expand(3))
 
 
-def test_distance_to_the_reference_is_taken_from_the_reward() -> None:
-    policy = small_policy(reference=True)
-    asked = algorithm(kl=0.5, kl_in="reward", advantage="dr_grpo", credit="stepwise", spread="last")
-    (update,) = prepare(groups()[:1], 1, policy, asked, Accounts())
+@pytest.mark.parametrize(
+    ("named", "distance"),
+    [
+        ({}, lambda d: d),
+        ({"kl_estimate": "k2"}, lambda d: d**2 / 2),
+        ({"kl_estimate": "k3"}, lambda d: (-d).expm1() + d),
+    ],
+)
+def test_distance_to_the_reference_is_taken_from_the_reward(
+    named: dict[str, str], distance: Callable[[Tensor], Tensor]
+) -> None:
+    policy, accounts = small_policy(reference=True), Accounts()
+    asked = algorithm(kl=0.5, kl_in="reward", advantage="dr_grpo", credit="stepwise", spread="last", **named)
+    (update,) = prepare(groups()[:1], 1, policy, asked, accounts)
     targets = {row.call: row.target for row in update.rows}
-    a, b, c = (lp for lp in policy.reference_logprobs(update.rows))
-    assert targets["a"] == pytest.approx(-0.5 * (-1 - a).sum().item(), rel=1e-4)
-    assert targets["b"] == pytest.approx(1 - 0.5 * (-1 - b).sum().item(), rel=1e-4)
-    assert targets["c"] == pytest.approx(-0.5 * (-1 - c).sum().item(), rel=1e-4)
+    of_token = [distance(-1 - logprobs) for logprobs in policy.reference_logprobs(update.rows)]  # all drawn with -1
+    a, b, c = (0.5 * each.sum().item() for each in of_token)
+    assert targets == pytest.approx({"a": -a, "b": 1 - b, "c": -c}, rel=1e-4)
     assert update.before.reference is None
+    assert accounts.kl_reference == pytest.approx([torch.cat(of_token).mean().item()], rel=1e-4)
 
 
 def test_lora_is_held_against_the_weights_beside_it() -> None:

@@ -108,9 +108,11 @@ def test_a_call_that_is_left_out_stays_in_time() -> None:
 def test_what_the_critic_expected_is_taken_off() -> None:
     groups = one_group(episode(0, 1.0, [call("a"), call("b")]), episode(1, 0.0, [call("c")]))
     rules = replace(VALUATION, credit=gae, advantage=ppo, terms=Terms(lam=0.0))
-    rows = valued(groups, rules, known=Known(values=[0.25, 0.5, 0.125]))
+    accounts = Accounts()
+    rows = valued(groups, rules, accounts, Known(values=[0.25, 0.5, 0.125]))
     assert [row.target for row in rows] == [0.5, 1.0, 0.0]  # what the next state was worth, and the ends
     assert rows[1].advantage > rows[0].advantage > rows[2].advantage  # 0.5, 0.25 and -0.125, normalised
+    assert accounts.critic_explained == pytest.approx([1 - (19 / 288) / (1 / 6)])  # of those, over that of the targets
 
 
 def test_distance_to_the_reference_is_taken_from_the_reward_of_its_call() -> None:

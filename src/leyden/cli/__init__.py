@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, 1 for a failure, or 2 for a command that makes no sense."""
-    options = parser().parse_args(arguments)
+    options = _parse(arguments)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(options.run(options))
@@ -61,6 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a home folder that cannot be one
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """argparse takes settings only where they follow each other; people put options between them."""
+    top = parser()
+    options, rest = top.parse_known_args(arguments)
+    if rest and not (hasattr(options, "settings") and all("=" in one and one[0] != "-" for one in rest)):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.settings += rest
+    return options
 
 
 def _fail(message: str) -> int:

@@ -92,8 +92,9 @@ class AlgorithmConfig(_Section, frozen=True):
     correction_high: Positive = 2.0
     kl: NotNegative = 0.0
     """The weight of the distance to the model that training began with."""
-    kl_estimate: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
+    kl_estimate: Literal["k1", "k2", "k3"] | None = None
+    """None: `k3` in the loss, `k1` in the reward."""
     entropy: NotNegative = 0.0
     """The weight of a bonus for not being sure."""
 

@@ -49,19 +49,25 @@ class RunFolder(Struct, frozen=True):
         """How the reward went."""
         return self.path / "curve.png"
 
-    def open(self, config: Config) -> None:
-        """Make the folder, or go on in it if the configuration is the same in all that matters."""
+    def open(self, config: Config) -> Path | None:
+        """Make the folder, or go on in it if the configuration is the same in all that matters.
+
+        A run that never came to anything may have another configuration: it is put aside, and where it is now returned.
+        """
+        aside = None
         if self.config.exists():
             changed = [key for key in _differences(self.config, config) if not key.startswith(_MAY_CHANGE)]
-            if changed:
+            if changed and self.journal.exists() and self.journal.stat().st_size:
                 raise ConfigError(
                     f"`{changed[0]}` is not what run {config.run!r} began with ({self.config}): "
                     "set it back to go on, or begin anew with --restart, or under another name with run=NAME"
                 )
+            aside = self.put_aside() if changed else None
         self.path.mkdir(parents=True, exist_ok=True)
         draft = self.config.with_suffix(".draft")
         draft.write_text(written(config), encoding="utf-8")
         draft.replace(self.config)
+        return aside
 
     def put_aside(self) -> Path | None:
         """Rename the folder, so that the run can begin anew and nothing is lost; where it is now."""

@@ -68,9 +68,9 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     source = find(config.model, config.base)
     load_tokenizer(source)  # if it cannot be, that is said before any work
     folder = RunFolder.of(config)
-    if restart and (aside := folder.put_aside()) is not None:
+    aside = folder.put_aside() if restart else None
+    if aside := folder.open(config) or aside:
         console.print(f"the earlier run is now {aside}", highlight=False)
-    folder.open(config)
     model = load_model(source, config.engine.dtype, training=True)
     policy = Policy(model, config.training, algorithm.critic, algorithm.reference)
     if policy.unfit is not None:

@@ -7,6 +7,7 @@ with lies in the other's line; where little more than that is shared, lines are 
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -27,6 +28,14 @@ class Cost(Struct, frozen=True):
     """Trees are padded to a multiple of so many tokens."""
 
 
+class Part(NamedTuple):
+    """Some sequences in one tree."""
+
+    indices: list[int]
+    tokens: int
+    """Distinct ones."""
+
+
 def lines(sequences: Sequence[Tokens]) -> list[list[int]]:
     """The sequences by the line in which they lie, by index: the first of each is the whole line."""
     arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
@@ -39,8 +48,8 @@ def lines(sequences: Sequence[Tokens]) -> list[list[int]]:
     return found
 
 
-def pack(sequences: Sequence[Tokens], cost: Cost) -> list[list[int]]:
-    """The sequences in parts, by index."""
+def pack(sequences: Sequence[Tokens], cost: Cost) -> list[Part]:
+    """The sequences in parts, by index, in lexicographic order."""
     if not sequences:
         return []
     whole = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
@@ -62,6 +71,6 @@ def pack(sequences: Sequence[Tokens], cost: Cost) -> list[list[int]]:
     end = len(arrays)
     while end:
         start = int(starts[end - 1])
-        parts.append(ordered[start:end])
+        parts.append(Part(ordered[start:end], int(ends[end - 1] - opens[start])))
         end = start
     return parts[::-1]

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from leyden.config import AlgorithmConfig, Config, ConfigError, SignalsConfig
 from leyden.rl.choosing import Unknown, choose, imported
-from leyden.rl.kl import ESTIMATES
+from leyden.rl.kl import ESTIMATES, Estimate
 from leyden.rl.pairing import OF_GROUPS, Mismatch, check_pair, needs_critic
 from leyden.rl.signals import SignalKind, SignalRules
 from leyden.rl.states import state_key
@@ -15,6 +15,13 @@ from leyden.rl.terms import Terms
 from leyden.trainer.batch import Admission
 from leyden.trainer.objective import Objective
 from leyden.trainer.valuing import Valuation
+
+
+class Penalty(Struct, frozen=True):
+    """A distance to the reference, and what each nat of it costs."""
+
+    estimate: Estimate
+    weight: float
 
 
 class Algorithm(Struct, frozen=True):
@@ -27,13 +34,13 @@ class Algorithm(Struct, frozen=True):
     """Whether it asks for a critic's values."""
     signals: SignalRules
     """What is given for what the record shows by itself."""
-    reward_kl: float
-    """How much the distance to the reference takes from the reward of a call."""
+    penalty: Penalty | None
+    """What is taken from the reward of a call for its distance to the reference."""
 
     @property
     def reference(self) -> bool:
         """Whether it asks for the model that training began with."""
-        return self.reward_kl > 0 or self.objective.kl is not None
+        return self.penalty is not None or self.objective.kl is not None
 
 
 def algorithm_of(config: Config) -> Algorithm:
@@ -69,7 +76,7 @@ def algorithm_of(config: Config) -> Algorithm:
             objective=_objective(named, terms),
             critic=needs_critic(named.credit, named.advantage),
             signals=_signals(config.signals),
-            reward_kl=named.kl if named.kl_in == "reward" else 0.0,
+            penalty=Penalty(_estimate(named), named.kl) if named.kl > 0 and named.kl_in == "reward" else None,
         )
     except (Unknown, Mismatch) as error:
         raise ConfigError(str(error)) from error
@@ -84,13 +91,18 @@ def _signals(named: SignalsConfig) -> SignalRules:
     )
 
 
+def _estimate(named: AlgorithmConfig) -> Estimate:
+    """Of the distance to the reference; in the reward it has to be unbiased, and may have either sign."""
+    return ESTIMATES[named.kl_estimate or ("k1" if named.kl_in == "reward" else "k3")]
+
+
 def _objective(named: AlgorithmConfig, terms: Terms) -> Objective:
     return Objective(
         loss=choose("loss", named.loss),
         terms=terms,
         correction=None if named.correction == "none" else choose("correction", named.correction),
         level=named.correction_level,
-        kl=ESTIMATES[named.kl_estimate] if named.kl > 0 and named.kl_in == "loss" else None,
+        kl=_estimate(named) if named.kl > 0 and named.kl_in == "loss" else None,
         kl_weight=named.kl,
         entropy_weight=named.entropy,
     )

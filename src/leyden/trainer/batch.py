@@ -51,6 +51,10 @@ class Accounts(Struct):
     """Groups whose calls are all worth the same: comparing them says nothing."""
     states_shared: list[float] = field(default_factory=list)
     """The share of calls with another in the same state, in each update, where the advantage asks for states."""
+    kl_reference: list[float] = field(default_factory=list)
+    """How far a token is from the reference, in each update, where the reward is less for it."""
+    critic_explained: list[float] = field(default_factory=list)
+    """The share of the variance of what calls are worth that the critic foresaw, in each update, where there is one."""
 
 
 class Scored(Struct, frozen=True):

@@ -80,6 +80,8 @@ def numbers(report: StepReport) -> dict[str, float]:
         "time/sampling_s": report.sampling_s,
         "time/training_s": report.training_s,
         "training/learning_rate": report.learning_rate,
+        "training/kl_reference": fmean(accounts.kl_reference) if accounts.kl_reference else None,
+        "training/critic_explained": fmean(accounts.critic_explained) if accounts.critic_explained else None,
         "reward/automatic": fmean(report.automatic) if report.automatic else None,
         **{f"signals/{name}": count for name, count in report.signals.items()},
         **{f"rollouts/{ending}": count for ending, count in accounts.outcomes.items()},

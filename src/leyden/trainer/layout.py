@@ -62,18 +62,18 @@ def lay_lines(rows: Sequence[Row], cost: Cost) -> Iterator[Sheet]:
 def lay_trees(rows: Sequence[Row], cost: Cost) -> Iterator[Sheet]:
     """Rows as prefix trees, one behind the other; in lines where they share too little for that to be worth it."""
     sequences = _sequences(rows)
-    trees = [(part, grow([sequences[index] for index in part])) for part in pack(sequences, cost)]
-    homes = lines(sequences)
-    if sum(len(sequences[first]) for first, *_ in homes) <= cost.tree * sum(len(tree.ids) for _, tree in trees):
+    parts, homes = pack(sequences, cost), lines(sequences)
+    if sum(len(sequences[first]) for first, *_ in homes) <= cost.tree * sum(part.tokens for part in parts):
         yield from _lines(rows, sequences, homes, cost)
         return
-    for part, tree in trees:
+    for part in parts:
+        tree = grow([sequences[index] for index in part.indices])
         width = -(-len(tree.ids) // cost.block) * cost.block
         ids, depths = np.zeros((2, 1, width), dtype=np.int64)
         ends = np.arange(1, width + 1)[None]  # padding sees itself, and nobody sees padding
         for array, own in (ids, tree.ids), (depths, tree.depths), (ends, tree.ends):
             array[0, : len(own)] = own
-        yield _sheet(rows, part, tree.paths, ids, Nodes(depths, ends, tree.paths, tree.kept), len(tree.ids))
+        yield _sheet(rows, part.indices, tree.paths, ids, Nodes(depths, ends, tree.paths, tree.kept), len(tree.ids))
 
 
 def _sequences(rows: Sequence[Row]) -> list[Ints]:

@@ -7,8 +7,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from leyden.rl.correction import ratios
-from leyden.rl.kl import k1
-from leyden.trainer.algorithm import Algorithm
+from leyden.trainer.algorithm import Algorithm, Penalty
 from leyden.trainer.batch import Accounts, Row, Scored, lay_out
 from leyden.trainer.objective import Before
 from leyden.trainer.policy import Policy
@@ -36,7 +35,7 @@ def _update(groups: Groups, policy: Policy, algorithm: Algorithm, accounts: Acco
     """One update; `moves` says whether the policy will have moved before it."""
     laid, objective = lay_out(groups), algorithm.objective
     known = Known(
-        penalties=_penalties(laid, policy, algorithm.reward_kl) if algorithm.reward_kl else None,
+        penalties=_penalties(laid, policy, algorithm.penalty, accounts) if algorithm.penalty is not None else None,
         values=policy.values(laid) if algorithm.critic else None,
     )
     valued = value(groups, laid, known, algorithm.valuation, accounts)
@@ -52,10 +51,14 @@ def _update(groups: Groups, policy: Policy, algorithm: Algorithm, accounts: Acco
     return Update(rows, before)
 
 
-def _penalties(rows: Sequence[Row], policy: Policy, weight: float) -> list[float]:
+def _penalties(rows: Sequence[Row], policy: Policy, penalty: Penalty, accounts: Accounts) -> list[float]:
     """What the distance to the reference takes from the reward of each call."""
     reference = policy.reference_logprobs(rows)
-    return [weight * k1(_sampler(row, known), known).sum().item() for row, known in zip(rows, reference, strict=True)]
+    distances = [
+        penalty.estimate(_sampler(row, known), known).sum().item() for row, known in zip(rows, reference, strict=True)
+    ]
+    accounts.kl_reference.append(sum(distances) / sum(len(row.sampler) for row in rows))
+    return [penalty.weight * distance for distance in distances]
 
 
 def _ratios(rows: Sequence[Row], proximal: Sequence[Tensor]) -> Tensor:

@@ -181,6 +181,17 @@ async def test_an_answer_cut_by_length_is_closed_with_unsampled_tokens(
     assert episode.calls[1].made is Made.CONTINUED
 
 
+async def test_an_answer_cut_after_a_whole_tool_call_was_cut(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    whole = call("add", '{"a": 1, "b": 2}')
+    server.lines = [whole + call("add", '{"a": 3, "b": 4}') + END]
+    room = len(server.tokenizer.text_ids(whole)) + 3
+    request: Any = {"messages": [QUESTION], "tools": [ADD], "max_tokens": room}
+    answer = await client.chat.completions.create(model="m", **request)
+    assert [json.loads(made.function.arguments) for made in answer.choices[0].message.tool_calls] == [{"a": 1, "b": 2}]
+    assert answer.choices[0].finish_reason == "length"
+    assert (await server.check(calls=1)).calls[0].finish == "length"
+
+
 async def test_training_samples_as_the_run_says_and_evaluation_as_the_caller_asks(server: ModelServer) -> None:
     for purpose in (Purpose.TRAIN, Purpose.EVAL):
         key = await server.new_attempt(f"s-{purpose}", purpose, sampling=Sampling(temperature=0.9, max_tokens=50))

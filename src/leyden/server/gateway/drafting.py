@@ -179,6 +179,6 @@ def _seed(seed: int | None, choice: int) -> int | None:
 
 
 def _finish(writing: Writing) -> FinishReason:
-    if writing.calls:
-        return "tool_calls"
-    return "length" if writing.finish == "length" and writing.stopped_by is None else "stop"
+    if writing.finish == "length" and writing.stopped_by is None:
+        return "length"  # whatever tool calls were whole by then: there may have been more
+    return "tool_calls" if writing.calls else "stop"
