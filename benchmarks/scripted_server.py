@@ -11,23 +11,20 @@ import uvloop
 from leyden.engine.scripted import ScriptedEngine
 from leyden.server.gateway.admission import Admission
 from leyden.server.gateway.chatml import renderer_for
-from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.policy import Policy
 from leyden.server.gateway.tokenizer import Tokenizer
 from leyden.server.options import Running, ServeOptions
 from leyden.server.serve import serve
-from leyden.server.service import Service
 
 ANSWER = "The answer is forty-two, as it has always been and will be for ever after, amen."
 
 
-def attach(service: Service) -> None:
-    """Serve the scripted model."""
+def scripted() -> Policy:
+    """A model that says the same to everybody."""
     tokenizer = Tokenizer.load(str(files("leyden") / "models" / "spark"))
     ids = tokenizer.encode(ANSWER + "<|im_end|>")
     engine = ScriptedEngine(lambda _: ids, piece=4)
-    policy = Policy("model", engine, renderer_for(tokenizer), tokenizer, Admission(at_once=4096))
-    service.gateway = Gateway(service.store, {"model": policy})
+    return Policy("model", engine, renderer_for(tokenizer), tokenizer, Admission(at_once=4096))
 
 
 def started(running: Running) -> None:
@@ -37,4 +34,4 @@ def started(running: Running) -> None:
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(ServeOptions(Path(sys.argv[1]), port=0), started, attach))
+        runner.run(serve(ServeOptions(Path(sys.argv[1]), port=0), started, scripted()))

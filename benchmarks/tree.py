@@ -5,14 +5,14 @@ The calls are of real runs (`tree_runs/`, recorded by `tree_record.py`): an agen
 others do: a call that another goes on from exactly lies within the other's row. All three go through the same code with
 the same budget of tokens at once, and give the same gradient; the tree's work may not be less than its distinct tokens,
 so naive over distinct tokens is the limit of its speed-up. Where a tree would share little more than merging does, the
-trainer lays merged rows, whose attention is faster, and so does `tree` here.
+trainer lays merged rows, whose attention is faster, and so does `tree` here; `forced` lays a tree all the same.
 
     python benchmarks/tree.py                                  # a model of two million parameters on the CPU
     python benchmarks/tree.py --model smollm2-135m qwen2.5-1.5b  # their shapes, random weights, bfloat16, on a GPU
 
 Peak memory is beyond weights and gradients. The last line is one JSON object: `ratio` is one row a call over the tree
 in time for the agent of ten turns (of the last model named), `of_limit` that ratio's share of the limit, and
-`merged_over_tree` the worst of the three runs.
+`merged_over_tree` the worst of the three runs. `lays` says of each run what `tree` came to be.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import leyden
@@ -43,7 +44,7 @@ from leyden.trainer.policy import Policy
 
 HERE = Path(__file__).parent
 RUNS = ("ten_turns", "three_roles", "one_turn")
-WAYS = ("rows", "merged", "tree")
+WAYS = ("rows", "merged", "tree", "forced")
 OBJECTIVE = Objective(ppo_clip, Terms())
 SHAPES: dict[str, Any] = {
     "smollm2-135m": LlamaConfig(
@@ -55,6 +56,14 @@ SHAPES: dict[str, Any] = {
         num_key_value_heads=2, max_position_embeddings=32_768, tie_word_embeddings=True,
     ),
 }  # fmt: skip
+
+
+class Forced(Policy):
+    """A policy that lays trees whatever they share."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._cost = replace(self._cost, tree=0.0)
 
 
 class Merging(Policy):
@@ -107,10 +116,11 @@ def load_model(name: str) -> Any:
 
 
 def policies(model: Any, tokens: int) -> dict[str, Policy]:
-    """The three ways, of one model."""
+    """The ways, of one model."""
+    kinds = {"merged": Merging, "forced": Forced}
     return {
-        way: (Merging if way == "merged" else Policy)(
-            model, TrainingConfig(layout="tree" if way == "tree" else "rows", batch_tokens=tokens)
+        way: kinds.get(way, Policy)(
+            model, TrainingConfig(layout="tree" if way in ("tree", "forced") else "rows", batch_tokens=tokens)
         )
         for way in WAYS
     }
@@ -161,7 +171,7 @@ def apart(*arguments: object) -> float:
 
 
 def compare(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[str, Any]:
-    """One run three ways."""
+    """One run, all ways."""
     ways = measure(name, run, copies, rounds, tokens)
     tree, rows, merged = ways["tree"], ways["rows"], ways["merged"]
     calls = [(*row.prompt_ids, *row.completion_ids) for row in load_rows(run, copies)]
@@ -171,6 +181,8 @@ def compare(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[
         "limit": round(limit, 2),
         "of_limit": round(ratio / limit, 3),
         "merged_over_tree": round(merged["seconds"] / tree["seconds"], 2),
+        "forced_over_tree": round(ways["forced"]["seconds"] / tree["seconds"], 2),
+        "lays": "merged rows" if tree["computed"] == merged["computed"] else "trees",
         "memory_rows_over_tree": round(rows["peak_mib"] / tree["peak_mib"], 2),
     }
     for way, each in ways.items():

@@ -91,6 +91,13 @@ def test_only_selected_and_trainable_calls_become_transitions() -> None:
     assert [call.untrainable for call in whole.calls] == [None, None, "abandoned", "no tokens", "no logprobs"]
 
 
+def test_only_calls_of_the_policy_under_training_are_trained_on() -> None:
+    own, other = sampled("a", (1,), (2,)), sampled("b", (1,), (2,), policy="upstream")
+    whole = episode(own, other)
+    assert [whole.left_out(call, policy="policy") for call in whole.calls] == [None, "another policy"]
+    assert [whole.left_out(call) for call in whole.calls] == [None, None]
+
+
 @pytest.mark.parametrize("ending", Ending)
 def test_what_an_attempt_is_worth_follows_from_the_table(ending: Ending) -> None:
     rewards = (Reward("f", 1.0),) if ending is Ending.SUCCEEDED else ()

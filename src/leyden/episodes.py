@@ -137,11 +137,19 @@ class Episode(Struct, frozen=True, dict=True):
             case "nothing":
                 return None
 
-    def left_out(self, call: Call, roles: Collection[str] | None = None, distorted: bool = False) -> str | None:
-        """Why a call is not trained on where only these roles are (None: all); None where it is.
+    def left_out(
+        self,
+        call: Call,
+        roles: Collection[str] | None = None,
+        distorted: bool = False,
+        policy: str | None = None,
+    ) -> str | None:
+        """Why a call is not trained on where only these roles and this policy are (None: all); None where it is.
 
         One drawn greedily, truncated or with penalties is left out unless `distorted` asks for such.
         """
+        if policy is not None and call.policy != policy:
+            return "another policy"
         why = call.unusable if distorted else call.untrainable
         if why is None and roles is not None and self.role(call) not in roles:
             return "role not selected"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from leyden.client.kinds import Kind, kind_of, read_command
-from leyden.client.loading import LoadError
+from leyden.loading import LoadError
 
 
 def test_references_are_told_apart(tmp_path: Path) -> None:

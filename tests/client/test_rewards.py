@@ -13,11 +13,11 @@ from serving import ServerProcess
 from worksite import AGENTS, Worksite
 
 from leyden.client import rewards
-from leyden.client.loading import LoadError
 from leyden.client.rewards import NoReward, Patience, RewardFunction
 from leyden.client.starting import WorkerProcess
 from leyden.client.worker import WorkerOptions
 from leyden.episodes import Episode
+from leyden.loading import LoadError
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Attempt, Purpose, Rollout, RunSettings, State, Task
 from leyden.remote import Remote

@@ -7,7 +7,7 @@ import psutil
 from modelserving import eventually
 from worksite import Worksite, gone, hosts_of, kill
 
-from leyden.client.loading import refer
+from leyden.loading import refer
 from leyden.outcomes import Ending
 from leyden.server.keys import Kind
 

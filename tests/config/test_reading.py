@@ -35,6 +35,9 @@ def test_a_file_names_the_run_and_is_where_its_files_are(tmp_path: Path) -> None
         ('tasks = "t"\nagent = 3\n', "/calc.toml:2: `agent`: expected `str`, got `int`"),
         ("[training]\nsteps = -1\n", "/calc.toml:2: `training.steps`: expected `int` >= 0"),
         ("[training]\nmin_group = 20\n", "/calc.toml:2: `training.min_group` is 20, more than"),
+        ("[training]\ngroup_size = 1\n", "(1): set `training.min_group = 1`"),
+        ("[sampling]\ntop_p = 0.9\n", "set `training.distorted = true`"),
+        ("[algorithm]\ncorrection_low = 3.0\n", "/calc.toml:2: `algorithm.correction_low` is 3.0, more than"),
         ('tasks = "t"\n', "`agent` is missing: set it"),
         ("tasks = \n", "/calc.toml: Invalid value"),
         ("[elsewhere]\nx = 1\n", "`elsewhere` is no key: the keys there are run, agent"),
@@ -82,3 +85,10 @@ def test_what_is_written_out_reads_back_the_same(tmp_path: Path) -> None:
     path.write_text(written(config))
     assert read_config(read_file(path)) == config
     assert "learning_rate" in path.read_text()
+
+
+@pytest.mark.parametrize(("where", "estimate"), [("loss", "k3"), ("reward", "k1")])
+def test_an_estimate_that_is_not_named_is_written_out(where: str, estimate: str) -> None:
+    config = read_config(override(WHOLE, [f"algorithm.kl_in={where}"]))
+    assert f'kl_estimate = "{estimate}"' in written(config)
+    assert config == read_config(override(WHOLE, [f"algorithm.kl_in={where}", f"algorithm.kl_estimate={estimate}"]))

@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 import uvloop
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedModel,
+)
 
 from leyden.engine import EngineError, Generate, Piece
 from leyden.engine.torch_engine import TorchEngine
@@ -23,11 +33,16 @@ def make(kind: str) -> PreTrainedModel:
     torch.manual_seed(0)
     shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4, "max_position_embeddings": CONTEXT}
-    model: PreTrainedModel = (
-        LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=2, tie_word_embeddings=True))
-        if kind == "llama"
-        else GPTNeoXForCausalLM(GPTNeoXConfig(**shape))
-    )
+    model: PreTrainedModel
+    if kind == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=2, tie_word_embeddings=True))
+    elif kind == "mamba":
+        model = MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=2))
+    elif kind == "lfm2":
+        shape |= {"block_auto_adjust_ff_dim": False, "pad_token_id": 0, "num_key_value_heads": 2}
+        model = Lfm2ForCausalLM(Lfm2Config(**shape, layer_types=["conv", "full_attention"]))
+    else:
+        model = GPTNeoXForCausalLM(GPTNeoXConfig(**shape))
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, 0.0, 0.25)
@@ -256,13 +271,15 @@ async def test_tokens_are_streamed(llama: PreTrainedModel) -> None:
     engine.close()
 
 
-async def test_changed_weights_draw_what_follows(model: PreTrainedModel, engine: TorchEngine) -> None:
+async def draw_across_a_change(model: PreTrainedModel, old: PreTrainedModel, engine: TorchEngine, tokens: int) -> None:
+    """Siblings that are drawn by the old weights to begin with, and then by the new."""
+
     def write() -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.9)
 
-    requests = [ask(prompt(i // 2, 60), 600, f"s{i}", seed=i) for i in range(6)]
+    requests = [ask(prompt(i // 2, 60), tokens, f"s{i}", seed=i) for i in range(6)]
     answers = [Answer(request) for request in requests]
     begun = asyncio.Event()
 
@@ -272,7 +289,6 @@ async def test_changed_weights_draw_what_follows(model: PreTrainedModel, engine:
             if all(len(one.pieces) > 1 for one in answers):
                 begun.set()
 
-    old = make("llama" if isinstance(model, LlamaForCausalLM) else "gpt-neox")
     readers = [asyncio.create_task(read(answer)) for answer in answers]
     await begun.wait()
     await engine.change(write, 4)
@@ -280,12 +296,41 @@ async def test_changed_weights_draw_what_follows(model: PreTrainedModel, engine:
     await asyncio.gather(*readers)
     for answer in answers:
         versions, count = answer.versions, answer.versions.count(3)
-        assert versions == [3] * count + [4] * (600 - count)
-        assert 0 < count < 600
+        assert versions == [3] * count + [4] * (tokens - count)
+        assert 0 < count < tokens
         got = torch.tensor(answer.logprobs)
         torch.testing.assert_close(got[:count], expected(old, answer)[:count], atol=1e-4, rtol=0)
         torch.testing.assert_close(got[count:], expected(model, answer)[count:], atol=1e-4, rtol=0)
     check(model, await complete(engine, ask(prompt(0, 60), 20, "s0")))
+
+
+async def test_changed_weights_draw_what_follows(model: PreTrainedModel, engine: TorchEngine) -> None:
+    old = make("llama" if isinstance(model, LlamaForCausalLM) else "gpt-neox")
+    await draw_across_a_change(model, old, engine, 600)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
+async def test_models_whose_layers_are_not_all_attention_draw_exactly_too(kind: str) -> None:
+    model = make(kind)
+    engine = TorchEngine(model, slots=8, version=3, chunk=50)
+    await draw_across_a_change(model, make(kind), engine, 40)
+    assert engine.stats.prompt_reused == 0
+    engine.close()
+
+
+async def test_they_share_nothing_with_siblings_whose_prompts_a_change_finds_half_computed() -> None:
+    model = make("lfm2")
+    engine = TorchEngine(model, slots=2, chunk=4)
+    first, second = (engine.generate(ask(prompt(0, 300), 3, f"s{i}", seed=i)) for i in range(2))
+    answers = Answer(ask(prompt(0, 300))), Answer(ask(prompt(0, 300)))
+    waiting = asyncio.create_task(anext(second))
+    answers[0].pieces.append(await anext(first))
+    await engine.change(lambda: None, 1)
+    answers[1].pieces.append(await waiting)
+    for answer, generator in zip(answers, (first, second), strict=True):
+        answer.pieces.extend([piece async for piece in generator])
+        check(model, answer)
+    engine.close()
 
 
 async def test_a_change_that_fails_says_so_and_the_engine_goes_on(llama: PreTrainedModel) -> None:

@@ -6,17 +6,20 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
     GPTNeoXConfig,
+    Lfm2Config,
     LlamaConfig,
+    MambaConfig,
     MistralConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 
-from leyden.engine import EngineError
-from leyden.engine.torch_forward import Forward, HubForward, Segment
+from leyden.engine.torch_forward import Forward, HubForward, Segment, WholeForward
 from leyden.engine.torch_llama import LlamaForward
 from leyden.engine.torch_rows import Rows
 
@@ -46,11 +49,33 @@ OTHERS = {
         sliding_window=8,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
+    "gemma2, bounded logits": Gemma2Config(
+        **GROUPED, head_dim=16, sliding_window=8, attn_logit_softcapping=2.0, final_logit_softcapping=2.0
+    ),
     "mistral, window": MistralConfig(**GROUPED, sliding_window=8),
     "llama, biases everywhere": LlamaConfig(**GROUPED, attention_bias=True, mlp_bias=True),
     "qwen2, windows": Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=8, max_window_layers=1),
     "llama, dynamic rope": LlamaConfig(
         **GROUPED, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    ),
+}
+NOT_ALL_ATTENTION = {
+    "mamba": MambaConfig(vocab_size=97, hidden_size=32, state_size=4, num_hidden_layers=2),
+    "lfm2": Lfm2Config(
+        **GROUPED, block_auto_adjust_ff_dim=False, layer_types=["conv", "full_attention", "conv"], pad_token_id=0
+    ),
+    "qwen3-next": Qwen3NextConfig(
+        **GROUPED,
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
     ),
 }
 
@@ -121,7 +146,7 @@ def test_in_float64_they_agree_to_rounding() -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_run_their_own_code(name: str) -> None:
     model = make(OTHERS[name])
-    assert not LlamaForward.fits(model)
+    assert HubForward.fits(model) and not LlamaForward.fits(model)
     rows = make_rows(model)
     if name == "llama, dynamic rope":
         model.config.max_position_embeddings = 600
@@ -151,8 +176,21 @@ def test_weights_written_in_place_are_seen() -> None:
         check_steps(model, forward, rows, 1e-4)
 
 
-def test_layers_without_keys_and_values_are_refused() -> None:
-    model = make(LIKE_LLAMA["qwen3"])
-    model.config.layer_types = ["linear_attention", "full_attention", "full_attention"]
-    with pytest.raises(EngineError, match="linear_attention"):
-        HubForward(model, make_rows(model))
+@pytest.mark.parametrize("name", NOT_ALL_ATTENTION)
+def test_models_that_keep_more_than_keys_and_values_compute_whole_sequences(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make(NOT_ALL_ATTENTION[name])
+    assert not HubForward.fits(model) and not LlamaForward.fits(model)
+    check_steps(model, WholeForward(model), make_rows(model), 1e-4)
+    assert sum("computed from the beginning" in said for said in caplog.messages) == 1
+
+
+def test_whole_sequences_begin_anew_with_their_rows() -> None:
+    model = make(NOT_ALL_ATTENTION["lfm2"])
+    forward = WholeForward(model)
+    with torch.no_grad():
+        forward([Segment(0, 0, [7] * 30, True)])
+        assert not len(forward([Segment(0, 0, [1, 2, 3], False), Segment(1, 0, [5, 5], False)]))
+        found = forward([Segment(0, 3, [4], True)])
+    torch.testing.assert_close(torch.log_softmax(found[0], -1), logprobs(model, [1, 2, 3, 4])[-1], atol=1e-4, rtol=0)

@@ -1,6 +1,8 @@
 """Whatever is killed, whenever, a run that is started again ends with the accounts of an undisturbed one."""
 
+import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -63,3 +65,14 @@ def test_a_server_that_is_killed_ends_the_run_and_the_next_one_goes_on(undisturb
     assert "the server ended (killed by SIGKILL)" in printed
     training.finish()
     assert training.accounts() == undisturbed.accounts()
+
+
+def test_a_signal_to_all_processes_lets_the_step_in_hand_finish(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=50", "checkpoints.every=50", "evaluation.every=0")
+    process = training.start()
+    after_lines(process, 2)
+    for pid in (*children(process.pid, "leyden.server"), process.pid):
+        os.kill(pid, signal.SIGTERM)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
+    assert (training.run / f"step-{training.journal()[-1]['step']}").exists()

@@ -87,12 +87,33 @@ def test_restart_puts_the_earlier_run_aside(tmp_path: Path) -> None:
 
 
 def test_a_run_that_came_to_nothing_may_begin_with_another_configuration(tmp_path: Path) -> None:
-    training = Training(tmp_path, "training.steps=1", "held_out=0")
+    training = Training(tmp_path, "training.steps=1", "held_out=1")
     nowhere = leyden(tmp_path, "train", "small.toml", "server.host=192.0.2.1", "training.group_size=2")
     assert nowhere.returncode == 1
-    assert "cannot listen on 192.0.2.1" in nowhere.stderr
-    assert "the earlier run is now" in training.finish()
-    assert [row["rollouts/asked"] for row in training.journal()] == [6]
+    assert "`server`: cannot listen on 192.0.2.1" in nowhere.stderr
+    agent = (tmp_path / "agent.py").read_text()
+    (tmp_path / "agent.py").write_text(agent.replace("client = OpenAI()", "client = None"))
+    broken = leyden(tmp_path, "train", "small.toml", "held_out=1", "training.group_size=2")
+    assert "none of the first 1 rollouts succeeded" in broken.stderr
+    (tmp_path / "agent.py").write_text(agent)
+    assert "what was begun with another configuration is now" in training.finish()
+    assert [row["rollouts/asked"] for row in training.journal() if row["step"]] == [6]
+
+
+def test_a_run_that_somebody_is_at_is_left_alone(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    (tmp_path / "slow").touch()
+    process = training.start()
+    while not children(process.pid, "leyden.client"):
+        time.sleep(0.05)
+    for more in ("training.group_size=2", "--restart"):
+        second = leyden(tmp_path, "train", "small.toml", more)
+        assert second.returncode == 1
+        assert "another process is at run 'small'" in second.stderr
+    (tmp_path / "slow").unlink()
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
+    assert [row["step"] for row in training.journal()] == [0, 1, 2, 3, 4]
 
 
 def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ def test_an_update_without_calls_has_no_advantages(advantage: Advantage) -> None
 
 def test_groups_that_say_nothing_are_counted_by_why() -> None:
     update = calls([[[1.0], [0.0]], [[1.0, 2.0]], [[0.3], [0.1 + 0.2]], [[0.0, 0.0], [0.0]]])
-    assert groups(update) == Groups(count=4, alone=1, flat=2)
-    assert groups(calls([])) == Groups(count=0, alone=0, flat=0)
+    assert groups(update) == Groups(alone=1, flat=2)
+    assert groups(calls([])) == Groups(alone=0, flat=0)
 
 
 VALUES = st.integers(-20, 20).map(lambda value: value / 4)

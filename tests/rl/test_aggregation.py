@@ -35,8 +35,3 @@ def test_means_add_up_to_one(lengths: list[list[int]]) -> None:
         weights = aggregation(lengths, Terms())
         summed = sum(n * w for pair in zip(lengths, weights, strict=True) for n, w in zip(*pair, strict=True))
         assert summed == pytest.approx(1.0 if tokens else 0.0)
-
-
-def test_constant_without_a_length_names_what_to_set() -> None:
-    with pytest.raises(ValueError, match=r"`algorithm\.length` is not set"):
-        constant(LENGTHS, Terms())

@@ -1,4 +1,4 @@
-"""Algorithms are chosen by name, or are the user's."""
+"""Algorithms are chosen by name."""
 
 import pytest
 
@@ -6,9 +6,8 @@ from leyden.rl.advantage.grpo import grpo
 from leyden.rl.choosing import Room, Unknown, choose, names
 
 
-def test_an_algorithm_is_chosen_by_its_name_or_is_the_users() -> None:
+def test_an_algorithm_is_chosen_by_its_name() -> None:
     assert choose("advantage", "grpo") is grpo
-    assert choose("credit", "statistics:fmean")([1, 3]) == 2
 
 
 @pytest.mark.parametrize("room", ["credit", "advantage", "loss", "aggregation", "correction"])
@@ -23,7 +22,5 @@ def test_what_is_not_there_is_answered_with_what_is() -> None:
         match=r"`algorithm.loss`: there is no 'ppo'; there are cispo, gspo, ppo_clip, reinforce, or module:func",
     ):
         choose("loss", "ppo")
-    with pytest.raises(Unknown, match=r"`algorithm.loss`: 'nowhere:at_all' cannot be imported"):
-        choose("loss", "nowhere:at_all")
-    with pytest.raises(Unknown, match="cannot be imported"):
-        choose("loss", ":at_all")
+    with pytest.raises(Unknown, match="there are masked, truncated, none, or module:function"):
+        choose("correction", "clipped")

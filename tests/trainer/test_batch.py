@@ -1,9 +1,12 @@
 """Every rollout of a step is trained on, or left out for a reason that is counted."""
 
+from msgspec.structs import replace
 from smallepisodes import call, episode
 
+from leyden.config import read_config
 from leyden.outcomes import Ending
-from leyden.records import Call, CallStatus
+from leyden.records import Call, CallStatus, Sampling
+from leyden.trainer.algorithm import algorithm_of
 from leyden.trainer.batch import Accounts, Admission, score
 
 RULES = Admission(min_group=2, failure_reward=-1.0, roles=None)
@@ -42,8 +45,19 @@ def test_calls_that_may_not_be_trained_on_are_counted_by_why() -> None:
         call("b", role="checker"),
         call("c", status=CallStatus.ABANDONED),
         Call(id="d", completion_ids=(1,), role="writer"),
+        call("e", role="writer", policy="upstream"),
+        call("f", role="writer", sampling=Sampling(top_p=0.9)),
     ]
     scored = score([episode(0, 1.0, calls)], rules, accounts)
     assert scored is not None
     assert [(turn, one.id) for turn, one in scored[0].calls] == [(0, "a")]
-    assert accounts.calls_left == {"role not selected": 1, "abandoned": 1, "no logprobs": 1}
+    why = ("role not selected", "abandoned", "no logprobs", "another policy", "truncated sampling")
+    assert accounts.calls_left == dict.fromkeys(why, 1)
+
+
+def test_calls_that_were_not_drawn_fairly_are_trained_on_where_asked_for() -> None:
+    whole = episode(0, 1.0, [call("a", sampling=Sampling(top_p=0.9))])
+    asked = algorithm_of(read_config({"run": "r", "agent": "a", "tasks": "t", "training": {"distorted": True}}))
+    scored = score([whole], replace(asked.admission, min_group=1), Accounts())
+    assert scored is not None
+    assert [one.id for _, one in scored[0].calls] == ["a"]

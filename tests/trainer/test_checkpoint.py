@@ -17,6 +17,7 @@ SPARK = Path(__file__).parents[2] / "src/leyden/models/spark"
 
 
 def update(policy: Policy, seed: int) -> None:
+    policy.step = seed + 1
     figures = policy.accumulate(some_rows(seed=seed), Before(), OBJECTIVE)
     policy.apply(figures.grad_norm)
 

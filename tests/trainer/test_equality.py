@@ -49,7 +49,6 @@ SHAPE = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": 256,
-    "initializer_range": 0.3,
     "attn_implementation": "sdpa",
     "pad_token_id": 0,
 }
@@ -63,9 +62,10 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def small(kind: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+def small(kind: str, dtype: torch.dtype = torch.float64, spread: float = 0.3) -> PreTrainedModel:
+    """A model of a kind; with weights as wide as these every part of it matters, and rounding is blown up."""
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**{**SHAPE, **MODELS[kind]})
+    config = CONFIG_MAPPING[kind](**{**SHAPE, **MODELS[kind], "initializer_range": spread})
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval().to(dtype)
     return model
 
@@ -207,7 +207,7 @@ def test_a_critic_adapters_and_checkpointing_change_nothing_of_that(config: dict
 @some
 @given(rows=episodes())
 def test_models_as_they_are_agree_to_single_precision(kind: str, rows: list[Row]) -> None:
-    assert_equal(both_ways(small(kind), rows, OBJECTIVES["ppo_clip"]), 1e-6)
+    assert_equal(both_ways(small(kind, spread=0.1), rows, OBJECTIVES["ppo_clip"]), 1e-6)
 
 
 @some

@@ -5,7 +5,10 @@ import torch
 from msgspec.structs import replace
 from smallpolicy import OBJECTIVE, small_policy, some_rows
 
+from leyden.rl.correction.masked import masked
+from leyden.rl.correction.truncated import truncated
 from leyden.trainer.batch import Row
+from leyden.trainer.errors import TrainingError
 from leyden.trainer.objective import Before
 from leyden.trainer.policy import Figures, Policy
 
@@ -55,9 +58,9 @@ def test_a_policy_that_moved_is_held_against_what_it_was() -> None:
     figures = policy.accumulate(rows, Before(before), OBJECTIVE)
     assert clipped(figures) == 0
     policy.apply(figures.grad_norm)
-    moved = policy.accumulate(rows, Before(before), OBJECTIVE)
-    assert clipped(moved) > 0
-    assert moved.loss < figures.loss
+    later = policy.accumulate(rows, Before(before), OBJECTIVE)
+    assert clipped(later) > 0
+    assert later.loss < figures.loss
 
 
 def clipped(figures: Figures) -> float:
@@ -74,16 +77,46 @@ def test_the_distance_to_the_sampler_is_zero_where_it_was_the_policy() -> None:
     assert far["ess_token"] < 1
 
 
-def test_a_large_gradient_is_bounded() -> None:
-    policy, rows = small_policy(clip_norm=1e-9), some_rows()
-    before = [parameter.clone() for parameter in policy.model.parameters()]
-    figures = policy.accumulate(rows, Before(), OBJECTIVE)
-    norm = torch.nn.utils.get_total_norm([p.grad for p in policy.model.parameters() if p.grad is not None])
-    assert norm.item() == pytest.approx(figures.grad_norm)
-    policy.apply(figures.grad_norm)
-    for old, new in zip(before, policy.model.parameters(), strict=True):
-        assert (old - new).abs().max() <= 1.1e-2  # Adam's first step is the learning rate, whatever the gradient
+def weights(policy: Policy) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in policy.model.parameters()])
+
+
+def moved(clip_norm: float) -> float:
+    """How far the first update moves a weight at the most."""
+    policy, rows = small_policy(clip_norm=clip_norm), some_rows()
+    before = weights(policy)
+    policy.apply(policy.accumulate(rows, Before(), OBJECTIVE).grad_norm)
     assert all(parameter.grad is None for parameter in policy.model.parameters())
+    return (weights(policy) - before).abs().max().item()
+
+
+def test_the_share_of_tokens_is_reported_that_a_correction_bounds() -> None:
+    policy, rows = small_policy(), some_rows()
+    exact = [replace(row, sampler=tuple(lp.tolist())) for row, lp in zip(rows, policy.logprobs(rows), strict=True)]
+    less_likely = tuple(lp - 1 for lp in exact[0].sampler)  # the policy is e times likelier to draw these
+    some = [replace(exact[0], sampler=less_likely), *exact[1:]]
+    for correction in (truncated, masked):
+        corrected = replace(OBJECTIVE, correction=correction)
+        found = policy.accumulate(some, Before(), corrected)
+        assert found.statistics["corrected"] == pytest.approx(len(less_likely) / found.tokens)
+    assert "corrected" not in policy.accumulate(some, Before(), OBJECTIVE).statistics
+
+
+def test_a_large_gradient_is_bounded() -> None:
+    assert moved(clip_norm=1e9) == pytest.approx(1e-2, rel=1e-3)  # Adam's first step is the learning rate,
+    assert moved(clip_norm=1e-9) < 1e-3  # unless the gradient is as small as what Adam adds to its size
+
+
+@pytest.mark.parametrize("critic", [False, True])
+def test_a_gradient_that_is_no_number_ends_training_and_leaves_the_weights(critic: bool) -> None:
+    policy, rows = small_policy(critic=critic), some_rows()
+    before, policy.step = weights(policy), 7
+    bad = {"target": float("nan")} if critic else {"advantage": float("inf")}
+    figures = policy.accumulate([replace(rows[0], **bad), *rows[1:]], Before(), OBJECTIVE)
+    whose = "critic" if critic else "policy"
+    with pytest.raises(TrainingError, match=rf"step 7: the gradient of the {whose} is not a number.*learning_rate"):
+        policy.apply(1.0 if critic else figures.grad_norm)
+    assert torch.equal(weights(policy), before)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +124,10 @@ def test_a_large_gradient_is_bounded() -> None:
     [("constant", [0.5, 1, 1, 1]), ("linear", [0.5, 1, 2 / 3, 1 / 3]), ("cosine", [0.5, 1, 0.75, 0.25])],
 )
 def test_the_learning_rate_follows_its_schedule(schedule: str, expected: list[float]) -> None:
-    policy, rows = small_policy(schedule=schedule, warmup_steps=1, steps=4, learning_rate=0.5), some_rows(2)
+    policy = small_policy(schedule=schedule, warmup_steps=1, steps=4, updates_per_step=2, learning_rate=0.5)
     rates = []
-    for _ in range(4):
+    for policy.step in range(1, 5):
         rates.append(policy.learning_rate / 0.5)
-        policy.apply(policy.accumulate(rows, Before(), OBJECTIVE).grad_norm)
+        policy.apply(policy.accumulate(some_rows(2), Before(), OBJECTIVE).grad_norm)
+        assert policy.optimiser.param_groups[0]["lr"] == policy.learning_rate  # however many updates a step has
     assert rates == pytest.approx(expected)

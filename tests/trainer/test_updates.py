@@ -1,6 +1,7 @@
 """What a step knows before its first update: what moves, what is taken from rewards, and which rows are left."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from smallpolicy import small_policy
 from torch import Tensor
 
 from leyden.config import AdapterConfig, ConfigError, read_config
+from leyden.rl.terms import Terms
 from leyden.trainer.algorithm import Algorithm, algorithm_of
 from leyden.trainer.batch import Accounts, Admission, Scored, score
 from leyden.trainer.updates import prepare
@@ -49,6 +51,15 @@ def test_the_proximal_policy_is_that_before_the_first_update() -> None:
     assert first.before.proximal is not None and second.before.proximal is not None
     for found, logprobs in zip(second.before.proximal, expected, strict=True):
         torch.testing.assert_close(found, logprobs)
+
+
+@pytest.mark.parametrize(
+    ("number", "sizes"), [(1, [7]), (3, [2, 2, 3]), (5, [1, 1, 2, 1, 2]), (7, [1] * 7), (9, [1] * 7)]
+)
+def test_groups_are_divided_evenly_into_the_updates_asked_for(number: int, sizes: list[int]) -> None:
+    many = [group for _ in range(7) for group in groups()[:1]]
+    updates = prepare(many, number, small_policy(), algorithm(), Accounts())
+    assert [len(update.rows) // 3 for update in updates] == sizes  # a group has three calls
 
 
 def test_a_correction_of_a_whole_rollout_counts_all_of_its_calls() -> None:
@@ -111,11 +122,44 @@ def test_lora_is_held_against_the_weights_beside_it() -> None:
         ({"aggregation": "constant"}, "algorithm.length"),
         ({"loss": "nonsense"}, "ppo_clip"),
         ({"advantage": "gigpo", "credit": "discounted", "state": "nonsense"}, "messages, prompt"),
+        ({"correction": "nonsense"}, "masked, truncated, none"),
+        ({"loss": "nowhere:at_all"}, "`algorithm.loss`: 'nowhere:at_all': there is no module 'nowhere'"),
+        ({"credit": "nowhere.py:at_all"}, "`algorithm.credit`: 'nowhere.py:at_all': there is no file"),
     ],
 )
 def test_an_algorithm_that_makes_no_sense_is_refused_before_any_work(named: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
         algorithm(**named)
+
+
+OWN = """
+def value(earned, terms): return [1.0] * len(earned.steps)
+def above(calls, terms): return calls.value
+def loss(tokens, terms): return -tokens.current, {}
+def even(lengths, terms): return [[1.0] * len(calls) for calls in lengths]
+def plain(ratio, terms): return ratio
+def place(episode, call): return call.id
+def worth(signal): return 0.5
+"""
+
+
+@pytest.mark.parametrize("place", ["my_functions", "my_functions.py"])
+def test_functions_of_the_users_own_are_found_as_an_agent_is(place: str, tmp_path: Path) -> None:
+    (tmp_path / "my_functions.py").write_text(OWN)
+    rooms = {"credit": "value", "advantage": "above", "loss": "loss", "aggregation": "even", "correction": "plain"}
+    named = {key: f"{place}:{name}" for key, name in {**rooms, "state": "place"}.items()}
+    rule = {"rule": f"{place}:worth"}
+    document = {"run": "r", "agent": "a", "tasks": "t", "base": str(tmp_path), "algorithm": named, "signals": rule}
+    found = algorithm_of(read_config(document))
+    (update,) = prepare(groups(), 1, small_policy(), found, Accounts())
+    assert [(row.advantage, row.weight) for row in update.rows] == [(1.0, 1.0)] * 5
+    assert found.objective.loss.__name__ == "loss"
+    assert found.objective.correction is not None and found.objective.correction.__name__ == "plain"
+    assert found.signals.rule is not None and found.signals.rule(None) == 0.5  # type: ignore[arg-type]
+
+
+def test_terms_that_nobody_sets_are_those_of_a_configuration() -> None:
+    assert algorithm().objective.terms == Terms()
 
 
 def test_scored_rollouts_know_their_calls() -> None:

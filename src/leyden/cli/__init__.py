@@ -17,8 +17,8 @@ from leyden.cli.serve import add_serve
 from leyden.cli.show import add_runs, add_show
 from leyden.cli.train import add_dev, add_eval, add_export, add_train
 from leyden.cli.worker import add_worker
-from leyden.client.loading import LoadError
 from leyden.config import ConfigError
+from leyden.loading import LoadError
 from leyden.remote import RemoteError
 from leyden.server.options import Unservable
 from leyden.server.store.errors import StoreError
@@ -67,10 +67,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """argparse takes settings only where they follow each other; people put options between them."""
     top = parser()
     options, rest = top.parse_known_args(arguments)
-    if rest and not (hasattr(options, "settings") and all("=" in one and one[0] != "-" for one in rest)):
-        top.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.settings += rest
+    settings = [one for one in rest if hasattr(options, "settings") and "=" in one and one[0] != "-"]
+    if odd := [one for one in rest if one not in settings]:
+        top.error(f"unrecognized arguments: {' '.join(odd)}")
+    if settings:
+        options.settings += settings
     return options
 
 

@@ -13,8 +13,9 @@ import msgspec
 import uvloop
 
 from leyden.client.family import adopt_orphans
-from leyden.client.loading import LoadError
 from leyden.client.worker import WorkerOptions, work
+from leyden.descriptors import raise_file_limit
+from leyden.loading import LoadError
 from leyden.remote import RemoteError
 
 
@@ -28,6 +29,7 @@ def main() -> int:
     os.set_inheritable(arguments.lifeline, False)
     key = b"".join(iter(lambda: os.read(arguments.lifeline, 1).strip(b"\n"), b"")).decode()
     adopt_orphans()
+    raise_file_limit()
     threading.Thread(target=_die_with, args=(arguments.lifeline,), daemon=True).start()
     try:
         uvloop.run(_work(_options(arguments.options), key))

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from leyden.client.loading import AnyCallable, LoadError
+from leyden.loading import AnyCallable, LoadError
 
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

@@ -17,8 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.client.family import adopt_orphans, die_with_parent
-from leyden.client.loading import LoadError
 from leyden.client.worker import WorkerOptions, work
+from leyden.loading import LoadError
 from leyden.remote import RemoteError
 
 _log = logging.getLogger("leyden.cluster")

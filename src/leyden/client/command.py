@@ -19,7 +19,6 @@ from leyden.client import crashes
 from leyden.client.family import adopt_orphans, bury, die_first, end_all, end_marked
 from leyden.client.hosting import KEY_VARIABLE, environment
 from leyden.client.kinds import read_command
-from leyden.client.loading import LoadError
 from leyden.client.messages import (
     Blocked,
     Ended,
@@ -37,6 +36,7 @@ from leyden.client.messages import (
 )
 from leyden.client.processes import CommandProcess, Limits
 from leyden.client.services import lent_by_address
+from leyden.loading import LoadError
 from leyden.outcomes import Ending, Outcome
 
 ATTEMPT_VARIABLE = "LEYDEN_ATTEMPT"

@@ -25,7 +25,6 @@ from leyden.client.endings import ended_with
 from leyden.client.failures import read_failure
 from leyden.client.family import adopt_orphans, die_first, end_all
 from leyden.client.instances import Instances, SetupFailed
-from leyden.client.loading import LoadError, find
 from leyden.client.messages import (
     Blocked,
     Ended,
@@ -46,6 +45,7 @@ from leyden.client.pool import ServiceFailed
 from leyden.client.printing import Outputs
 from leyden.client.services import Services
 from leyden.client.tracing import SpanSender, Tracing
+from leyden.loading import LoadError, find
 from leyden.outcomes import Ending, Outcome
 
 T = TypeVar("T")

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from leyden.client.crashes import Crash
 from leyden.client.family import end_marked
-from leyden.client.loading import LoadError
 from leyden.client.messages import (
     Blocked,
     Ended,
@@ -38,6 +37,7 @@ from leyden.client.messages import (
 from leyden.client.output import Output
 from leyden.client.warden import VARIABLE
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
+from leyden.loading import LoadError
 from leyden.wire import Lease
 
 KEY_VARIABLE = "LEYDEN_KEY"

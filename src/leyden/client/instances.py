@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from leyden.client.agents import Agent, Invocation
-from leyden.client.loading import LoadError
+from leyden.loading import LoadError
 
 _log = logging.getLogger("leyden.host")
 

@@ -6,7 +6,7 @@ import shutil
 from enum import Enum
 from pathlib import Path
 
-from leyden.client.loading import LoadError
+from leyden.loading import LoadError
 
 
 class Kind(Enum):

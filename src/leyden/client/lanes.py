@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from leyden.client.contact import Contact
 from leyden.client.jobs import Job, Jobs
-from leyden.client.loading import LoadError
 from leyden.client.messages import Ended
 from leyden.client.places import Places
 from leyden.client.pool import ServiceFailed
@@ -21,6 +20,7 @@ from leyden.client.reporting import Reporter
 from leyden.client.running import Runner
 from leyden.client.services import Services
 from leyden.client.stations import Limits, Station
+from leyden.loading import LoadError
 from leyden.outcomes import Ending, Outcome
 from leyden.wire import Lease, LeaseRequest
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from leyden.client.loading import AnyCallable
 from leyden.client.threads import Loop, in_thread
+from leyden.loading import AnyCallable
 
 
 class Made:

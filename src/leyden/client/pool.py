@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from leyden.client.failures import describe
-from leyden.client.loading import LoadError
+from leyden.loading import LoadError
 
 _log = logging.getLogger("leyden.worker")
 _TRIES, _FIRST_PAUSE_S = 3, 0.5

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from leyden.client.failures import describe
-from leyden.client.loading import AnyCallable, LoadError, load
 from leyden.client.results import NotAReward, read_reward
 from leyden.client.threads import in_thread, loop_apart, on_loop
 from leyden.episodes import Episode
+from leyden.loading import AnyCallable, LoadError, load
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, Self
 
 from leyden.client.daemon import Daemon
-from leyden.client.loading import find
 from leyden.client.made import Made
 from leyden.client.pool import Pool
 from leyden.client.threads import Loop
 from leyden.config.schema import ServiceConfig
+from leyden.loading import find
 
 
 def lent_by_address(services: Mapping[str, ServiceConfig]) -> tuple[str, ...]:

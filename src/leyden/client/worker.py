@@ -20,7 +20,6 @@ from leyden.client.contact import Contact
 from leyden.client.jobs import Jobs
 from leyden.client.kinds import Kind, kind_of
 from leyden.client.lanes import Lane, Terms
-from leyden.client.loading import LoadError
 from leyden.client.messages import Setup
 from leyden.client.opening import Opening
 from leyden.client.reporting import Reporter
@@ -31,6 +30,7 @@ from leyden.client.stations import Limits
 from leyden.client.threads import loop_apart
 from leyden.client.warden import Warden
 from leyden.config.schema import ServiceConfig
+from leyden.loading import LoadError
 from leyden.remote import Remote, RemoteError
 
 _GIVE_BACK_S, _WITHDRAW_S, _AGAIN_S = 5.0, 2.0, 0.1

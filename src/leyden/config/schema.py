@@ -4,6 +4,7 @@ import re
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr
 
 from leyden.records import Id, Name, Real
 
@@ -53,6 +54,12 @@ class SamplingConfig(_Section, frozen=True):
     temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
     max_tokens: AtLeastOne | None = None
     """Of one call; the agent's own limit holds too."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Only from the likeliest tokens with so much of the probability; like `top_k` and `min_p` no fair draw."""
+    top_k: Whole = 0
+    """Only from so many of the likeliest; 0: all."""
+    min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Only from those with this share of the likeliest's probability."""
 
 
 class AlgorithmConfig(_Section, frozen=True):
@@ -80,7 +87,7 @@ class AlgorithmConfig(_Section, frozen=True):
     clip_low: Share = 0.2
     clip_high: Annotated[float, Meta(ge=0)] = 0.28
     clip_dual: Annotated[float, Meta(gt=1)] | None = None
-    """How many times its advantage a bad token's loss may be."""
+    """Up to which ratio, more than 1, a bad token is pushed down; None: any."""
     aggregation: str = "rollout_mean"
     """How the losses of tokens become one number."""
     length: AtLeastOne | None = None
@@ -94,9 +101,13 @@ class AlgorithmConfig(_Section, frozen=True):
     """The weight of the distance to the model that training began with."""
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimate: Literal["k1", "k2", "k3"] | None = None
-    """None: `k3` in the loss, `k1` in the reward."""
+    """Where none is named, `k3` in the loss and `k1` in the reward take its place."""
     entropy: NotNegative = 0.0
     """The weight of a bonus for not being sure."""
+
+    def __post_init__(self) -> None:
+        if self.kl_estimate is None:
+            force_setattr(self, "kl_estimate", "k1" if self.kl_in == "reward" else "k3")
 
 
 class SignalsConfig(_Section, frozen=True):
@@ -119,7 +130,7 @@ class SignalsConfig(_Section, frozen=True):
     empty_answer: Real = 0.0
     """Its answer has neither text nor a tool call."""
     rule: str | None = None
-    """`module:function`: a function of a signal whose number takes the place of the weight; None leaves the weight."""
+    """Like `reward`: a function of a signal whose number takes the place of the weight; None leaves the weight."""
     anneal_steps: AtLeastOne | None = None
     """Over so many steps the weights fall to 0; none: they stay."""
     exempt: tuple[str, ...] = ()
@@ -146,7 +157,9 @@ class TrainingConfig(_Section, frozen=True):
     """A group with fewer rollouts that count is dropped, and another task takes its place."""
     learning_rate: Positive = 1e-6
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls from one step to the next, after the warm-up."""
     warmup_steps: Whole = 0
+    """Over which the learning rate rises."""
     weight_decay: NotNegative = 0.0
     betas: tuple[Share, Share] = (0.9, 0.99)
     clip_norm: Positive = 1.0
@@ -159,6 +172,8 @@ class TrainingConfig(_Section, frozen=True):
     """Whether tokens that calls share are computed once, or every call by itself; the gradient is the same."""
     roles: tuple[str, ...] = ()
     """Only the calls in these roles are trained on; none named: all."""
+    distorted: bool = False
+    """Whether calls that were drawn greedily, truncated or with penalties are trained on."""
     critic_learning_rate: Positive = 1e-3
     """Of the critic, where the algorithm has one."""
     lora: AdapterConfig | None = None
@@ -313,10 +328,21 @@ class Config(_Section, frozen=True):
                 re.compile(rule)
             except re.error as error:
                 raise ValueError(f"`roles.{role}` is no regular expression: {error}") from error
-        training = self.training
+        algorithm, training, sampling = self.algorithm, self.training, self.sampling
+        if (sampling.top_p < 1 or sampling.top_k or sampling.min_p) and not training.distorted:
+            raise ValueError(
+                "`sampling` leaves out tokens, and what is drawn so is not trained on: "
+                "take `top_p`, `top_k` and `min_p` away, or set `training.distorted = true`"
+            )
+        if algorithm.correction_low > algorithm.correction_high:
+            raise ValueError(
+                f"`algorithm.correction_low` is {algorithm.correction_low}, "
+                f"more than `algorithm.correction_high` ({algorithm.correction_high}): nothing lies between them"
+            )
         if training.min_group > training.group_size:
             raise ValueError(
-                f"`training.min_group` is {training.min_group}, more than `training.group_size` ({training.group_size})"
+                f"`training.min_group` is {training.min_group}, more than `training.group_size` "
+                f"({training.group_size}): set `training.min_group = {training.group_size}` at the most"
             )
         if training.updates_per_step > training.tasks_per_step:
             raise ValueError("`training.updates_per_step` is more than `training.tasks_per_step`: a group stays whole")

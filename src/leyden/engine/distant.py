@@ -77,9 +77,9 @@ class DistantEngine:
             raise EngineError(_GONE)
         number = next(self._numbers)
         answers = self._asked[number] = asyncio.Queue()
-        self._say(Ask(number, request))
         finished = False
         try:
+            self._say(Ask(number, request))
             while not finished:
                 answer = await answers.get()
                 finished = isinstance(answer, EngineError) or answer.finish is not None
@@ -96,7 +96,7 @@ class DistantEngine:
         self._say(Forget(session))
 
     def _say(self, question: Question) -> None:
-        if not self.ended.done():
+        if not self._writer.is_closing():
             self._writer.write(_framed(question))
 
     async def _hear(self, reader: StreamReader) -> None:
@@ -136,6 +136,7 @@ class Lender:
                     case Forget(session):
                         self._engine.forget(session)
         finally:
+            self._writer.close()  # whatever ended this, nobody is answered any longer, and they shall hear of it
             left = list(self._drawing.values())
             for drawing in left:
                 drawing.cancel()
@@ -163,8 +164,9 @@ class Lender:
             asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        self._writer.write(_framed(self._drawn))
-        self._drawn = Drawn([], [])
+        drawn, self._drawn = self._drawn, Drawn([], [])
+        if not self._writer.is_closing():
+            self._writer.write(_framed(drawn))
 
 
 _encoder = msgspec.msgpack.Encoder()

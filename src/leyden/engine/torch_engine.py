@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from leyden.engine import EngineError, Generate, Piece
 from leyden.engine.torch_completion import Completion, Post, deliver
-from leyden.engine.torch_forward import Forward, HubForward, Segment
+from leyden.engine.torch_forward import Forward, HubForward, Segment, WholeForward
 from leyden.engine.torch_llama import LlamaForward
 from leyden.engine.torch_rows import Rows
 from leyden.engine.torch_sampling import draw
@@ -33,6 +33,8 @@ SMALL = 20_000_000
 """Parameters below which a second thread costs more in waiting than it computes."""
 PIECE_S = 0.01
 """Tokens are handed over this often, beginnings and ends at once: waking an asker costs about as much as a token."""
+BOUNDLESS = 32_768
+"""Tokens of the longest sequence, where the model sets no limit of its own."""
 
 
 @dataclass
@@ -63,14 +65,16 @@ class TorchEngine:
     ) -> None:
         """Without `reuse` what a request is answered depends on nothing that was asked before it, to the last bit."""
         config = model.config.get_text_config()
-        self._context, self._vocabulary = int(config.max_position_embeddings), int(config.vocab_size)
+        self._context = int(getattr(config, "max_position_embeddings", BOUNDLESS))
+        self._vocabulary = int(config.vocab_size)
         self.version = version
         """Of the weights in use."""
         self.stats = Stats()
         self._chunk, self._threads = chunk, threads or _threads(model)
         self._rows = Rows(slots, self._context, model.dtype, model.device)
-        self._slots = Slots(slots, self._rows, reuse)
-        self._forward: Forward = (LlamaForward if LlamaForward.fits(model) else HubForward)(model, self._rows)
+        self._forward = _forward(model, self._rows)
+        self._reuse = reuse and not isinstance(self._forward, WholeForward)  # which has nothing to be reused
+        self._slots = Slots(slots, self._rows, self._reuse)
         self._wake = threading.Condition()
         self._queue: deque[Completion] = deque()
         self._changes: deque[tuple[Callable[[], None], int, Future[None]]] = deque()
@@ -213,7 +217,7 @@ class TorchEngine:
                 with torch.inference_mode():
                     self._forward.refresh()
                     self._slots.drop()
-                    for slot in self._slots.live:
+                    for slot in self._slots.live if self._reuse else ():
                         self._slots.share(slot)
         except BaseException as error:
             done.set_exception(error)
@@ -298,6 +302,13 @@ class TorchEngine:
         deliver([(slot.completion, EngineError(why)) for slot in self._slots.live if slot.completion is not None])
         self._slots.release(self._slots.live)
         self._slots.drop()
+
+
+def _forward(model: PreTrainedModel, rows: Rows) -> Forward:
+    """The fastest that computes the model."""
+    if LlamaForward.fits(model):
+        return LlamaForward(model, rows)
+    return HubForward(model, rows) if HubForward.fits(model) else WholeForward(model)
 
 
 def _threads(model: PreTrainedModel) -> int:

@@ -1,6 +1,7 @@
-"""One step of any Hugging Face causal model over rows of keys and values."""
+"""One step of any Hugging Face causal model: over rows of keys and values, or of whole sequences."""
 
 import copy
+import logging
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
@@ -9,8 +10,13 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from leyden.engine import EngineError
 from leyden.engine.torch_rows import Rows
+
+log = logging.getLogger(__name__)
+
+WHOLE = 8
+"""Whole sequences that are computed together: more would be padded more, and take more memory."""
+_KINDS = {"full_attention", "sliding_attention"}
 
 
 class Segment(NamedTuple):
@@ -39,24 +45,20 @@ class Forward(Protocol):
 
 
 class HubForward:
-    """Runs the model's own code, all segments of one token together and the others one by one.
-
-    It runs a second tree of modules over the same parameters, so that the trainer may set `train()`, checkpointing or
-    another attention on its own while this one stays in evaluation.
-    """
+    """Runs the model's own code, all segments of one token together and the others one by one."""
 
     def __init__(self, model: PreTrainedModel, rows: Rows) -> None:
-        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-        self._model: Any = copy.deepcopy(model, shared)
-        self._model.train(False)
+        self._model = _beside(model)
         config = model.config.get_text_config()
         self._kinds = set(getattr(config, "layer_types", None) or ())
         self._window: int | None = getattr(config, "sliding_window", None)
-        if odd := self._kinds - {"full_attention", "sliding_attention"}:
-            raise EngineError(f"the torch engine keeps keys and values, and {type(model).__name__} has layers of {odd}")
-        if config._attn_implementation not in ("eager", "sdpa"):
-            self._model.set_attn_implementation("sdpa")
         self._rows = rows
+
+    @staticmethod
+    def fits(model: PreTrainedModel) -> bool:
+        """Whether keys and values are all that the model's layers keep."""
+        kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+        return kinds <= _KINDS and not model._is_stateful
 
     def refresh(self) -> None:
         """Nothing is derived from the weights."""
@@ -126,3 +128,57 @@ class RowCache(Cache):
         row, position = self._index
         held[row, :, position] = states.transpose(1, 2)
         return held[:, :, : self._length][self._taken]
+
+
+class WholeForward:
+    """Runs the model's own code over each sequence from its beginning, and keeps nothing but token ids.
+
+    Slow, and right for every causal model: what is padded on the right is seen by nobody.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model, self._device = _beside(model), model.device
+        self._ids: dict[int, list[int]] = {}
+        log.warning(
+            "not all layers of %s are attention: each token that it draws is computed from the beginning of its"
+            " sequence, which is slow",
+            type(model).__name__,
+        )
+
+    def refresh(self) -> None:
+        """Nothing is derived from the weights."""
+
+    def __call__(self, segments: Sequence[Segment]) -> Tensor:
+        """Run the model for those that are wanted, sequences of like lengths together."""
+        for segment in segments:
+            self._ids[segment.row] = [*self._ids.get(segment.row, ())[: segment.start], *segment.ids]
+        wanted = [self._ids[segment.row] for segment in segments if segment.wanted]
+        order = sorted(range(len(wanted)), key=lambda index: len(wanted[index]))
+        logits: list[Any] = [None] * len(wanted)
+        for first in range(0, len(order), WHOLE):
+            some = order[first : first + WHOLE]
+            for index, one in zip(some, self._logits([wanted[index] for index in some]), strict=True):
+                logits[index] = one
+        return torch.stack(logits) if logits else torch.empty(0, device=self._device)
+
+    def _logits(self, sequences: Sequence[list[int]]) -> Tensor:
+        width = max(map(len, sequences))
+        ids = torch.tensor([[*each, *[0] * (width - len(each))] for each in sequences], device=self._device)
+        last = torch.tensor([len(each) - 1 for each in sequences], device=self._device)
+        kept, of = last.unique(return_inverse=True)
+        answer = self._model(input_ids=ids, use_cache=False, logits_to_keep=kept)
+        logits: Tensor = answer.logits[torch.arange(len(sequences), device=self._device), of].float()
+        return logits
+
+
+def _beside(model: PreTrainedModel) -> Any:
+    """A second tree of modules over the same parameters, which stays in evaluation.
+
+    The trainer may set `train()`, checkpointing or another attention on its own.
+    """
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    ours: Any = copy.deepcopy(model, shared)
+    ours.train(False)
+    if model.config.get_text_config()._attn_implementation not in ("eager", "sdpa"):
+        ours.set_attn_implementation("sdpa")
+    return ours

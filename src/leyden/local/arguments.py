@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import uvloop
 from rich.console import Console
 
-from leyden.client.loading import LoadError, refer
 from leyden.config import Config, ConfigError, read_config, read_file
+from leyden.loading import LoadError, refer
 from leyden.local.evaluating import Evaluated, measure_model
 from leyden.local.folder import RunFolder
 from leyden.local.training import Trained

@@ -18,7 +18,7 @@ from leyden.records import Purpose
 from leyden.trainer.algorithm import algorithm_of
 from leyden.trainer.batch import Accounts, score
 from leyden.trainer.collection import Collection
-from leyden.trainer.model import find, load_model, load_tokenizer
+from leyden.trainer.model import check_tokenizer, find, load_model
 from leyden.trainer.tasks import read_tasks
 from leyden.wire import GroupSpec
 
@@ -58,10 +58,9 @@ async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[Ca
     """Run the agent a few times, sampled as in training, and look at what came of it."""
     chosen = read_tasks(config).train[:tasks]
     source = find(config.model, config.base)
-    load_tokenizer(source)
+    check_tokenizer(source)
     model = load_model(source, config.engine.dtype, training=False)
     folder = RunFolder.of(config, f".dev-{time.strftime('%Y%m%d-%H%M%S')}")
-    folder.open(config)
     run = folder.path.name
     episodes: list[Episode] = []
 
@@ -70,8 +69,9 @@ async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[Ca
         async for _, group in collection.gather(specs):
             episodes.extend(group)
 
-    async with house(config, folder.path, model, source, 0, run) as home:
-        await home.watched(gather(Collection(home.remote, run)))
+    with folder.opened(config):
+        async with house(config, folder.path, model, source, 0, run) as home:
+            await home.watched(gather(Collection(home.remote, run)))
     return caught(config, episodes, folder.path), episodes
 
 

@@ -11,7 +11,7 @@ from leyden.local.folder import RunFolder
 from leyden.local.house import house
 from leyden.trainer.collection import Collection
 from leyden.trainer.evaluation import Measured, evaluate
-from leyden.trainer.model import find, load_model, load_tokenizer
+from leyden.trainer.model import check_tokenizer, find, load_model
 from leyden.trainer.tasks import read_rows, read_tasks
 
 
@@ -39,22 +39,22 @@ async def measure_model(
     if not chosen:
         raise ConfigError("`held_out` leaves no tasks to measure on: set it, or name a file with --tasks")
     source = find(model or config.model, config.base)
-    load_tokenizer(source)
+    check_tokenizer(source)
     loaded = load_model(source, config.engine.dtype, training=False)
     folder = RunFolder.of(config, f".eval-{time.strftime('%Y%m%d-%H%M%S')}")
-    folder.open(config)
     run = folder.path.name
-    async with house(config, folder.path, loaded, source, 0, run) as home:
-        measured: Measured
-        measured, _ = await home.watched(
-            evaluate(
-                Collection(home.remote, run),
-                "eval",
-                chosen,
-                config.evaluation.rollouts,
-                config.rollout.failure_reward,
+    with folder.opened(config):
+        async with house(config, folder.path, loaded, source, 0, run) as home:
+            measured: Measured
+            measured, _ = await home.watched(
+                evaluate(
+                    Collection(home.remote, run),
+                    "eval",
+                    chosen,
+                    config.evaluation.rollouts,
+                    config.rollout.failure_reward,
+                )
             )
-        )
     return Evaluated(
         run=run,
         model=source.name,

@@ -5,10 +5,14 @@ runs/calc/config.toml      the whole configuration, defaults written out
           metrics.jsonl    a line a step
           curve.png        how the reward went
           step-100/        a checkpoint, which is a Hugging Face folder too
+          server.log       what went wrong in the server, and worker.log in the worker
 """
 
+import fcntl
 import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,36 +53,63 @@ class RunFolder(Struct, frozen=True):
         """How the reward went."""
         return self.path / "curve.png"
 
-    def open(self, config: Config) -> Path | None:
-        """Make the folder, or go on in it if the configuration is the same in all that matters.
+    @contextmanager
+    def opened(self, config: Config) -> Iterator[Path | None]:
+        """Have the folder for oneself, made or gone on in, if the configuration is the same in all that matters.
 
-        A run that never came to anything may have another configuration: it is put aside, and where it is now returned.
+        It may be another where nothing came of the run yet: what is in the store is put aside, and this is where.
         """
-        aside = None
-        if self.config.exists():
+        with self._alone():
             changed = [key for key in _differences(self.config, config) if not key.startswith(_MAY_CHANGE)]
             if changed and self.journal.exists() and self.journal.stat().st_size:
                 raise ConfigError(
                     f"`{changed[0]}` is not what run {config.run!r} began with ({self.config}): "
                     "set it back to go on, or begin anew with --restart, or under another name with run=NAME"
                 )
-            aside = self.put_aside() if changed else None
-        self.path.mkdir(parents=True, exist_ok=True)
-        draft = self.config.with_suffix(".draft")
-        draft.write_text(written(config), encoding="utf-8")
-        draft.replace(self.config)
-        return aside
+            aside = self._put_store_aside() if changed else None
+            draft = self.config.with_suffix(".draft")
+            draft.write_text(written(config), encoding="utf-8")
+            draft.replace(self.config)
+            yield aside
 
     def put_aside(self) -> Path | None:
         """Rename the folder, so that the run can begin anew and nothing is lost; where it is now."""
         if not self.path.exists():
             return None
-        aside = self.path.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
-        self.path.rename(aside)
+        with self._alone():
+            return self.path.rename(self.path.with_name(f"{self.path.name}.{_before()}"))
+
+    def _put_store_aside(self) -> Path | None:
+        files = list(self.path.glob("leyden.db*"))
+        if not files:
+            return None
+        aside = self.path / _before()
+        aside.mkdir()
+        for file in files:
+            file.rename(aside / file.name)
         return aside
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Make the folder, and hold a lock in it that the operating system drops with the process."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConfigError(
+                    f"another process is at run {self.path.name!r} ({self.path}): wait for it, or take run=NAME"
+                ) from error
+            yield
+
+
+def _before() -> str:
+    return f"before-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _differences(path: Path, config: Config) -> list[str]:
+    if not path.exists():
+        return []
     before = _flat(tomllib.loads(written(config_of(path.parent))))  # with defaults for keys that are newer than the run
     now = _flat(tomllib.loads(written(config)))
     return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))

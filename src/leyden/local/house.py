@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import aiohttp
 import msgspec
 from msgspec import Struct
 from transformers import PreTrainedModel
@@ -22,11 +23,13 @@ from leyden.records import RunSettings, Sampling
 from leyden.remote import Remote
 from leyden.server.keys import write_private
 from leyden.server.options import Beside, ServeOptions
-from leyden.trainer.loop import POLICY
+from leyden.trainer.batch import POLICY
 from leyden.trainer.model import Source
 from leyden.wire import KeySpec, RunSpec
 
 T = TypeVar("T")
+_MOMENT_S = 2.0
+"""So long after its last answer a server has ended."""
 
 
 class House(Struct, frozen=True):
@@ -44,9 +47,12 @@ class House(Struct, frozen=True):
         needed = [asyncio.create_task(one.failed()) for one in (self.server, self.workers) if one is not None]
         try:
             await asyncio.wait({task, *needed}, return_when=asyncio.FIRST_COMPLETED)
-            for failing in needed:  # which is why the work failed, where it did
-                if failing.done():
-                    failing.result()
+            if task.done() and isinstance(task.exception(), (aiohttp.ClientError, OSError)):
+                await asyncio.wait(needed, timeout=_MOMENT_S, return_when=asyncio.FIRST_COMPLETED)  # which is why
+            if not task.done() or task.exception() is not None:
+                for failing in needed:
+                    if failing.done():
+                        failing.result()
             return task.result()
         finally:
             for one in (task, *needed):
@@ -114,11 +120,19 @@ async def _make_run(remote: Remote, config: Config, run: str) -> None:
         lease_s=rollout.lease_s,
         max_attempts=rollout.max_attempts,
         failure_reward=rollout.failure_reward,
-        sampling=Sampling(temperature=sampling.temperature, max_tokens=sampling.max_tokens, seed=config.seed),
+        sampling=Sampling(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=config.seed,
+        ),
         max_calls=rollout.max_calls,
         max_tokens=rollout.max_tokens,
         history=rollout.history,
         agent_rewards=rollout.agent_rewards,
+        train_distorted=config.training.distorted,
         routes=config.routes,
         roles=config.roles,
     )

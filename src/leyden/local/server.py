@@ -7,8 +7,7 @@ import asyncio
 import signal
 import socket
 import sys
-from asyncio import StreamReader
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,23 +18,23 @@ import msgspec
 from leyden.config import ConfigError
 from leyden.engine import Engine
 from leyden.engine.distant import Lender
-from leyden.server.options import Beside, Running
+from leyden.server.options import REFUSED, Beside, Running
 from leyden.trainer.errors import TrainingError
 
-_REFUSED = 2
-"""The exit status of a server that cannot serve, whatever is tried."""
+_LONGEST_END_S = 40.0
+"""A server gives what it accepted half a minute."""
 
 
 class LocalServer:
     """A server's process, and where it listens."""
 
-    def __init__(self, process: Process, running: Running, log: Path) -> None:
+    def __init__(self, process: Process, running: Running, log: "_Log") -> None:
         self._process, self._log = process, log
         self.running = running
 
     async def failed(self) -> NoReturn:
         """Wait until it has ended although nobody told it to, and say how."""
-        raise TrainingError(f"the server ended ({_how(await self._process.wait())}): {_last_words(self._log)}")
+        raise TrainingError(f"the server ended ({_how(await self._process.wait())}): {self._log.last_words()}")
 
 
 @asynccontextmanager
@@ -44,45 +43,62 @@ async def server_beside(options: Beside, engine: Engine, log: Path) -> AsyncIter
     ours, its = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=ours)
     lending = asyncio.create_task(Lender(engine, writer).lend(reader))
+    said = _Log(log)
     try:
         with its, log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "leyden.server", options.to_json(), str(its.fileno())),
+                # without -P a file of the user's may stand in for one of ours
+                *(sys.executable, "-P", "-m", "leyden.server", str(its.fileno())),
                 pass_fds=[its.fileno()],
-                stdin=DEVNULL,
+                stdin=PIPE,
                 stdout=PIPE,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C in a terminal is for the one who trains, who may need its answers yet
+                start_new_session=True,
             )
         try:
-            assert process.stdout is not None
-            yield LocalServer(process, await _started(process, process.stdout, log), log)
+            yield LocalServer(process, await _started(process, options, said), said)
         finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
+            await _end(process)
     finally:
         writer.close()
         lending.cancel()
 
 
-async def _started(process: Process, output: StreamReader, log: Path) -> Running:
+async def _started(process: Process, options: Beside, said: "_Log") -> Running:
     """Where it listens, once it does."""
-    if line := await output.readline():
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(options.to_json().encode() + b"\n")
+    if line := await process.stdout.readline():
         return msgspec.json.decode(line, type=Running)
     status = await process.wait()
-    words = _last_words(log)
-    raise (
-        ConfigError(f"`server`: {words}")
-        if status == _REFUSED
-        else TrainingError(f"the server did not start ({_how(status)}): {words}")
-    )
+    if status == REFUSED:
+        raise ConfigError(f"`server`: {said.last_words()}")
+    raise TrainingError(f"the server did not start ({_how(status)}): {said.last_words()}")
+
+
+async def _end(process: Process) -> None:
+    """Have it finish what it accepted; if that takes too long, end it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        await asyncio.wait_for(process.wait(), _LONGEST_END_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+class _Log:
+    """What a server writes from now on to a file that others may have written to before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._before = path.stat().st_size if path.exists() else 0
+
+    def last_words(self) -> str:
+        """The last of it, and where the rest is."""
+        said = self._path.read_bytes()[self._before :].decode(errors="replace").strip()
+        return f"{said.splitlines()[-1]} ({self._path})" if said else f"it left no word in {self._path}"
 
 
 def _how(status: int) -> str:
     return f"status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
-
-
-def _last_words(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"it left nothing in {log}"

@@ -17,16 +17,16 @@ from leyden.local.folder import RunFolder
 from leyden.local.house import house
 from leyden.server.store import reading
 from leyden.server.store.database import Database
-from leyden.trainer.algorithm import algorithm_of
+from leyden.trainer.algorithm import Algorithm, algorithm_of
 from leyden.trainer.checkpoint import Checkpoints, State, newest, restore
 from leyden.trainer.curve import draw_image, draw_text, points
 from leyden.trainer.display import Display
 from leyden.trainer.journal import Journal, read_journal
 from leyden.trainer.loop import Trainer
-from leyden.trainer.model import find, load_model, load_tokenizer
+from leyden.trainer.model import Source, check_tokenizer, find, load_model
 from leyden.trainer.policy import Policy
 from leyden.trainer.sinks import open_sinks
-from leyden.trainer.tasks import read_tasks
+from leyden.trainer.tasks import Tasks, read_tasks
 
 
 class Trained(Struct, frozen=True):
@@ -66,12 +66,35 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     algorithm = algorithm_of(config)
     tasks = read_tasks(config)
     source = find(config.model, config.base)
-    load_tokenizer(source)  # if it cannot be, that is said before any work
+    check_tokenizer(source)
     folder = RunFolder.of(config)
-    aside = folder.put_aside() if restart else None
-    if aside := folder.open(config) or aside:
+    if restart and (aside := folder.put_aside()) is not None:
         console.print(f"the earlier run is now {aside}", highlight=False)
-    model = load_model(source, config.engine.dtype, training=True)
+    with folder.opened(config) as aside:
+        if aside is not None:
+            console.print(f"what was begun with another configuration is now {aside}", highlight=False)
+        state = await _train(config, tasks, algorithm, source, folder, console)
+    rows = read_journal(folder.journal)
+    draw_image(rows, f"{config.run}: {config.model}", folder.curve)
+    console.print(draw_text(rows), highlight=False)
+    measured = points(rows, "held_out/reward")
+    return Trained(
+        run=config.run,
+        folder=folder.path,
+        step=state.step,
+        steps=config.training.steps,
+        before=measured[0][1] if measured and measured[0][0] == 0 else None,
+        after=measured[-1][1] if measured else None,
+        best_step=state.best_step,
+        seconds=time.monotonic() - began,
+    )
+
+
+async def _train(
+    config: Config, tasks: Tasks, algorithm: Algorithm, source: Source, folder: RunFolder, console: Console
+) -> State:
+    """From wherever the folder's run is to its last step."""
+    model = load_model(source, config.engine.dtype, True, config.training.lora, algorithm.reference)
     policy = Policy(model, config.training, algorithm.critic, algorithm.reference)
     if policy.unfit is not None:
         console.print(f"{source.name} cannot be trained as a tree, so every call is computed by itself: {policy.unfit}")
@@ -100,20 +123,7 @@ async def train(config: Config, restart: bool = False, console: Console | None =
         finally:
             display.close()
             await journal.close()
-    rows = read_journal(folder.journal)
-    draw_image(rows, f"{config.run}: {config.model}", folder.curve)
-    console.print(draw_text(rows), highlight=False)
-    measured = points(rows, "held_out/reward")
-    return Trained(
-        run=config.run,
-        folder=folder.path,
-        step=state.step,
-        steps=config.training.steps,
-        before=measured[0][1] if measured and measured[0][0] == 0 else None,
-        after=measured[-1][1] if measured else None,
-        best_step=state.best_step,
-        seconds=time.monotonic() - began,
-    )
+    return state
 
 
 @contextmanager

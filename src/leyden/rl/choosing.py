@@ -1,4 +1,4 @@
-"""An algorithm by its name: the function of that name in the file of that name, or a user's `module:function`."""
+"""An algorithm by its name: the function of that name in the file of that name."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 Room = Literal["credit", "advantage", "loss", "aggregation", "correction"]
 
+OWN = "module:function, or file.py:function"
+"""How a user's own is named, which whoever reads a configuration loads."""
+
 
 class Unknown(Exception):
     """There is no such algorithm; the message names those there are."""
@@ -14,20 +17,10 @@ class Unknown(Exception):
 
 def choose(room: Room, name: str) -> Callable[..., Any]:
     """The function that a name stands for."""
-    if ":" in name:
-        return imported(f"algorithm.{room}", name)
     if name in names(room):
         return getattr(import_module(f"leyden.rl.{room}.{name}"), name)  # type: ignore[no-any-return]
-    raise Unknown(f"`algorithm.{room}`: there is no {name!r}; there are {', '.join(names(room))}, or module:function")
-
-
-def imported(key: str, name: str) -> Callable[..., Any]:
-    """A user's function by its `module:function`; `key` is where the configuration names it."""
-    module, _, function = name.partition(":")
-    try:
-        return getattr(import_module(module), function)  # type: ignore[no-any-return]
-    except (ImportError, AttributeError, ValueError) as error:
-        raise Unknown(f"`{key}`: {name!r} cannot be imported: {error}") from error
+    there = [*names(room), "none"] if room == "correction" else names(room)
+    raise Unknown(f"`algorithm.{room}`: there is no {name!r}; there are {', '.join(there)}, or {OWN}")
 
 
 def names(room: Room) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from leyden.episodes import Episode
 from leyden.records import Call
 from leyden.rl.advantage import Ints, total
-from leyden.rl.choosing import Unknown, imported
+from leyden.rl.choosing import OWN, Unknown
 
 StateKey = Callable[[Episode, Call], Hashable]
 
@@ -33,12 +33,10 @@ def prompt(episode: Episode, call: Call) -> Hashable:
 
 
 def state_key(name: str) -> StateKey:
-    """`messages`, `prompt`, or a user's `module:function` of an episode and one of its calls."""
-    if ":" in name:
-        return imported("algorithm.state", name)
+    """The key that a name stands for."""
     known: dict[str, StateKey] = {"messages": messages, "prompt": prompt}
     if name not in known:
-        raise Unknown(f"`algorithm.state`: there is no {name!r}; there are messages, prompt, or module:function")
+        raise Unknown(f"`algorithm.state`: there is no {name!r}; there are {', '.join(known)}, or {OWN}")
     return known[name]
 
 

@@ -32,7 +32,7 @@ class Statistics:
     def add(
         self, tokens: Tokens, sampler: Tensor, depth: Tensor, figures: Mapping[str, Tensor], entropy: Tensor
     ) -> None:
-        """Count a batch: `depth` is the turn of each token's call, `figures` are the loss's, `entropy` may be a sum."""
+        """Count a batch: `depth` is the turn of each token's call, `figures` and `entropy` are of tokens."""
         if not len(sampler):
             return
         current, proximal, drawn = tokens.current.double(), tokens.proximal.double(), sampler.double()
@@ -50,20 +50,12 @@ class Statistics:
             **{name: figure.double().sum() for name, figure in figures.items() if name != "ratio"},
         }
         *found, highest, lowest = torch.stack([*sums.values(), moved.max(), moved.min()]).tolist()
-        self._join(dict(zip(sums, found, strict=True)), highest, lowest)
+        for name, value in zip(sums, found, strict=True):
+            self._sums[name] += value
+        self._highest, self._lowest = max(self._highest, highest), min(self._lowest, lowest)
         of_token = torch.stack([torch.ones_like(drawn), k1(drawn, proximal), k3(drawn, proximal)], dim=1)
         turns = of_token.new_zeros(DEEPEST + 1, 3).index_add(0, depth.clamp(max=DEEPEST), of_token)
         self._turns += turns.cpu()
-
-    def merge(self, other: "Statistics") -> None:
-        """Count what another has counted."""
-        self._join(other._sums, other._highest, other._lowest)
-        self._turns += other._turns
-
-    def _join(self, sums: Mapping[str, float], highest: float, lowest: float) -> None:
-        for name, value in sums.items():
-            self._sums[name] += value
-        self._highest, self._lowest = max(self._highest, highest), min(self._lowest, lowest)
 
     def finish(self) -> dict[str, float]:
         """Means over tokens, extremes, and shares; nothing where no token was counted.

@@ -21,7 +21,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     clip_high: float = 0.28
     """Losses: a ratio counts up to 1 + clip_high."""
     clip_dual: float | None = None
-    """`ppo_clip`, `gspo`: up to which ratio, more than 1 + clip_high, a bad token is pushed down; None: any."""
+    """`ppo_clip`, `gspo`: up to which ratio, more than 1, a bad token is pushed down; None: any."""
     length: int | None = None
     """`constant`: the tokens that every rollout is divided by."""
     correction_low: float = 0.5

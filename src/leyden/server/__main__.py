@@ -1,10 +1,10 @@
-"""A server as a process: `python -m leyden.server OPTIONS SOCKET`. The engine is at the other end of the socket.
+"""A server as a process: `python -m leyden.server SOCKET`. The engine is at the other end of the socket.
 
-It prints where it listens, in JSON. SIGTERM has it finish what it accepted; when the socket closes it ends at once:
-what it acknowledged is kept, and all else failed with the engine.
+Its options come as a line by standard input, and it prints where it listens, both in JSON. When standard input closes
+it finishes what it accepted; when the socket closes it ends at once: what it acknowledged is kept, and all else failed
+with the engine. Signals are for the process that started it, which may need its answers yet.
 """
 
-import argparse
 import asyncio
 import logging
 import os
@@ -21,45 +21,55 @@ from leyden.engine.distant import DistantEngine
 from leyden.server.gateway.admission import Admission
 from leyden.server.gateway.chatml import renderer_for
 from leyden.server.gateway.policy import Policy
-from leyden.server.gateway.tokenizer import Tokenizer
-from leyden.server.options import Beside, Unservable
+from leyden.server.gateway.tokenizer import Tokenizer, TokenizerError
+from leyden.server.options import REFUSED, Beside, Unservable
 from leyden.server.serve import serving
+from leyden.server.store.errors import StoreError
 
 _GONE = "the process that ran it is gone"
 
 
-def main() -> int:
-    """Serve until a signal, or the other end, says to stop."""
-    parser = argparse.ArgumentParser(prog="python -m leyden.server", description=__doc__)
-    parser.add_argument("options", help="in JSON")
-    parser.add_argument("socket", type=int, help="the descriptor of a stream to an engine")
-    arguments = parser.parse_args()
+def main(stream: int) -> int:
+    """Serve until the other side says to stop; the exit status is that of a command."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    announce = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed goes to the log
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    os.set_inheritable(arguments.socket, False)
+    os.set_inheritable(stream, False)
     try:
-        uvloop.run(_serve(Beside.from_json(arguments.options), socket.socket(fileno=arguments.socket)))
-    except Unservable as error:
+        uvloop.run(_serve(Beside.from_json(sys.stdin.readline()), socket.socket(fileno=stream), announce))
+    except (Unservable, StoreError, TokenizerError, OSError) as error:
         sys.stderr.write(f"{error}\n")
-        return 2
+        return REFUSED
     return 0
 
 
-async def _serve(options: Beside, stream: socket.socket) -> None:
+async def _serve(options: Beside, stream: socket.socket, announce: int) -> None:
     engine = DistantEngine(*await asyncio.open_connection(sock=stream), options.context, options.vocabulary)
     tokenizer = Tokenizer.load(options.model, options.name)
     admission = Admission(at_once=options.at_once)
     policy = Policy(options.policy, engine, renderer_for(tokenizer), tokenizer, admission)
-    serve = replace(options.serve, upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE))  # for arguments can be seen
+    serve = replace(options.serve, upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
     async with serving(serve, policy) as server:
         if options.release:
             await server.service.store.release(_GONE)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
-        sys.stdout.write(msgspec.json.encode(server.running).decode() + "\n")
-        sys.stdout.flush()
-        await asyncio.wait({server.stopped, engine.ended}, return_when=asyncio.FIRST_COMPLETED)
+        with os.fdopen(announce, "wb") as told:
+            told.write(msgspec.json.encode(server.running) + b"\n")
+        enough = asyncio.create_task(_end_of_input())
+        await asyncio.wait({enough, server.stopped, engine.ended}, return_when=asyncio.FIRST_COMPLETED)
         if engine.ended.done():
+            if (error := engine.ended.exception()) is not None:
+                logging.error("the engine cannot be understood", exc_info=error)
             os._exit(1)
 
 
+async def _end_of_input() -> None:
+    """Wait until the other side says that it is enough."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await reader.read()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

@@ -5,6 +5,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+REFUSED = 2
+"""The exit status of a server that cannot serve, whatever is tried."""
+
 
 class Unservable(Exception):
     """A set-up that a server must not, or cannot, start with."""
@@ -52,7 +55,7 @@ class Beside(Struct, frozen=True):
     """Whether every attempt under way is of workers that are gone."""
 
     def to_json(self) -> str:
-        """As text for the command line of that server."""
+        """As a line for that server."""
         return msgspec.json.encode(self, enc_hook=str).decode()  # the hook is for paths
 
     @classmethod

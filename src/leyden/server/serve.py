@@ -2,16 +2,16 @@
 
 import asyncio
 import gc
-import resource
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import uvicorn
 
+from leyden.descriptors import raise_file_limit
 from leyden.server.address import is_loopback, is_wildcard
 from leyden.server.app import App
 from leyden.server.bounded import BoundedHttp
@@ -27,9 +27,9 @@ _GRACE_S = 30
 _TEN_YEARS = 10 * 365 * 86_400.0
 
 
-async def serve(options: ServeOptions, started: Callable[[Running], None]) -> None:
+async def serve(options: ServeOptions, started: Callable[[Running], None], policy: Policy | None = None) -> None:
     """Serve until told to stop by SIGINT or SIGTERM, then finish what was accepted; told twice, stop at once."""
-    async with serving(options) as server:
+    async with serving(options, policy) as server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
@@ -48,8 +48,10 @@ async def serving(options: ServeOptions, policy: Policy | None = None) -> AsyncI
             f"--keyless on {options.host} would let anybody in: drop --keyless, or listen on 127.0.0.1 only"
         )
     if options.advertise is None and is_wildcard(options.host):
-        raise Unservable(f"nobody reaches a server at {options.host}: say by which URL they do with --advertise")
-    _raise_file_limit()
+        raise Unservable(
+            f"nobody reaches a server at {options.host}: say by which URL they do with --advertise, or server.advertise"
+        )
+    raise_file_limit()
     with _listen(options.host, options.port) as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -166,10 +168,3 @@ def _keep_admin_key(keyring: Keyring, path: Path) -> Path:
     except (FileNotFoundError, Refused):
         write_private(path, keyring.make(Kind.ADMIN, _TEN_YEARS)[0])
     return path
-
-
-def _raise_file_limit() -> None:
-    """A thousand workers are a thousand sockets."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,16 +1,17 @@
 """What a configuration says of the way from rewards to a loss, found by its names."""
 
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 from msgspec import Struct
 
-from leyden.config import AlgorithmConfig, Config, ConfigError, SignalsConfig
-from leyden.rl.choosing import Unknown, choose, imported
+from leyden.config import AlgorithmConfig, Config, ConfigError
+from leyden.loading import LoadError, load
+from leyden.rl.choosing import Room, Unknown, choose
 from leyden.rl.kl import ESTIMATES, Estimate
 from leyden.rl.pairing import OF_GROUPS, Mismatch, check_pair, needs_critic
 from leyden.rl.signals import SignalKind, SignalRules
-from leyden.rl.states import state_key
+from leyden.rl.states import StateKey, state_key
 from leyden.rl.terms import Terms
 from leyden.trainer.batch import Admission
 from leyden.trainer.objective import Objective
@@ -46,8 +47,6 @@ class Algorithm(Struct, frozen=True):
 def algorithm_of(config: Config) -> Algorithm:
     """The algorithm that a configuration names; one that is not there is said before any work starts."""
     named = config.algorithm
-    if (base := str(Path(config.base).resolve())) not in sys.path:
-        sys.path.append(base)  # where a user's own functions are
     try:
         check_pair(named.credit, named.advantage)
         if named.aggregation == "constant" and named.length is None:
@@ -63,44 +62,70 @@ def algorithm_of(config: Config) -> Algorithm:
                 min_group=config.training.min_group,
                 failure_reward=config.rollout.failure_reward,
                 roles=config.training.roles or None,
+                distorted=config.training.distorted,
             ),
             valuation=Valuation(
-                credit=choose("credit", named.credit),
-                advantage=choose("advantage", named.advantage),
-                aggregation=choose("aggregation", named.aggregation),
+                credit=_chosen("credit", config),
+                advantage=_chosen("advantage", config),
+                aggregation=_chosen("aggregation", config),
                 terms=terms,
                 level=named.level,
-                state=state_key(named.state) if named.advantage == "gigpo" or ":" in named.advantage else None,
+                state=_state(config) if named.advantage == "gigpo" or _is_own(named.advantage) else None,
                 mixture=named.mixture,
             ),
-            objective=_objective(named, terms),
+            objective=_objective(config, terms),
             critic=needs_critic(named.credit, named.advantage),
-            signals=_signals(config.signals),
+            signals=_signals(config),
             penalty=Penalty(_estimate(named), named.kl) if named.kl > 0 and named.kl_in == "reward" else None,
         )
     except (Unknown, Mismatch) as error:
         raise ConfigError(str(error)) from error
 
 
-def _signals(named: SignalsConfig) -> SignalRules:
+def _chosen(room: Room, config: Config) -> Callable[..., Any]:
+    name: str = getattr(config.algorithm, room)
+    return _own(f"algorithm.{room}", name, config.base) if _is_own(name) else choose(room, name)
+
+
+def _state(config: Config) -> StateKey:
+    name = config.algorithm.state
+    return _own("algorithm.state", name, config.base) if _is_own(name) else state_key(name)
+
+
+def _is_own(name: str) -> bool:
+    return ":" in name
+
+
+def _own(key: str, reference: str, base: str) -> Callable[..., Any]:
+    """A user's function; `key` is where the configuration names it."""
+    try:
+        return load(reference, base)
+    except LoadError as error:
+        raise ConfigError(f"`{key}`: {error}") from error
+
+
+def _signals(config: Config) -> SignalRules:
+    named = config.signals
     return SignalRules(
         weights={kind: getattr(named, kind) for kind in SignalKind},
-        rule=imported("signals.rule", named.rule) if named.rule is not None else None,
+        rule=_own("signals.rule", named.rule, config.base) if named.rule is not None else None,
         anneal_steps=named.anneal_steps,
         exempt=frozenset(named.exempt),
     )
 
 
 def _estimate(named: AlgorithmConfig) -> Estimate:
-    """Of the distance to the reference; in the reward it has to be unbiased, and may have either sign."""
-    return ESTIMATES[named.kl_estimate or ("k1" if named.kl_in == "reward" else "k3")]
+    """Of the distance to the reference."""
+    assert named.kl_estimate is not None, "a configuration that was read names one"
+    return ESTIMATES[named.kl_estimate]
 
 
-def _objective(named: AlgorithmConfig, terms: Terms) -> Objective:
+def _objective(config: Config, terms: Terms) -> Objective:
+    named = config.algorithm
     return Objective(
-        loss=choose("loss", named.loss),
+        loss=_chosen("loss", config),
         terms=terms,
-        correction=None if named.correction == "none" else choose("correction", named.correction),
+        correction=None if named.correction == "none" else _chosen("correction", config),
         level=named.correction_level,
         kl=_estimate(named) if named.kl > 0 and named.kl_in == "loss" else None,
         kl_weight=named.kl,

@@ -9,6 +9,9 @@ from leyden.episodes import Episode
 from leyden.outcomes import MEANING
 from leyden.records import Call
 
+POLICY = "policy"
+"""What the policy under training is called in the record."""
+
 
 class Row(Struct, frozen=True, kw_only=True):
     """One call to train on: its tokens, how good it was, and what one of its tokens counts in the loss."""
@@ -48,7 +51,7 @@ class Accounts(Struct):
     groups_single: int = 0
     """Groups of one rollout, which has nobody to be compared with."""
     groups_flat: int = 0
-    """Groups whose calls are all worth the same: comparing them says nothing."""
+    """Groups whose calls all have the same value: comparing them says nothing."""
     states_shared: list[float] = field(default_factory=list)
     """The share of calls with another in the same state, in each update, where the advantage asks for states."""
     kl_reference: list[float] = field(default_factory=list)
@@ -76,6 +79,11 @@ class Admission(Struct, frozen=True):
     min_group: int
     failure_reward: float
     roles: Collection[str] | None
+    """None: all."""
+    distorted: bool = False
+    """Whether calls that were not drawn fairly are."""
+    policy: str = POLICY
+    """Whose calls are."""
 
 
 def score(group: Sequence[Episode], admission: Admission, accounts: Accounts) -> list[Scored] | None:
@@ -91,7 +99,9 @@ def score(group: Sequence[Episode], admission: Admission, accounts: Accounts) ->
         if not MEANING[outcome.ending].counted or final is None:
             reasons[str(outcome.ending)] += 1
             continue
-        left_out = tuple(episode.left_out(call, admission.roles) for call in episode.calls)
+        left_out = tuple(
+            episode.left_out(call, admission.roles, admission.distorted, admission.policy) for call in episode.calls
+        )
         left.update(why for why in left_out if why is not None)
         if None in left_out:
             counted.append(Scored(episode, final, left_out))

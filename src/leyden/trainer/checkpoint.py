@@ -85,7 +85,6 @@ def restore(folder: Path, policy: Policy) -> State:
         if f"{name}.step" not in moments:  # it has had no update yet
             continue
         own = {key: moments[f"{name}.{key}"] for key in ("exp_avg", "exp_avg_sq", "step")}
-        policy.updates = int(own["step"])
         policy.optimiser.state[parameter] = {
             key: value if key == "step" else value.to(parameter.device) for key, value in own.items()
         }

@@ -1,13 +1,14 @@
 """A model over a batch of rows: the logprobs of their sampled tokens, and what else is read off on the way."""
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from leyden.rl.logprobs import logprobs
+from leyden.rl.logprobs import Head, logprobs
 from leyden.trainer.attention import TreeMasks
 from leyden.trainer.layout import Sheet
 
@@ -23,13 +24,13 @@ class Read(NamedTuple):
 
 
 class Forward:
-    """Runs a model over sheets. Its head is applied only where a token was sampled."""
+    """Runs a model over sheets. Its logits are computed only where a token was sampled."""
 
     def __init__(self, model: PreTrainedModel, masks: TreeMasks | None) -> None:
         self._model, self._masks = model, masks
         self._trunk: Any = model.base_model
-        self._head: Any = model.get_output_embeddings()
-        self._plain = self._is_plain()
+        self._vocabulary: int = model.config.get_text_config().vocab_size
+        self._head = self._find_head()
 
     def __call__(self, sheet: Sheet, critic: Callable[[Tensor], Tensor] | None = None, bonus: bool = False) -> Read:
         """Read one sheet; entropies have a gradient where they are a `bonus`."""
@@ -40,23 +41,43 @@ class Forward:
             given |= {"attention_mask": self._masks(sheet.nodes), "position_ids": positions}
         predictors, targets = sheet.predictors.to(device), sheet.targets.to(device)
         temperatures = sheet.temperatures.to(device)
-        if self._plain:
+        if self._head is not None:
             hidden = self._trunk(**given).last_hidden_state.flatten(0, 1)
             wanted, head = hidden[predictors], self._head
         else:
             answer = self._model(**given, output_hidden_states=critic is not None)
             hidden = answer.hidden_states[-1].flatten(0, 1) if critic is not None else None
-            wanted, head = answer.logits.flatten(0, 1)[predictors], torch.nn.Identity()
-        found, entropies = logprobs(head, wanted, targets, temperatures, self._head.weight.shape[0], bonus)
+            wanted, head = answer.logits.flatten(0, 1)[predictors], _same
+        found, entropies = logprobs(head, wanted, targets, temperatures, self._vocabulary, bonus)
         gather = sheet.gather.to(device)
         # What the critic learns stays with the critic: it reads the policy, and does not shape it.
         values = critic(hidden.detach()[sheet.states.to(device)]) if critic is not None else None
         return Read(found[gather], entropies[gather], values)
 
     @torch.no_grad()
-    def _is_plain(self) -> bool:
-        """Whether the model's logits are its head of its hidden states: some scale or bound them afterwards."""
+    def _find_head(self) -> Head | None:
+        """The model's own way from hidden states to logits, which some scale or bound; None where that is not all."""
         ids = torch.arange(4, device=self._model.device)[None]
-        logits = self._model(input_ids=ids, use_cache=False).logits
-        ours = self._head(self._trunk(input_ids=ids, use_cache=False).last_hidden_state)
-        return torch.allclose(ours, logits, rtol=1e-3, atol=1e-3)
+        answer = self._trunk(input_ids=ids, use_cache=False)
+        head = _head_of(self._model, type(answer))
+        ours = head(answer.last_hidden_state[0])
+        logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+        return head if torch.allclose(ours, logits, rtol=1e-3, atol=1e-3 * logits.abs().max().item()) else None
+
+
+def _head_of(model: PreTrainedModel, answer: Any) -> Head:
+    """A model's own code around its trunk, with one in its place that answers with what it is given."""
+    outside: Any = copy(model)
+    trunk: Any = copy(model.base_model)
+    trunk.forward = lambda *_, inputs_embeds, **__: answer(last_hidden_state=inputs_embeds)
+    outside._modules = {**model._modules, model.base_model_prefix: trunk}
+
+    def head(hidden: Tensor) -> Tensor:
+        logits: Tensor = outside(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return logits
+
+    return head
+
+
+def _same(logits: Tensor) -> Tensor:
+    return logits

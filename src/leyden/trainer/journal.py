@@ -62,7 +62,7 @@ class Journal:
 
 
 def numbers(report: StepReport) -> dict[str, float]:
-    """A step in numbers, by name. What there is none of is left out."""
+    """A step in numbers, by name. What there is none of, or is no number, is left out."""
     accounts, figures = report.accounts, report.figures
     found: dict[str, float | None] = {
         "reward/mean": report.reward,

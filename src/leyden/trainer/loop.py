@@ -18,7 +18,7 @@ from leyden.records import RewardKind, Task, Version
 from leyden.remote import Remote
 from leyden.trainer.algorithm import Algorithm
 from leyden.trainer.automatic import reward_automatically
-from leyden.trainer.batch import Accounts, Scored, score
+from leyden.trainer.batch import POLICY, Accounts, Scored, score
 from leyden.trainer.checkpoint import Checkpoints, State
 from leyden.trainer.collection import Collection
 from leyden.trainer.errors import TrainingError
@@ -31,8 +31,6 @@ from leyden.wire import GroupSpec
 T = TypeVar("T")
 _TRIES = 3
 """How often a group is asked for, each time of another task, before a step does without it."""
-POLICY = "policy"
-"""What the policy under training is called in the record."""
 
 
 class Weights(Protocol):
@@ -128,6 +126,7 @@ class Trainer:
 
     async def _step(self, step: int) -> StepReport:
         report = StepReport(step, [], Accounts())
+        self._policy.step = step
         began = time.monotonic()
         groups = await self._collect(step, report)
         report.sampling_s = time.monotonic() - began

@@ -3,18 +3,19 @@
 import os
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from msgspec import Struct
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from leyden.config import ConfigError
+from leyden.config import AdapterConfig, ConfigError
 from leyden.server.gateway.tokenizer import Tokenizer, TokenizerError
 
 BUNDLED = {"spark": files("leyden") / "models" / "spark"}
-_BYTES_FOR_TRAINING = 16
-"""Of a parameter in float32: the weight, its gradient, and two moments of the optimiser."""
+_TRAINED = 4
+"""Numbers that are kept of a parameter that is trained: itself, its gradient, and two moments of the optimiser."""
 
 
 class Source(Struct, frozen=True):
@@ -47,8 +48,8 @@ def find(name: str, base: str) -> Source:
         ) from error
 
 
-def load_tokenizer(source: Source) -> Tokenizer:
-    """Its tokenizer, which must come with a chat template."""
+def check_tokenizer(source: Source) -> None:
+    """Refuse a model without a tokenizer that has a chat template: good to know before any work starts."""
     try:
         tokenizer = Tokenizer.load(source.folder, source.name)
     except TokenizerError as error:
@@ -58,7 +59,6 @@ def load_tokenizer(source: Source) -> Tokenizer:
             f"`model`: {source.name} has no chat template, so it cannot be talked to: "
             "take its instruct version, or add chat_template to its tokenizer_config.json"
         )
-    return tokenizer
 
 
 def device() -> torch.device:
@@ -66,32 +66,59 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def load_model(source: Source, dtype: str, training: bool) -> PreTrainedModel:
-    """The model in memory, on a GPU where there is one."""
+def load_model(
+    source: Source, dtype: str, training: bool, lora: AdapterConfig | None = None, reference: bool = False
+) -> PreTrainedModel:
+    """The model in memory, on a GPU where there is one; for `training` only where there is room for that as well."""
     where = device()
-    if training:
-        _enough_memory(source, where)
     transformers.utils.logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source.folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        )
+        config = AutoConfig.from_pretrained(source.folder)
+        config._attn_implementation = None  # torch's where the model has that, and else its own, whatever its file says
+        if training:
+            _check_memory(source.name, config, dtype, lora, reference, where)
+        model = AutoModelForCausalLM.from_pretrained(source.folder, config=config, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
         raise ConfigError(f"`model`: {source.name} cannot be loaded: {str(error).splitlines()[0]}") from error
     model.eval()  # no dropout: what is trained must be what was sampled
     return model.to(where)  # type: ignore[no-any-return, arg-type]
 
 
-def _enough_memory(source: Source, where: torch.device) -> None:
+def memory_for_training(model: PreTrainedModel, dtype: str, lora: AdapterConfig | None, reference: bool) -> int:
+    """Bytes that weights and optimiser take, and so the least that training does: sequences come on top.
+
+    With LoRA there are two models, that which is served and that which has the adapters in it, and what training began
+    with is the latter without them. Otherwise one is both, and a reference is a copy of it.
+    """
+    weights, each = model.num_parameters(), getattr(torch, dtype).itemsize
+    if lora is None:
+        return int(weights * each * (_TRAINED + reference))
+    adapters = sum(
+        lora.rank * (layer.in_features + layer.out_features)
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and name.rpartition(".")[2] in lora.modules
+    )
+    return int(each * (2 * weights + _TRAINED * adapters))
+
+
+def _check_memory(
+    name: str, config: Any, dtype: str, lora: AdapterConfig | None, reference: bool, where: torch.device
+) -> None:
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source.folder))
-    needed = empty.num_parameters() * _BYTES_FOR_TRAINING
+        empty = AutoModelForCausalLM.from_config(config)
+    needed = memory_for_training(empty, dtype, lora, reference)
     free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else _free_memory()
-    if needed > free:
-        raise ConfigError(
-            f"`model`: to train {source.name} ({empty.num_parameters() / 1e6:.0f} million parameters) takes about "
-            f"{needed / 2**30:.2g} GiB and {free / 2**30:.2g} are free: take a smaller model or a larger machine"
-        )
+    if needed <= free:
+        return
+    ways = ["a smaller model", "a larger machine"]
+    if lora is None:
+        ways.append("`training.lora`")
+    if dtype != "bfloat16":
+        ways.append('`engine.dtype = "bfloat16"`')
+    raise ConfigError(
+        f"`model`: to train {name} ({empty.num_parameters() / 1e6:.0f} million parameters) takes about "
+        f"{needed / 2**30:.2g} GiB and {free / 2**30:.2g} are free: take {', '.join(ways[:-1])} or {ways[-1]}"
+    )
 
 
 def _free_memory() -> int:

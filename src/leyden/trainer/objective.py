@@ -75,7 +75,9 @@ def total(objective: Objective, rows: Sequence[Row], read: Read, before: Before)
             ratio = torch.cat(list(before.corrections))
         else:
             ratio = ratios(proximal - sampler, call if objective.level == "call" else None)
-        loss = loss * objective.correction(ratio, objective.terms)
+        weight = objective.correction(ratio, objective.terms)
+        loss = loss * weight
+        figures = figures | {"corrected": weight != ratio}
     if objective.kl is not None and before.reference is not None:
         distance = objective.kl(current, torch.cat(list(before.reference)))
         loss = loss + objective.kl_weight * distance

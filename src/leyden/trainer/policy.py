@@ -6,6 +6,7 @@ However the rows are divided into batches, the gradient is the same: weights are
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,7 @@ from leyden.rl.statistics import Statistics
 from leyden.trainer.attention import BLOCK, TreeMasks
 from leyden.trainer.batch import Row
 from leyden.trainer.critic import Critic
+from leyden.trainer.errors import TrainingError
 from leyden.trainer.forward import Forward
 from leyden.trainer.layout import lay_rows, lay_trees
 from leyden.trainer.objective import Before, Objective, critic_loss, total
@@ -70,8 +72,8 @@ class Policy:
         )
         if self.critic is not None:
             self.optimiser.add_param_group({"params": list(self.critic.parameters())})
-        self.updates = 0
-        """How many the weights have had."""
+        self.step = 1
+        """Of the run, which the learning rate goes by."""
         self.unfit = TreeMasks.fit(self.model) if config.layout == "tree" else None
         """Why rows are not laid as trees although they should be."""
         on_cpu = model.device.type == "cpu"
@@ -104,8 +106,8 @@ class Policy:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update."""
-        return self._config.learning_rate * factor(self._config, self.updates)
+        """Of this step."""
+        return self._config.learning_rate * factor(self._config, self.step)
 
     def logprobs(self, rows: Sequence[Row]) -> list[Tensor]:
         """Of each sampled token of each row, temperature applied."""
@@ -162,19 +164,30 @@ class Policy:
         )
 
     def apply(self, grad_norm: float) -> None:
-        """Move the weights by the gradient that was accumulated, its norm bounded."""
+        """Move the weights by the gradient that was accumulated, its norm bounded; never by one that is no number."""
+        norms = {"policy": grad_norm}
         torch.nn.utils.clip_grads_with_norm_(self.trained.values(), self._config.clip_norm, torch.tensor(grad_norm))
         if self.critic is not None:
-            torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self._config.clip_norm)
-        share = factor(self._config, self.updates)
+            found = torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self._config.clip_norm)
+            norms["critic"] = found.item()
+        for whose, norm in norms.items():
+            if not isfinite(norm):
+                raise TrainingError(_no_number(self.step, whose, norm))
+        share = factor(self._config, self.step)
         rates = (self._config.learning_rate, self._config.critic_learning_rate)
         for group, rate in zip(self.optimiser.param_groups, rates, strict=False):
             group["lr"] = share * rate
         self.optimiser.step()
-        self.updates += 1
         self.optimiser.zero_grad(set_to_none=True)
         if self.adapter is not None:
             self.adapter.publish()
+
+
+def _no_number(step: int, whose: str, norm: float) -> str:
+    return (
+        f"step {step}: the gradient of the {whose} is not a number (its norm is {norm}), and the weights stay as they "
+        'were: lower `training.learning_rate`, take `engine.dtype = "float32"`, or look for rewards that are huge'
+    )
 
 
 def _adapter(model: PreTrainedModel, config: AdapterConfig) -> "Adapter":

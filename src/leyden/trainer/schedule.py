@@ -1,17 +1,16 @@
-"""How the learning rate goes over a run."""
+"""How the learning rate goes over a run: by its steps, however many updates there are in each."""
 
 from math import cos, pi
 
 from leyden.config import TrainingConfig
 
 
-def factor(config: TrainingConfig, update: int) -> float:
-    """What the learning rate is multiplied by at an update: a linear warm-up, then as the schedule says."""
-    updates = config.steps * config.updates_per_step
-    warmup = config.warmup_steps * config.updates_per_step
-    if update < warmup:
-        return (update + 1) / (warmup + 1)
-    done = min(1.0, (update - warmup) / max(1, updates - warmup))
+def factor(config: TrainingConfig, step: int) -> float:
+    """What the learning rate is multiplied by in a step, the first being 1: a linear warm-up, then the schedule."""
+    warmup = config.warmup_steps
+    if step <= warmup:
+        return step / (warmup + 1)
+    done = min(1.0, (step - 1 - warmup) / max(1, config.steps - warmup))
     match config.schedule:
         case "constant":
             return 1.0

@@ -1,6 +1,7 @@
 """The updates of a step, made ready: whose rows, what they are worth, and what was known of them before the first."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from msgspec import Struct
@@ -24,9 +25,10 @@ class Update(Struct, frozen=True):
 
 
 def prepare(groups: Groups, number: int, policy: Policy, algorithm: Algorithm, accounts: Accounts) -> list[Update]:
-    """Divide groups into so many updates. Those that nothing is to be learnt from are left out."""
-    share = -(-len(groups) // number)
-    parts = [groups[at : at + share] for at in range(0, len(groups), share)]
+    """Divide groups evenly into so many updates. Those that nothing is to be learnt from are left out."""
+    number = min(number, len(groups))
+    ends = [len(groups) * done // number for done in range(number + 1)]
+    parts = [groups[start:end] for start, end in pairwise(ends)]
     updates = [_update(part, policy, algorithm, accounts, moves=len(parts) > 1) for part in parts]
     return [update for update in updates if update.rows]
 

@@ -26,7 +26,7 @@ def blocks(language: str) -> list[str]:
 def test_the_configuration_shown_is_one() -> None:
     (block,) = blocks("toml")
     config = msgspec.convert(tomllib.loads(block)["signals"], SignalsConfig)
-    assert (config.tool_failed, config.rule, config.exempt) == (-0.1, "my_rules:worth", ("check_status",))
+    assert (config.tool_failed, config.rule, config.exempt) == (-0.1, "my_rules.py:worth", ("check_status",))
 
 
 def test_every_signal_has_a_row() -> None:

@@ -69,20 +69,19 @@ Advantage = Callable[[Calls, Terms], Floats]
 
 
 class Groups(Struct, frozen=True):
-    """How many groups there are, and in how many of them nobody can be compared."""
+    """In how many groups nobody can be compared."""
 
-    count: int
     alone: int
     """Of one rollout."""
     flat: int
-    """Of more, but the values of all calls are equal."""
+    """Of more, but the values of all calls are equal; equal returns whose calls have different values are not flat."""
 
 
 def groups(calls: Calls) -> Groups:
     """Count the groups of an update."""
     numbers, firsts = np.unique(calls.group, return_index=True)
     alone = int(calls.alone[firsts].sum())
-    return Groups(len(numbers), alone, len(numbers) - alone - int(calls.comparable[firsts].sum()))
+    return Groups(alone, len(numbers) - alone - int(calls.comparable[firsts].sum()))
 
 
 def weights(rollout: Ints, level: Literal["rollout", "transition"]) -> Floats:

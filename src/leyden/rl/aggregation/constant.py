@@ -6,7 +6,6 @@ from leyden.rl.terms import Terms
 
 def constant(lengths: Lengths, terms: Terms) -> list[list[float]]:
     """w = 1 / (rollouts x length)."""
-    if terms.length is None:
-        raise ValueError("`algorithm.length` is not set: the aggregation `constant` divides every rollout by it")
+    assert terms.length is not None, "a configuration that asks for `constant` says by what to divide"
     weight = 1 / (max(rollouts(lengths), 1) * terms.length)
     return [[weight] * len(calls) for calls in lengths]

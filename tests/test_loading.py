@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from leyden.client.agents import Agent, Invocation
-from leyden.client.loading import LoadError, load, refer
+from leyden.loading import LoadError, load, refer
 
 ABOUT = Invocation("a", "r", "http://server/v1", "key", "00-0-0-01")
 
@@ -29,7 +29,7 @@ def test_modules_files_and_pickles_are_found(tmp_path: Path) -> None:
 
 
 def test_what_has_a_name_is_referred_to_by_it(tmp_path: Path) -> None:
-    assert refer(load, str(tmp_path)) == "leyden.client.loading:load"
+    assert refer(load, str(tmp_path)) == "leyden.loading:load"
     assert refer(re.compile("a").match, str(tmp_path)).endswith(".pkl")
     assert not list(tmp_path.glob("load*"))
     open_file = (tmp_path / "x").open("w")
