@@ -8,19 +8,18 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 
-import uvicorn
-
 from leyden.engine import Generate
 from leyden.engine.scripted import ScriptedEngine
 from leyden.episodes import Episode
 from leyden.records import Purpose, RunSettings, Task
-from leyden.server.app import App
 from leyden.server.gateway.admission import Admission
 from leyden.server.gateway.chatml import renderer_for
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.policy import Policy
 from leyden.server.gateway.tokenizer import Tokenizer
 from leyden.server.keys import Keyring, Kind
+from leyden.server.options import Running
+from leyden.server.serve import Server
 from leyden.server.service import ServerSettings, Service
 from leyden.server.store import Store, Want, reading
 from leyden.wire import GroupSpec, RunSpec
@@ -96,13 +95,11 @@ async def model_server(home: Path) -> AsyncIterator[ModelServer]:
         service = await Service.start(store, Keyring(b"secret", time.time), ServerSettings(url))
         policy = Policy("spark", engine, renderer_for(tokenizer), tokenizer, Admission())
         service.gateway = Gateway(store, {"spark": policy})
-        server = uvicorn.Server(uvicorn.Config(App(service), lifespan="off", log_level="warning"))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        await eventually(lambda: server.started)
+        server = Server(service, Running(url, url, "", ""))
+        await server.listen(listener)
         try:
             yield ModelServer(service, engine, tokenizer, url)
         finally:
-            server.should_exit = True
-            store.stop_waiting()
-            await serving
+            server.stop()
+            await server.stopped
             await store.close()
