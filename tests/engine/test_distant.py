@@ -2,10 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
 import pytest
+from modelserving import eventually
 
 from leyden.engine import EngineError, Generate, Piece
 from leyden.engine.distant import DistantEngine, Lender
@@ -61,12 +62,6 @@ async def slow() -> AsyncIterator[Line]:
     await opened.close()
 
 
-async def happens(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def test_many_at_once_are_answered_as_the_engine_answers(line: Line) -> None:
     requests = [ask(number) for number in range(50)]
     answers = await asyncio.gather(*(all_of(line.distant, request) for request in requests))
@@ -97,20 +92,20 @@ async def test_an_engine_that_fails_with_anything_else_keeps_nobody_waiting(line
 async def test_who_goes_away_stops_the_engine(slow: Line) -> None:
     async with aclosing(slow.distant.generate(ask(1))) as pieces:
         await anext(pieces)
-    await happens(lambda: slow.engine.cancelled == 1)
+    await eventually(lambda: slow.engine.cancelled == 1)
     assert len(await all_of(slow.distant, ask(2))) == 5
 
 
 async def test_a_completion_that_is_over_is_not_stopped(line: Line) -> None:
     await all_of(line.distant, ask(1))
     line.distant.forget("over")
-    await happens(lambda: line.engine.forgotten == ["over"])
+    await eventually(lambda: line.engine.forgotten == ["over"])
     assert line.engine.cancelled == 0
 
 
 async def test_when_the_engine_is_gone_everybody_hears_of_it(slow: Line) -> None:
     asked = [asyncio.create_task(all_of(slow.distant, ask(number))) for number in range(3)]
-    await happens(lambda: len(slow.engine.asked) == 3)
+    await eventually(lambda: len(slow.engine.asked) == 3)
     slow.writer.close()
     async with asyncio.timeout(SECONDS):
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -123,7 +118,7 @@ async def test_when_the_engine_is_gone_everybody_hears_of_it(slow: Line) -> None
 
 async def test_when_the_asker_is_gone_nothing_more_is_drawn(slow: Line) -> None:
     asked = [asyncio.create_task(all_of(slow.distant, ask(number))) for number in range(3)]
-    await happens(lambda: len(slow.engine.asked) == 3)
+    await eventually(lambda: len(slow.engine.asked) == 3)
     slow.asking.close()
     async with asyncio.timeout(SECONDS):
         await slow.lending

@@ -55,21 +55,12 @@ class DistantEngine:
     """Asks the engine at the other end of a stream."""
 
     def __init__(self, reader: StreamReader, writer: StreamWriter, context: int, vocabulary: int) -> None:
-        self._writer, self._context, self._vocabulary = writer, context, vocabulary
+        self.context, self.vocabulary = context, vocabulary
+        self._writer = writer
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Queue[Piece | EngineError]] = {}
         self.ended = asyncio.create_task(self._hear(reader))
         """Done when the other end is gone."""
-
-    @property
-    def context(self) -> int:
-        """The longest sequence, prompt and completion together."""
-        return self._context
-
-    @property
-    def vocabulary(self) -> int:
-        """Token ids are below this."""
-        return self._vocabulary
 
     async def generate(self, request: Generate) -> AsyncGenerator[Piece, None]:
         """Draw a completion, piece by piece; closing the generator cancels."""

@@ -73,8 +73,8 @@ class TorchEngine:
         self._chunk, self._threads = chunk, threads or _threads(model)
         self._rows = Rows(slots, self._context, model.dtype, model.device)
         self._forward = _forward(model, self._rows)
-        self._reuse = reuse and not isinstance(self._forward, WholeForward)  # which has nothing to be reused
-        self._slots = Slots(slots, self._rows, self._reuse)
+        whole = isinstance(self._forward, WholeForward)  # which has nothing to be reused
+        self._slots = Slots(slots, self._rows, reuse and not whole)
         self._wake = threading.Condition()
         self._queue: deque[Completion] = deque()
         self._changes: deque[tuple[Callable[[], None], int, Future[None]]] = deque()
@@ -217,7 +217,7 @@ class TorchEngine:
                 with torch.inference_mode():
                     self._forward.refresh()
                     self._slots.drop()
-                    for slot in self._slots.live if self._reuse else ():
+                    for slot in self._slots.live:
                         self._slots.share(slot)
         except BaseException as error:
             done.set_exception(error)

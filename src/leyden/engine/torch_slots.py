@@ -54,14 +54,14 @@ class Slots:
         slot.computed = min(common(slot.tokens, completion.tokens, slot.computed), len(completion.tokens) - 1)
         slot.tokens, slot.completion, slot.used = completion.tokens, completion, self._clock
         self.live.append(slot)
-        if not self._reuse:
-            slot.computed = 0
-            return 0
         return self.share(slot)
 
     def share(self, slot: Slot) -> int:
         """Copy the best beginning that another slot has, or wait for one that is on its way; what is there now."""
         slot.awaited = None
+        if not self._reuse:
+            slot.computed = 0
+            return 0
         need = slot.tokens[:-1]
         best, length = slot, slot.computed
         awaited, hoped = None, length
