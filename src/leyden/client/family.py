@@ -41,15 +41,19 @@ def die_first() -> None:
 async def end_marked(mark: bytes, known: Callable[[], Collection[int]] = frozenset) -> None:
     """End the children that have `mark` in their environment, and what they leave behind, but for those `known`."""
     ended: set[int] = set()
+    childless: set[int] = set()
     for _ in range(_ROUNDS):
-        found = {pid for pid in _children() if pid not in known() and pid not in ended and _has(pid, mark)}
+        strangers = [pid for pid in _children() if pid not in known() and pid not in ended]
+        found = {pid for pid in strangers if _has(pid, mark)}
         for pid in found:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        ended = {pid for pid in ended | found if not _bury(pid)}
-        if not ended:
+        dying = {pid for pid in strangers if pid not in found and pid not in childless and _is_dying(pid)}
+        if not found and not ended and not dying:
             return
-        await asyncio.sleep(_PAUSE_S)
+        ended = {pid for pid in ended | found if not _bury(pid)}
+        childless |= {pid for pid in dying if _has_ended(pid)}
+        await asyncio.sleep(_PAUSE_S)  # and look again, for what left its children did so after the look
 
 
 def bury(known: Collection[int]) -> None:
@@ -77,6 +81,22 @@ def _has(pid: int, mark: bytes) -> bool:
         return mark in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
+
+
+def _is_dying(pid: int) -> bool:
+    """Whether its memory is gone, and with it the environment, for then its children may not be orphans yet."""
+    try:
+        return Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
+    except OSError:
+        return True
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether it waits to be buried, by whoever does."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def _bury(pid: int) -> bool:
