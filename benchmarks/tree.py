@@ -94,6 +94,7 @@ def load_rows(run: str, copies: int) -> list[Row]:
                         turn=turn,
                         prompt_ids=prompts[call["id"]],
                         completion_ids=completion,
+                        chosen=range(len(completion)),
                         sampler=(-1.0,) * len(completion),
                         temperature=1.0,
                         advantage=1.0 - 2.0 * (number % 2),

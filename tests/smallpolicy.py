@@ -49,6 +49,7 @@ def some_rows(number: int = 7, seed: int = 0) -> list[Row]:
                 turn=index % 2,
                 prompt_ids=(*shared, *(rng.randrange(64) for _ in range(rng.randint(1, 30)))),
                 completion_ids=tuple(rng.randrange(64) for _ in range(tokens)),
+                chosen=range(tokens),
                 sampler=tuple(-rng.random() * 5 for _ in range(tokens)),
                 temperature=rng.choice((1.0, 0.7)),
                 advantage=rng.uniform(-2, 2),

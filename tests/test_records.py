@@ -91,6 +91,17 @@ def test_only_selected_and_trainable_calls_become_transitions() -> None:
     assert [call.untrainable for call in whole.calls] == [None, None, "abandoned", "no tokens", "no logprobs"]
 
 
+def test_what_a_grammar_chose_is_not_the_models() -> None:
+    free, bound = (sampled(name, (1,), (2, 3, 4), allowed=allowed) for name, allowed in CONSTRAINED.items())
+    assert (list(free.chosen), free.untrainable) == ([0, 2], None)
+    assert (list(bound.chosen), bound.untrainable) == ([], "chosen by a grammar")
+    whole = episode(free, bound, sampled("text", (1,), (2, 3)), rewards=(Reward("f", 1.0),))
+    assert [(made.call, made.chosen) for made in whole.transitions()] == [("free", (0, 2)), ("text", (0, 1))]
+
+
+CONSTRAINED = {"free": (1.0, 0.5, 0.99), "bound": (0.98, 0.0, 0.0)}
+
+
 def test_only_calls_of_the_policy_under_training_are_trained_on() -> None:
     own, other = sampled("a", (1,), (2,)), sampled("b", (1,), (2,), policy="upstream")
     whole = episode(own, other)
@@ -132,6 +143,7 @@ def test_an_attempt_that_is_still_alive_has_no_transitions() -> None:
         ({"parent": "x"}, "itself"),
         ({"completion_ids": (1, 2), "logprobs": (-0.1,)}, "logprobs"),
         ({"completion_ids": (1,), "logprobs": (float("nan"),)}, "finite"),
+        ({"completion_ids": (1, 2), "allowed": (0.5,)}, "allowed"),
         ({"completion_ids": (1, 2), "versions": (VersionRun(1, 0),)}, "versions"),
     ],
 )

@@ -23,6 +23,8 @@ class Transition(Struct, frozen=True):
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    chosen: tuple[int, ...]
+    """The places in the completion that the model chose; what a grammar chose is context."""
     reward: float
 
 
@@ -177,5 +179,6 @@ class Episode(Struct, frozen=True, dict=True):
                 prompt_ids=self.prompt_ids(call),
                 completion_ids=call.completion_ids,
                 logprobs=call.logprobs or (),
+                chosen=tuple(call.chosen),
                 reward=reward,
             )

@@ -7,6 +7,7 @@ are views that `Episode` derives.
 
 import math
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
@@ -26,7 +27,12 @@ Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Real = Annotated[float, Meta(ge=-1e30, le=1e30, description="a number; neither infinite nor NaN")]
 SpanId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$", max_length=16)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e11, description="seconds since 1970")]
+
+
+FREE = 0.99
+"""A token that follows a grammar counts as chosen where the model gave this much to what the grammar allowed."""
 
 
 class Purpose(StrEnum):
@@ -240,6 +246,10 @@ class Call(Struct, frozen=True, omit_defaults=True):
     completion_ids: tuple[Token, ...] = ()
     logprobs: tuple[Real, ...] | None = None
     """Of each completion token, in the distribution it was drawn from; None where the engine could not say."""
+    allowed: tuple[Share, ...] | None = None
+    """Where there was a grammar, of each completion token: how likely the model thought all that it allowed there.
+
+    0 where that was one token, or the engine could not say."""
     versions: tuple[VersionRun, ...] = ()
     sampling: Sampling = Sampling()
     messages: tuple[Any, ...] = ()
@@ -263,8 +273,17 @@ class Call(Struct, frozen=True, omit_defaults=True):
                 )
             if not all(map(math.isfinite, self.logprobs)):
                 raise ValueError("`logprobs` must be finite numbers")
+        if self.allowed is not None and len(self.allowed) != len(self.completion_ids):
+            raise ValueError(f"`allowed` has {len(self.allowed)} entries for {len(self.completion_ids)} completion_ids")
         if self.versions and sum(run.tokens for run in self.versions) != len(self.completion_ids):
             raise ValueError("`versions` must cover every completion id once")
+
+    @property
+    def chosen(self) -> Sequence[int]:
+        """The places in the completion whose tokens the model chose; a grammar chose the others."""
+        if self.allowed is None:
+            return range(len(self.completion_ids))
+        return [place for place, share in enumerate(self.allowed) if share >= FREE]
 
     @property
     def unusable(self) -> str | None:
@@ -275,6 +294,8 @@ class Call(Struct, frozen=True, omit_defaults=True):
             return "no tokens"
         if self.logprobs is None:
             return "no logprobs"
+        if not self.chosen:
+            return "chosen by a grammar"
         return None
 
     @property

@@ -48,6 +48,7 @@ def rollouts(turns: int) -> list[Row]:
                     turn=turn,
                     prompt_ids=history,
                     completion_ids=completion,
+                    chosen=range(len(completion)),
                     sampler=(-5.0,) * len(completion),
                     temperature=1.0,
                     advantage=rng.uniform(-1, 1),

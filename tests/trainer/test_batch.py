@@ -7,7 +7,7 @@ from leyden.config import read_config
 from leyden.outcomes import Ending
 from leyden.records import Call, CallStatus, Sampling
 from leyden.trainer.algorithm import algorithm_of
-from leyden.trainer.batch import Accounts, Admission, score
+from leyden.trainer.batch import Accounts, Admission, lay_out, score
 
 RULES = Admission(min_group=2, failure_reward=-1.0, roles=None)
 
@@ -61,3 +61,16 @@ def test_calls_that_were_not_drawn_fairly_are_trained_on_where_asked_for() -> No
     scored = score([whole], replace(asked.admission, min_group=1), Accounts())
     assert scored is not None
     assert [one.id for _, one in scored[0].calls] == ["a"]
+
+
+def test_only_what_the_model_chose_is_trained_on() -> None:
+    accounts = Accounts()
+    calls = [call("a"), call("b", allowed=(1.0, 0.2, 0.995)), call("c", allowed=(0.0,) * 3)]
+    scored = score([episode(index, 1.0, calls) for index in range(2)], RULES, accounts)
+    assert scored is not None
+    assert accounts.calls_left == {"chosen by a grammar": 2}
+    rows = lay_out([scored])
+    assert [(row.call, list(row.chosen), len(row.sampler)) for row in rows[:2]] == [
+        ("a", [0, 1, 2], 3),
+        ("b", [0, 2], 2),
+    ]

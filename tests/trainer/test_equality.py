@@ -1,6 +1,6 @@
 """The tree is exact: its loss and every gradient are those of one row a call, for every loss and kind of model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from random import Random
 from typing import Any
@@ -112,6 +112,9 @@ def episodes(draw: Callable[..., Any]) -> list[Row]:
                 history = (*history[:at], rng.randrange(1, 48), *history[at + 1 :])
             elif way < 0.6:
                 history = tokens(10)
+            chosen: Sequence[int] = range(len(completion))
+            if rng.random() < 0.3:  # a grammar chose the others
+                chosen = sorted(rng.sample(chosen, rng.randint(1, len(chosen))))
             rows.append(
                 Row(
                     call=f"{rollout}-{turn}",
@@ -119,7 +122,8 @@ def episodes(draw: Callable[..., Any]) -> list[Row]:
                     turn=turn,
                     prompt_ids=history,
                     completion_ids=completion,
-                    sampler=tuple(-4 * rng.random() for _ in completion),
+                    chosen=chosen,
+                    sampler=tuple(-4 * rng.random() for _ in chosen),
                     temperature=rng.choice((1.0, 1.0, 0.7)),
                     advantage=rng.uniform(-2, 2),
                     weight=rng.random(),
@@ -223,12 +227,43 @@ def test_the_critics_values_are_those_of_one_row_a_call(rows: list[Row]) -> None
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
+@pytest.mark.parametrize("layout", ["rows", "tree"])
+def test_what_a_grammar_chose_is_context(layout: str) -> None:
+    policy = Policy(small("llama"), TrainingConfig(layout=layout))  # type: ignore[arg-type]
+    whole = {
+        "call": "a",
+        "rollout": 0,
+        "turn": 0,
+        "prompt_ids": (1, 2),
+        "completion_ids": (3, 4, 5),
+        "temperature": 1.0,
+    }
+    chosen = Row(**whole, chosen=(0, 2), sampler=(-1.0, -2.0), advantage=1.5, weight=0.5)
+    logprobs = policy.logprobs([Row(**whole, chosen=range(3), sampler=(-1.0,) * 3)])[0]
+    torch.testing.assert_close(policy.logprobs([chosen])[0], logprobs[[0, 2]])
+    before = Before([torch.tensor(chosen.sampler)], None, None)
+    assert policy.accumulate([chosen], before, OBJECTIVES["reinforce"]).tokens == 2
+    found = {name: each.grad.clone() for name, each in policy.parameters.items() if each.grad is not None}
+    policy.optimiser.zero_grad(set_to_none=True)
+    logits = policy.model(input_ids=torch.tensor([[1, 2, 3, 4, 5]])).logits[0]
+    (-1.5 * 0.5 * (logits[1].log_softmax(-1)[3] + logits[3].log_softmax(-1)[5])).backward()
+    for name, each in policy.parameters.items():
+        torch.testing.assert_close(found[name], each.grad)
+
+
 def test_a_model_whose_layers_are_not_attention_is_computed_row_by_row_and_it_is_said() -> None:
     config = MambaConfig(vocab_size=48, hidden_size=16, state_size=4, num_hidden_layers=2)
     policy = Policy(AutoModelForCausalLM.from_config(config).eval(), TrainingConfig())
     assert policy.unfit is not None and "linear_attention" in policy.unfit
     row = Row(
-        call="a", rollout=0, turn=0, prompt_ids=(1, 2, 3), completion_ids=(4, 5), sampler=(-1.0, -1.0), temperature=1.0
+        call="a",
+        rollout=0,
+        turn=0,
+        prompt_ids=(1, 2, 3),
+        completion_ids=(4, 5),
+        chosen=(0, 1),
+        sampler=(-1.0, -1.0),
+        temperature=1.0,
     )
     logits = policy.model(input_ids=torch.tensor([[1, 2, 3, 4, 5]])).logits[0, 2:4]
     expected = torch.log_softmax(logits, -1)[[0, 1], [4, 5]]

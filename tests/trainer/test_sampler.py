@@ -32,6 +32,7 @@ async def test_the_engines_logprobs_are_the_trainers() -> None:
                         turn=turn,
                         prompt_ids=prompt,
                         completion_ids=ids,
+                        chosen=range(len(ids)),
                         sampler=logprobs,
                         temperature=sampling.temperature,
                     )

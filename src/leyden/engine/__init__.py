@@ -1,7 +1,7 @@
 """Tokens in, tokens out. An engine knows nothing of messages, agents or training.
 
 Whoever asks closes the stream to cancel. The logprobs are those of the distribution that a token was drawn from,
-temperature applied; each piece names the version of the weights that drew it.
+temperature and grammar applied; each piece names the version of the weights that drew it.
 """
 
 import os
@@ -31,6 +31,8 @@ class Generate(Struct, frozen=True):
     session: str
     """Requests of one session share prefixes: an engine may keep what it computed for them."""
     top_logprobs: int = 0
+    grammar: str | None = None
+    """What the completion has to follow; see `leyden.engine.grammar`."""
 
 
 class Piece(Struct, frozen=True):
@@ -41,6 +43,8 @@ class Piece(Struct, frozen=True):
     version: int
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     """For each token the likeliest ones with their logprobs, where they were asked for."""
+    allowed: tuple[float, ...] = ()
+    """For each token, where there is a grammar: how likely all those were that it left to choose from, 0 for one."""
     finish: Finish | None = None
 
 

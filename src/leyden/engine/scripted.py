@@ -44,7 +44,7 @@ class ScriptedEngine:
                 done += len(some)
                 finish = None if done < len(ids) else "stop" if stop else "length"
                 top = tuple(((id, 0.0),) * min(1, request.top_logprobs) for id in some)
-                yield Piece(some, (0.0,) * len(some), self.version, top, finish)  # type: ignore[arg-type]
+                yield Piece(some, (0.0,) * len(some), self.version, top, finish=finish)  # type: ignore[arg-type]
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += done < len(ids)
             raise

@@ -5,17 +5,25 @@ from collections import deque
 from collections.abc import Iterable
 
 from leyden.engine import EngineError, Finish, Generate, Piece
+from leyden.engine.grammar import Matcher
 from leyden.engine.torch_sampling import Chance, Drawn, Top
 
 
 class Completion:
     """What is drawn for one request; `take` and `piece` are the engine's, `put` and `next` the asker's."""
 
-    def __init__(self, request: Generate, context: int, vocabulary: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        request: Generate,
+        context: int,
+        vocabulary: int,
+        loop: asyncio.AbstractEventLoop,
+        matcher: Matcher | None = None,
+    ) -> None:
         self.request, self.loop = request, loop
         self.tokens = list(request.prompt_ids)
         """The prompt, and what was drawn."""
-        self.chance = Chance(request.sampling, request.top_logprobs, request.prompt_ids, vocabulary)
+        self.chance = Chance(request.sampling, request.top_logprobs, request.prompt_ids, vocabulary, matcher)
         self.cancelled = False
         """Set by the asker, seen by the engine between two steps."""
         self.finish: Finish | None = None
@@ -43,10 +51,10 @@ class Completion:
         """What was drawn since the last piece, all of it by one version."""
         if not self._fresh:
             return None
-        ids, logprobs, tops = zip(*self._fresh, strict=True)
+        ids, logprobs, tops, allowed = zip(*self._fresh, strict=True)
         self._fresh.clear()
         shown: tuple[Top, ...] = tops if self.chance.top_logprobs else ()
-        return Piece(ids, logprobs, version, shown, self.finish)
+        return Piece(ids, logprobs, version, shown, allowed if self.chance.matcher is not None else (), self.finish)
 
     async def next(self) -> Piece:
         """The next piece, or what went wrong."""

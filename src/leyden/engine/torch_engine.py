@@ -20,6 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from leyden.engine import EngineError, Generate, Piece
+from leyden.engine.grammar import GrammarError, Grammars, Matcher
 from leyden.engine.torch_completion import Completion, Post, deliver
 from leyden.engine.torch_forward import Forward, HubForward, Segment, WholeForward
 from leyden.engine.torch_llama import LlamaForward
@@ -62,11 +63,16 @@ class TorchEngine:
         chunk: int = 256,
         threads: int | None = None,
         reuse: bool = True,
+        tokenizer: str | None = None,
     ) -> None:
-        """Without `reuse` what a request is answered depends on nothing that was asked before it, to the last bit."""
+        """Without `reuse` what a request is answered depends on nothing that was asked before it, to the last bit.
+
+        Only with a `tokenizer`, as `Grammars` wants it, can completions follow grammars.
+        """
         config = model.config.get_text_config()
         self._context = int(getattr(config, "max_position_embeddings", BOUNDLESS))
         self._vocabulary = int(config.vocab_size)
+        self._grammars = Grammars(tokenizer, self._vocabulary) if tokenizer is not None else None
         self.version = version
         """Of the weights in use."""
         self.stats = Stats()
@@ -113,7 +119,8 @@ class TorchEngine:
     async def generate(self, request: Generate) -> AsyncGenerator[Piece, None]:
         """Draw a completion, piece by piece; closing the generator cancels."""
         self._check(request)
-        completion = Completion(request, self._context, self._vocabulary, asyncio.get_running_loop())
+        matcher = await self._matcher(request)
+        completion = Completion(request, self._context, self._vocabulary, asyncio.get_running_loop(), matcher)
         self._submit(lambda: self._queue.append(completion))
         try:
             while True:
@@ -148,6 +155,13 @@ class TorchEngine:
             raise EngineError(f"the prompt has token ids outside of the model's 0 to {self._vocabulary - 1}")
         if not (request.sampling.temperature >= 0 and request.sampling.repetition_penalty > 0):
             raise EngineError("`temperature` must be 0 or more, and `repetition_penalty` more than 0")
+
+    async def _matcher(self, request: Generate) -> Matcher | None:
+        if request.grammar is None:
+            return None
+        if self._grammars is None:
+            raise GrammarError("this engine knows no tokenizer: its completions cannot follow a grammar")
+        return await asyncio.to_thread(self._grammars.begin, request.grammar, request.stop_ids)
 
     def _submit(self, add: Callable[[], None]) -> None:
         self.start()
@@ -252,9 +266,7 @@ class TorchEngine:
         failed: Post = []
         for slot, completion, one in zip(ready, completions, drawn, strict=True):
             if not math.isfinite(one.logprob):
-                failed.append(
-                    (completion, EngineError("the model's logits are not numbers: have its weights diverged?"))
-                )
+                failed.append((completion, EngineError(_why_not_drawn(completion))))
                 over.append(slot)
                 slot.computed = 0
                 self._rows.wipe(slot.row)
@@ -309,6 +321,13 @@ def _forward(model: PreTrainedModel, rows: Rows) -> Forward:
     if LlamaForward.fits(model):
         return LlamaForward(model, rows)
     return HubForward(model, rows) if HubForward.fits(model) else WholeForward(model)
+
+
+def _why_not_drawn(completion: Completion) -> str:
+    matcher = completion.chance.matcher
+    if matcher is not None and (trouble := matcher.trouble) is not None:
+        return f"the grammar cannot be followed any further: {trouble}"
+    return "the model's logits are not numbers: have its weights diverged?"
 
 
 def _threads(model: PreTrainedModel) -> int:

@@ -1,8 +1,8 @@
 """Drawing one token for each request of a step.
 
 In this order: penalties (repetition over prompt and completion, presence and frequency over the completion), then
-temperature, top_k, top_p of what is left, min_p. Logprobs are of the distribution that results, renormalised. At
-temperature 0 the likeliest token is taken, and logprobs are those at temperature 1.
+temperature, the grammar, top_k, top_p of what is left, min_p. Logprobs are of the distribution that results,
+renormalised. At temperature 0 the likeliest token is taken, and logprobs are those at temperature 1.
 
 A request has a generator of its own, seeded by its seed, and takes one number a token: the token at that share of the
 cumulative distribution. What it draws does not depend on who else is in the batch, up to rounding.
@@ -12,9 +12,11 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from leyden.engine.grammar import Matcher
 from leyden.records import Sampling
 
 COLDEST = 1e-30
@@ -29,12 +31,22 @@ class Drawn(NamedTuple):
     id: int
     logprob: float
     top: Top | None
+    allowed: float
+    """How likely the tokens were together that the grammar allowed; 0 where it was a single one."""
 
 
 class Chance:
-    """How one request's tokens are drawn: its sampling, its random numbers, and what penalties have to know."""
+    """How one request's tokens are drawn: its sampling, random numbers and grammar, and what penalties have to know."""
 
-    def __init__(self, sampling: Sampling, top_logprobs: int, prompt_ids: Sequence[int], vocabulary: int) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        top_logprobs: int,
+        prompt_ids: Sequence[int],
+        vocabulary: int,
+        matcher: Matcher | None = None,
+    ) -> None:
+        self.matcher = matcher
         self.sampling, self.top_logprobs = sampling, min(top_logprobs, vocabulary)
         self.greedy = sampling.temperature == 0
         self.temperature = 1.0 if self.greedy else max(sampling.temperature, COLDEST)
@@ -43,7 +55,7 @@ class Chance:
         self.penalises = bool(
             sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
         )
-        self.plain = not (self.truncates or self.penalises or self.greedy or self.top_logprobs)
+        self.plain = not (self.truncates or self.penalises or self.greedy or self.top_logprobs or matcher)
         if self.penalises:
             self._drawn = torch.zeros(vocabulary)
             self._seen = torch.zeros(vocabulary, dtype=torch.bool)
@@ -63,6 +75,8 @@ class Chance:
         if self.penalises:
             self._drawn[id] += 1
             self._seen[id] = True
+        if self.matcher is not None:
+            self.matcher.take(id)
 
 
 def draw(logits: Tensor, chances: Sequence[Chance]) -> list[Drawn]:
@@ -75,6 +89,10 @@ def draw(logits: Tensor, chances: Sequence[Chance]) -> list[Drawn]:
     if any(chance.temperature != 1 for chance in chances):
         highest = logits.amax(-1, keepdim=True)  # taken off first, so that nothing overflows
         logits = (logits - highest) / _column([chance.temperature for chance in chances], logits)
+    allowed = [1.0] * len(chances)
+    for index, chance in enumerate(chances):
+        if chance.matcher is not None:
+            logits[index], allowed[index] = constrain(logits[index], chance.matcher)
     if not plain and (some := [index for index, chance in enumerate(chances) if chance.truncates]):
         logits[some] = truncate(logits[some], [chances[index].sampling for index in some])
     logprobs = torch.log_softmax(logits, -1)
@@ -87,11 +105,23 @@ def draw(logits: Tensor, chances: Sequence[Chance]) -> list[Drawn]:
     ids.clamp_(max=logits.shape[-1] - 1)  # only past the end where logits are not numbers; its logprob says so
     own = logprobs.gather(-1, ids)
     tops: Sequence[Top | None] = [None] * len(chances) if plain else _tops(logprobs, chances)
-    drawn = [Drawn(*one) for one in zip(ids[:, 0].tolist(), own[:, 0].tolist(), tops, strict=True)]
+    drawn = [Drawn(*one) for one in zip(ids[:, 0].tolist(), own[:, 0].tolist(), tops, allowed, strict=True)]
     if not plain:
         for chance, one in zip(chances, drawn, strict=True):
             chance.note(one.id)
     return drawn
+
+
+def constrain(logits: Tensor, matcher: Matcher) -> tuple[Tensor, float]:
+    """Logits of [vocabulary] with minus infinity for what a grammar forbids, and how likely the rest is.
+
+    That is 0 where the rest is a single token: it was not chosen.
+    """
+    bits = np.unpackbits(np.frombuffer(matcher.allowed(), np.uint8), count=len(logits), bitorder="little")
+    allowed = torch.from_numpy(bits).to(logits.device, torch.bool)
+    choices = int(allowed.count_nonzero())
+    share = logits.softmax(-1, dtype=torch.float64)[allowed].sum().item() if choices > 1 else 0.0
+    return logits.masked_fill(~allowed, -torch.inf), min(round(share, 6), 1.0)
 
 
 def truncate(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:

@@ -116,7 +116,7 @@ def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> Caught:
         rewards=tuple(rewards),
         trained=accounts.trained,
         calls_trained=len(trained),
-        tokens_trained=sum(len(call.completion_ids) for call in trained),
+        tokens_trained=sum(len(call.chosen) for call in trained),
         left_out={**accounts.excluded, **{f"call: {why}": count for why, count in accounts.calls_left.items()}},
         folder=folder,
         run=folder.name,

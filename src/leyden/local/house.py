@@ -21,6 +21,7 @@ from leyden.local.server import LocalServer, server_beside
 from leyden.local.workers import Workers, worker_options, working
 from leyden.records import RunSettings, Sampling
 from leyden.remote import Remote
+from leyden.server.gateway.tokenizer import Tokenizer
 from leyden.server.keys import write_private
 from leyden.server.options import Beside, ServeOptions
 from leyden.trainer.batch import POLICY
@@ -66,7 +67,13 @@ async def house(
 ) -> AsyncIterator[House]:
     """Serve a model to the agents of a run."""
     alone = config.deterministic
-    engine = TorchEngine(model, slots=1 if alone else config.engine.slots, version=version, reuse=not alone)
+    engine = TorchEngine(
+        model,
+        slots=1 if alone else config.engine.slots,
+        version=version,
+        reuse=not alone,
+        tokenizer=Tokenizer.load(source.folder).marked,
+    )
     engine.start()
     try:
         async with (

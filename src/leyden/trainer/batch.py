@@ -23,8 +23,10 @@ class Row(Struct, frozen=True, kw_only=True):
     """Which of its rollout's calls it is."""
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
+    chosen: Sequence[int]
+    """The places in the completion whose tokens are trained on; the others are context."""
     sampler: tuple[float, ...]
-    """The logprobs with which the completion was drawn."""
+    """The logprobs with which those tokens were drawn."""
     temperature: float
     advantage: float = 0.0
     weight: float = 0.0
@@ -134,6 +136,7 @@ def _row(episode: Episode, call: Call, rollout: int, turn: int) -> Row:
         turn=turn,
         prompt_ids=episode.prompt_ids(call),
         completion_ids=call.completion_ids,
-        sampler=call.logprobs,
+        chosen=call.chosen,
+        sampler=call.logprobs if call.allowed is None else tuple(call.logprobs[place] for place in call.chosen),
         temperature=call.sampling.temperature,
     )

@@ -106,9 +106,10 @@ def _sheet(
     """A sheet from where each of its rows lies. A token that rows share is one, unless they drew it differently."""
     some = [rows[index] for index in order]
     starts = [len(row.prompt_ids) for row in some]
-    sampled = np.concatenate([path[start:] for path, start in zip(paths, starts, strict=True)])
-    predictors = np.concatenate([path[start - 1 : -1] for path, start in zip(paths, starts, strict=True)])
-    lengths = [len(row.completion_ids) for row in some]
+    places = [start + np.array(row.chosen) for start, row in zip(starts, some, strict=True)]
+    sampled = np.concatenate([path[place] for path, place in zip(paths, places, strict=True)])
+    predictors = np.concatenate([path[place - 1] for path, place in zip(paths, places, strict=True)])
+    lengths = [len(row.chosen) for row in some]
     temperatures = np.repeat(np.array([row.temperature for row in some], dtype=np.float64), lengths)
     _, kinds = np.unique(temperatures, return_inverse=True)
     _, first, gather = np.unique(sampled * (int(kinds.max()) + 1) + kinds, return_index=True, return_inverse=True)

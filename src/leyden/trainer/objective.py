@@ -62,7 +62,7 @@ class Seen(Struct, frozen=True):
 def total(objective: Objective, rows: Sequence[Row], read: Read, before: Before) -> tuple[Tensor, Seen]:
     """The loss of some rows of an update; those of all its rows add up to its loss."""
     current = read.logprobs
-    lengths = torch.tensor([len(row.completion_ids) for row in rows], device=current.device)
+    lengths = torch.tensor([len(row.chosen) for row in rows], device=current.device)
     call = torch.arange(len(rows), device=current.device).repeat_interleave(lengths)
     advantages = _spread([row.advantage for row in rows], call, current)
     sampler = torch.tensor([lp for row in rows for lp in row.sampler], device=current.device, dtype=current.dtype)

@@ -128,7 +128,7 @@ class Policy:
         found: dict[int, tuple[Tensor, float]] = {}
         for sheet in self._lay(rows, self._cost):
             read = model(sheet, critic)
-            logprobs = read.logprobs.split([len(rows[index].completion_ids) for index in sheet.rows])
+            logprobs = read.logprobs.split([len(rows[index].chosen) for index in sheet.rows])
             values = [0.0] * len(sheet.rows) if read.values is None else read.values.tolist()
             found.update(zip(sheet.rows, zip(logprobs, values, strict=True), strict=True))
         return [found[index] for index in range(len(rows))]
@@ -157,7 +157,7 @@ class Policy:
             grad_norm=torch.nn.utils.get_total_norm(
                 [p.grad for p in self.trained.values() if p.grad is not None]
             ).item(),
-            tokens=sum(len(row.completion_ids) for row in rows),
+            tokens=sum(len(row.chosen) for row in rows),
             computed=computed,
             statistics=statistics.finish(),
             critic_loss=torch.stack(critic_losses).sum().item() if critic_losses else None,

@@ -80,7 +80,7 @@ def value(
         accounts.states_shared.append(shared(calls.state))
     if known.values is not None and (variance := calls.value.var()) > 0:
         accounts.critic_explained.append(float(1 - (calls.value - calls.baseline).var() / variance))
-    tokens = [[len(rows[index].completion_ids) for index in indices if index in worth] for indices in rows_R]
+    tokens = [[len(rows[index].chosen) for index in indices if index in worth] for indices in rows_R]
     weights = (weight for weights_C in rules.aggregation(tokens, rules.terms) for weight in weights_C)
     return [
         replace(rows[index], advantage=float(advantage), weight=weight, target=target)

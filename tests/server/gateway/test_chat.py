@@ -259,7 +259,7 @@ async def test_a_tool_that_must_be_called_is_begun_for_the_model(
         ),
         ({"temperature": 9}, "temperature"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "regex"}}, "response_format"),
         ({"n": 0}, "n"),
     ],
 )

@@ -326,7 +326,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [ADD], "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "perhaps"}}, "tool_choice.type"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"extra_body": {"temperature": 2}}, "temperature"),
         ({"extra_body": {"mcp_servers": [{}]}}, "mcp_servers"),

@@ -145,6 +145,21 @@ async def test_choices_and_logprobs_are_passed_back_streamed_or_not(far: ModelSe
     assert [made.choice for made in (await near.check(calls=4)).calls] == [0, 1, 0, 1]
 
 
+async def test_a_format_is_asked_of_the_upstream_too(far: ModelServer, near: ModelServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    far.lines = ['{"a": 1}' + END] * 2
+    async with openai_at(near) as client:
+        wanted: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        await client.chat.completions.create(model="m", messages=[QUESTION], response_format=wanted)
+    async with anthropic_at(near) as client:
+        asked: Any = {"format": {"type": "json_schema", "schema": schema}}
+        await client.messages.create(model="m", max_tokens=99, messages=[QUESTION], output_config=asked)
+    assert [made.request["response_format"]["json_schema"]["schema"] for made in (await far.episode()).calls] == [
+        schema
+    ] * 2
+    assert [made.allowed for made in (await near.check(calls=2)).calls] == [None, None]
+
+
 async def test_an_upstream_that_dies_ends_the_stream_with_an_error(far: ModelServer, near: ModelServer) -> None:
     alive = far.tokenizer.encode("This is going well, isn't it")
     far.engine.script = lambda _: [*alive, -1]

@@ -282,6 +282,7 @@ async def test_a_call_is_kept_to_the_last_token(store: Store) -> None:
         prompt_ids=(0, 255, 65_535, 151_935),
         completion_ids=(7, 70_000),
         logprobs=(-0.5, -0.25),
+        allowed=(0.0, 0.75),
         versions=(VersionRun(1, 3), VersionRun(1, 4)),
         messages=({"role": "user", "content": "h\u0000é\U0001f600"},),
         response={"role": "assistant", "content": ""},

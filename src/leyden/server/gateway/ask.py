@@ -12,6 +12,8 @@ from leyden.records import Sampling
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 Message = dict[str, Any]
+Format = dict[str, Any]
+"""What an answer has to be, as the OpenAI chat API says it: `json_object`, or a `json_schema`."""
 
 
 class ToolChoice(Struct, frozen=True):
@@ -33,6 +35,8 @@ class Ask(Struct, frozen=True):
     stream: bool = False
     top_logprobs: int | None = None
     """How many alternatives to show for each token; None: not even the token's own logprob."""
+    format: Format | None = None
+    """None: text of any kind."""
     request: Any = None
     """What else was asked for, as it was asked."""
 

@@ -8,7 +8,19 @@ import msgspec
 from msgspec import Meta, Struct
 
 from leyden.records import Sampling
-from leyden.server.gateway.ask import Ask, Begun, Calling, Done, Event, Message, Reasoning, Text, TokenInfo, ToolChoice
+from leyden.server.gateway.ask import (
+    Ask,
+    Begun,
+    Calling,
+    Done,
+    Event,
+    Format,
+    Message,
+    Reasoning,
+    Text,
+    TokenInfo,
+    ToolChoice,
+)
 from leyden.server.gateway.errors import STATUS, GatewayError, Trouble
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -54,8 +66,6 @@ def read(data: bytes) -> tuple[Ask, bool]:
         raise GatewayError(Trouble.INVALID, message, place.rstrip("`") or None) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise GatewayError(Trouble.INVALID, f"the body is not JSON: {error}") from error
-    if request.response_format is not None and request.response_format.get("type", "text") != "text":
-        raise GatewayError(Trouble.INVALID, "answers in a given format are not supported", "response_format")
     tools = tuple(_tool(tool, index) for index, tool in enumerate(request.tools or ()))
     sampling = {
         name: value
@@ -75,6 +85,7 @@ def read(data: bytes) -> tuple[Ask, bool]:
         n=request.n or 1,
         stream=bool(request.stream),
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        format=_format(request.response_format),
         request={name: value for name, value in document.items() if name not in ("messages", "tools")},
     )
     return ask, request.stream_options is not None and request.stream_options.include_usage
@@ -132,6 +143,16 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     if not (isinstance(id, str) and isinstance(name, str) and isinstance(arguments, str)):
         raise GatewayError(Trouble.INVALID, "id, name and arguments of a tool call are text", place)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _format(given: dict[str, Any] | None) -> Format | None:
+    match given:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"} | {"type": "json_schema", "json_schema": {"schema": dict()}}:
+            return given
+    why = "an answer is text, a json_object, or what the schema of a json_schema says"
+    raise GatewayError(Trouble.INVALID, why, "response_format")
 
 
 def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:

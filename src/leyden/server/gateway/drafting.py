@@ -31,11 +31,12 @@ class Draft:
         ask: Ask,
         prompt: Prompt,
         sampling: Sampling,
+        grammar: str | None,
         first: str,
     ) -> None:
         self._recorder, self._ledger, self._caller = recorder, ledger, caller
         self._policy, self._ask, self._prompt = policy, ask, prompt
-        self._sampling = sampling
+        self._sampling, self._grammar = sampling, grammar
         self._ids = [first, *(f"{first}-{choice}" for choice in range(1, ask.n))]
         self._began = time.time()
         self._saving: asyncio.Task[None] | None = None
@@ -119,6 +120,7 @@ class Draft:
             max_tokens=max_tokens,
             session=self._caller.live.attempt,
             top_logprobs=self._ask.top_logprobs or 0,
+            grammar=self._grammar,
         )
         admitted = self._policy.admission.admit(self._caller.live.rollout)
         async with admitted, aclosing(self._policy.engine.generate(request)) as pieces:
@@ -165,6 +167,7 @@ class Draft:
             finish=_finish(writing) if status is CallStatus.OK else str(status),
             completion_ids=tuple(writing.ids),
             logprobs=tuple(writing.logprobs) if complete else None,
+            allowed=self._allowed(writing),
             versions=writing.versions,
             sampling=self._sampling,
             response=writing.message,
@@ -172,6 +175,12 @@ class Draft:
             ended=time.time(),
             **own,
         )
+
+    def _allowed(self, writing: Writing) -> tuple[float, ...] | None:
+        """What the grammar left to the model; nothing, as far as is known, where the engine does not say."""
+        if self._grammar is None:
+            return None
+        return tuple(writing.allowed) if len(writing.allowed) == len(writing.ids) else (0.0,) * len(writing.ids)
 
 
 def _seed(seed: int | None, choice: int) -> int | None:

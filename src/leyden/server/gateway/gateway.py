@@ -1,5 +1,6 @@
 """A model call from ask to answer: who serves it, whether its rollout may still call, how its tokens are drawn."""
 
+import asyncio
 import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping
@@ -16,7 +17,7 @@ from leyden.server.gateway.conversation import Conversation
 from leyden.server.gateway.drafting import Draft
 from leyden.server.gateway.errors import GatewayError, Trouble
 from leyden.server.gateway.policy import Policy
-from leyden.server.gateway.prompting import make_prompt
+from leyden.server.gateway.prompting import make_prompt, offered
 from leyden.server.gateway.recorder import Ledger, Recorder
 from leyden.server.gateway.relay import UPSTREAM, Relay
 from leyden.server.gateway.upstream import Upstream
@@ -75,13 +76,17 @@ class Gateway:
         if room < 1:
             message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {policy.engine.context} in all"
             raise GatewayError(Trouble.TOO_LONG, message, "messages")
+        grammar = None
+        if ask.format is not None and not prompt.forced:  # what must be a tool call has no other format
+            calls = bool(offered(ask))
+            grammar = await asyncio.to_thread(policy.formats.grammar, ask.format, prompt.ids, calls)
         policy.admission.refuse_if_full()
         sampling = _sampling(caller.live, settings, ask.sampling, _begin(ledger, ask.n))
         limits = [room, sampling.max_tokens]
         if settings.max_tokens is not None:
             limits.append(max(1, (settings.max_tokens - conversation.tokens) // ask.n))
         yield Begun(first, len(prompt.ids), prompt.kept)
-        draft = Draft(self.recorder, ledger, caller, policy, ask, prompt, sampling, first)
+        draft = Draft(self.recorder, ledger, caller, policy, ask, prompt, sampling, grammar, first)
         try:
             async with aclosing(draft.write(min(limit for limit in limits if limit is not None))) as events:
                 async for event in events:

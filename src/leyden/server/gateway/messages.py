@@ -13,7 +13,19 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from leyden.records import Sampling
-from leyden.server.gateway.ask import Ask, Begun, Calling, Done, Event, Message, Reasoning, Text, ToolCall, ToolChoice
+from leyden.server.gateway.ask import (
+    Ask,
+    Begun,
+    Calling,
+    Done,
+    Event,
+    Format,
+    Message,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolChoice,
+)
 from leyden.server.gateway.errors import STATUS, GatewayError, Trouble
 
 _TYPES = {
@@ -23,13 +35,10 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-_FORMAT = "answers in a given format are not supported"
 _WITHOUT = {
     "thread": "conversations are not kept here for the caller: send all of the messages",
     "compaction": "conversations are not summed up here: send the messages that are to be kept",
     "mcp_servers": "tools of MCP servers are not supported",
-    "output_config.format": _FORMAT,
-    "output_format": _FORMAT,
 }
 _OURS = ("text", "thinking", "tool_use", "tool_result")
 _BLOCKS: dict[str, dict[str, Any]] = {
@@ -102,8 +111,6 @@ def _ask(request: CountRequest) -> Ask:
         "thread": request.thread,
         "compaction": request.compaction,
         "mcp_servers": request.mcp_servers,
-        "output_config.format": (request.output_config or {}).get("format"),
-        "output_format": request.output_format,
     }
     for param, given in asked.items():
         if given:
@@ -118,7 +125,19 @@ def _ask(request: CountRequest) -> Ask:
         why = "the last message is the user's: answers that are begun for the model are not supported"
         raise GatewayError(Trouble.INVALID, why, f"messages.{len(request.messages) - 1}.role")
     choice = _choice(request.tool_choice, tools)
-    return Ask(model=request.model, messages=tuple(said), tools=tools, tool_choice=choice)
+    wanted = _format(request)
+    return Ask(model=request.model, messages=tuple(said), tools=tools, tool_choice=choice, format=wanted)
+
+
+def _format(request: CountRequest) -> Format | None:
+    """The format of the answer, which older clients ask for in a field of its own."""
+    match (request.output_config or {}).get("format") or request.output_format:
+        case None:
+            return None
+        case {"type": "json_schema", "schema": dict() as schema}:
+            return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    why = "an answer is text, or what the schema of a json_schema says"
+    raise GatewayError(Trouble.INVALID, why, "output_config.format")
 
 
 def _add(said: list[Message], message: dict[str, Any], place: str) -> None:

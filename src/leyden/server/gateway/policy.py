@@ -8,7 +8,8 @@ from msgspec import Struct
 from leyden.engine import Engine
 from leyden.server.gateway.admission import Admission
 from leyden.server.gateway.chatml import keeping_reasoning
-from leyden.server.gateway.writing import Tokenizer
+from leyden.server.gateway.formats import Formats
+from leyden.server.gateway.tokenizer import Tokenizer
 
 
 class Policy(Struct, frozen=True, dict=True):
@@ -24,3 +25,8 @@ class Policy(Struct, frozen=True, dict=True):
     def exact_renderer(self) -> Any:
         """The renderer of runs that keep reasoning as it was sampled, whatever the model's template drops."""
         return keeping_reasoning(self.renderer, self.tokenizer)
+
+    @cached_property
+    def formats(self) -> Formats:
+        """How its answers are held to a format."""
+        return Formats(self.renderer, self.tokenizer, self.engine.vocabulary)

@@ -188,10 +188,15 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(_content(token))
 
     @cached_property
+    def marked(self) -> str:
+        """The tokenizer.json in which the marks, and nothing else, are special."""
+        added = self._document.get("added_tokens") or []
+        told = [{**token, "special": token["content"] in self.marks} for token in added]
+        return json.dumps({**self._document, "added_tokens": told})
+
+    @cached_property
     def _markless(self) -> Backend:
-        marks = set(self.marks)
-        added = [{**token, "special": token["content"] in marks} for token in self._document.get("added_tokens") or []]
-        backend = _backend({**self._document, "added_tokens": added})
+        backend = Backend.from_str(self.marked)
         backend.encode_special_tokens = True
         return backend
 

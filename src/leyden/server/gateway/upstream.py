@@ -111,6 +111,8 @@ def _body(ask: Ask) -> dict[str, Any]:
         body |= {"tools": ask.tools, "tool_choice": choice}
     if ask.top_logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": ask.top_logprobs}
+    if ask.format is not None:
+        body["response_format"] = ask.format
     changed = {
         name: value
         for name in Sampling.__struct_fields__

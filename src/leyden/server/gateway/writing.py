@@ -42,6 +42,7 @@ class Writing:
         self.choice = choice
         self.ids: list[int] = []
         self.logprobs: list[float] = []
+        self.allowed: list[float] = []
         self.finish: Finish | None = None
         self.stopped_by: str | None = None
         self.content = ""
@@ -89,6 +90,7 @@ class Writing:
         """
         self.ids.extend(piece.ids)
         self.logprobs.extend(piece.logprobs)
+        self.allowed.extend(piece.allowed)
         self._versions.extend([piece.version] * len(piece.ids))
         self.finish = piece.finish
         if self._wants_info:

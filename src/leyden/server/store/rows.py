@@ -48,6 +48,7 @@ class _CallBody(msgspec.Struct, frozen=True, omit_defaults=True):
     made_why: str = ""
     status: CallStatus = CallStatus.OK
     finish: str = "stop"
+    allowed: tuple[float, ...] | None = None
     versions: tuple[VersionRun, ...] = ()
     sampling: Sampling = Sampling()
     messages: tuple[Any, ...] = ()

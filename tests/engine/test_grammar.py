@@ -1,0 +1,143 @@
+"""Completions follow their grammars, and say what the grammars left to the model."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from importlib.resources import files
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from leyden.engine import EngineError, Generate, Piece
+from leyden.engine.grammar import GrammarError, Grammars, Matcher
+from leyden.engine.torch_engine import TorchEngine
+from leyden.records import FREE, Sampling
+from leyden.server.gateway.tokenizer import Tokenizer
+
+SPARK = str(files("leyden") / "models" / "spark")
+TOKENIZER = Tokenizer.load(SPARK)
+CALL, END = TOKENIZER.marks["<tool_call>"], TOKENIZER.marks["<|im_end|>"]
+STOPS = (END,)
+VERDICT = 'start: %json {"type": "object", "properties": {"verdict": {"enum": ["yes", "no", "unknown"]}}, '
+VERDICT += '"required": ["verdict"], "additionalProperties": false, "x-guidance": {"whitespace_flexible": false}}'
+
+
+@pytest.fixture(scope="module")
+def spark() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(SPARK, dtype=torch.float32)
+
+
+@pytest.fixture
+async def engine(spark: PreTrainedModel) -> AsyncIterator[TorchEngine]:
+    made = TorchEngine(spark, slots=8, tokenizer=TOKENIZER.marked)
+    yield made
+    made.close()
+
+
+def matcher(grammar: str) -> Matcher:
+    return Grammars(TOKENIZER.marked, len(TOKENIZER)).begin(grammar, STOPS)
+
+
+def allowed(at: Matcher) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(np.frombuffer(at.allowed(), np.uint8), bitorder="little")).tolist())
+
+
+def ask(grammar: str | None, seed: int = 0, tokens: int = 60, **sampling: float) -> Generate:
+    prompt = TOKENIZER.encode("<|im_start|>user\nIs it so?<|im_end|>\n<|im_start|>assistant\n")
+    drawn = Sampling(seed=seed, **sampling)  # type: ignore[arg-type]
+    return Generate(tuple(prompt), drawn, STOPS, tokens, f"s{seed}", grammar=grammar)
+
+
+async def complete(engine: TorchEngine, request: Generate) -> list[Piece]:
+    return [piece async for piece in engine.generate(request)]
+
+
+def test_a_matcher_allows_what_its_grammar_does_and_then_the_end() -> None:
+    at = matcher('start: "ab" | "ac"')
+    for text in ("a", "c"):
+        (id,) = TOKENIZER.encode(text)
+        assert id in allowed(at) and END not in allowed(at)
+        at.take(id)
+    assert allowed(at) == {END}
+    at.take(END)
+    assert at.trouble is None
+
+
+def test_text_matches_no_mark_and_a_mark_is_named_by_its_id() -> None:
+    assert CALL not in allowed(matcher(r"start: /(.|\n)*/"))
+    assert allowed(matcher(rf"start: <[{CALL}]> /(.|\n)*/")) == {CALL}
+
+
+def test_a_token_that_was_not_allowed_is_trouble() -> None:
+    at = matcher('start: "ab"')
+    at.take(CALL)
+    assert at.trouble is not None and not allowed(at)
+
+
+@pytest.mark.parametrize("grammar", ["start: (", 'start: %json {"type": "nothing"}'])
+def test_what_is_no_grammar_is_refused(grammar: str) -> None:
+    with pytest.raises(GrammarError):
+        matcher(grammar)
+
+
+def test_what_is_no_tokenizer_is_refused() -> None:
+    with pytest.raises(GrammarError, match="tokens"):
+        Grammars("{}", 10).begin('start: "a"', STOPS)
+
+
+async def test_completions_follow_their_grammars_side_by_side_with_others(engine: TorchEngine) -> None:
+    asked = [ask(VERDICT if seed % 2 else None, seed) for seed in range(12)]
+    answers = await asyncio.gather(*(complete(engine, request) for request in asked))
+    for request, pieces in zip(asked, answers, strict=True):
+        ids = [id for piece in pieces for id in piece.ids]
+        assert sum(len(piece.allowed) for piece in pieces) == (len(ids) if request.grammar else 0)
+        if request.grammar:
+            assert ids[-1] == END and pieces[-1].finish == "stop"
+            assert json.loads(TOKENIZER.decode(ids[:-1]))["verdict"] in ("yes", "no", "unknown")
+    plain = [TOKENIZER.decode([id for piece in pieces for id in piece.ids]) for pieces in answers[::2]]
+    assert not any("verdict" in text for text in plain)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+async def test_logprobs_are_of_what_was_allowed_and_the_rest_is_told(
+    engine: TorchEngine, spark: PreTrainedModel, temperature: float
+) -> None:
+    grammar = r'start: %json {"enum": ["yes", "no", "unknown"]} /[a-z ]{4}/'
+    request = ask(grammar, 3, temperature=temperature)
+    pieces = await complete(engine, request)
+    ids = [id for piece in pieces for id in piece.ids]
+    logits = spark(input_ids=torch.tensor([[*request.prompt_ids, *ids]])).logits[0].detach().double() / temperature
+    at, forced = matcher(grammar), 0
+    told = [(lp, share) for piece in pieces for lp, share in zip(piece.logprobs, piece.allowed, strict=True)]
+    for id, (logprob, share), row in zip(ids, told, logits[len(request.prompt_ids) - 1 :], strict=False):
+        choices = sorted(allowed(at))
+        logprobs = row.log_softmax(-1)
+        mass = logprobs[choices].logsumexp(-1)
+        assert logprob == pytest.approx((logprobs[id] - mass).item(), abs=1e-4)
+        assert share == pytest.approx(mass.exp().item() if len(choices) > 1 else 0.0, abs=1e-4)
+        forced += len(choices) == 1
+        at.take(id)
+    assert forced and any(0 < share < FREE for _, share in told)
+
+
+async def test_the_likeliest_follows_the_grammar_too(engine: TorchEngine) -> None:
+    request = ask(VERDICT, temperature=0.0)
+    first, second = [
+        [id for piece in await complete(engine, request) for id in piece.ids] for request in (request, request)
+    ]
+    assert first == second and json.loads(TOKENIZER.decode(first[:-1]))
+
+
+async def test_an_engine_says_what_it_cannot_follow_and_goes_on(engine: TorchEngine, spark: PreTrainedModel) -> None:
+    with pytest.raises(EngineError):
+        await complete(engine, ask("start: ("))
+    bare = TorchEngine(spark, slots=1)
+    try:
+        with pytest.raises(EngineError, match="no tokenizer"):
+            await complete(bare, ask(VERDICT))
+        assert (await complete(bare, ask(None)))[-1].finish is not None
+    finally:
+        bare.close()
+    assert (await complete(engine, ask(VERDICT)))[-1].finish == "stop"
