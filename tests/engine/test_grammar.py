@@ -1,6 +1,7 @@
 """Completions follow their grammars, and say what the grammars left to the model."""
 
 import asyncio
+import copy
 import json
 from collections.abc import AsyncIterator
 from importlib.resources import files
@@ -36,8 +37,8 @@ async def engine(spark: PreTrainedModel) -> AsyncIterator[TorchEngine]:
     made.close()
 
 
-def matcher(grammar: str) -> Matcher:
-    return Grammars(TOKENIZER.marked, len(TOKENIZER)).begin(grammar, STOPS)
+async def matcher(grammar: str) -> Matcher:
+    return await Grammars(TOKENIZER.marked, len(TOKENIZER)).begin(grammar, STOPS)
 
 
 def allowed(at: Matcher) -> set[int]:
@@ -54,8 +55,8 @@ async def complete(engine: TorchEngine, request: Generate) -> list[Piece]:
     return [piece async for piece in engine.generate(request)]
 
 
-def test_a_matcher_allows_what_its_grammar_does_and_then_the_end() -> None:
-    at = matcher('start: "ab" | "ac"')
+async def test_a_matcher_allows_what_its_grammar_does_and_then_the_end() -> None:
+    at = await matcher('start: "ab" | "ac"')
     for text in ("a", "c"):
         (id,) = TOKENIZER.encode(text)
         assert id in allowed(at) and END not in allowed(at)
@@ -65,26 +66,48 @@ def test_a_matcher_allows_what_its_grammar_does_and_then_the_end() -> None:
     assert at.trouble is None
 
 
-def test_text_matches_no_mark_and_a_mark_is_named_by_its_id() -> None:
-    assert CALL not in allowed(matcher(r"start: /(.|\n)*/"))
-    assert allowed(matcher(rf"start: <[{CALL}]> /(.|\n)*/")) == {CALL}
+async def test_text_matches_no_mark_and_a_mark_is_named_by_its_id() -> None:
+    assert CALL not in allowed(await matcher(r"start: /(.|\n)*/"))
+    assert allowed(await matcher(rf"start: <[{CALL}]> /(.|\n)*/")) == {CALL}
 
 
-def test_a_token_that_was_not_allowed_is_trouble() -> None:
-    at = matcher('start: "ab"')
+async def test_a_token_that_was_not_allowed_is_trouble() -> None:
+    at = await matcher('start: "ab"')
     at.take(CALL)
     assert at.trouble is not None and not allowed(at)
 
 
 @pytest.mark.parametrize("grammar", ["start: (", 'start: %json {"type": "nothing"}'])
-def test_what_is_no_grammar_is_refused(grammar: str) -> None:
+async def test_what_is_no_grammar_is_refused(grammar: str) -> None:
     with pytest.raises(GrammarError):
-        matcher(grammar)
+        await matcher(grammar)
 
 
-def test_what_is_no_tokenizer_is_refused() -> None:
+async def test_what_is_no_tokenizer_is_refused() -> None:
     with pytest.raises(GrammarError, match="tokens"):
-        Grammars("{}", 10).begin('start: "a"', STOPS)
+        await Grammars("{}", 10).begin('start: "a"', STOPS)
+
+
+async def test_the_reason_is_told_in_one_line() -> None:
+    with pytest.raises(GrammarError, match=r"^[^\n]*look-around[^\n]*$"):
+        await matcher('start: %json {"type": "string", "pattern": "(?=a)b"}')
+
+
+async def test_who_stops_waiting_for_a_grammar_takes_it_from_nobody() -> None:
+    grammars = Grammars(TOKENIZER.marked, len(TOKENIZER))
+    first, second = (asyncio.create_task(grammars.begin(VERDICT, STOPS)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).trouble is None
+
+
+async def test_an_object_may_have_thousands_of_properties() -> None:
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(2000)}}
+    at = await matcher(f"start: %json {json.dumps(schema)}")
+    for id in TOKENIZER.encode('{"p1": 1, "p77": 2}'):
+        assert id in allowed(at)
+        at.take(id)
+    assert END in allowed(at)
 
 
 async def test_completions_follow_their_grammars_side_by_side_with_others(engine: TorchEngine) -> None:
@@ -109,7 +132,7 @@ async def test_logprobs_are_of_what_was_allowed_and_the_rest_is_told(
     pieces = await complete(engine, request)
     ids = [id for piece in pieces for id in piece.ids]
     logits = spark(input_ids=torch.tensor([[*request.prompt_ids, *ids]])).logits[0].detach().double() / temperature
-    at, forced = matcher(grammar), 0
+    at, forced = await matcher(grammar), 0
     told = [(lp, share) for piece in pieces for lp, share in zip(piece.logprobs, piece.allowed, strict=True)]
     for id, (logprob, share), row in zip(ids, told, logits[len(request.prompt_ids) - 1 :], strict=False):
         choices = sorted(allowed(at))
@@ -141,3 +164,15 @@ async def test_an_engine_says_what_it_cannot_follow_and_goes_on(engine: TorchEng
     finally:
         bare.close()
     assert (await complete(engine, ask(VERDICT)))[-1].finish == "stop"
+
+
+async def test_a_model_whose_logits_are_not_numbers_is_found_out_behind_a_grammar(spark: PreTrainedModel) -> None:
+    broken = copy.deepcopy(spark)
+    with torch.no_grad():
+        broken.lm_head.weight[CALL] = torch.nan  # which the grammar never lets through
+    engine = TorchEngine(broken, slots=1, tokenizer=TOKENIZER.marked)
+    try:
+        with pytest.raises(EngineError, match="not numbers"):
+            await complete(engine, ask(r"start: /[a-z ]+/"))
+    finally:
+        engine.close()

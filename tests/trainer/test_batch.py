@@ -1,5 +1,8 @@
 """Every rollout of a step is trained on, or left out for a reason that is counted."""
 
+import math
+
+import pytest
 from msgspec.structs import replace
 from smallepisodes import call, episode
 
@@ -70,6 +73,7 @@ def test_only_what_the_model_chose_is_trained_on() -> None:
     assert scored is not None
     assert accounts.calls_left == {"chosen by a grammar": 2}
     rows = lay_out([scored])
+    assert rows[1].sampler == pytest.approx((-1.0, -1.0 + math.log(0.995)))  # the model's own, not the grammar's
     assert [(row.call, list(row.chosen), len(row.sampler)) for row in rows[:2]] == [
         ("a", [0, 1, 2], 3),
         ("b", [0, 2], 2),

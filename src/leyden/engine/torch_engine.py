@@ -161,7 +161,7 @@ class TorchEngine:
             return None
         if self._grammars is None:
             raise GrammarError("this engine knows no tokenizer: its completions cannot follow a grammar")
-        return await asyncio.to_thread(self._grammars.begin, request.grammar, request.stop_ids)
+        return await self._grammars.begin(request.grammar, request.stop_ids)
 
     def _submit(self, add: Callable[[], None]) -> None:
         self.start()
@@ -265,7 +265,7 @@ class TorchEngine:
         over: list[Slot] = []
         failed: Post = []
         for slot, completion, one in zip(ready, completions, drawn, strict=True):
-            if not math.isfinite(one.logprob):
+            if not (math.isfinite(one.logprob) and math.isfinite(one.allowed)):
                 failed.append((completion, EngineError(_why_not_drawn(completion))))
                 over.append(slot)
                 slot.computed = 0

@@ -1,5 +1,6 @@
 """Finished groups become rows to train on, and every rollout is accounted for: trained on, or left out and why."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
@@ -26,7 +27,7 @@ class Row(Struct, frozen=True, kw_only=True):
     chosen: Sequence[int]
     """The places in the completion whose tokens are trained on; the others are context."""
     sampler: tuple[float, ...]
-    """The logprobs with which those tokens were drawn."""
+    """Their logprobs when they were drawn, as the model had it, whatever a grammar made of that."""
     temperature: float
     advantage: float = 0.0
     weight: float = 0.0
@@ -137,6 +138,12 @@ def _row(episode: Episode, call: Call, rollout: int, turn: int) -> Row:
         prompt_ids=episode.prompt_ids(call),
         completion_ids=call.completion_ids,
         chosen=call.chosen,
-        sampler=call.logprobs if call.allowed is None else tuple(call.logprobs[place] for place in call.chosen),
+        sampler=_sampler(call.logprobs, call),
         temperature=call.sampling.temperature,
     )
+
+
+def _sampler(drawn: tuple[float, ...], call: Call) -> tuple[float, ...]:
+    if call.allowed is None:
+        return drawn
+    return tuple(drawn[place] + math.log(call.allowed[place]) for place in call.chosen)

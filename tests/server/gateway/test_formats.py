@@ -20,6 +20,7 @@ from leyden.engine.grammar import Grammars
 from leyden.engine.torch_engine import TorchEngine
 from leyden.records import FREE, Purpose, Sampling
 from leyden.server.gateway.ask import Format
+from leyden.server.gateway.chat_template import TemplateError
 from leyden.server.gateway.chatml import renderer_for
 from leyden.server.gateway.errors import GatewayError
 from leyden.server.gateway.formats import Formats
@@ -144,9 +145,26 @@ async def test_the_agents_sdks_output_type_beside_its_tools(tmp_path: Path, monk
         agent = Agent(name="judge", output_type=Verdict, tools=[function_tool(add)], model=model)
         result = await Runner.run(agent, "Is 2 + 3 = 5?")
         assert result.final_output == Verdict.model_validate_json(SAID)
-        assert all(allows(asked, line) for asked, line in zip(server.engine.asked, lines, strict=True))
+        for asked, line in zip(server.engine.asked, lines, strict=True):
+            assert await allows(asked, line)
         # an engine that does not say what a grammar left to it is not trained on
         assert [made.unusable for made in (await server.check(calls=2)).calls] == ["chosen by a grammar"] * 2
+
+
+MULTIPLES = [{"multipleOf": 997}, {"multipleOf": 991}]
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize("format", [{}, {"type": "text"}, {"type": "json_object", "json_schema": None}])
+async def test_formats_that_say_little_are_taken_as_they_are_meant(client: openai.AsyncOpenAI, format: Any) -> None:
+    asked: dict[str, Any] = {"model": "m", "messages": [QUESTION], "max_tokens": 5, "response_format": format}
+    assert (await client.chat.completions.create(**asked)).choices[0].message.content is not None
 
 
 @pytest.mark.parametrize(
@@ -156,6 +174,11 @@ async def test_the_agents_sdks_output_type_beside_its_tools(tmp_path: Path, monk
         ({"type": "regex"}, "a json_object"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}, "objekt"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}, "not"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"multipleOf": 999983}}}, "multipleOf"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"multipleOf": 1e-9}}}, "multipleOf"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"allOf": MULTIPLES}}}, "multipleOf"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["x" * 200_000]}}}, "characters"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": deep(900)}}, "cannot be followed"),
     ],
 )
 async def test_a_format_that_cannot_be_followed_is_a_400(client: openai.AsyncOpenAI, format: Any, why: str) -> None:
@@ -169,17 +192,17 @@ SAID = '{"verdict": "right", "sure": true, "note": "so"}'
 CALL = call("add", '{"a": 1}')
 
 
-def follows(text: str, prompt: str = "", calls: bool = False, tokenizer: Tokenizer = TOKENIZER) -> bool:
+async def follows(text: str, prompt: str = "", calls: bool = False, tokenizer: Tokenizer = TOKENIZER) -> bool:
     """Whether the grammar of an answer allows a text, and then its end."""
     renderer = renderer_for(tokenizer)
-    grammar = Formats(renderer, tokenizer, len(tokenizer)).grammar(WANTED, tokenizer.encode(prompt), calls)
+    grammar = await Formats(renderer, tokenizer, len(tokenizer)).grammar(WANTED, tokenizer.encode(prompt), calls)
     asked = Generate((), Sampling(), tuple(renderer.get_stop_token_ids()), 1, "s", grammar=grammar)
-    return allows(asked, text + END, tokenizer)
+    return await allows(asked, text + END, tokenizer)
 
 
-def allows(asked: Generate, text: str, tokenizer: Tokenizer = TOKENIZER) -> bool:
+async def allows(asked: Generate, text: str, tokenizer: Tokenizer = TOKENIZER) -> bool:
     """Whether a completion may be this."""
-    at = Grammars(tokenizer.marked, len(tokenizer)).begin(asked.grammar or "", asked.stop_ids)
+    at = await Grammars(tokenizer.marked, len(tokenizer)).begin(asked.grammar or "", asked.stop_ids)
     for id in tokenizer.encode(text):
         bits = at.allowed()
         if not bits[id // 8] >> id % 8 & 1:
@@ -201,37 +224,37 @@ def without_marks(*marks: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("text", [SAID, SAID.replace(" ", ""), json.dumps(json.loads(SAID), indent=2)])
-def test_json_may_be_written_as_the_model_likes(text: str) -> None:
-    assert follows(text) and follows(text, calls=True)
+async def test_json_may_be_written_as_the_model_likes(text: str) -> None:
+    assert await follows(text) and await follows(text, calls=True)
 
 
 @pytest.mark.parametrize("text", ["Yes.", SAID + " ", " " + SAID, SAID[:-1], '{"sure": true}', CALL])
-def test_nothing_else_is_an_answer(text: str) -> None:
-    assert not follows(text)
+async def test_nothing_else_is_an_answer(text: str) -> None:
+    assert not await follows(text)
 
 
-def test_an_answer_may_think_first_where_the_model_has_marks_for_that() -> None:
-    assert follows(f"<think>\nHm.\n</think>\n\n{SAID}") and follows(f"<think></think>{SAID}")
-    assert not follows(f"<think>{SAID}") and not follows(f"Hm.</think>{SAID}")
-    assert not follows(f"<think>Hm.</think>{SAID}", tokenizer=without_marks("<think>", "</think>"))
+async def test_an_answer_may_think_first_where_the_model_has_marks_for_that() -> None:
+    assert await follows(f"<think>\nHm.\n</think>\n\n{SAID}") and await follows(f"<think></think>{SAID}")
+    assert not await follows(f"<think>{SAID}") and not await follows(f"Hm.</think>{SAID}")
+    assert not await follows(f"<think>Hm.</think>{SAID}", tokenizer=without_marks("<think>", "</think>"))
 
 
-def test_a_thought_that_the_prompt_has_begun_is_ended_first() -> None:
-    assert follows(f"Hm.\n</think>\n\n{SAID}", prompt="<|im_start|>assistant\n<think>\n")
-    assert not follows(SAID, prompt="<|im_start|>assistant\n<think>\n")
-    assert follows(SAID, prompt="<think>\nHm.</think><|im_start|>assistant\n")
+async def test_a_thought_that_the_prompt_has_begun_is_ended_first() -> None:
+    assert await follows(f"Hm.\n</think>\n\n{SAID}", prompt="<|im_start|>assistant\n<think>\n")
+    assert not await follows(SAID, prompt="<|im_start|>assistant\n<think>\n")
+    assert await follows(SAID, prompt="<think>\nHm.</think><|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, without_marks("<tool_call>", "</tool_call>")], ids=["mark", "text"])
-def test_tool_calls_may_take_the_place_of_an_answer_where_tools_are_offered(tokenizer: Tokenizer) -> None:
-    assert follows(CALL, calls=True, tokenizer=tokenizer)
-    assert follows(f"{CALL}\n{CALL}", calls=True, tokenizer=tokenizer)
-    assert follows(f"<think>Hm.</think>\n{CALL}", calls=True, tokenizer=tokenizer)
-    assert follows(SAID, calls=True, tokenizer=tokenizer)
-    assert not follows(f"I shall add. {CALL}", calls=True, tokenizer=tokenizer)
+async def test_tool_calls_may_take_the_place_of_an_answer_where_tools_are_offered(tokenizer: Tokenizer) -> None:
+    assert await follows(CALL, calls=True, tokenizer=tokenizer)
+    assert await follows(f"{CALL}\n{CALL}", calls=True, tokenizer=tokenizer)
+    assert await follows(f"<think>Hm.</think>\n{CALL}", calls=True, tokenizer=tokenizer)
+    assert await follows(SAID, calls=True, tokenizer=tokenizer)
+    assert not await follows(f"I shall add. {CALL}", calls=True, tokenizer=tokenizer)
 
 
-def test_a_model_whose_answers_have_another_form_is_not_held_to_one() -> None:
+async def test_a_model_whose_answers_have_another_form_is_not_held_to_one() -> None:
     renderer = renderer_for(TOKENIZER)
 
     class Channelled(type(renderer)):  # type: ignore[misc]
@@ -240,4 +263,23 @@ def test_a_model_whose_answers_have_another_form_is_not_held_to_one() -> None:
 
     formats = Formats(Channelled(TOKENIZER, renderer.config), TOKENIZER, len(TOKENIZER))
     with pytest.raises(GatewayError, match="a form of their own"):
-        formats.grammar(WANTED, [], calls=False)
+        await formats.grammar(WANTED, [], calls=False)
+
+
+@pytest.mark.parametrize("why", ["takes one call", "takes no call"])
+async def test_a_template_that_refuses_calls_is_asked_for_less_and_then_refused(why: str) -> None:
+    renderer = renderer_for(TOKENIZER)
+
+    class Picky(type(renderer)):  # type: ignore[misc]
+        def _answer(self, message: Any, text: str, index: int) -> Any:
+            if len(message.get("tool_calls") or ()) > (why == "takes one call"):
+                raise TemplateError(why)
+            return super()._answer(message, text, index)
+
+    formats = Formats(Picky(TOKENIZER, renderer.config), TOKENIZER, len(TOKENIZER))
+    if why == "takes one call":
+        assert "calls" in await formats.grammar(WANTED, [], calls=True)
+        return
+    with pytest.raises(GatewayError, match="not both"):
+        await formats.grammar(WANTED, [], calls=True)
+    assert await formats.grammar(WANTED, [], calls=False)

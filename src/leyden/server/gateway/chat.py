@@ -146,10 +146,12 @@ def _call(call: Any, place: str) -> dict[str, Any]:
 
 
 def _format(given: dict[str, Any] | None) -> Format | None:
-    match given:
-        case None | {"type": "text"}:
+    match given or {"type": "text"}:
+        case {"type": "text"}:
             return None
-        case {"type": "json_object"} | {"type": "json_schema", "json_schema": {"schema": dict()}}:
+        case {"type": "json_object"}:
+            return {"type": "json_object"}
+        case {"type": "json_schema", "json_schema": {"schema": dict()}}:
             return given
     why = "an answer is text, a json_object, or what the schema of a json_schema says"
     raise GatewayError(Trouble.INVALID, why, "response_format")

@@ -1,6 +1,5 @@
 """A model call from ask to answer: who serves it, whether its rollout may still call, how its tokens are drawn."""
 
-import asyncio
 import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping
@@ -78,8 +77,7 @@ class Gateway:
             raise GatewayError(Trouble.TOO_LONG, message, "messages")
         grammar = None
         if ask.format is not None and not prompt.forced:  # what must be a tool call has no other format
-            calls = bool(offered(ask))
-            grammar = await asyncio.to_thread(policy.formats.grammar, ask.format, prompt.ids, calls)
+            grammar = await policy.formats.grammar(ask.format, prompt.ids, calls=bool(offered(ask)))
         policy.admission.refuse_if_full()
         sampling = _sampling(caller.live, settings, ask.sampling, _begin(ledger, ask.n))
         limits = [room, sampling.max_tokens]

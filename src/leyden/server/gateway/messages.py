@@ -132,7 +132,7 @@ def _ask(request: CountRequest) -> Ask:
 def _format(request: CountRequest) -> Format | None:
     """The format of the answer, which older clients ask for in a field of its own."""
     match (request.output_config or {}).get("format") or request.output_format:
-        case None:
+        case None | {"type": "text"}:
             return None
         case {"type": "json_schema", "schema": dict() as schema}:
             return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
