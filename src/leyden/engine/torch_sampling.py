@@ -90,9 +90,10 @@ def draw(logits: Tensor, chances: Sequence[Chance]) -> list[Drawn]:
         highest = logits.amax(-1, keepdim=True)  # taken off first, so that nothing overflows
         logits = (logits - highest) / _column([chance.temperature for chance in chances], logits)
     allowed = [1.0] * len(chances)
-    for index, chance in enumerate(chances):
-        if chance.matcher is not None:
-            logits[index], allowed[index] = constrain(logits[index], chance.matcher)
+    if bound := {index: chance.matcher for index, chance in enumerate(chances) if chance.matcher is not None}:
+        logits[list(bound)], left = constrain(logits[list(bound)], list(bound.values()))
+        for index, share in zip(bound, left, strict=True):
+            allowed[index] = share
     if not plain and (some := [index for index, chance in enumerate(chances) if chance.truncates]):
         logits[some] = truncate(logits[some], [chances[index].sampling for index in some])
     logprobs = torch.log_softmax(logits, -1)
@@ -112,16 +113,17 @@ def draw(logits: Tensor, chances: Sequence[Chance]) -> list[Drawn]:
     return drawn
 
 
-def constrain(logits: Tensor, matcher: Matcher) -> tuple[Tensor, float]:
-    """Logits of [vocabulary] with minus infinity for what a grammar forbids, and how likely the rest is.
+def constrain(logits: Tensor, matchers: Sequence[Matcher]) -> tuple[Tensor, list[float]]:
+    """Logits of [request, vocabulary] with minus infinity for what grammars forbid, and how likely the rest was.
 
     That is 0 where the rest is a single token: it was not chosen.
     """
-    bits = np.unpackbits(np.frombuffer(matcher.allowed(), np.uint8), count=len(logits), bitorder="little")
-    allowed = torch.from_numpy(bits).to(logits.device, torch.bool)
-    choices = int(allowed.count_nonzero())
-    share = logits.softmax(-1, dtype=torch.float64)[allowed].sum().item() if choices > 1 else 0.0
-    return logits.masked_fill(~allowed, -torch.inf), min(round(share, 6), 1.0)
+    bits = np.stack([np.frombuffer(matcher.allowed(), np.uint8) for matcher in matchers])
+    allowed = torch.from_numpy(np.unpackbits(bits, axis=1, count=logits.shape[-1], bitorder="little"))
+    allowed = allowed.to(logits.device, torch.bool)
+    shares = logits.softmax(-1).masked_fill(~allowed, 0).sum(-1, dtype=torch.float64).clamp(max=1)
+    shares[allowed.count_nonzero(-1) <= 1] = 0
+    return logits.masked_fill(~allowed, -torch.inf), shares.round(decimals=6).tolist()
 
 
 def truncate(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
