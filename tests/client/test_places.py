@@ -66,4 +66,4 @@ async def test_a_slow_engine_has_fewer_rollouts_at_once_and_is_no_slower_for_it(
             took_all, at_work_all = await finish("all")
         took, at_work = await finish("fewer")
     assert at_work_all > 30 and 4 <= at_work < 20
-    assert took < 1.2 * took_all
+    assert took < 2 * took_all  # one rollout at a time would take four times as long
