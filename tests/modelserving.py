@@ -46,11 +46,13 @@ class ModelServer:
         text = self.say(self.tokenizer.decode(request.prompt_ids)) if self.say else self.lines.pop(0)
         return self.tokenizer.encode(text)
 
-    async def new_attempt(self, name: str = "g", purpose: Purpose = Purpose.TRAIN, **settings: object) -> str:
-        """Begin an attempt; its key."""
+    async def new_attempt(
+        self, name: str = "g", purpose: Purpose = Purpose.TRAIN, group: str | None = None, **settings: object
+    ) -> str:
+        """Begin an attempt, in a run of its own; its key."""
         store = self.service.store
         await store.create_run(RunSpec(f"run-{name}", RunSettings(**settings)))  # type: ignore[arg-type]
-        await store.enqueue(f"run-{name}", GroupSpec(name, Task("t", {}), purpose=purpose))
+        await store.enqueue(f"run-{name}", GroupSpec(group or name, Task("t", {}), purpose=purpose))
         (grant,) = await store.lease(Want("w", 1, f"run-{name}", None))
         self.run, self.attempt = grant.attempt.run, grant.attempt.id
         scope = {"run": self.run, "rollout": grant.attempt.rollout, "attempt": self.attempt}

@@ -81,7 +81,7 @@ def _unpickle(path: Path) -> Any:
     except FileNotFoundError as error:
         raise LoadError(f"there is no file {path}") from error
     except Exception as error:
-        raise LoadError(f"{path} cannot be unpickled: {_last_line(error)}") from error
+        raise LoadError(f"{path} cannot be unpickled: {last_line(error)}") from error
 
 
 def _from_file(reference: str, path: Path) -> ModuleType:
@@ -131,10 +131,10 @@ def _attribute(reference: str, module: ModuleType, name: str) -> Any:
 
 
 def _import_failed(reference: str, error: BaseException) -> LoadError:
-    return LoadError(f"{reference!r} cannot be imported: {_last_line(error)}")
+    return LoadError(f"{reference!r} cannot be imported: {last_line(error)}")
 
 
-def _last_line(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
     """The error and where in the user's code it was raised."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames and len(frames) > 1 else ""

@@ -19,7 +19,6 @@ from leyden.rl.credit.stepwise import stepwise
 from leyden.rl.states import prompt
 from leyden.rl.terms import Terms
 from leyden.trainer.batch import Accounts, Admission, Row, Scored, lay_out, score
-from leyden.trainer.errors import TrainingError
 from leyden.trainer.valuing import Known, Valuation, value
 
 RULES = Admission(min_group=2, failure_reward=-1.0, roles=None)
@@ -96,14 +95,6 @@ def test_a_call_without_credit_is_counted_and_not_trained_on() -> None:
     assert [row.call for row in rows] == ["b", "c"]
     assert accounts.calls_left == {"no credit": 1}
     assert accounts.calls_trained == 2
-
-
-def test_a_function_that_does_not_say_something_of_each_call_is_named() -> None:
-    groups = one_group(episode(0, 1.0, [call("a"), call("b")]), episode(1, 0.0, [call("c")]))
-    with pytest.raises(TrainingError, match=r"`algorithm\.credit` gave 1 values for 2 calls"):
-        valued(groups, replace(VALUATION, credit=lambda earned, terms: [1.0]))
-    with pytest.raises(TrainingError, match=r"`algorithm\.advantage` gave 2 values for 3 calls"):
-        valued(groups, replace(VALUATION, advantage=lambda calls, terms: calls.value[1:]))
 
 
 def test_a_call_that_is_left_out_stays_in_time() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 from msgspec import Struct
 
 from leyden.config import AlgorithmConfig, Config, ConfigError
-from leyden.loading import LoadError, load
 from leyden.rl.choosing import Room, Unknown, choose
 from leyden.rl.kl import ESTIMATES, Estimate
 from leyden.rl.pairing import OF_GROUPS, Mismatch, check_pair, needs_critic
@@ -15,6 +14,7 @@ from leyden.rl.states import StateKey, state_key
 from leyden.rl.terms import Terms
 from leyden.trainer.batch import Admission
 from leyden.trainer.objective import Objective
+from leyden.trainer.own import own
 from leyden.trainer.valuing import Valuation
 
 
@@ -84,31 +84,23 @@ def algorithm_of(config: Config) -> Algorithm:
 
 def _chosen(room: Room, config: Config) -> Callable[..., Any]:
     name: str = getattr(config.algorithm, room)
-    return _own(f"algorithm.{room}", name, config.base) if _is_own(name) else choose(room, name)
+    return own(f"algorithm.{room}", name, config.base) if _is_own(name) else choose(room, name)
 
 
 def _state(config: Config) -> StateKey:
     name = config.algorithm.state
-    return _own("algorithm.state", name, config.base) if _is_own(name) else state_key(name)
+    return own("algorithm.state", name, config.base) if _is_own(name) else state_key(name)
 
 
 def _is_own(name: str) -> bool:
     return ":" in name
 
 
-def _own(key: str, reference: str, base: str) -> Callable[..., Any]:
-    """A user's function; `key` is where the configuration names it."""
-    try:
-        return load(reference, base)
-    except LoadError as error:
-        raise ConfigError(f"`{key}`: {error}") from error
-
-
 def _signals(config: Config) -> SignalRules:
     named = config.signals
     return SignalRules(
         weights={kind: getattr(named, kind) for kind in SignalKind},
-        rule=_own("signals.rule", named.rule, config.base) if named.rule is not None else None,
+        rule=own("signals.rule", named.rule, config.base) if named.rule is not None else None,
         anneal_steps=named.anneal_steps,
         exempt=frozenset(named.exempt),
     )

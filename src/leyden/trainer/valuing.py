@@ -1,7 +1,7 @@
 """What each row of an update is worth: from rewards by credit to advantages, and its share in the loss."""
 
-from collections.abc import Hashable, Sequence, Sized
-from typing import Literal, TypeVar
+from collections.abc import Hashable, Sequence
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct
@@ -14,9 +14,6 @@ from leyden.rl.credit import Credit, Earned
 from leyden.rl.states import StateKey, numbered, shared
 from leyden.rl.terms import Terms
 from leyden.trainer.batch import Accounts, Row, Scored
-from leyden.trainer.errors import TrainingError
-
-Each = TypeVar("Each", bound=Sized)
 
 
 class Valuation(Struct, frozen=True):
@@ -51,7 +48,7 @@ def value(
     for index, row in enumerate(rows):
         rows_R[row.rollout].append(index)
     earned = [_earned(one, rows, indices, known) for one, indices in zip(scored, rows_R, strict=True)]
-    credit = [_of_each("credit", rules.credit(one, rules.terms), len(one.steps)) for one in earned]
+    credit = [rules.credit(one, rules.terms) for one in earned]
     worth = {
         index: found
         for values, indices in zip(credit, rows_R, strict=True)
@@ -85,16 +82,9 @@ def value(
     return [
         replace(rows[index], advantage=float(advantage), weight=weight, target=target)
         for (index, target), advantage, weight in zip(
-            worth.items(), _of_each("advantage", rules.advantage(calls, rules.terms), len(worth)), weights, strict=True
+            worth.items(), rules.advantage(calls, rules.terms), weights, strict=True
         )
     ]
-
-
-def _of_each(key: str, found: Each, calls: int) -> Each:
-    """What a function found, which may be a user's own, one for each call."""
-    if len(found) != calls:
-        raise TrainingError(f"`algorithm.{key}` gave {len(found)} values for {calls} calls: return one for each")
-    return found
 
 
 def _earned(scored: Scored, rows: Sequence[Row], indices: Sequence[int], known: Known) -> Earned:

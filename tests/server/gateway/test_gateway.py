@@ -30,6 +30,20 @@ async def end_attempt(server: ModelServer) -> None:
     await server.service.store.finish(server.run, server.attempt, Finish(Outcome(Ending.AGENT_ERROR)))
 
 
+async def test_runs_of_the_same_seed_draw_the_same_whatever_they_are_called(tmp_path: Path) -> None:
+    seeds = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        async with model_server(tmp_path / name) as server:
+            server.say = lambda _: "Heads" + END
+            await server.new_attempt(name, group="same")
+            async with client_of(server) as client:
+                for _ in range(2):
+                    await client.chat.completions.create(**ASK)
+            seeds.append([request.sampling.seed for request in server.engine.asked])
+    assert seeds[0] == seeds[1] and len(set(seeds[0])) == 2
+
+
 async def test_calls_made_at_the_same_time_are_drawn_with_seeds_of_their_own(server: ModelServer) -> None:
     await server.new_attempt()
     async with client_of(server) as client:

@@ -3,7 +3,6 @@
 A reward's value is 1: it happened. Its weight is what the run gives for it, annealed; how it is known stands with it.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
@@ -44,8 +43,6 @@ class SignalRules(Struct, frozen=True):
         opinion = self.rule(signal) if self.rule is not None else None
         if opinion is None:
             return self.weights.get(signal.kind) or None
-        if not isinstance(opinion, int | float) or not math.isfinite(opinion):
-            raise ValueError(f"`signals.rule` gave {opinion!r} for {signal.name}: return a finite number, or None")
         return float(opinion)
 
     def annealing(self, step: int) -> float:

@@ -51,7 +51,7 @@ class Formats:
         try:
             await self._grammars.begin(grammar, self._renderer.get_stop_token_ids())
         except GrammarError as error:
-            raise _unfit(str(error)) from error
+            raise _unfit(str(error).rpartition("failed to compile JSON schema: ")[2]) from error
         return grammar
 
     def _thinking(self, prompt_ids: Sequence[int]) -> str:

@@ -165,7 +165,7 @@ def _sampling(live: Live, settings: RunSettings, asked: Sampling, number: int) -
 
     Evaluation samples as the agent asks; where that leaves the seed open, it is the run's too.
     """
-    digest = blake2b(f"{settings.sampling.seed}/{live.run}/{live.rollout}/{number}".encode(), digest_size=4).digest()
+    digest = blake2b(f"{settings.sampling.seed}/{live.rollout}/{number}".encode(), digest_size=4).digest()
     seed = int.from_bytes(digest, "little") >> 1
     if live.purpose is Purpose.EVAL:
         return replace(asked, seed=seed if asked.seed is None else asked.seed)
