@@ -19,17 +19,18 @@ from leyden.wire import GroupSpec, RunSpec
 async def test_an_attempt_outlives_its_server_and_a_bad_key_ends_a_worker(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    mark = tmp_path / "go"
-    os.mkfifo(mark)
+    begun, go = tmp_path / "begun", tmp_path / "go"  # two, for one could be read to the end of what both say
+    for pipe in (begun, go):
+        os.mkfifo(pipe)
     with ServerProcess(tmp_path / "home") as server:
         async with Remote(server.url, server.admin_key) as remote:
             await remote.create_run(RunSpec("r", RunSettings(lease_s=5.0)))
-            await remote.enqueue("r", GroupSpec("g", Task("t", {"do": "wait", "file": str(mark)})))
+            await remote.enqueue("r", GroupSpec("g", Task("t", {"do": "wait", "files": [str(begun), str(go)]})))
             options = WorkerOptions(server=server.url, run="r", agent="moody.py:act", base=str(AGENTS))
             worker = WorkerProcess(options, server.key(Kind.WORKER, run="r"))
-            await asyncio.to_thread(mark.write_text, "begun?")  # returns when the agent reads
+            await asyncio.to_thread(begun.write_text, "begun?")  # returns when the agent reads
             server.kill()
-            await asyncio.to_thread(mark.write_text, "go on")
+            await asyncio.to_thread(go.write_text, "go on")
             await asyncio.sleep(1.0)  # the agent returns, and nobody is there to hear of it
             await asyncio.to_thread(server.start)
             log = await remote.events("r", 0, wait=30, kind="group.finished")

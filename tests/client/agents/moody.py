@@ -43,7 +43,7 @@ def act(task: dict[str, Any], attempt: Any = None) -> Any:
             time.sleep(task["s"])
             return 1.0
         case "wait":
-            said = [Path(task["file"]).read_text() for _ in range(2)]
+            said = [Path(file).read_text() for file in task["files"]]
             return float(said == ["begun?", "go on"])
         case "leave a child":
             child = subprocess.Popen(["sleep", "600"])
