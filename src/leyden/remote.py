@@ -7,7 +7,7 @@ import aiohttp
 import msgspec
 
 from leyden.episodes import Episode
-from leyden.records import Call, Group, Metric, Reward, Rollout, Run, Version
+from leyden.records import Call, Group, Metric, Reward, Run, Version
 from leyden.wire import (
     Beat,
     BeatReply,
@@ -19,6 +19,7 @@ from leyden.wire import (
     KeySpec,
     Lease,
     LeaseRequest,
+    ListedRollout,
     Log,
     Metrics,
     NewKey,
@@ -139,9 +140,9 @@ class Remote:
         """Cancel what is unfinished of a group."""
         return await self.ask("POST", f"/api/runs/{run}/groups/{group}/cancel", CancelReply)
 
-    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[Rollout]:
+    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
         """Rollouts in the order in which they were queued."""
-        return await self.ask("GET", f"/api/runs/{run}/rollouts", list[Rollout], after=after, limit=limit)
+        return await self.ask("GET", f"/api/runs/{run}/rollouts", list[ListedRollout], after=after, limit=limit)
 
     async def rollout(self, run: str, rollout: str) -> RolloutDetail:
         """A rollout with its task and attempts."""

@@ -233,6 +233,15 @@ class Metrics(Struct, frozen=True):
     after: int
 
 
+class ListedRollout(Rollout, frozen=True):
+    """A rollout in a list, with what came of its last attempt."""
+
+    reward: float | None = None
+    """The final reward; None where it has none, or has one only as a failure."""
+    calls: Count | None = None
+    """Model calls; None until it is finished, and where it was cancelled before anybody tried it."""
+
+
 class RolloutDetail(Struct, frozen=True):
     """A rollout with its task and all its attempts."""
 

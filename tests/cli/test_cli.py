@@ -17,7 +17,7 @@ import pytest
 from serving import ServerProcess
 
 from leyden.cli import main
-from leyden.outcomes import Ending, Outcome
+from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Call, Reward, RewardKind, Task, VersionRun
 from leyden.remote import Remote
 from leyden.server.keys import Kind
@@ -186,6 +186,11 @@ def test_a_run_as_json(leyden: Leyden, where: list[str]) -> None:
         "agent_error",
         None,
     ]
+    assert [(rollout["reward"], rollout["calls"]) for rollout in shown["rollouts"]] == [
+        (0.75, 2),
+        (None, 0),
+        (None, None),
+    ]
 
 
 def test_a_run_for_a_person(leyden: Leyden, where: list[str]) -> None:
@@ -194,6 +199,9 @@ def test_a_run_for_a_person(leyden: Leyden, where: list[str]) -> None:
         assert fact in text
     assert "ZeroDivisionError: give another divisor" in text
     assert "[bold]loud[/bold]" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["sums.0", "add", "train", "succeeded", "0.750", "2"] in rows
+    assert ["rollout", "task", "for", "state", "reward", "calls", "message"] in rows  # nothing was tried twice
 
 
 def test_a_rollout_as_json(leyden: Leyden, where: list[str]) -> None:
@@ -233,6 +241,11 @@ def test_a_rollout_for_a_person(leyden: Leyden, where: list[str]) -> None:
     assert text.index("agent  0.0 ms") < text.index("── tool")
 
 
+def test_a_rollout_may_be_named_after_options(leyden: Leyden, where: list[str]) -> None:
+    between = leyden("show", "calc", *where, "--limit", 5, "sums.0", "--json").document
+    assert between == leyden("show", "calc", "sums.0", "--json", *where).document
+
+
 def test_a_rollout_that_nobody_has_begun(leyden: Leyden, where: list[str]) -> None:
     assert leyden("show", "calc", "sums.2", "--json", *where).document["episodes"] == []
     assert "sums.2  queued" in leyden("show", "calc", "sums.2", *where).text
@@ -248,6 +261,32 @@ def test_a_long_list_is_shown_in_parts(leyden: Leyden, where: list[str]) -> None
     assert "more: leyden show calc --after sums.1" in leyden("show", "calc", "--limit", 2, *where).text
     rest = leyden("show", "calc", "--limit", 2, "--after", "sums.1", "--json", *where).document
     assert [rollout["id"] for rollout in rest["rollouts"]] == ["sums.2"]
+
+
+async def try_twice(server: ServerProcess, run: str, group: str) -> None:
+    async with Remote(server.url, server.admin_key) as remote:
+        await remote.create_run(RunSpec(run))
+        await remote.enqueue(run, GroupSpec(group, Task("add", {}), size=2))
+        lost, good = await remote.lease(LeaseRequest("w", count=2))
+        gone = Finish(Outcome(Ending.ENGINE_ERROR, "it is gone"), retry=Retry.FREE)
+        await remote.finish(run, lost.attempt.id, gone)
+        (again,) = await remote.lease(LeaseRequest("w"))
+        for attempt in (again.attempt.id, good.attempt.id):
+            await remote.finish(run, attempt, Finish(Outcome(Ending.SUCCEEDED), rewards=(Reward("r", 0.5),)))
+
+
+def test_ids_are_whole_however_narrow_and_attempts_are_there_where_it_took_several(
+    leyden: Leyden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, group = "duo.eval-" + 50 * "2", "eval-0-" + 60 * "9"
+    with ServerProcess(tmp_path / "home") as server:
+        asyncio.run(try_twice(server, run, group))
+        monkeypatch.setenv("COLUMNS", "40")
+        rows = [line.split() for line in leyden("show", run, "--home", server.home).text.splitlines()]
+        assert [f"{group}.0", "add", "train", "succeeded", "0.500", "0", "2", "of", "4"] in rows
+        assert [f"{group}.1", "add", "train", "succeeded", "0.500", "0"] in rows
+        assert [run] in [line.split()[:1] for line in leyden("runs", "--home", server.home).text.splitlines()]
+        assert f"{run} --after {group}.0" in leyden("show", run, "--home", server.home, "--limit", 1).text
 
 
 # Mistakes
@@ -342,6 +381,20 @@ def test_a_key_that_is_refused_is_a_failure(leyden: Leyden, filled: ServerProces
 def test_the_admin_key_of_the_home_folder_is_used_where_no_key_is_given(leyden: Leyden, filled: ServerProcess) -> None:
     found = leyden("runs", "--json", "--server", filled.url, "--home", filled.home).document
     assert [run["id"] for run in found] == ["calc", "empty"]
+
+
+def test_a_training_that_is_stopped_at_once_says_how_to_go_on(leyden: Leyden, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stopped(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("leyden.local.training.train", stopped)
+    Path("my agents").mkdir()
+    Path("my agents/one.toml").write_text('agent = "a:b"\ntasks = "t"\n')
+    said = leyden("train", "my agents/one.toml", "training.steps=7", "--restart", "--home", "here")
+    assert (said.status, said.out) == (130, "")
+    assert said.err == (
+        "leyden: stopped at once; go on with: leyden train 'my agents/one.toml' training.steps=7 --home here\n"
+    )
 
 
 # As a process

@@ -29,6 +29,9 @@ def rank(group):
 
 def one(task):
     return 1.0
+
+def some(result):
+    return 1.0 if len(result) > 2 else None
 """
 SUCCEEDED = Outcome(Ending.SUCCEEDED)
 ILL = Outcome(Ending.NO_REWARD, "the grader is ill")
@@ -137,11 +140,19 @@ def test_new_rewards_are_in_force_and_the_old_ones_stay(rescore: Rescore, tmp_pa
 def test_a_table_says_what_changed(rescore: Rescore) -> None:
     text = rescore("--reward", "graders.py:length")
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.split()}
-    assert rows["train"] == ["5", "0.469", "0.525", "3", "1", "1"]
-    assert rows["eval"] == ["1", "0.750", "0.750", "0", "0", "0"]
+    assert rows["train"] == ["5", "0.469", "0.525", "3", "1", "0", "1"]
+    assert rows["eval"] == ["1", "0.750", "0.750", "0", "0", "0", "0"]
     assert "ValueError: nothing to measure" in text
     assert "'rescore graders.py:length'; the old ones stay" in text
     assert "nothing was written" in rescore("--reward", "graders.py:one", "--dry-run")
+
+
+@pytest.mark.parametrize("dry", [("--dry-run",), ()])
+def test_none_is_no_reward_and_no_failure(rescore: Rescore, tmp_path: Path, dry: tuple[str, ...]) -> None:
+    text = rescore("--reward", "graders.py:some", *dry)
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.split()}
+    assert rows["train"] == ["5", "0.469", "0.781", "2", "0", "3", "0"]
+    assert episodes(tmp_path / "runs" / "r")["g.0"].final_reward(-1.0) == 1.0  # what it had
 
 
 def test_a_function_of_a_group_ranks_those_that_are_over(rescore: Rescore) -> None:

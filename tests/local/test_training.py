@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -76,6 +77,16 @@ def test_an_exported_run_is_a_model_and_can_be_measured(trained: Training) -> No
     assert "small" in leyden(trained.folder, "runs").stdout
 
 
+def test_of_equals_the_later_is_the_best(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=1")
+    agent = (tmp_path / "agent.py").read_text()
+    (tmp_path / "agent.py").write_text(agent.replace('float(len(result or "") % 2)', "1.0"))
+    training.finish()
+    done = leyden(tmp_path, "export", "small", "--to", "exported", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["checkpoint"].endswith("step-1")
+
+
 def test_restart_puts_the_earlier_run_aside(tmp_path: Path) -> None:
     training = Training(tmp_path, "training.steps=1", "held_out=0")
     training.finish()
@@ -129,6 +140,12 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     step = training.journal()[-1]["step"]
     assert 0 < step < 50
     assert (training.run / f"step-{step}").exists()
+    before = training.journal()[0]["held_out/reward"]
+    assert f"held-out reward {before:.3f} before, not measured since" in printed
+
+    printed = training.finish(f"training.steps={step + 2}")
+    assert re.search(rf"step +{step + 1}/{step + 2} .* held-out {before:.3f} ", printed), printed
+    step += 2
 
     (tmp_path / "slow").touch()
     process = training.start()
@@ -139,8 +156,9 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     process.send_signal(signal.SIGINT)
     assert "finishing this step" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130
+    assert "stopped at once; go on with: leyden train small.toml training.steps=50" in printed
     (worker,) = workers
     assert not Path(f"/proc/{worker}").exists()
     rows = [row["step"] for row in training.journal()]
@@ -203,6 +221,24 @@ def test_an_agent_that_is_broken_is_not_trained(tmp_path: Path) -> None:
     done = leyden(training.folder, "train", "small.toml")
     assert done.returncode == 1
     assert "none of the first 2 rollouts succeeded; one ended agent_error: KeyError: 'qestion'" in done.stderr
+
+
+def test_settings_that_do_nothing_or_name_nobody_are_said(tmp_path: Path) -> None:
+    settings = ("algorithm.gamma=0.5", "training.tasks_per_step=99", 'training.roles=["plannner"]')
+    done = leyden(Training(tmp_path).folder, "train", "small.toml", *settings)
+    assert done.returncode == 1
+    assert '`algorithm.gamma` does nothing with `credit = "identical"`' in done.stderr
+    assert re.search(r"a step takes 99 tasks and there are \d+: some come twice", done.stderr)
+    assert "calls had the roles none; `training.roles` names those that are trained on" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_function_of_ones_own_that_errs_ends_the_run_in_one_line(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    (tmp_path / "own.py").write_text("def loss(tokens, terms):\n    return -tokens.current.mean(), {}\n")
+    done = leyden(training.folder, "train", "small.toml", "algorithm.loss=own.py:loss")
+    assert done.returncode == 1
+    assert "leyden: `algorithm.loss` gave a tensor of shape () for " in done.stderr and "Traceback" not in done.stderr
 
 
 def test_leyden_dev_says_what_was_caught_and_fails_where_nothing_could_be_trained(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """What a step knows before its first update: what moves, what is taken from rewards, and which rows are left."""
 
+import inspect
+import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,10 @@ from smallepisodes import call, episode
 from smallpolicy import small_policy
 from torch import Tensor
 
-from leyden.config import AdapterConfig, ConfigError, read_config
+from leyden.config import AdapterConfig, AlgorithmConfig, ConfigError, read_config
+from leyden.rl.choosing import names
 from leyden.rl.terms import Terms
-from leyden.trainer.algorithm import Algorithm, algorithm_of
+from leyden.trainer.algorithm import READ_BY, Algorithm, algorithm_of, idle
 from leyden.trainer.batch import Accounts, Admission, Scored, score
 from leyden.trainer.updates import prepare
 
@@ -156,6 +160,28 @@ def test_functions_of_the_users_own_are_found_as_an_agent_is(place: str, tmp_pat
     assert found.objective.loss.__name__ == "loss"
     assert found.objective.correction is not None and found.objective.correction.__name__ == "plain"
     assert found.signals.rule is not None and found.signals.rule(None) == 0.5  # type: ignore[arg-type]
+
+
+def test_what_is_set_and_read_by_nobody_is_said() -> None:
+    said = idle(AlgorithmConfig(gamma=0.5, state="prompt", mixture="source", kl_estimate="k2"))
+    assert [line.split("`")[1] for line in said] == [
+        f"algorithm.{key}" for key in ("gamma", "state", "mixture", "kl_in")
+    ]
+    assert said[0] == '`algorithm.gamma` does nothing with `credit = "identical"`'
+    assert idle(AlgorithmConfig(credit="discounted", gamma=0.5, advantage="own.py:mine", state="prompt")) == []
+    assert idle(AlgorithmConfig(kl=0.1, kl_in="reward", kl_estimate="k2")) == []
+
+
+def test_who_reads_what_is_written_in_the_functions_themselves() -> None:
+    rooms = ("credit", "advantage", "loss", "aggregation", "correction")
+    read: dict[str, set[str]] = {}
+    for room in rooms:
+        for name in names(room):  # type: ignore[arg-type]
+            for key in re.findall(r"terms\.(\w+)", inspect.getsource(import_module(f"leyden.rl.{room}.{name}"))):
+                read.setdefault(key, set()).add(name)
+    for key in ("clip_low", "clip_high", "clip_dual"):
+        read[key].add("gspo")  # which clips as ppo_clip does
+    assert read == {key: READ_BY[key][1] for key in Terms.__struct_fields__}
 
 
 def test_terms_that_nobody_sets_are_those_of_a_configuration() -> None:

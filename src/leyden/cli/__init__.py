@@ -5,6 +5,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,10 +13,11 @@ import aiohttp
 import uvloop
 
 from leyden import __version__
+from leyden.cli.arguments import identifier
 from leyden.cli.rescore import add_rescore
 from leyden.cli.serve import add_serve
 from leyden.cli.show import add_runs, add_show
-from leyden.cli.train import add_dev, add_eval, add_export, add_train
+from leyden.cli.train import add_dev, add_eval, add_export, add_train, going_on
 from leyden.cli.worker import add_worker
 from leyden.config import ConfigError
 from leyden.loading import LoadError
@@ -50,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(options.run(options))
     except (KeyboardInterrupt, asyncio.CancelledError):
+        if options.command == "train":
+            _fail(f"stopped at once; go on with: {going_on(options)}")
         return 130
     except BrokenPipeError:  # the reader, `head` say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -64,9 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """argparse takes settings only where they follow each other; people put options between them."""
+    """argparse takes settings, or a run and its rollout, only side by side; people put options between them."""
     top = parser()
-    options, rest = top.parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options, rest = top.parse_known_args(words)
+    options.words = words
+    if rest and getattr(options, "rollout", "") is None:
+        with suppress(argparse.ArgumentTypeError):
+            options.rollout = identifier(rest[0])
+            del rest[0]
     settings = [one for one in rest if hasattr(options, "settings") and "=" in one and one[0] != "-"]
     if odd := [one for one in rest if one not in settings]:
         top.error(f"unrecognized arguments: {' '.join(odd)}")

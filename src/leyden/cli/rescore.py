@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leyden.cli.arguments import identifier, whole
-from leyden.cli.printing import print_json
+from leyden.cli.printing import console_of_stdout, print_json, print_table
 from leyden.cli.source import add_source, archive, source
 from leyden.client.rescoring import Archive, Rescored, Rescorer
 from leyden.client.rewards import Patience, RewardFunction, load_reward
@@ -51,7 +51,7 @@ async def _rescore(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"source": rescorer.source, "dry_run": options.dry_run, "rollouts": done})
     else:
-        _print(Console(), done, rescorer.source, options.dry_run)
+        _print(console_of_stdout(), done, rescorer.source, options.dry_run)
     if done and all(one.error for one in done):
         raise ConfigError(f"none of {len(done)} rollouts could be scored")
 
@@ -98,7 +98,7 @@ def _print(console: Console, done: Sequence[Rescored], source: str, dry: bool) -
     if not done:
         console.print("there is nothing to score: no rollout of the run has succeeded")
         return
-    columns = ("", "rollouts", "mean before", "mean after", "changed", "new", "failed")
+    columns = ("", "rollouts", "mean before", "mean after", "changed", "new", "no reward", "failed")
     table = Table(*columns, box=box.SIMPLE, pad_edge=False)
     for purpose in sorted({one.purpose for one in done}):
         some = [one for one in done if one.purpose is purpose]
@@ -109,9 +109,10 @@ def _print(console: Console, done: Sequence[Rescored], source: str, dry: bool) -
             _mean([one.after for one in some]),
             str(sum(one.before is not None and one.before != one.after for one in some)),
             str(sum(one.before is None and one.after is not None for one in some)),
+            str(sum(one.unrewarded for one in some)),
             str(sum(bool(one.error) for one in some)),
         )
-    console.print(table)
+    print_table(console, table)
     for error in list(dict.fromkeys(one.error for one in done if one.error))[:_SHOWN_ERRORS]:
         console.print(Text(error, style="yellow"))
     wrote = "nothing was written" if dry else f"the new rewards are in force, from {source!r}; the old ones stay"

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,11 +14,11 @@ from rich.text import Text
 from rich.tree import Tree
 
 from leyden.cli.arguments import identifier, whole
-from leyden.cli.printing import print_json
+from leyden.cli.printing import console_of_stdout, print_json, print_table
 from leyden.cli.source import Source, add_source, every_run, source
 from leyden.episodes import Episode
 from leyden.records import Attempt, Call, Rollout, Span
-from leyden.wire import RolloutDetail, RunSummary
+from leyden.wire import ListedRollout, RolloutDetail, RunSummary
 
 _OUTPUT_LINES, _LONGEST_LINE = 20, 2000
 
@@ -47,21 +48,22 @@ async def _runs(options: argparse.Namespace) -> None:
     if options.json:
         print_json(found)
         return
+    console = console_of_stdout()
     if not found:
-        Console().print("no runs yet")
+        console.print("no runs yet")
         return
-    table = Table("run", "begun", "groups", "rollouts", "calls", "tokens", "reward", box=box.SIMPLE, pad_edge=False)
+    table = Table("run", "begun", "groups", "calls", "tokens", "reward", "rollouts", box=box.SIMPLE, pad_edge=False)
     for run in found:
         table.add_row(
             run.id,
             _when(run.created),
             _groups(run),
-            _counts(run),
             str(run.calls),
             str(run.tokens),
             _number(run.mean_reward),
+            _counts(run),
         )
-    Console().print(table)
+    print_table(console, table)
 
 
 async def _show(options: argparse.Namespace) -> None:
@@ -78,24 +80,15 @@ async def _show_run(archive: Source, options: argparse.Namespace) -> None:
     if options.json:
         print_json({"run": run, "summary": summary, "rollouts": listed})
         return
-    console = Console()
-    console.print(f"[bold]{run.id}[/]  begun {_when(run.created)}, {_counts(summary) or 'no rollouts'}")
+    console = console_of_stdout()
+    counts = _counts(summary) or "no rollouts"
+    console.print(f"[bold]{run.id}[/]  begun {_when(run.created)}, {counts}", soft_wrap=True)
     console.print(f"{summary.calls} calls, {summary.tokens} sampled tokens, mean reward {_number(summary.mean_reward)}")
     settings = msgspec.to_builtins(run.settings)
     console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()), highlight=False)
-    table = Table("rollout", "task", "for", "state", "attempts", "message", box=box.SIMPLE, pad_edge=False)
-    for rollout in listed:
-        table.add_row(
-            rollout.id,
-            rollout.task,
-            rollout.purpose,
-            _state(rollout),
-            f"{rollout.attempts} of {rollout.max_attempts}",
-            Text(_plain(rollout.outcome.message if rollout.outcome else "")),
-        )
-    console.print(table)
+    print_table(console, _rollouts(listed))
     if len(listed) == options.limit:
-        console.print(f"more: leyden show {run.id} --after {listed[-1].id}", highlight=False)
+        console.print(f"more: leyden show {run.id} --after {listed[-1].id}", highlight=False, soft_wrap=True)
 
 
 async def _show_rollout(archive: Source, options: argparse.Namespace) -> None:
@@ -104,26 +97,47 @@ async def _show_rollout(archive: Source, options: argparse.Namespace) -> None:
     if options.json:
         print_json({"rollout": detail.rollout, "task": detail.task, "episodes": episodes})
         return
-    console = Console()
+    console = console_of_stdout()
     _print_head(console, detail)
     for episode in episodes:
         console.rule(f"attempt {episode.attempt.number}: {_ending(episode.attempt)}", align="left")
         _print_episode(console, episode)
 
 
+def _rollouts(listed: Sequence[ListedRollout]) -> Table:
+    """A row each; how often one was tried is there where one was tried again."""
+    again = any(rollout.attempts > 1 for rollout in listed)
+    columns = ("rollout", "task", "for", "state", "reward", "calls", *(("attempts",) if again else ()), "message")
+    table = Table(*columns, box=box.SIMPLE, pad_edge=False)
+    for rollout in listed:
+        tried = f"{rollout.attempts} of {rollout.max_attempts}" if rollout.attempts > 1 else ""
+        table.add_row(
+            rollout.id,
+            rollout.task,
+            rollout.purpose,
+            _state(rollout),
+            _number(rollout.reward),
+            "-" if rollout.calls is None else str(rollout.calls),
+            *((tried,) if again else ()),
+            Text(_plain(rollout.outcome.message if rollout.outcome else "")),
+        )
+    return table
+
+
 def _print_head(console: Console, detail: RolloutDetail) -> None:
     rollout = detail.rollout
-    console.print(f"[bold]{rollout.id}[/]  {_state(rollout)}, task {rollout.task}, for {rollout.purpose}")
+    said = f"[bold]{rollout.id}[/]  {_state(rollout)}, task {rollout.task}, for {rollout.purpose}"
+    console.print(said, soft_wrap=True)
     console.print(Text("input  " + _short(detail.task.input)))
 
 
 def _print_episode(console: Console, episode: Episode) -> None:
     attempt = episode.attempt
-    console.print(f"worker {attempt.worker}, begun {_when(attempt.started)}", highlight=False)
+    console.print(f"worker {attempt.worker}, begun {_when(attempt.started)}", highlight=False, soft_wrap=True)
     if attempt.outcome and attempt.outcome.message:
         console.print(Text(_plain(attempt.outcome.message)))
     for call in episode.calls:
-        console.print(f"[bold]call {call.id}[/]  {_facts(episode, call)}", highlight=False)
+        console.print(f"[bold]call {call.id}[/]  {_facts(episode, call)}", highlight=False, soft_wrap=True)
         for message in call.messages:
             console.print(Text("  > " + _message(message)))
         if call.response is not None:
@@ -134,9 +148,10 @@ def _print_episode(console: Console, episode: Episode) -> None:
             f"{reward.kind} reward {escape(reward.name)} = {reward.value:g} (weight {reward.weight:g}) for {owner}, "
             f"from {escape(reward.source)}{'' if reward in episode.standing_rewards else ', replaced since'}",
             highlight=False,
+            soft_wrap=True,
         )
     if episode.spans:
-        console.print(_span_tree(episode.spans))
+        console.print(_span_tree(episode.spans), soft_wrap=False)  # which a tree would take for a licence to cut
     if episode.output:
         _print_output(console, episode.output)
     if attempt.result is not None:

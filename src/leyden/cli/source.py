@@ -10,13 +10,13 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from sqlalchemy import Connection
 
 from leyden.episodes import Episode
-from leyden.records import Reward, Rollout, Run
+from leyden.records import Reward, Run
 from leyden.remote import Remote
 from leyden.server.options import ServeOptions
 from leyden.server.store import Store, Unusable, reading
 from leyden.server.store.database import Database
 from leyden.server.store.errors import InUse
-from leyden.wire import Recorded, RolloutDetail, RunSummary
+from leyden.wire import ListedRollout, Recorded, RolloutDetail, RunSummary
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Source(Protocol):
     async def summary(self, run: str) -> RunSummary:
         """A run in numbers."""
 
-    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[Rollout]:
+    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
         """Rollouts in the order in which they were queued."""
 
     async def rollout(self, run: str, rollout: str) -> RolloutDetail:
@@ -69,7 +69,7 @@ class OnDisk:
         """A run in numbers."""
         return self._read(reading.summary, run)
 
-    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[Rollout]:
+    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
         """Rollouts in the order in which they were queued."""
         return self._read(reading.rollout_list, run, after=after, limit=limit)
 

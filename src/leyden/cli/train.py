@@ -1,15 +1,14 @@
 """`leyden train`, `eval`, `dev` and `export`. torch is imported only when one of them runs."""
 
 import argparse
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from leyden.cli.arguments import identifier, whole
-from leyden.cli.dev import show_caught
-from leyden.cli.printing import print_json
+from leyden.cli.dev import counted, show_caught
+from leyden.cli.printing import console_of_stdout, print_json
 from leyden.config import Config, ConfigError, override, read_config, read_file
 
 
@@ -79,13 +78,19 @@ async def _train(options: argparse.Namespace) -> None:
     if options.json:
         print_json(trained)
         return
-    console = Console()
-    if trained.before is not None and trained.after is not None:
-        console.print(f"held-out reward {trained.before:.3f} before, {trained.after:.3f} after", highlight=False)
+    console = console_of_stdout()
+    if trained.before is not None:
+        after = "not measured since" if trained.after is None else f"{trained.after:.3f} after"
+        console.print(f"held-out reward {trained.before:.3f} before, {after}", highlight=False)
     state = "is done" if trained.step == trained.steps else f"stopped at step {trained.step} of {trained.steps}"
     console.print(f"run [bold]{trained.run}[/] {state}: {trained.folder}", highlight=False, soft_wrap=True)
     if trained.step < trained.steps:
-        console.print(f"go on with: leyden train {options.config}", highlight=False)
+        console.print(f"go on with: {going_on(options)}", highlight=False, soft_wrap=True)
+
+
+def going_on(options: argparse.Namespace) -> str:
+    """The command with which a run goes on: the same once more, and not from its beginning."""
+    return shlex.join(["leyden", *(word for word in options.words if not word.startswith("--r"))])
 
 
 async def _eval(options: argparse.Namespace) -> None:
@@ -100,7 +105,7 @@ async def _eval(options: argparse.Namespace) -> None:
     outcomes = ", ".join(f"{count} {ending}" for ending, count in done.outcomes.items())
     reward = "none" if done.reward is None else f"{done.reward:.3f}"
     error = f" ± {done.error:.3f}" if done.error is not None else ""
-    Console().print(
+    console_of_stdout().print(
         f"{done.model} on {done.tasks} tasks: reward [bold]{reward}{error}[/] ({outcomes})\n{done.folder}",
         highlight=False,
         soft_wrap=True,
@@ -116,9 +121,10 @@ async def _dev(options: argparse.Namespace) -> None:
     if options.json:
         print_json(caught)
     else:
-        show_caught(Console(), caught, episodes)
+        show_caught(console_of_stdout(), caught, episodes)
     if not caught.calls_trained:
-        raise ConfigError(f"nothing of this could be trained on ({_why(caught.left_out)})")
+        why = counted(caught.left_out) or "the agent made no model call"
+        raise ConfigError(f"nothing of this could be trained on ({why})")
 
 
 async def _export(options: argparse.Namespace) -> None:
@@ -129,8 +135,4 @@ async def _export(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"checkpoint": checkpoint, "to": options.to})
     else:
-        Console().print(f"{checkpoint} is now {options.to}", highlight=False, soft_wrap=True)
-
-
-def _why(left_out: dict[str, int]) -> str:
-    return ", ".join(f"{count} {why}" for why, count in left_out.items()) or "the agent made no model call"
+        console_of_stdout().print(f"{checkpoint} is now {options.to}", highlight=False, soft_wrap=True)

@@ -26,7 +26,7 @@ _LONGEST_NAME = 160
 class Archive(Protocol):
     """A record that rewards can be added to."""
 
-    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[Rollout]:
+    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> Sequence[Rollout]:
         """Rollouts in the order in which they were queued."""
 
     async def episode(self, run: str, attempt: str) -> Episode:
@@ -37,13 +37,15 @@ class Archive(Protocol):
 
 
 class Rescored(Struct, frozen=True):
-    """One rollout: its final reward before and after, None where it has none, and why it has no new one."""
+    """One rollout: its final reward before and after, None where it has none, and why it could not be scored."""
 
     rollout: str
     purpose: Purpose
     before: float | None
     after: float | None
     error: str = ""
+    unrewarded: bool = False
+    """The function gave it none, so that it keeps what it had."""
 
 
 class Rescorer:
@@ -107,12 +109,14 @@ class Rescorer:
             async with self._services.lend(self._reward.services) as lent:
                 value = await self._reward.score(episode.task.input, episode.attempt.result, known, lent)
         except NoReward as error:
+            if error.__cause__ is None:  # nothing went wrong: None is what it gave
+                return _unrewarded(episode)
             return _failed(episode, str(error))
         return await self._keep(episode, value)
 
     async def _keep(self, episode: Episode, value: float | None) -> Rescored:
         if value is None:
-            return _failed(episode, "the reward function gave it no reward")
+            return _unrewarded(episode)
         if not self._dry:
             reward = Reward(self._name, value, source=self.source)
             await self._archive.record_rewards(self._run, episode.attempt.id, [reward])
@@ -131,6 +135,11 @@ def _final(episode: Episode) -> float | None:
 def _failed(episode: Episode, why: str) -> Rescored:
     before = _final(episode)
     return Rescored(episode.rollout.id, episode.rollout.purpose, before, before, why)
+
+
+def _unrewarded(episode: Episode) -> Rescored:
+    before = _final(episode)
+    return Rescored(episode.rollout.id, episode.rollout.purpose, before, before, unrewarded=True)
 
 
 def _awaits_its_first(episode: Episode) -> bool:

@@ -14,6 +14,7 @@ from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.local.folder import RunFolder
 from leyden.local.house import house
+from leyden.outcomes import MEANING
 from leyden.records import Purpose
 from leyden.trainer.algorithm import algorithm_of
 from leyden.trainer.batch import Accounts, score
@@ -39,6 +40,9 @@ class Caught(Struct, frozen=True):
     tools: dict[str, int]
     tools_failed: dict[str, int]
     rewards: tuple[float, ...]
+    failures: int
+    """How many of them are `failure_reward`."""
+    failure_reward: float
     trained: int
     """Rollouts that would be trained on."""
     calls_trained: int
@@ -84,7 +88,7 @@ def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> Caught:
     outcomes, roles, prompts = Counter[str](), Counter[str](), Counter[str]()
     called, failed = Counter[str](), Counter[str]()
     messages: dict[str, None] = {}
-    rewards = []
+    rewards, failures = [], 0
     for episode in episodes:
         outcome = episode.attempt.outcome
         assert outcome is not None
@@ -94,6 +98,7 @@ def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> Caught:
         reward = episode.final_reward(config.rollout.failure_reward)
         if reward is not None:
             rewards.append(reward)
+            failures += MEANING[outcome.ending].scores == "failure_reward"
         names: dict[str, str] = {}
         for call in episode.calls:
             roles[episode.role(call) or "(none)"] += 1
@@ -114,6 +119,8 @@ def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> Caught:
         tools=dict(called),
         tools_failed=dict(failed),
         rewards=tuple(rewards),
+        failures=failures,
+        failure_reward=config.rollout.failure_reward,
         trained=accounts.trained,
         calls_trained=len(trained),
         tokens_trained=sum(len(call.chosen) for call in trained),

@@ -17,7 +17,7 @@ from leyden.local.folder import RunFolder
 from leyden.local.house import house
 from leyden.server.store import reading
 from leyden.server.store.database import Database
-from leyden.trainer.algorithm import Algorithm, algorithm_of
+from leyden.trainer.algorithm import Algorithm, algorithm_of, idle
 from leyden.trainer.checkpoint import Checkpoints, State, newest, restore
 from leyden.trainer.curve import draw_image, draw_text, points
 from leyden.trainer.display import Display
@@ -39,7 +39,7 @@ class Trained(Struct, frozen=True):
     before: float | None
     """Held-out reward before the first step."""
     after: float | None
-    """Held-out reward at the last measurement."""
+    """Held-out reward at the last measurement; None where there was none after a step."""
     best_step: int | None
     seconds: float
     """Of this process: a run that went on had others before."""
@@ -65,14 +65,17 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     began = time.monotonic()
     algorithm = algorithm_of(config)
     tasks = read_tasks(config)
+    for note in (*idle(config.algorithm), *_scarce(config, tasks)):
+        console.print(note, highlight=False, soft_wrap=True)
     source = find(config.model, config.base)
     check_tokenizer(source)
     folder = RunFolder.of(config)
     if restart and (aside := folder.put_aside()) is not None:
-        console.print(f"the earlier run is now {aside}", highlight=False)
+        console.print(f"the earlier run is now {aside}", highlight=False, soft_wrap=True)
     with folder.opened(config) as aside:
         if aside is not None:
-            console.print(f"what was begun with another configuration is now {aside}", highlight=False)
+            said = f"what was begun with another configuration is now {aside}"
+            console.print(said, highlight=False, soft_wrap=True)
         state = await _train(config, tasks, algorithm, source, folder, console)
     rows = read_journal(folder.journal)
     draw_image(rows, f"{config.run}: {config.model}", folder.curve)
@@ -84,10 +87,16 @@ async def train(config: Config, restart: bool = False, console: Console | None =
         step=state.step,
         steps=config.training.steps,
         before=measured[0][1] if measured and measured[0][0] == 0 else None,
-        after=measured[-1][1] if measured else None,
+        after=measured[-1][1] if measured and measured[-1][0] > 0 else None,
         best_step=state.best_step,
         seconds=time.monotonic() - began,
     )
+
+
+def _scarce(config: Config, tasks: Tasks) -> list[str]:
+    """What a run has too little of to learn or to measure well."""
+    there, wanted = len(tasks.train), config.training.tasks_per_step
+    return [f"a step takes {wanted} tasks and there are {there}: some come twice"] if wanted > there else []
 
 
 async def _train(
@@ -102,9 +111,8 @@ async def _train(
     last = newest(folder.path)
     state = restore(last, policy) if last is not None else State()
     if state.step:
-        console.print(f"going on with [bold]{config.run}[/] after step {state.step}", highlight=False)
+        console.print(f"going on with [bold]{config.run}[/] after step {state.step}", highlight=False, soft_wrap=True)
     sinks = open_sinks(config, folder.path)
-    display = Display(console, config.training.steps)
     async with house(config, folder.path, model, source, state.version, config.run) as home:
         if home.workers is None:
             console.print(
@@ -114,6 +122,8 @@ async def _train(
                 soft_wrap=True,
             )
         journal = Journal(folder.journal, state.step, home.remote, config.run, sinks)
+        measured = points(read_journal(folder.journal), "held_out/reward")
+        display = Display(console, config.training.steps, measured[-1][1] if measured else None)
         trainer = Trainer(
             config, tasks, home.remote, algorithm, policy, home.engine, checkpoints, state, (journal, display)
         )

@@ -7,7 +7,7 @@ from collections import defaultdict
 from msgspec.structs import replace
 
 from leyden.episodes import Episode
-from leyden.records import Call, Group, Metric, Reward, Rollout, Run, Span, Version, Worker
+from leyden.records import Call, Group, Metric, Reward, Run, Span, Version, Worker
 from leyden.server import otlp
 from leyden.server.http import ApiError, Raw, Request
 from leyden.server.keys import AGENTS, Key, Kind, Refused, speak_for
@@ -27,6 +27,7 @@ from leyden.wire import (
     KeySpec,
     Lease,
     LeaseRequest,
+    ListedRollout,
     Log,
     Metrics,
     NewKey,
@@ -104,7 +105,7 @@ async def cancel_group(service: Service, request: Plain) -> CancelReply:
     return CancelReply(await service.store.cancel_group(request.path["run"], request.path["group"]))
 
 
-async def list_rollouts(service: Service, request: Request[None, RolloutWindow]) -> list[Rollout]:
+async def list_rollouts(service: Service, request: Request[None, RolloutWindow]) -> list[ListedRollout]:
     """List rollouts in the order in which they were queued."""
     query = request.query
     return await service.store.read(

@@ -1,7 +1,7 @@
 """The table of routes. Everything beneath a run has the run in its path, which is what a key is held against."""
 
 from leyden.episodes import Episode
-from leyden.records import Call, Group, Metric, Reward, Rollout, Run, Version, Worker
+from leyden.records import Call, Group, Metric, Reward, Run, Version, Worker
 from leyden.server import api
 from leyden.server.gateway.routes import GATEWAY_ROUTES
 from leyden.server.http import Raw, Route
@@ -20,6 +20,7 @@ from leyden.wire import (
     KeySpec,
     Lease,
     LeaseRequest,
+    ListedRollout,
     Log,
     Metrics,
     NewKey,
@@ -59,7 +60,7 @@ ROUTES: list[Route] = [
     Route("POST", "/api/scorings", Act.WORK, api.lease_scoring, body=ScoringRequest, returns=list[Scoring], waits=True),
     Route("POST", _GROUP + "/beat", Act.WORK, api.beat_scoring, body=ScoringBeat, returns=Counted),
     Route("POST", _GROUP + "/scores", Act.WORK, api.score_group, body=Scores, returns=Counted),
-    Route("GET", _RUN + "/rollouts", Act.SEE, api.list_rollouts, query=RolloutWindow, returns=list[Rollout]),
+    Route("GET", _RUN + "/rollouts", Act.SEE, api.list_rollouts, query=RolloutWindow, returns=list[ListedRollout]),
     Route("GET", _ROLLOUT, Act.SEE, api.get_rollout, returns=RolloutDetail),
     Route("POST", _ROLLOUT + "/cancel", Act.STEER, api.cancel_rollout, returns=CancelReply),
     Route("GET", _ATTEMPT, Act.REVIEW, api.get_episode, returns=Episode),

@@ -17,6 +17,23 @@ from leyden.trainer.objective import Objective
 from leyden.trainer.own import own
 from leyden.trainer.valuing import Valuation
 
+READ_BY: dict[str, tuple[Room, frozenset[str]]] = {
+    "gamma": ("credit", frozenset({"discounted", "gae"})),
+    "lam": ("credit", frozenset({"gae"})),
+    "spread": ("credit", frozenset({"stepwise"})),
+    "state": ("advantage", frozenset({"gigpo"})),
+    "step_weight": ("advantage", frozenset({"gigpo"})),
+    "mixture": ("advantage", frozenset({"reinforce_pp", "reinforce_pp_baseline", "ppo"})),
+    "clip_low": ("loss", frozenset({"ppo_clip", "gspo"})),
+    "clip_high": ("loss", frozenset({"ppo_clip", "gspo", "cispo"})),
+    "clip_dual": ("loss", frozenset({"ppo_clip", "gspo"})),
+    "length": ("aggregation", frozenset({"constant"})),
+    "correction_level": ("correction", frozenset({"masked", "truncated"})),
+    "correction_low": ("correction", frozenset({"masked"})),
+    "correction_high": ("correction", frozenset({"masked", "truncated"})),
+}
+"""By key of the configuration: which of our functions read it. A user's own may read any."""
+
 
 class Penalty(Struct, frozen=True):
     """A distance to the reference, and what each nat of it costs."""
@@ -80,6 +97,21 @@ def algorithm_of(config: Config) -> Algorithm:
         )
     except (Unknown, Mismatch) as error:
         raise ConfigError(str(error)) from error
+
+
+def idle(named: AlgorithmConfig) -> list[str]:
+    """What was set and does nothing, because what would read it was not chosen; each in words."""
+    untouched = AlgorithmConfig(kl_in=named.kl_in)
+    idle = [
+        f'`algorithm.{key}` does nothing with `{room} = "{getattr(named, room)}"`'
+        for key, (room, readers) in READ_BY.items()
+        if getattr(named, key) != getattr(untouched, key)
+        and getattr(named, room) not in readers
+        and not _is_own(getattr(named, room))
+    ]
+    if named.kl == 0 and (named.kl_in, named.kl_estimate) != ("loss", untouched.kl_estimate):
+        idle.append("`algorithm.kl_in` and `algorithm.kl_estimate` do nothing while `algorithm.kl` is 0")
+    return idle
 
 
 def _chosen(room: Room, config: Config) -> Callable[..., Any]:

@@ -12,12 +12,11 @@ from leyden.trainer.loop import StepReport
 
 
 class Display:
-    """Writes to a console."""
+    """Writes to a console; a run that goes on has been measured before."""
 
-    def __init__(self, console: Console, steps: int) -> None:
-        self._console, self._steps = console, steps
+    def __init__(self, console: Console, steps: int, held_out: float | None = None) -> None:
+        self._console, self._steps, self._held_out = console, steps, held_out
         self._status: Status | None = None
-        self._held_out: float | None = None
 
     def progress(self, step: int, done: int, asked: int, what: str) -> None:
         """Show how far a step is, on a terminal."""
@@ -45,7 +44,9 @@ class Display:
             f"held-out {_number(self._held_out)}" + ("*" if report.held_out is not None else " "),
             _counts(accounts.outcomes),
             f"{report.sampled} tokens",
-            f"{_speed(report.sampled, report.sampling_s)} tok/s sampled",
+            f"{_speed(report.sampled_now, report.sampling_s)} tok/s sampled"
+            if report.sampled_now
+            else "sampled before",
             f"{_speed(trained, report.training_s)} trained",
             f"{timedelta(seconds=round(left_s))} left",
         ]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
-from leyden.records import RewardKind, Task, Version
+from leyden.records import Call, RewardKind, Task, Version
 from leyden.remote import Remote
 from leyden.trainer.algorithm import Algorithm
 from leyden.trainer.automatic import reward_automatically
@@ -53,10 +53,19 @@ class StepReport(Struct):
     """What that was given for."""
     sampled: int = 0
     """Tokens that were drawn."""
+    sampled_now: int = 0
+    """Those of them that were drawn in this step; where a run goes on, others were in the store when it began."""
+    began: float = 0.0
+    """In seconds since 1970."""
     sampling_s: float = 0.0
     training_s: float = 0.0
     learning_rate: float = 0.0
     held_out: Measured | None = None
+
+    def count_tokens(self, calls: Sequence[Call]) -> None:
+        """Add the tokens of some calls."""
+        self.sampled += sum(len(call.completion_ids) for call in calls)
+        self.sampled_now += sum(len(call.completion_ids) for call in calls if call.started >= self.began)
 
     @property
     def reward(self) -> float | None:
@@ -125,7 +134,7 @@ class Trainer:
         return self.state
 
     async def _step(self, step: int) -> StepReport:
-        report = StepReport(step, [], Accounts())
+        report = StepReport(step, [], Accounts(), began=time.time())
         self._policy.step = step
         began = time.monotonic()
         groups = await self._collect(step, report)
@@ -165,7 +174,7 @@ class Trainer:
             self._note(done, report)
             self._insist_on_success(step, done)
         if not kept:
-            raise TrainingError(_nothing_to_learn(step, report.accounts))
+            raise TrainingError(_nothing_to_learn(step, report.accounts, done))
         return [kept[name] for name in wanted if name in kept]
 
     def _spec(self, name: str) -> GroupSpec:
@@ -175,7 +184,7 @@ class Trainer:
 
     def _note(self, episodes: Sequence[Episode], report: StepReport) -> None:
         for episode in episodes:
-            report.sampled += sum(len(call.completion_ids) for call in episode.calls)
+            report.count_tokens(episode.calls)
             if self._algorithm.signals.ask:
                 given = [reward for reward in episode.standing_rewards if reward.kind is RewardKind.AUTOMATIC]
                 report.signals.update(reward.name.partition("/")[0] for reward in given)
@@ -204,7 +213,8 @@ class Trainer:
             lambda done, asked: self._tell(step, done, asked, "held-out rollouts"),
         )
         self._insist_on_success(step, episodes)
-        if measured.reward is not None and (self.state.best_reward is None or measured.reward > self.state.best_reward):
+        best = self.state.best_reward
+        if measured.reward is not None and (best is None or measured.reward >= best):  # of equals the later
             self.state = replace(self.state, best_step=step, best_reward=measured.reward)
         for watcher in self._watchers:
             watcher.measured(step, measured, episodes)
@@ -223,9 +233,10 @@ def _due(every: int, step: int, last: int) -> bool:
     return step == last or (every > 0 and step % every == 0)
 
 
-def _nothing_to_learn(step: int, accounts: Accounts) -> str:
+def _nothing_to_learn(step: int, accounts: Accounts, episodes: Sequence[Episode]) -> str:
     why = ", ".join(f"{count} {reason}" for reason, count in accounts.excluded.most_common())
-    return (
-        f"step {step}: {accounts.groups_dropped} groups had too few rollouts to learn from ({why}): "
-        "run `leyden dev` to see what your agent does"
-    )
+    advice = "run `leyden dev` to see what your agent does"
+    if accounts.calls_left["role not selected"]:
+        roles = dict.fromkeys(episode.role(call) or "none" for episode in episodes for call in episode.calls)
+        advice = f"calls had the roles {', '.join(roles)}; `training.roles` names those that are trained on"
+    return f"step {step}: {accounts.groups_dropped} groups had too few rollouts to learn from ({why}): {advice}"

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Table, func, select
 
 from leyden.episodes import Episode
-from leyden.records import Event, Group, Metric, Rollout, Run, State, Version, Worker
+from leyden.records import Event, Group, Metric, Run, State, Version, Worker
 from leyden.server.store.codec import decode_json
 from leyden.server.store.errors import NotFound
 from leyden.server.store.queue import Live, live
@@ -18,6 +18,7 @@ from leyden.server.store.rows import (
     decode_settings,
     decode_span,
     group_from,
+    listed_from,
     rollout_from,
     run_from,
     task_from,
@@ -39,7 +40,7 @@ from leyden.server.store.schema import (
     versions,
     workers,
 )
-from leyden.wire import RolloutDetail, RunSummary
+from leyden.wire import ListedRollout, RolloutDetail, RunSummary
 
 _ROLLOUTS_AND_TASKS = select(rollouts, tasks.c.input).join(
     tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id)
@@ -116,10 +117,12 @@ def group_episodes(connection: Connection, run: str, id: str) -> list[Episode]:
 
 def rollout_list(
     connection: Connection, run: str, *, after: str, limit: int, state: State | None = None
-) -> list[Rollout]:
+) -> list[ListedRollout]:
     """Rollouts of a run in the order in which they were queued, following the one named."""
     _require_run(connection, run)
-    query = select(rollouts).where(rollouts.c.run_id == run)
+    last = (attempts.c.rollout_id == rollouts.c.id) & (attempts.c.number == rollouts.c.attempts)
+    query = select(rollouts, attempts.c.reward, attempts.c.calls).outerjoin(attempts, last)
+    query = query.where(rollouts.c.run_id == run)
     if state is not None:
         query = query.where(rollouts.c.state == state)
     if after:
@@ -127,7 +130,7 @@ def rollout_list(
         if start is None:
             raise NotFound(f"no rollout {after!r} in run {run!r}")
         query = query.where(rollouts.c.seq > start)
-    return [rollout_from(row) for row in connection.execute(query.order_by(rollouts.c.seq).limit(limit))]
+    return [listed_from(row) for row in connection.execute(query.order_by(rollouts.c.seq).limit(limit))]
 
 
 def rollout_detail(connection: Connection, run: str, id: str) -> RolloutDetail:

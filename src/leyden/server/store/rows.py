@@ -30,6 +30,7 @@ from leyden.server.store.codec import (
     unpack_floats,
     unpack_ids,
 )
+from leyden.wire import ListedRollout
 
 decode_settings = msgspec.json.Decoder(RunSettings).decode
 decode_span = msgspec.json.Decoder(Span).decode
@@ -107,6 +108,15 @@ def rollout_from(row: Any) -> Rollout:
         created=row.created,
         finished=row.finished,
         outcome=outcome_from(row),
+    )
+
+
+def listed_from(row: Any) -> ListedRollout:
+    """A rollout in a list, from a row with `reward` and `calls` of its last attempt, if it has had one."""
+    return ListedRollout(
+        **msgspec.structs.asdict(rollout_from(row)),
+        reward=row.reward if row.ending == Ending.SUCCEEDED else None,
+        calls=row.calls if row.state == State.FINISHED else None,
     )
 
 
