@@ -18,6 +18,7 @@ import pytest
 from modelserving import eventually
 from worksite import AGENTS, Worksite
 
+from leyden import outcomes
 from leyden.client.starting import WorkerProcess
 from leyden.client.worker import WorkerOptions
 from leyden.outcomes import Ending
@@ -115,6 +116,9 @@ async def test_every_rollout_ends_once_and_as_it_deserves(
     print(f"LEYDEN_SEED={seed}")
     dice, mark = random.Random(seed), uuid4().hex
     monkeypatch.setenv(MARK, mark)
+    monkeypatch.setattr(
+        outcomes, "_LONGEST_BACKOFF_S", 2.0
+    )  # or those that are killed often are waited for, for minutes
     earned: dict[str, dict[str, Ending]] = {run: {} for run in RUNS}
     for run in RUNS:
         await site.remote.create_run(RunSpec(run, RunSettings(lease_s=3.0, max_attempts=50)))
@@ -125,7 +129,7 @@ async def test_every_rollout_ends_once_and_as_it_deserves(
         for run in RUNS:
             after, left = 0, len(earned[run])
             while left:
-                log = await site.remote.events(run, after, wait=60, kind="rollout.finished")
+                log = await site.remote.events(run, after, wait=120, kind="rollout.finished")
                 after, left = log.after, left - len(log.events)
                 assert log.events, await site.remote.summary(run)
     for run in RUNS:
