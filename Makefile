@@ -25,7 +25,7 @@ test: check
 # Also what is slow: many seeds, long chaos, real engines. The last result is kept under results/.
 test-all: check
 	mkdir -p results
-	$(BIN)/python -m pytest -n 2 -m 'slow or not slow' --junit-xml=results/test-all.xml
+	$(BIN)/python -m pytest -n 2 -m 'slow or not slow' --hypothesis-profile=random --junit-xml=results/test-all.xml
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -14,6 +15,11 @@ from serving import ServerProcess
 
 from leyden.remote import Remote
 from leyden.server.store import Store
+
+# Random examples are the same for everybody; `make test-all` draws new ones with --hypothesis-profile=random.
+settings.register_profile("fixed", derandomize=True)
+settings.register_profile("random", derandomize=False, print_blob=True)
+settings.load_profile("fixed")
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The tree is exact: its loss and every gradient are those of one row a call, for every loss and kind of model."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from random import Random
@@ -40,7 +41,7 @@ OBJECTIVES = {
     "k3": Objective(ppo_clip, TERMS, kl=k3, kl_weight=0.1),
     "entropy": Objective(ppo_clip, TERMS, entropy_weight=0.1),
 }
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 48,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -167,6 +168,16 @@ def both_ways(
         yield figures.loss + (figures.critic_loss or 0.0), gradients
 
 
+def single_precision(rows: list[Row]) -> float:
+    """The relative error that float32 gradients may have, whatever the order in which they are added up.
+
+    A gradient is a sum over every token that is computed. Rounding errors of n terms add up like a random walk, to
+    sqrt(n) units in the last place; every token passes 2 layers twice, forwards and backwards.
+    """
+    tokens = sum(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
+    return 4 * math.sqrt(max(tokens, SHAPE["hidden_size"])) * torch.finfo(torch.float32).eps
+
+
 def assert_equal(ways: Iterator[tuple[float, dict[str, torch.Tensor]]], error: float) -> None:
     loss, gradients = next(ways)
     whole = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm()
@@ -211,7 +222,7 @@ def test_a_critic_adapters_and_checkpointing_change_nothing_of_that(config: dict
 @some
 @given(rows=episodes())
 def test_models_as_they_are_agree_to_single_precision(kind: str, rows: list[Row]) -> None:
-    assert_equal(both_ways(small(kind, spread=0.1), rows, OBJECTIVES["ppo_clip"]), 1e-6)
+    assert_equal(both_ways(small(kind, spread=0.1), rows, OBJECTIVES["ppo_clip"]), single_precision(rows))
 
 
 @some

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from leyden.client.rewards import NoReward, RewardFunction
+from leyden.client.rewards import NoReward, RewardFunction, Unrewarded
 from leyden.client.services import Services
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
@@ -108,9 +108,9 @@ class Rescorer:
         try:
             async with self._services.lend(self._reward.services) as lent:
                 value = await self._reward.score(episode.task.input, episode.attempt.result, known, lent)
+        except Unrewarded:
+            return _unrewarded(episode)
         except NoReward as error:
-            if error.__cause__ is None:  # nothing went wrong: None is what it gave
-                return _unrewarded(episode)
             return _failed(episode, str(error))
         return await self._keep(episode, value)
 

@@ -6,10 +6,8 @@ what fails to the last has no reward, and says why. A function that takes `group
 
 import asyncio
 import inspect
-import os
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -18,7 +16,7 @@ from leyden.client.failures import describe
 from leyden.client.results import NotAReward, read_reward
 from leyden.client.threads import in_thread, loop_apart, on_loop
 from leyden.episodes import Episode
-from leyden.loading import AnyCallable, LoadError, load
+from leyden.loading import AnyCallable, LoadError, load, stand_in_keys
 
 T = TypeVar("T")
 
@@ -29,6 +27,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 class NoReward(Exception):
     """There is no reward; the message says why."""
+
+
+class Unrewarded(NoReward):
+    """It gave None, as it may."""
 
 
 class Patience(Struct, frozen=True):
@@ -117,26 +119,14 @@ class _Failed(Exception):
 
 def load_reward(reference: str, base: str, patience: Patience, services: Sequence[str] = ()) -> RewardFunction:
     """The reward function that a reference names; raises `LoadError` where it cannot be one."""
-    with _stand_in_keys():
+    with stand_in_keys():
         function = load(reference, base)
     return RewardFunction(function, reference, patience, services)
 
 
-@contextmanager
-def _stand_in_keys() -> Iterator[None]:
-    """A reward often lives beside its agent, whose clients want a key when they are made; here none is used."""
-    missing = [name for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if name not in os.environ]
-    os.environ.update(dict.fromkeys(missing, "no-key-in-the-worker"))
-    try:
-        yield
-    finally:
-        for name in missing:
-            os.environ.pop(name, None)
-
-
 def _read_one(answer: Any) -> float:
     if answer is None:
-        raise NoReward("the reward function gave None: there is no reward")
+        raise Unrewarded("the reward function gave None: there is no reward")
     return read_reward(answer, "the reward function")
 
 

@@ -55,7 +55,7 @@ class Grammars:
         self._tokens: dict[tuple[int, ...], LLTokenizer] = {}
         self._ready: OrderedDict[tuple[str, tuple[int, ...]], Future[LLMatcher]] = OrderedDict()
         self._threads = ThreadPoolExecutor(_THREADS, "leyden-grammar")
-        self._lock = threading.Lock()
+        self._lock, self._vocabulary_lock = threading.Lock(), threading.Lock()
 
     async def begin(self, grammar: str, stop_ids: Sequence[int]) -> Matcher:
         """A matcher at the beginning of a completion that one of the stop ids ends. Raises `GrammarError`."""
@@ -79,7 +79,7 @@ class Grammars:
         return matcher
 
     def _tokens_until(self, stop_ids: tuple[int, ...]) -> LLTokenizer:
-        with self._lock:
+        with self._vocabulary_lock:  # which takes long: nobody's event loop waits for this one
             if stop_ids not in self._tokens:
                 try:
                     self._tokens[stop_ids] = LLTokenizer(self._tokenizer, self._vocabulary, list(stop_ids))

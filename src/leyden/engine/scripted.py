@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from leyden.engine import EngineError, Generate, Piece
+from leyden.engine import EngineError, Finish, Generate, Piece
 
 Script = Callable[[Generate], Sequence[int]]
 
@@ -42,9 +42,9 @@ class ScriptedEngine:
                 if min(some) < 0:
                     raise EngineError("the script says that the engine dies here")
                 done += len(some)
-                finish = None if done < len(ids) else "stop" if stop else "length"
+                finish: Finish | None = None if done < len(ids) else "stop" if stop else "length"
                 top = tuple(((id, 0.0),) * min(1, request.top_logprobs) for id in some)
-                yield Piece(some, (0.0,) * len(some), self.version, top, finish=finish)  # type: ignore[arg-type]
+                yield Piece(some, (0.0,) * len(some), self.version, top, finish=finish)
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += done < len(ids)
             raise

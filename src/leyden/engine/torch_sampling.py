@@ -90,7 +90,7 @@ def draw(logits: Tensor, chances: Sequence[Chance]) -> list[Drawn]:
         highest = logits.amax(-1, keepdim=True)  # taken off first, so that nothing overflows
         logits = (logits - highest) / _column([chance.temperature for chance in chances], logits)
     allowed = [1.0] * len(chances)
-    if bound := {index: chance.matcher for index, chance in enumerate(chances) if chance.matcher is not None}:
+    if not plain and (bound := {index: one.matcher for index, one in enumerate(chances) if one.matcher is not None}):
         logits[list(bound)], left = constrain(logits[list(bound)], list(bound.values()))
         for index, share in zip(bound, left, strict=True):
             allowed[index] = share

@@ -2,9 +2,7 @@
 
 import inspect
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -13,14 +11,11 @@ from msgspec import Struct
 from torch import Tensor
 
 from leyden.config import ConfigError
-from leyden.loading import LoadError, last_line, load
+from leyden.loading import LoadError, last_line, load, stand_in_keys
 from leyden.rl.advantage import Calls
 from leyden.rl.credit import Earned
 from leyden.rl.loss import Tokens
 from leyden.trainer.errors import TrainingError
-
-_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
-"""Without which clients cannot even be made, and an agent's file may make one as it is imported."""
 
 
 class Place(Struct, frozen=True):
@@ -36,7 +31,7 @@ def own(key: str, reference: str, base: str) -> Callable[..., Any]:
     """The user's function that the configuration names under `key`."""
     place = PLACES[key]
     try:
-        with _importable():
+        with stand_in_keys():
             function = load(reference, base)
     except LoadError as error:
         raise ConfigError(f"`{key}`: {error}") from error
@@ -58,17 +53,6 @@ def own(key: str, reference: str, base: str) -> Callable[..., Any]:
         return found
 
     return called
-
-
-@contextmanager
-def _importable() -> Iterator[None]:
-    missing = [name for name in _KEYS if name not in os.environ]
-    os.environ.update(dict.fromkeys(missing, "none"))
-    try:
-        yield
-    finally:
-        for name in missing:
-            os.environ.pop(name, None)
 
 
 def _credit(found: Any, earned: Earned, _: Any) -> str | None:
