@@ -26,8 +26,8 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import leyden
-from leyden.engine import Generate
-from leyden.engine.torch_engine import TorchEngine
+from leyden.engine.protocol import EngineRequest
+from leyden.engine.torch.engine import TorchEngine
 from leyden.records import Sampling
 
 REQUESTS = (1, 32, 256)
@@ -58,7 +58,7 @@ class Ours:
         """Tokens that were drawn."""
 
         async def ask(number: int, prompt: list[int]) -> int:
-            request = Generate(tuple(prompt), Sampling(seed=number), (), tokens, str(number))
+            request = EngineRequest(tuple(prompt), Sampling(seed=number), (), tokens, str(number))
             return sum([len(piece.ids) async for piece in self.engine.generate(request)])
 
         async def ask_all() -> int:

@@ -36,19 +36,19 @@ import uvloop
 from msgspec.structs import replace
 
 from leyden.config import Config, read_config
-from leyden.engine import Generate, Piece
-from leyden.engine.torch_engine import TorchEngine
+from leyden.engine.protocol import EngineRequest, TokenChunk
+from leyden.engine.torch.engine import TorchEngine
 from leyden.episodes import Episode
-from leyden.local.house import House, house
+from leyden.local.stack import LocalStack, local_stack
 from leyden.records import Task
-from leyden.trainer.algorithm import algorithm_of
-from leyden.trainer.checkpoint import Checkpoints, State
-from leyden.trainer.evaluation import Measured
-from leyden.trainer.journal import Journal
+from leyden.trainer.algorithm.resolve import algorithm_of
+from leyden.trainer.checkpoint import Checkpoints, TrainerState
 from leyden.trainer.loop import StepReport, Trainer
-from leyden.trainer.model import find, load_model
-from leyden.trainer.policy import Figures, Policy
-from leyden.trainer.tasks import Tasks
+from leyden.trainer.policy.loading import find, load_model
+from leyden.trainer.policy.policy import Policy, UpdateMetrics
+from leyden.trainer.report.metrics_log import MetricsLog
+from leyden.trainer.rollouts.evaluation import EvaluationResult
+from leyden.trainer.rollouts.tasks import Tasks
 
 HERE = Path(__file__).parent
 PEER_HOME = HERE.parent / ".bench" / "trl"
@@ -98,7 +98,7 @@ class Clock:
         self.steps.append({"step": now - self._began, **spent})
         self._began, self._busy, self._spent = now, self._engine.stats.busy_s, {}
 
-    def measured(self, step: int, measured: Measured, episodes: Sequence[Episode]) -> None:
+    def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
         """Nothing is held out."""
 
 
@@ -107,7 +107,7 @@ class TimedPolicy(Policy):
 
     clock: Clock
 
-    def accumulate(self, *args: Any) -> Figures:
+    def accumulate(self, *args: Any) -> UpdateMetrics:
         """Forward and backward."""
         began = time.perf_counter()
         figures = super().accumulate(*args)
@@ -126,7 +126,7 @@ class TimedCheckpoints(Checkpoints):
 
     clock: Clock
 
-    def save(self, policy: Policy, state: State) -> Path:
+    def save(self, policy: Policy, state: TrainerState) -> Path:
         """Write one."""
         began = time.perf_counter()
         path = super().save(policy, state)
@@ -138,7 +138,7 @@ def draw_to_the_end(engine: TorchEngine) -> None:
     """Have an engine go on until a completion's length is reached, whatever it draws."""
     generate = engine.generate
 
-    def endless(request: Generate) -> AsyncGenerator[Piece, None]:
+    def endless(request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         return generate(replace(request, stop_ids=()))
 
     engine.generate = endless  # type: ignore[method-assign]
@@ -151,13 +151,13 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
     model = load_model(source, config.engine.dtype, training=True)
     algorithm = algorithm_of(config)
     policy, checkpoints = TimedPolicy(model, config.training), TimedCheckpoints(folder, source.folder, 2)
-    async with house(config, folder, model, source, 0, config.run) as home:
+    async with local_stack(config, folder, model, source, 0, config.run) as home:
         draw_to_the_end(home.engine)
         clock = Clock(home.engine, plan["tasks"] * plan["group"], plan["tokens"])
         policy.clock = checkpoints.clock = clock
-        journal = Journal(folder / "metrics.jsonl", 0, home.remote, config.run, ())
+        journal = MetricsLog(folder / "metrics.jsonl", 0, home.remote, config.run, ())
         trainer = Trainer(
-            config, tasks, home.remote, algorithm, policy, home.engine, checkpoints, State(), (journal, clock)
+            config, tasks, home.remote, algorithm, policy, home.engine, checkpoints, TrainerState(), (journal, clock)
         )
         await home.watched(trainer.run(asyncio.Event()))
         await journal.close()
@@ -169,7 +169,7 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
     }
 
 
-async def count_prompts(home: House, config: Config) -> int:
+async def count_prompts(home: LocalStack, config: Config) -> int:
     """Tokens of all the prompts of the last step."""
     names = [f"step-{config.training.steps}-{number}" for number in range(config.training.tasks_per_step)]
     groups = [await home.remote.group_episodes(config.run, name) for name in names]

@@ -9,25 +9,25 @@ from pathlib import Path
 import uvloop
 
 from leyden.engine.scripted import ScriptedEngine
-from leyden.server.gateway.admission import Admission
-from leyden.server.gateway.chatml import renderer_for
-from leyden.server.gateway.policy import Policy
-from leyden.server.gateway.tokenizer import Tokenizer
-from leyden.server.options import Running, ServeOptions
+from leyden.rendering.chatml import renderer_for
+from leyden.rendering.tokenizer import Tokenizer
+from leyden.server.gateway.scheduler import Scheduler
+from leyden.server.gateway.served_model import ServedModel
+from leyden.server.options import RunningServer, ServeOptions
 from leyden.server.serve import serve
 
 ANSWER = "The answer is forty-two, as it has always been and will be for ever after, amen."
 
 
-def scripted() -> Policy:
+def scripted() -> ServedModel:
     """A model that says the same to everybody."""
     tokenizer = Tokenizer.load(str(files("leyden") / "models" / "spark"))
     ids = tokenizer.encode(ANSWER + "<|im_end|>")
     engine = ScriptedEngine(lambda _: ids, piece=4)
-    return Policy("model", engine, renderer_for(tokenizer), tokenizer, Admission(at_once=4096))
+    return ServedModel("model", engine, renderer_for(tokenizer), tokenizer, Scheduler(at_once=4096))
 
 
-def started(running: Running) -> None:
+def started(running: RunningServer) -> None:
     """Tell the benchmark where."""
     print(json.dumps({"url": running.url, "admin_key_file": running.admin_key_file}), flush=True)
 

@@ -36,7 +36,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Reward, Task
-from leyden.wire import Finish, GroupSpec, LeaseRequest, RunSpec
+from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 
 WORKERS = (1, 100, 1000)
 PEER_HOME = Path(__file__).parent.parent / ".bench" / "agentlightning"
@@ -75,7 +75,7 @@ class Leyden:
             await self._post(session, f"{run}/attempts/{attempt}/calls", [call])
         await self._export(session, base, key)
         await self._post(session, f"{run}/attempts/{attempt}/rewards", [Reward("reward", 1.0)])
-        report = Finish(Outcome(Ending.SUCCEEDED), result="done")
+        report = FinishRequest(Outcome(Ending.SUCCEEDED), result="done")
         finished = await self._post(session, f"{run}/attempts/{attempt}/finish", report)
         assert finished["counted"], finished
 

@@ -34,18 +34,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 
 import leyden
 from leyden.config import TrainingConfig
+from leyden.rl.hyperparameters import Hyperparameters
 from leyden.rl.loss.ppo_clip import ppo_clip
-from leyden.rl.terms import Terms
 from leyden.rl.tree import grow
-from leyden.trainer.batch import Row
-from leyden.trainer.layout import lay_lines
-from leyden.trainer.objective import Before, Objective
-from leyden.trainer.policy import Policy
+from leyden.trainer.batch.microbatch import lay_lines
+from leyden.trainer.batch.samples import Sample
+from leyden.trainer.policy.objective import Objective, OldLogprobs
+from leyden.trainer.policy.policy import Policy
 
 HERE = Path(__file__).parent
 RUNS = ("ten_turns", "three_roles", "one_turn")
 WAYS = ("rows", "merged", "tree", "forced")
-OBJECTIVE = Objective(ppo_clip, Terms())
+OBJECTIVE = Objective(ppo_clip, Hyperparameters())
 SHAPES: dict[str, Any] = {
     "smollm2-135m": LlamaConfig(
         vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
@@ -74,7 +74,7 @@ class Merging(Policy):
         self._lay = lay_lines
 
 
-def load_rows(run: str, copies: int) -> list[Row]:
+def load_rows(run: str, copies: int) -> list[Sample]:
     """The calls of a recorded run, as the trainer has them; `copies` groups of it, with other tokens each."""
     rollouts = json.loads(gzip.decompress((HERE / "tree_runs" / f"{run}.json.gz").read_bytes()))
     rows = []
@@ -88,7 +88,7 @@ def load_rows(run: str, copies: int) -> list[Row]:
                 completion = tuple((token + copy) % 1000 for token in call["completion_ids"])
                 done[call["id"]] = (*prompts[call["id"]], *completion)
                 rows.append(
-                    Row(
+                    Sample(
                         call=call["id"],
                         rollout=copy * len(rollouts) + number,
                         turn=turn,
@@ -134,7 +134,7 @@ def measure(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[
     for turn in range(rounds + 1):
         for way, policy in policies(model, tokens).items():
             began = time.perf_counter()
-            figures = policy.accumulate(rows, Before(), OBJECTIVE)
+            figures = policy.accumulate(rows, OldLogprobs(), OBJECTIVE)
             if model.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - began
@@ -147,17 +147,17 @@ def measure(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[
     return found
 
 
-def peak_mib(policy: Policy, rows: Sequence[Row]) -> float:
+def peak_mib(policy: Policy, rows: Sequence[Sample]) -> float:
     """The most memory that is taken on the way, beyond weights and gradients."""
-    policy.accumulate(rows[:1], Before(), OBJECTIVE)  # so that gradients are there
+    policy.accumulate(rows[:1], OldLogprobs(), OBJECTIVE)  # so that gradients are there
     if policy.model.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        policy.accumulate(rows, Before(), OBJECTIVE)
+        policy.accumulate(rows, OldLogprobs(), OBJECTIVE)
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     before = _resident()
-    policy.accumulate(rows, Before(), OBJECTIVE)
+    policy.accumulate(rows, OldLogprobs(), OBJECTIVE)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**20
 
 

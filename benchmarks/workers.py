@@ -26,8 +26,8 @@ import psutil
 import workers_agent
 from gateway import leyden_server
 
-from leyden.client.starting import WorkerProcess
-from leyden.client.worker import WorkerOptions
+from leyden.client.worker.process import WorkerProcess
+from leyden.client.worker.worker import WorkerOptions
 from leyden.records import RunSettings, Task
 from leyden.remote import Remote
 from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec

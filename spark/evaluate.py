@@ -23,7 +23,7 @@ from conversations import FAMILIES, conversation
 from lessons import FOLDER, POSITIONS
 from rollouts import LENGTH, Rollout, complete, read, roll
 
-from leyden.server.gateway.tokenizer import Tokenizer
+from leyden.rendering.tokenizer import Tokenizer
 
 SPLITS = ("held_out", "unseen")
 FORM_SEED = 2_000_003

@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 from conversations import conversation
 
-from leyden.server.gateway.tokenizer import Tokenizer
+from leyden.rendering.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parents[1] / "src/leyden/models/spark"
 POSITIONS = 4096

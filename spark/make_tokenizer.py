@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from leyden.server.gateway import chat_template
+from leyden.rendering import chat_template
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -11,7 +11,7 @@ from families.asking import Offer, said
 from families.problem import Message, Problem
 from transformers import LlamaForCausalLM
 
-from leyden.server.gateway.tokenizer import Tokenizer
+from leyden.rendering.tokenizer import Tokenizer
 
 TURNS = 5
 LENGTH = 80

@@ -14,7 +14,7 @@ from databases import Postgres, find_programs
 from serving import ServerProcess
 
 from leyden.remote import Remote
-from leyden.server.store import Store
+from leyden.store.store import Store
 
 # Random examples are the same for everybody; `make test-all` draws new ones with --hypothesis-profile=random.
 settings.register_profile("fixed", derandomize=True)

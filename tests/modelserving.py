@@ -8,20 +8,22 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 
-from leyden.engine import Generate
+from leyden.engine.protocol import EngineRequest
 from leyden.engine.scripted import ScriptedEngine
 from leyden.episodes import Episode
 from leyden.records import Purpose, RunSettings, Task
-from leyden.server.gateway.admission import Admission
-from leyden.server.gateway.chatml import renderer_for
+from leyden.rendering.chatml import renderer_for
+from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.gateway import Gateway
-from leyden.server.gateway.policy import Policy
-from leyden.server.gateway.tokenizer import Tokenizer
-from leyden.server.keys import Keyring, Kind
-from leyden.server.options import Running
+from leyden.server.gateway.scheduler import Scheduler
+from leyden.server.gateway.served_model import ServedModel
+from leyden.server.keys import KeyKind, Keyring
+from leyden.server.options import RunningServer
 from leyden.server.serve import Server
-from leyden.server.service import ServerSettings, Service
-from leyden.server.store import Store, Want, reading
+from leyden.server.service import ServerContext, ServerSettings
+from leyden.store import queries
+from leyden.store.queue import LeaseQuery
+from leyden.store.store import Store
 from leyden.wire import GroupSpec, RunSpec
 
 END = "<|im_end|>"
@@ -35,14 +37,14 @@ def call(name: str, arguments: str) -> str:
 class ModelServer:
     """A server with one attempt at work. The model says `lines` in turn, or what `say` makes of a prompt's text."""
 
-    def __init__(self, service: Service, engine: ScriptedEngine, tokenizer: Tokenizer, url: str) -> None:
+    def __init__(self, service: ServerContext, engine: ScriptedEngine, tokenizer: Tokenizer, url: str) -> None:
         self.service, self.engine, self.tokenizer, self.url = service, engine, tokenizer, url
         self.lines: list[str] = []
         self.say: Callable[[str], str] | None = None
         self.key = self.attempt = ""
         engine.script = self._script
 
-    def _script(self, request: Generate) -> Sequence[int]:
+    def _script(self, request: EngineRequest) -> Sequence[int]:
         text = self.say(self.tokenizer.decode(request.prompt_ids)) if self.say else self.lines.pop(0)
         return self.tokenizer.encode(text)
 
@@ -53,15 +55,15 @@ class ModelServer:
         store = self.service.store
         await store.create_run(RunSpec(f"run-{name}", RunSettings(**settings)))  # type: ignore[arg-type]
         await store.enqueue(f"run-{name}", GroupSpec(group or name, Task("t", {}), purpose=purpose))
-        (grant,) = await store.lease(Want("w", 1, f"run-{name}", None))
+        (grant,) = await store.lease(LeaseQuery("w", 1, f"run-{name}", None))
         self.run, self.attempt = grant.attempt.run, grant.attempt.id
         scope = {"run": self.run, "rollout": grant.attempt.rollout, "attempt": self.attempt}
-        self.key = self.service.keyring.make(Kind.ATTEMPT, 3600, started=grant.attempt.started, **scope)[0]
+        self.key = self.service.keyring.make(KeyKind.ATTEMPT, 3600, started=grant.attempt.started, **scope)[0]
         return self.key
 
     async def episode(self) -> Episode:
         """What the attempt has left behind so far."""
-        return await self.service.store.read(reading.episode, self.run, self.attempt)
+        return await self.service.store.read(queries.episode, self.run, self.attempt)
 
     async def check(self, calls: int) -> Episode:
         """Every call is in the record, and every continued prompt begins with its parent's prompt and completion."""
@@ -94,10 +96,10 @@ async def model_server(home: Path) -> AsyncIterator[ModelServer]:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or an answer waits for an acknowledgement
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        service = await Service.start(store, Keyring(b"secret", time.time), ServerSettings(url))
-        policy = Policy("spark", engine, renderer_for(tokenizer), tokenizer, Admission())
+        service = await ServerContext.start(store, Keyring(b"secret", time.time), ServerSettings(url))
+        policy = ServedModel("spark", engine, renderer_for(tokenizer), tokenizer, Scheduler())
         service.gateway = Gateway(store, {"spark": policy})
-        server = Server(service, Running(url, url, "", ""))
+        server = Server(service, RunningServer(url, url, "", ""))
         await server.listen(listener)
         try:
             yield ModelServer(service, engine, tokenizer, url)

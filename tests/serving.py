@@ -10,8 +10,8 @@ from typing import Self
 
 import msgspec
 
-from leyden.server.keys import Keyring, Kind
-from leyden.server.options import Running
+from leyden.server.keys import KeyKind, Keyring
+from leyden.server.options import RunningServer
 
 
 class ServerProcess:
@@ -29,7 +29,7 @@ class ServerProcess:
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"the server did not start: exit status {self.process.wait()}")
-        self.running = msgspec.json.decode(line, type=Running)
+        self.running = msgspec.json.decode(line, type=RunningServer)
         self.port = self.running.url.rpartition(":")[2]
         return self
 
@@ -41,7 +41,7 @@ class ServerProcess:
     def admin_key(self) -> str:
         return Path(self.running.admin_key_file).read_text().strip()
 
-    def key(self, kind: Kind, ttl_s: float = 3600.0, **scope: str) -> str:
+    def key(self, kind: KeyKind, ttl_s: float = 3600.0, **scope: str) -> str:
         """A key made with the server's own secret."""
         return Keyring.from_file(self.home / "secret", time.time).make(kind, ttl_s, **scope)[0]  # type: ignore[arg-type]
 

@@ -6,13 +6,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from leyden.config import TrainingConfig
+from leyden.rl.hyperparameters import Hyperparameters
 from leyden.rl.loss.ppo_clip import ppo_clip
-from leyden.rl.terms import Terms
-from leyden.trainer.batch import Row
-from leyden.trainer.objective import Objective
-from leyden.trainer.policy import Policy
+from leyden.trainer.batch.samples import Sample
+from leyden.trainer.policy.objective import Objective
+from leyden.trainer.policy.policy import Policy
 
-OBJECTIVE = Objective(ppo_clip, Terms())
+OBJECTIVE = Objective(ppo_clip, Hyperparameters())
 
 
 def small_policy(seed: int = 0, critic: bool = False, reference: bool = False, **training: object) -> Policy:
@@ -34,16 +34,16 @@ def small_policy(seed: int = 0, critic: bool = False, reference: bool = False, *
     return Policy(model, config, critic, reference)
 
 
-def some_rows(number: int = 7, seed: int = 0) -> list[Row]:
+def some_rows(number: int = 7, seed: int = 0) -> list[Sample]:
     """Rows of any length, some of which begin like others."""
     rng = Random(seed)
-    rows: list[Row] = []
+    rows: list[Sample] = []
     for index in range(number):
         tokens = rng.randint(1, 12)
         shared = rng.choice([(), *((*row.prompt_ids, *row.completion_ids) for row in rows)])
         shared = shared[: rng.randint(0, len(shared))]
         rows.append(
-            Row(
+            Sample(
                 call=f"call-{index}",
                 rollout=index // 2,
                 turn=index % 2,

@@ -7,7 +7,7 @@ from leyden.records import (
     Attempt,
     Call,
     CallStatus,
-    Made,
+    PromptOrigin,
     Purpose,
     Reward,
     RewardKind,
@@ -36,7 +36,15 @@ def sampled(id: str, prompt: tuple[int, ...], completion: tuple[int, ...], **mor
 def test_a_conversation_is_a_chain_of_differences() -> None:
     first = sampled("a", (1, 2), (3,), messages=("u1",), response="a1", tools=("calculator",))
     second = sampled(
-        "b", (4,), (5, 6), parent="a", kept_ids=3, kept_messages=2, messages=("u2",), response="a2", made=Made.CONTINUED
+        "b",
+        (4,),
+        (5, 6),
+        parent="a",
+        kept_ids=3,
+        kept_messages=2,
+        messages=("u2",),
+        response="a2",
+        made=PromptOrigin.CONTINUED,
     )
     third = sampled("c", (7,), (8,), parent="b", kept_ids=6, kept_messages=4, messages=("u3",), response="a3")
     whole = episode(first, second, third)

@@ -6,23 +6,23 @@ __version__ = "0.1.0"
 __all__ = ["Result", "evaluate", "reward", "span", "train"]
 
 if TYPE_CHECKING:
-    from leyden.client.inside import reward, span
-    from leyden.client.results import Result
-    from leyden.local.arguments import evaluate, train
+    from leyden.client.api import reward, span
+    from leyden.client.attempt.result import Result
+    from leyden.local.api import evaluate, train
 
 
 def __getattr__(name: str) -> Any:
     """What is public, imported when it is used: an agent that imports Leyden does not wait for torch."""
     if name == "Result":
-        from leyden.client.results import Result
+        from leyden.client.attempt.result import Result
 
         return Result
     if name in ("reward", "span"):
-        from leyden.client import inside
+        from leyden.client import api as client_api
 
-        return getattr(inside, name)
+        return getattr(client_api, name)
     if name in ("evaluate", "train"):
-        from leyden.local import arguments
+        from leyden.local import api as local_api
 
-        return getattr(arguments, name)
+        return getattr(local_api, name)
     raise AttributeError(f"module 'leyden' has no attribute {name!r}")

@@ -197,7 +197,7 @@ def trace_id(attempt: str) -> str:
     return blake2b(attempt.encode(), digest_size=16).hexdigest()
 
 
-class Made(StrEnum):
+class PromptOrigin(StrEnum):
     """How the prompt of a call came about."""
 
     FRESH = "fresh"
@@ -238,7 +238,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
     """As the call itself said, or a rule of the run; `Episode.role` also asks the spans."""
     span: SpanId | None = None
     """The span within which it was made."""
-    made: Made = Made.FRESH
+    made: PromptOrigin = PromptOrigin.FRESH
     made_why: str = ""
     status: CallStatus = CallStatus.OK
     finish: str = "stop"

@@ -9,18 +9,19 @@ import msgspec
 from leyden.episodes import Episode
 from leyden.records import Call, Group, Metric, Reward, Run, Version
 from leyden.wire import (
-    Beat,
-    BeatReply,
     CancelReply,
     Counted,
-    Finish,
-    Finished,
+    EventLog,
+    FinishReply,
+    FinishRequest,
+    GroupScoring,
     GroupSpec,
+    HeartbeatReply,
+    HeartbeatRequest,
     KeySpec,
     Lease,
     LeaseRequest,
     ListedRollout,
-    Log,
     Metrics,
     NewKey,
     Recorded,
@@ -28,8 +29,7 @@ from leyden.wire import (
     RunSpec,
     RunSummary,
     Scores,
-    Scoring,
-    ScoringBeat,
+    ScoringHeartbeat,
     ScoringRequest,
 )
 
@@ -110,9 +110,9 @@ class Remote:
         """Delete a run and free its space."""
         await self.ask("DELETE", f"/api/runs/{run}", type(None))
 
-    async def events(self, run: str, after: int = 0, wait: float = 0.0, kind: str = "") -> Log:
+    async def events(self, run: str, after: int = 0, wait: float = 0.0, kind: str = "") -> EventLog:
         """A run's log after a cursor."""
-        return await self.ask("GET", f"/api/runs/{run}/events", Log, after=after, wait=wait, kind=kind)
+        return await self.ask("GET", f"/api/runs/{run}/events", EventLog, after=after, wait=wait, kind=kind)
 
     async def metrics(self, run: str, after: int = 0) -> Metrics:
         """A run's numbers after a cursor."""
@@ -166,9 +166,9 @@ class Remote:
         """Have what a worker has asked for answered at once: it will take no more."""
         await self.ask("POST", f"/api/workers/{worker}/withdraw", type(None))
 
-    async def beat(self, worker: str, attempts: Sequence[str]) -> BeatReply:
+    async def beat(self, worker: str, attempts: Sequence[str]) -> HeartbeatReply:
         """Keep attempts alive."""
-        return await self.ask("POST", f"/api/workers/{worker}/beat", BeatReply, Beat(tuple(attempts)))
+        return await self.ask("POST", f"/api/workers/{worker}/beat", HeartbeatReply, HeartbeatRequest(tuple(attempts)))
 
     async def record_calls(self, run: str, attempt: str, calls: Sequence[Call]) -> Recorded:
         """Record model calls."""
@@ -178,17 +178,17 @@ class Remote:
         """Record rewards."""
         return await self.ask("POST", f"/api/runs/{run}/attempts/{attempt}/rewards", Recorded, rewards)
 
-    async def finish(self, run: str, attempt: str, report: Finish) -> Finished:
+    async def finish(self, run: str, attempt: str, report: FinishRequest) -> FinishReply:
         """End an attempt."""
-        return await self.ask("POST", f"/api/runs/{run}/attempts/{attempt}/finish", Finished, report)
+        return await self.ask("POST", f"/api/runs/{run}/attempts/{attempt}/finish", FinishReply, report)
 
-    async def lease_scoring(self, request: ScoringRequest) -> list[Scoring]:
+    async def lease_scoring(self, request: ScoringRequest) -> list[GroupScoring]:
         """Lease a group to score, waiting for one."""
-        return await self.ask("POST", "/api/scorings", list[Scoring], request)
+        return await self.ask("POST", "/api/scorings", list[GroupScoring], request)
 
     async def beat_scoring(self, run: str, group: str, number: int) -> Counted:
         """Keep the lease of a scoring alive."""
-        return await self.ask("POST", f"/api/runs/{run}/groups/{group}/beat", Counted, ScoringBeat(number))
+        return await self.ask("POST", f"/api/runs/{run}/groups/{group}/beat", Counted, ScoringHeartbeat(number))
 
     async def score(self, run: str, group: str, scores: Scores) -> Counted:
         """Give the scores of a group."""

@@ -27,7 +27,7 @@ from leyden.records import (
 )
 
 Wait = Annotated[float, Meta(ge=0, le=300, description="seconds to wait for something to report")]
-Page = Annotated[int, Meta(ge=1, le=1000, description="how many rows at the most")]
+PageLimit = Annotated[int, Meta(ge=1, le=1000, description="how many rows at the most")]
 
 
 class RunSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,27 +78,27 @@ class Lease(Struct, frozen=True):
     """An attempt before it died with its process: this one is to have a process to itself."""
 
 
-class Beat(Struct, frozen=True, forbid_unknown_fields=True):
+class HeartbeatRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """A worker says which attempts it is still at."""
 
     attempts: Annotated[tuple[Id, ...], Meta(max_length=10_000)]
 
 
-class Ended(Struct, frozen=True):
+class EndedAttempt(Struct, frozen=True):
     """An attempt that its worker should stop, and why; no outcome where the server does not know the attempt."""
 
     attempt: str
     outcome: Outcome | None
 
 
-class BeatReply(Struct, frozen=True):
+class HeartbeatReply(Struct, frozen=True):
     """Every attempt that is not listed lives on until `expires`."""
 
     expires: dict[str, Seconds]
-    ended: tuple[Ended, ...]
+    ended: tuple[EndedAttempt, ...]
 
 
-class Finish(Struct, frozen=True, forbid_unknown_fields=True):
+class FinishRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """An attempt is over. Its last rewards may come along, and are recorded with it or not at all."""
 
     outcome: Outcome
@@ -112,7 +112,7 @@ class Finish(Struct, frozen=True, forbid_unknown_fields=True):
     """A success whose final reward comes when its whole group is scored together."""
 
 
-class Finished(Struct, frozen=True):
+class FinishReply(Struct, frozen=True):
     """What became of a finish: `counted` is False where the attempt had ended before, as `outcome` says."""
 
     counted: bool
@@ -131,7 +131,7 @@ class ScoringRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """None: any run that the key may serve."""
 
 
-class Scoring(Struct, frozen=True):
+class GroupScoring(Struct, frozen=True):
     """A group to score, whose rollouts have all ended; a worker's until its lease runs out or it is scored."""
 
     group: Group
@@ -140,7 +140,7 @@ class Scoring(Struct, frozen=True):
     lease_s: float
 
 
-class ScoringBeat(Struct, frozen=True, forbid_unknown_fields=True):
+class ScoringHeartbeat(Struct, frozen=True, forbid_unknown_fields=True):
     """A worker says that it is still at a scoring."""
 
     number: Count
@@ -192,14 +192,14 @@ class NewKey(Struct, frozen=True):
     """The name of the new pool, to ask for leases with."""
 
 
-class Window(Struct, frozen=True, forbid_unknown_fields=True):
+class Page(Struct, frozen=True, forbid_unknown_fields=True):
     """Which part of a list to show: what follows `after`, in the list's own order."""
 
     after: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:@~-]*$(?!\n)", max_length=160)] = ""
-    limit: Page = 100
+    limit: PageLimit = 100
 
 
-class RolloutWindow(Window, frozen=True, forbid_unknown_fields=True):
+class RolloutPage(Page, frozen=True, forbid_unknown_fields=True):
     """Which part of a run's rollouts to show."""
 
     state: State | None = None
@@ -209,7 +209,7 @@ class Cursor(Struct, frozen=True, forbid_unknown_fields=True):
     """Where a reader of a log stands: it has seen everything up to `after`."""
 
     after: Annotated[int, Meta(ge=0, le=2**62)] = 0
-    limit: Page = 1000
+    limit: PageLimit = 1000
 
 
 class EventCursor(Cursor, frozen=True, forbid_unknown_fields=True):
@@ -219,7 +219,7 @@ class EventCursor(Cursor, frozen=True, forbid_unknown_fields=True):
     kind: Annotated[str, Meta(pattern=r"^[a-z.]*$(?!\n)", max_length=40)] = ""
 
 
-class Log(Struct, frozen=True):
+class EventLog(Struct, frozen=True):
     """Events after a cursor, and the cursor to ask with next."""
 
     events: tuple[Event, ...]

@@ -20,8 +20,8 @@ from leyden.cli import main
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Call, Reward, RewardKind, Task, VersionRun
 from leyden.remote import Remote
-from leyden.server.keys import Kind
-from leyden.wire import Finish, GroupSpec, LeaseRequest, RunSpec
+from leyden.server.keys import KeyKind
+from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 
 SLY = "\x1b[31mred [bold]loud[/bold] \x9b2J"
 """What would steer a terminal, or the library that writes to it."""
@@ -98,9 +98,11 @@ async def fill(server: ServerProcess) -> None:
         await export(server, good.key)
         rewards = (Reward("r", 0.75), Reward("s", 0.5, RewardKind.STEP, "brevity", source="judge", call="call-1"))
         output = "".join(f"line {number} {SLY}\n" for number in range(1, 31))
-        await remote.finish("calc", good.attempt.id, Finish(Outcome(Ending.SUCCEEDED), {"answer": 2}, rewards, output))
+        await remote.finish(
+            "calc", good.attempt.id, FinishRequest(Outcome(Ending.SUCCEEDED), {"answer": 2}, rewards, output)
+        )
         failed = Outcome(Ending.AGENT_ERROR, f"ZeroDivisionError: give another divisor {SLY}")
-        await remote.finish("calc", bad.attempt.id, Finish(failed))
+        await remote.finish("calc", bad.attempt.id, FinishRequest(failed))
 
 
 async def export(server: ServerProcess, key: str) -> None:
@@ -143,10 +145,10 @@ def where(
         case "dead home":
             return ["--home", str(left)]
         case "server":
-            return ["--server", filled.url, "--key", filled.key(Kind.VIEWER)]
+            return ["--server", filled.url, "--key", filled.key(KeyKind.VIEWER)]
         case "server by environment":
             monkeypatch.setenv("LEYDEN_URL", filled.url + "/")
-            monkeypatch.setenv("LEYDEN_KEY", filled.key(Kind.VIEWER))
+            monkeypatch.setenv("LEYDEN_KEY", filled.key(KeyKind.VIEWER))
             return []
         case _:
             return ["--store", str(left / "leyden.db")]
@@ -268,11 +270,11 @@ async def try_twice(server: ServerProcess, run: str, group: str) -> None:
         await remote.create_run(RunSpec(run))
         await remote.enqueue(run, GroupSpec(group, Task("add", {}), size=2))
         lost, good = await remote.lease(LeaseRequest("w", count=2))
-        gone = Finish(Outcome(Ending.ENGINE_ERROR, "it is gone"), retry=Retry.FREE)
+        gone = FinishRequest(Outcome(Ending.ENGINE_ERROR, "it is gone"), retry=Retry.FREE)
         await remote.finish(run, lost.attempt.id, gone)
         (again,) = await remote.lease(LeaseRequest("w"))
         for attempt in (again.attempt.id, good.attempt.id):
-            await remote.finish(run, attempt, Finish(Outcome(Ending.SUCCEEDED), rewards=(Reward("r", 0.5),)))
+            await remote.finish(run, attempt, FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("r", 0.5),)))
 
 
 def test_ids_are_whole_however_narrow_and_attempts_are_there_where_it_took_several(
@@ -371,9 +373,9 @@ def test_a_server_that_is_not_leydens_is_a_failure(leyden: Leyden, stranger: str
 def test_a_key_that_is_refused_is_a_failure(leyden: Leyden, filled: ServerProcess) -> None:
     server = ("--server", filled.url)
     assert "not a key of this server" in leyden("runs", *server, "--key", "leyden-x.y").mistake(1)
-    assert "expired" in leyden("runs", *server, "--key", filled.key(Kind.ADMIN, -1)).mistake(1)
+    assert "expired" in leyden("runs", *server, "--key", filled.key(KeyKind.ADMIN, -1)).mistake(1)
     assert "no key" in leyden("runs", *server).mistake(1)
-    confined = filled.key(Kind.VIEWER, run="empty")
+    confined = filled.key(KeyKind.VIEWER, run="empty")
     assert "for run empty" in leyden("show", "calc", *server, "--key", confined).mistake(1)
     assert [run["id"] for run in leyden("runs", "--json", *server, "--key", confined).document] == ["empty"]
 
@@ -387,7 +389,7 @@ def test_a_training_that_is_stopped_at_once_says_how_to_go_on(leyden: Leyden, mo
     async def stopped(*_: object) -> None:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr("leyden.local.training.train", stopped)
+    monkeypatch.setattr("leyden.local.train.train", stopped)
     Path("my agents").mkdir()
     Path("my agents/one.toml").write_text('agent = "a:b"\ntasks = "t"\n')
     said = leyden("train", "my agents/one.toml", "training.steps=7", "--restart", "--home", "here")

@@ -14,8 +14,9 @@ from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Purpose, Reward, Task
 from leyden.remote import Remote
-from leyden.server.store import Store, reading
-from leyden.wire import Finish, GroupSpec, LeaseRequest, RunSpec
+from leyden.store import queries
+from leyden.store.store import Store
+from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 
 GRADERS = """
 def length(task, result):
@@ -45,13 +46,15 @@ async def fill(url: str, key: str) -> None:
         await remote.enqueue("r", GroupSpec("e", Task("t", {"most": 4}), size=1, purpose=Purpose.EVAL))
         await remote.enqueue("r", GroupSpec("open", Task("t", {"most": 4}), size=2))
         ends = {
-            "g.0.1": Finish(SUCCEEDED, "ab", (Reward("final", 1.0, source="reward"),)),
-            "g.1.1": Finish(SUCCEEDED, "abcd", (Reward("final", 0.25, name="style"), Reward("f", 0.5, name="truth"))),
-            "g.2.1": Finish(ILL, "a"),
-            "g.3.1": Finish(Outcome(Ending.AGENT_ERROR, "it fell")),
-            "g.4.1": Finish(SUCCEEDED, "", (Reward("final", 0.125),)),
-            "e.0.1": Finish(SUCCEEDED, "abc", (Reward("final", 0.75),)),
-            "open.0.1": Finish(SUCCEEDED, "abc", (Reward("final", 0.0),)),
+            "g.0.1": FinishRequest(SUCCEEDED, "ab", (Reward("final", 1.0, source="reward"),)),
+            "g.1.1": FinishRequest(
+                SUCCEEDED, "abcd", (Reward("final", 0.25, name="style"), Reward("f", 0.5, name="truth"))
+            ),
+            "g.2.1": FinishRequest(ILL, "a"),
+            "g.3.1": FinishRequest(Outcome(Ending.AGENT_ERROR, "it fell")),
+            "g.4.1": FinishRequest(SUCCEEDED, "", (Reward("final", 0.125),)),
+            "e.0.1": FinishRequest(SUCCEEDED, "abc", (Reward("final", 0.75),)),
+            "open.0.1": FinishRequest(SUCCEEDED, "abc", (Reward("final", 0.0),)),
         }
         for lease in await remote.lease(LeaseRequest("w", count=8)):
             if lease.attempt.id in ends:
@@ -98,8 +101,8 @@ def episodes(home: Path) -> dict[str, Episode]:
     async def look() -> dict[str, Episode]:
         store = await Store(home / "leyden.db").start()
         try:
-            found = [*await store.read(reading.group_episodes, "r", "g")]
-            found += await store.read(reading.group_episodes, "r", "e")
+            found = [*await store.read(queries.group_episodes, "r", "g")]
+            found += await store.read(queries.group_episodes, "r", "e")
             return {episode.rollout.id: episode for episode in found}
         finally:
             await store.close()

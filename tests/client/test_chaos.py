@@ -19,11 +19,11 @@ from modelserving import eventually
 from worksite import AGENTS, Worksite
 
 from leyden import outcomes
-from leyden.client.starting import WorkerProcess
-from leyden.client.worker import WorkerOptions
+from leyden.client.worker.process import WorkerProcess
+from leyden.client.worker.worker import WorkerOptions
 from leyden.outcomes import Ending
 from leyden.records import Event, RunSettings, Task
-from leyden.server.keys import Kind
+from leyden.server.keys import KeyKind
 from leyden.wire import GroupSpec, RunSpec
 
 MARK = "LEYDEN_CHAOS"
@@ -57,7 +57,7 @@ async def killed_at_random(site: Worksite, dice: random.Random, every_s: float) 
     """Four workers, two a run; now and then one is killed, and another takes its place."""
 
     def start(run: str) -> WorkerProcess:
-        key = site.server.service.keyring.make(Kind.WORKER, 3600, run=run)[0]
+        key = site.server.service.keyring.make(KeyKind.WORKER, 3600, run=run)[0]
         options = WorkerOptions(
             server=site.server.url,
             run=run,

@@ -5,7 +5,8 @@ import sys
 
 PROGRAM = """
 import sys
-import leyden.client.__main__, leyden.client.command, leyden.client.host, leyden.client.starting
+import leyden.client.worker.__main__, leyden.client.worker.process
+import leyden.client.runners.command_host, leyden.client.host.main
 print(*sorted(m for m in sys.modules if m.partition(".")[0] in ("torch", "sqlalchemy") or "leyden.server" in m))
 """
 

@@ -13,12 +13,12 @@ from typing import Any
 import psutil
 from modelserving import END, ModelServer, eventually, model_server
 
-from leyden.client.starting import WorkerProcess
-from leyden.client.worker import WorkerOptions
+from leyden.client.worker.process import WorkerProcess
+from leyden.client.worker.worker import WorkerOptions
 from leyden.episodes import Episode
 from leyden.records import Purpose, RunSettings, Task
 from leyden.remote import Remote
-from leyden.server.keys import Kind
+from leyden.server.keys import KeyKind
 from leyden.wire import GroupSpec, RunSpec
 
 AGENTS = Path(__file__).parent / "agents"
@@ -70,10 +70,10 @@ class Worksite:
                 after = log.after
 
     @contextmanager
-    def worker(self, agent: str, kind: Kind = Kind.WORKER, **options: Any) -> Iterator[WorkerProcess]:
+    def worker(self, agent: str, kind: KeyKind = KeyKind.WORKER, **options: Any) -> Iterator[WorkerProcess]:
         """A worker at work; afterwards no process of it is left."""
         fields = {"server": self.server.url, "run": "r", "agent": agent, "base": str(AGENTS), "grace_s": 0.0, **options}
-        scope = {} if kind is Kind.ADMIN else {"run": "r"}
+        scope = {} if kind is KeyKind.ADMIN else {"run": "r"}
         key = self.server.service.keyring.make(kind, 600, **scope)[0]  # type: ignore[arg-type]
         worker = WorkerProcess(WorkerOptions(**fields), key)
         try:
@@ -126,6 +126,6 @@ async def worksite(home: Path) -> AsyncIterator[Worksite]:
     async with model_server(home) as server:
         server.say = echo
         sweeping = asyncio.create_task(server.service.store.sweep())
-        async with Remote(server.url, server.service.keyring.make(Kind.ADMIN, 7200)[0]) as remote:
+        async with Remote(server.url, server.service.keyring.make(KeyKind.ADMIN, 7200)[0]) as remote:
             yield Worksite(server, remote)
         sweeping.cancel()

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from leyden.engine import EngineError, Generate, Piece
 from leyden.engine.grammar import GrammarError, Grammars, Matcher
-from leyden.engine.torch_engine import TorchEngine
+from leyden.engine.protocol import EngineError, EngineRequest, TokenChunk
+from leyden.engine.torch.engine import TorchEngine
 from leyden.records import FREE, Sampling
-from leyden.server.gateway.tokenizer import Tokenizer
+from leyden.rendering.tokenizer import Tokenizer
 
 SPARK = str(files("leyden") / "models" / "spark")
 TOKENIZER = Tokenizer.load(SPARK)
@@ -45,13 +45,13 @@ def allowed(at: Matcher) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(np.frombuffer(at.allowed(), np.uint8), bitorder="little")).tolist())
 
 
-def ask(grammar: str | None, seed: int = 0, tokens: int = 60, **sampling: float) -> Generate:
+def ask(grammar: str | None, seed: int = 0, tokens: int = 60, **sampling: float) -> EngineRequest:
     prompt = TOKENIZER.encode("<|im_start|>user\nIs it so?<|im_end|>\n<|im_start|>assistant\n")
     drawn = Sampling(seed=seed, **sampling)  # type: ignore[arg-type]
-    return Generate(tuple(prompt), drawn, STOPS, tokens, f"s{seed}", grammar=grammar)
+    return EngineRequest(tuple(prompt), drawn, STOPS, tokens, f"s{seed}", grammar=grammar)
 
 
-async def complete(engine: TorchEngine, request: Generate) -> list[Piece]:
+async def complete(engine: TorchEngine, request: EngineRequest) -> list[TokenChunk]:
     return [piece async for piece in engine.generate(request)]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from table.make_tasks import make
 
 from leyden.config import override, read_config, read_file
-from leyden.local.training import Trained, train
-from leyden.trainer.journal import read_journal
+from leyden.local.train import TrainingResult, train
+from leyden.trainer.report.metrics_log import read_metrics
 
 TABLE = Path(__file__).parent / "table"
 LOTS = """
@@ -20,7 +20,7 @@ def reward(episode):
 """
 
 
-def train_table(folder: Path, *settings: str) -> Trained:
+def train_table(folder: Path, *settings: str) -> TrainingResult:
     """A run in a folder, or what is left of one that began there; `lots.py:reward` leaves no group flat."""
     shutil.copytree(TABLE, folder, dirs_exist_ok=True)
     (folder / "lots.py").write_text(LOTS)
@@ -29,6 +29,6 @@ def train_table(folder: Path, *settings: str) -> Trained:
     return asyncio.run(train(read_config(given)))
 
 
-def steps(trained: Trained) -> list[dict[str, Any]]:
+def steps(trained: TrainingResult) -> list[dict[str, Any]]:
     """What was written down of each step."""
-    return [row for row in read_journal(trained.folder / "metrics.jsonl") if row["step"] > 0]
+    return [row for row in read_metrics(trained.folder / "metrics.jsonl") if row["step"] > 0]

@@ -47,7 +47,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(undisturbed:
     training = Training(tmp_path, "rollout.lease_s=2")
     process = training.start()
     after_lines(process, 1)
-    (worker,) = children(process.pid, "leyden.client")
+    (worker,) = children(process.pid, "leyden.client.worker")
     kill(worker)
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed

@@ -8,8 +8,8 @@ import pytest
 from tables import train_table
 
 from leyden.config import Config, override, read_config, read_file
-from leyden.local.evaluating import measure_model
-from leyden.local.training import Trained, train
+from leyden.local.evaluate import measure_model
+from leyden.local.train import TrainingResult, train
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "calc_plain"
 REDUCED = ("training.steps=16", "training.tasks_per_step=8", "evaluation.every=0", "training.schedule=constant")
@@ -40,11 +40,11 @@ def configured(folder: Path, *settings: str) -> Config:
     return read_config(override(read_file(folder / "calc.toml"), [f"home={folder / 'runs'}", *settings]))
 
 
-def run(config: Config) -> Trained:
+def run(config: Config) -> TrainingResult:
     return asyncio.run(train(config))
 
 
-def measure(config: Config, trained: Trained, tasks: str | None = None) -> float:
+def measure(config: Config, trained: TrainingResult, tasks: str | None = None) -> float:
     """What the last checkpoint is worth by the true reward."""
     measured = asyncio.run(measure_model(config, str(trained.checkpoint), tasks))
     assert measured.reward is not None

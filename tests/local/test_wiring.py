@@ -10,8 +10,8 @@ from aiohttp import web
 
 from leyden.config import read_config, read_file
 from leyden.local.dev import try_out
-from leyden.server.store import reading
-from leyden.server.store.database import Database
+from leyden.store import queries
+from leyden.store.database import Database
 
 AGENT = """
 import os
@@ -90,5 +90,5 @@ async def test_routes_roles_services_and_group_rewards_are_as_configured(
     assert asked[0][0] == "Bearer secret" and os.environ["LEYDEN_UPSTREAM_KEY"] == "secret"
     database = Database(caught.folder / "leyden.db", readonly=True)
     with database.reader.begin() as look:
-        assert reading.run(look, caught.run).settings.agent_rewards
+        assert queries.run(look, caught.run).settings.agent_rewards
     database.close()

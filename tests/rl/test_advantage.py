@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from leyden.rl.advantage import Advantage, Calls, Floats, Groups, groups, total, weights
+from leyden.rl.advantage import Advantage, CallBatch, Floats, GroupIndex, groups, total, weights
 from leyden.rl.advantage.dr_grpo import dr_grpo
 from leyden.rl.advantage.gigpo import gigpo
 from leyden.rl.advantage.grpo import grpo
@@ -16,14 +16,14 @@ from leyden.rl.advantage.ppo import ppo
 from leyden.rl.advantage.reinforce_pp import reinforce_pp
 from leyden.rl.advantage.reinforce_pp_baseline import reinforce_pp_baseline
 from leyden.rl.advantage.rloo import rloo
-from leyden.rl.terms import Terms
+from leyden.rl.hyperparameters import Hyperparameters
 
 ROOT = 0.5**0.5
 GROUP_RELATIVE = [grpo, dr_grpo, rloo, reinforce_pp_baseline]
 EVERY = [*GROUP_RELATIVE, reinforce_pp, gigpo, ppo]
 
 
-def calls(update: Sequence[Sequence[Sequence[float]]], level: str = "rollout", **others: Sequence[float]) -> Calls:
+def calls(update: Sequence[Sequence[Sequence[float]]], level: str = "rollout", **others: Sequence[float]) -> CallBatch:
     """Values by group, rollout and call; states all different, one part, returns the sum, no critic."""
     flat = [
         (value, g, (g, r), sum(rollout))
@@ -33,7 +33,7 @@ def calls(update: Sequence[Sequence[Sequence[float]]], level: str = "rollout", *
     ]
     names = {name: index for index, name in enumerate(dict.fromkeys(name for _, _, name, _ in flat))}
     rollout = np.array([names[name] for _, _, name, _ in flat], dtype=np.int64)
-    made = Calls(
+    made = CallBatch(
         value=np.array([value for value, *_ in flat]),
         weight=weights(rollout, level),  # type: ignore[arg-type]
         group=np.array([group for _, group, _, _ in flat], dtype=np.int64),
@@ -47,8 +47,8 @@ def calls(update: Sequence[Sequence[Sequence[float]]], level: str = "rollout", *
     return replace(made, **{name: np.array(of, np.int64 if name in ints else None) for name, of in others.items()})
 
 
-def told(advantage: Advantage, of: Calls, terms: Terms | None = None) -> list[float]:
-    return advantage(of, terms or Terms()).tolist()
+def told(advantage: Advantage, of: CallBatch, terms: Hyperparameters | None = None) -> list[float]:
+    return advantage(of, terms or Hyperparameters()).tolist()
 
 
 # By hand, rollouts (1, 3) and (5): the mean is (2 + 5) / 2, the variance ((6.25 + 0.25) / 2 + 2.25) / (2 - 1) = 5.5.
@@ -109,7 +109,7 @@ def test_parts_of_a_mixture_are_normalised_apart(advantage: Advantage) -> None:
 def test_gigpo_adds_the_step_level_to_the_episode_level() -> None:
     update = calls([[[0.9, 1.0], [0.3, 0.0]]], returns=[1, 1, 0, 0], state=[0, 1, 0, 2])
     # episodes 1 and 0, and values 0.9 and 0.3 in state 0: two different numbers are always 1 / sqrt 2 from their mean
-    assert told(gigpo, update, Terms(step_weight=2.0)) == pytest.approx([3 * ROOT, ROOT, -3 * ROOT, -ROOT])
+    assert told(gigpo, update, Hyperparameters(step_weight=2.0)) == pytest.approx([3 * ROOT, ROOT, -3 * ROOT, -ROOT])
 
 
 def test_gigpo_counts_each_rollout_once_among_episodes_and_each_call_once_in_a_state() -> None:
@@ -131,7 +131,7 @@ def test_ppo_is_what_the_critic_had_not_expected() -> None:
 def test_a_group_of_one_rollout_has_nobody_to_be_compared_with(advantage: Advantage, level: str) -> None:
     update = calls([[[1.0, 2.0, 7.0]], [[1.0], [2.0]]], level)
     assert told(advantage, update)[:3] == [0.0, 0.0, 0.0]
-    assert np.all(advantage(update, Terms())[3:] != 0)
+    assert np.all(advantage(update, Hyperparameters())[3:] != 0)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_an_update_without_calls_has_no_advantages(advantage: Advantage) -> None
 
 def test_groups_that_say_nothing_are_counted_by_why() -> None:
     update = calls([[[1.0], [0.0]], [[1.0, 2.0]], [[0.3], [0.1 + 0.2]], [[0.0, 0.0], [0.0]]])
-    assert groups(update) == Groups(alone=1, flat=2)
-    assert groups(calls([])) == Groups(alone=0, flat=0)
+    assert groups(update) == GroupIndex(alone=1, flat=2)
+    assert groups(calls([])) == GroupIndex(alone=0, flat=0)
 
 
 VALUES = st.integers(-20, 20).map(lambda value: value / 4)
@@ -190,7 +190,7 @@ def test_what_all_rollouts_of_a_group_have_alike_changes_nothing(
     before = calls(update, level)
     after = replace(before, value=before.value + np.array(shifts)[before.group])
     for advantage in GROUP_RELATIVE:
-        assert advantage(after, Terms()) == pytest.approx(advantage(before, Terms()), abs=1e-9)
+        assert advantage(after, Hyperparameters()) == pytest.approx(advantage(before, Hyperparameters()), abs=1e-9)
 
 
 @settings(deadline=None)
@@ -202,7 +202,9 @@ def test_the_scale_of_rewards_changes_only_what_is_not_normalised(
     after = replace(before, value=scale * before.value, returns=scale * before.returns)
     for advantage in EVERY:
         factor = scale if advantage in (dr_grpo, rloo) else 1.0
-        assert advantage(after, Terms()) == pytest.approx(factor * advantage(before, Terms()), abs=1e-7)
+        assert advantage(after, Hyperparameters()) == pytest.approx(
+            factor * advantage(before, Hyperparameters()), abs=1e-7
+        )
 
 
 @settings(deadline=None)
@@ -211,8 +213,8 @@ def test_advantages_of_a_group_balance(update: list[list[list[float]]], level: s
     made = calls(update, level)
     for advantage in GROUP_RELATIVE:
         if advantage is not rloo or level == "rollout":
-            assert total(made.weight * advantage(made, Terms()), made.group) == pytest.approx(0, abs=1e-9)
-    assert (made.weight * reinforce_pp(made, Terms())).sum() == pytest.approx(0, abs=1e-9)
+            assert total(made.weight * advantage(made, Hyperparameters()), made.group) == pytest.approx(0, abs=1e-9)
+    assert (made.weight * reinforce_pp(made, Hyperparameters())).sum() == pytest.approx(0, abs=1e-9)
 
 
 @settings(deadline=None)
@@ -224,18 +226,18 @@ def test_the_order_of_calls_and_the_numbers_of_rollouts_mean_nothing(
     made = replace(made, state=made.group)
     order = list(range(len(made.value)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    moved = Calls(*(getattr(made, name)[order] for name in Calls.__struct_fields__))
+    moved = CallBatch(*(getattr(made, name)[order] for name in CallBatch.__struct_fields__))
     moved = replace(moved, group=7 - moved.group, rollout=100 - 3 * moved.rollout, state=-moved.state)
     for advantage in EVERY:
-        assert advantage(moved, Terms()) == pytest.approx(advantage(made, Terms())[order], abs=1e-9)
+        assert advantage(moved, Hyperparameters()) == pytest.approx(advantage(made, Hyperparameters())[order], abs=1e-9)
 
 
 @settings(deadline=None)
 @given(UPDATES, LEVELS)
 def test_groups_do_not_touch_each_other(update: list[list[list[float]]], level: str) -> None:
     for advantage in (grpo, dr_grpo, rloo, gigpo):
-        together = advantage(calls(update, level), Terms())
-        apart: list[Floats] = [advantage(calls([group], level), Terms()) for group in update]
+        together = advantage(calls(update, level), Hyperparameters())
+        apart: list[Floats] = [advantage(calls([group], level), Hyperparameters()) for group in update]
         assert together == pytest.approx(np.concatenate(apart), abs=1e-9)
 
 
@@ -243,4 +245,4 @@ def test_groups_do_not_touch_each_other(update: list[list[list[float]]], level: 
 @given(UPDATES, LEVELS)
 def test_advantages_are_numbers(update: list[list[list[float]]], level: str) -> None:
     for advantage in EVERY:
-        assert np.all(np.isfinite(advantage(calls(update, level), Terms())))
+        assert np.all(np.isfinite(advantage(calls(update, level), Hyperparameters())))

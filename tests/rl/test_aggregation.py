@@ -9,7 +9,7 @@ from leyden.rl.aggregation.call_mean import call_mean
 from leyden.rl.aggregation.constant import constant
 from leyden.rl.aggregation.rollout_mean import rollout_mean
 from leyden.rl.aggregation.token_mean import token_mean
-from leyden.rl.terms import Terms
+from leyden.rl.hyperparameters import Hyperparameters
 
 LENGTHS = [[2, 6], [4], [], [0]]
 
@@ -24,7 +24,7 @@ LENGTHS = [[2, 6], [4], [], [0]]
     ],
 )
 def test_weights_by_hand(aggregation: Aggregation, expected: list[list[float]]) -> None:
-    found = aggregation(LENGTHS, Terms(length=10))
+    found = aggregation(LENGTHS, Hyperparameters(length=10))
     assert [pytest.approx(calls) for calls in expected] == found
 
 
@@ -32,6 +32,6 @@ def test_weights_by_hand(aggregation: Aggregation, expected: list[list[float]]) 
 def test_means_add_up_to_one(lengths: list[list[int]]) -> None:
     tokens = sum(map(sum, lengths))
     for aggregation in (rollout_mean, call_mean, token_mean):
-        weights = aggregation(lengths, Terms())
+        weights = aggregation(lengths, Hyperparameters())
         summed = sum(n * w for pair in zip(lengths, weights, strict=True) for n, w in zip(*pair, strict=True))
         assert summed == pytest.approx(1.0 if tokens else 0.0)

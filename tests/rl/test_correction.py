@@ -6,18 +6,18 @@ import torch
 from leyden.rl.correction import ratios
 from leyden.rl.correction.masked import masked
 from leyden.rl.correction.truncated import truncated
-from leyden.rl.terms import Terms
+from leyden.rl.hyperparameters import Hyperparameters
 
 RATIO = torch.tensor([0.25, 0.5, 1.0, 2.0, 3.0])
 
 
 def test_truncated_counts_no_token_more_than_the_bound() -> None:
-    assert truncated(RATIO, Terms()).tolist() == [0.25, 0.5, 1.0, 2.0, 2.0]
-    assert truncated(RATIO, Terms(correction_high=float("inf"))).tolist() == RATIO.tolist()
+    assert truncated(RATIO, Hyperparameters()).tolist() == [0.25, 0.5, 1.0, 2.0, 2.0]
+    assert truncated(RATIO, Hyperparameters(correction_high=float("inf"))).tolist() == RATIO.tolist()
 
 
 def test_masked_leaves_out_what_the_policies_disagree_on() -> None:
-    assert masked(RATIO, Terms()).tolist() == [0.0, 0.5, 1.0, 2.0, 0.0]
+    assert masked(RATIO, Hyperparameters()).tolist() == [0.0, 0.5, 1.0, 2.0, 0.0]
 
 
 def test_a_ratio_is_of_a_token_or_of_all_the_tokens_of_a_unit() -> None:
@@ -34,5 +34,5 @@ def test_no_gradient_goes_through_a_correction() -> None:
 def test_policies_that_are_worlds_apart_have_finite_weights() -> None:
     far = ratios(torch.tensor([300.0, -300.0]))
     assert torch.isfinite(far**2).all()
-    assert truncated(far, Terms()).tolist() == pytest.approx([2.0, 0.0], abs=1e-8)
-    assert masked(far, Terms()).tolist() == [0.0, 0.0]
+    assert truncated(far, Hyperparameters()).tolist() == pytest.approx([2.0, 0.0], abs=1e-8)
+    assert masked(far, Hyperparameters()).tolist() == [0.0, 0.0]

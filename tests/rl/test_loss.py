@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from leyden.rl.loss import Loss, Tokens
+from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.loss import Loss, TokenBatch
 from leyden.rl.loss.cispo import cispo
 from leyden.rl.loss.gspo import gspo
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.rl.loss.reinforce import reinforce
-from leyden.rl.terms import Terms
 from leyden.rl.value_loss import value_loss
 
 
 def tokens(
     current: Sequence[float], proximal: Sequence[float], advantages: Sequence[float], call: Sequence[int] = ()
-) -> Tokens:
-    return Tokens(
+) -> TokenBatch:
+    return TokenBatch(
         current=torch.tensor(current, requires_grad=True),
         proximal=torch.tensor(proximal),
         advantages=torch.tensor(advantages),
@@ -26,9 +26,11 @@ def tokens(
     )
 
 
-def told(loss: Loss, of: Tokens, terms: Terms | None = None) -> tuple[list[float], list[float], dict[str, Tensor]]:
+def told(
+    loss: Loss, of: TokenBatch, terms: Hyperparameters | None = None
+) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """The loss of each token, the gradient of their sum, the figures."""
-    losses, figures = loss(of, terms or Terms())
+    losses, figures = loss(of, terms or Hyperparameters())
     losses.sum().backward()
     assert of.current.grad is not None
     return losses.tolist(), of.current.grad.tolist(), figures
@@ -52,7 +54,7 @@ def test_ppo_stops_gaining_beyond_the_clip_range() -> None:
 
 def test_the_dual_clip_bounds_how_hard_a_bad_token_is_pushed_down() -> None:
     given = tokens([1.5, 0.5, 1.5], [0.0] * 3, [-1.0, -1.0, 1.0])
-    losses, gradient, figures = told(ppo_clip, given, Terms(clip_dual=3.0))
+    losses, gradient, figures = told(ppo_clip, given, Hyperparameters(clip_dual=3.0))
     assert losses == pytest.approx([3.0, 1.6487212, -1.28])
     assert gradient == pytest.approx([0.0, 1.6487212, 0.0])
     assert figures["clipped_dual"].tolist() == [True, False, False]
@@ -93,7 +95,7 @@ def test_a_token_that_has_moved_out_of_all_bounds_breaks_nothing(loss: Loss) -> 
 
 @pytest.mark.parametrize("loss", [reinforce, ppo_clip, gspo, cispo])
 def test_no_tokens_have_no_loss(loss: Loss) -> None:
-    losses, _ = loss(Tokens(*(torch.empty(0),) * 3, torch.empty(0, dtype=torch.int64)), Terms())
+    losses, _ = loss(TokenBatch(*(torch.empty(0),) * 3, torch.empty(0, dtype=torch.int64)), Hyperparameters())
     assert losses.shape == (0,)
 
 

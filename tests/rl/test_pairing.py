@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from leyden.rl.choosing import names
-from leyden.rl.pairing import PAIRS, Mismatch, check_pair, needs_critic
+from leyden.rl.pairing import PAIRS, IncompatibleChoice, check_pair, needs_critic
 
 
 def test_the_table_knows_every_credit_and_every_advantage() -> None:
@@ -18,12 +18,12 @@ def test_a_pair_is_in_the_table_or_refused(credit: str, advantage: str) -> None:
     if credit in PAIRS[advantage]:
         check_pair(credit, advantage)
     else:
-        with pytest.raises(Mismatch, match=f'write `algorithm.credit = "{PAIRS[advantage][0]}"`'):
+        with pytest.raises(IncompatibleChoice, match=f'write `algorithm.credit = "{PAIRS[advantage][0]}"`'):
             check_pair(credit, advantage)
 
 
 def test_a_refusal_names_both_ways_out() -> None:
-    with pytest.raises(Mismatch) as refused:
+    with pytest.raises(IncompatibleChoice) as refused:
         check_pair("identical", "ppo")
     assert str(refused.value) == (
         '`algorithm.advantage = "ppo"` does not go with `algorithm.credit = "identical"`: write '
@@ -35,7 +35,7 @@ def test_a_users_own_goes_with_anything_but_as_the_credit_of_ppo() -> None:
     check_pair("mine:credit", "grpo")
     check_pair("mine:credit", "mine:advantage")
     check_pair("gae", "mine:advantage")
-    with pytest.raises(Mismatch, match=r'write `algorithm.credit = "gae"`$'):
+    with pytest.raises(IncompatibleChoice, match=r'write `algorithm.credit = "gae"`$'):
         check_pair("mine:credit", "ppo")
 
 

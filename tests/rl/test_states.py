@@ -7,7 +7,7 @@ import pytest
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Attempt, Call, Purpose, Rollout, State, Task
-from leyden.rl.choosing import Unknown
+from leyden.rl.choosing import UnknownName
 from leyden.rl.states import messages, numbered, prompt, shared, state_key
 
 ASKED = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which room?"})
@@ -61,7 +61,7 @@ def test_a_key_is_chosen_by_its_name() -> None:
     assert state_key("messages") is messages
     assert state_key("prompt") is prompt
     with pytest.raises(
-        Unknown, match=r"`algorithm\.state`: there is no 'board'; there are messages, prompt, or module"
+        UnknownName, match=r"`algorithm\.state`: there is no 'board'; there are messages, prompt, or module"
     ):
         state_key("board")
 

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.rl.loss import Tokens
+from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.loss import TokenBatch
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.rl.loss.reinforce import reinforce
 from leyden.rl.statistics import DEEPEST, Statistics
-from leyden.rl.terms import Terms
 
 LN2 = 0.6931472
 
@@ -26,8 +26,8 @@ def count(statistics: Statistics, calls: Sequence[tuple[int, Call]], loss: objec
     table = torch.tensor([token for *_, token in flat], dtype=torch.float64).reshape(-1, 3)
     call = torch.tensor([number for number, *_ in flat], dtype=torch.int64)
     depth = torch.tensor([turn for _, turn, _ in flat], dtype=torch.int64)
-    tokens = Tokens(table[:, 0], table[:, 1], 1.0 - 2.0 * (depth % 2), call)
-    _, figures = loss(tokens, Terms())  # type: ignore[operator]
+    tokens = TokenBatch(table[:, 0], table[:, 1], 1.0 - 2.0 * (depth % 2), call)
+    _, figures = loss(tokens, Hyperparameters())  # type: ignore[operator]
     statistics.add(tokens, table[:, 2], depth, figures, -table[:, 0])
 
 

@@ -11,12 +11,12 @@ from leyden.rl.aggregation import Aggregation
 from leyden.rl.aggregation.constant import constant
 from leyden.rl.aggregation.rollout_mean import rollout_mean
 from leyden.rl.aggregation.token_mean import token_mean
+from leyden.rl.hyperparameters import Hyperparameters
 from leyden.rl.kl import k3
-from leyden.rl.loss import Loss, Tokens
+from leyden.rl.loss import Loss, TokenBatch
 from leyden.rl.loss.cispo import cispo
 from leyden.rl.loss.gspo import gspo
 from leyden.rl.loss.ppo_clip import ppo_clip
-from leyden.rl.terms import Terms
 
 RECORD: dict[str, Any] = json.loads(Path(__file__).with_name("trl.json").read_text())
 OURS: dict[str, tuple[Loss, Aggregation]] = {
@@ -44,7 +44,7 @@ def test_loss_gradient_and_figures_are_those_of_trl(name: str) -> None:
     given = {key: torch.tensor(rows, dtype=torch.float64) for key, rows in RECORD["tensors"].items()}
     mask = given["mask"].bool()
     high = settings["epsilon_high"] - (loss is cispo)  # for cispo, TRL's is the bound itself
-    terms = Terms(
+    terms = Hyperparameters(
         clip_low=settings["epsilon"],
         clip_high=high,
         clip_dual=settings.get("delta"),
@@ -52,7 +52,7 @@ def test_loss_gradient_and_figures_are_those_of_trl(name: str) -> None:
     )
     lengths = mask.sum(1)
     current = given["current"].clone().requires_grad_()
-    tokens = Tokens(
+    tokens = TokenBatch(
         current=current[mask],
         proximal=given["proximal"][mask],
         advantages=given["advantages"].repeat_interleave(lengths),

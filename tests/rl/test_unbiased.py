@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leyden.rl.advantage import Advantage, Calls, Floats, weights
+from leyden.rl.advantage import Advantage, CallBatch, Floats, weights
 from leyden.rl.advantage.dr_grpo import dr_grpo
 from leyden.rl.advantage.grpo import grpo
 from leyden.rl.advantage.rloo import rloo
@@ -21,17 +21,17 @@ from leyden.rl.aggregation.constant import constant
 from leyden.rl.aggregation.rollout_mean import rollout_mean
 from leyden.rl.correction import Level, ratios
 from leyden.rl.correction.truncated import truncated
-from leyden.rl.credit import Credit, Earned
+from leyden.rl.credit import Credit, RolloutRewards
 from leyden.rl.credit.discounted import discounted
 from leyden.rl.credit.gae import gae
 from leyden.rl.credit.identical import identical
+from leyden.rl.hyperparameters import Hyperparameters
 from leyden.rl.kl import k1
-from leyden.rl.loss import Loss, Tokens
+from leyden.rl.loss import Loss, TokenBatch
 from leyden.rl.loss.cispo import cispo
 from leyden.rl.loss.gspo import gspo
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.rl.loss.reinforce import reinforce
-from leyden.rl.terms import Terms
 
 Table = Tensor
 """Logits: row 0 of the first choice, rows 1 and 2 of the second after the first was 0 or 1."""
@@ -44,7 +44,7 @@ OTHER = torch.tensor([[-0.1, 0.4, 0.2], [0.0, 0.7, -0.3], [0.9, -0.2, 0.1]], dty
 FINAL = dict(zip(PATHS, [1.0, 0.0, 2.5, -1.0, 0.3, 1.7, 3.0], strict=True))
 STEP = (0.2, -0.5, 0.4)
 """What the first action earns at once."""
-EXACT = Terms(length=1, correction_high=float("inf"))
+EXACT = Hyperparameters(length=1, correction_high=float("inf"))
 
 
 def steps(path: Path) -> list[float]:
@@ -77,7 +77,7 @@ def estimated(
     loss: Loss = reinforce,
     size: int = 2,
     aggregation: Aggregation = constant,
-    terms: Terms = EXACT,
+    terms: Hyperparameters = EXACT,
     sampler: Table = POLICY,
     level: Level | None = None,
     critic: Sequence[float] = (0.0, 0.0, 0.0),
@@ -94,14 +94,14 @@ def estimated(
             costs = k1(logprobs(POLICY, path), logprobs(OTHER, path)).tolist()
             earned = [step - penalty * cost for step, cost in zip(steps(path), costs, strict=True)]
             seen = tuple(critic[state] for state, _ in path)
-            values += credit(Earned(tuple(earned), FINAL[path], (True,) * len(path), seen), terms)
+            values += credit(RolloutRewards(tuple(earned), FINAL[path], (True,) * len(path), seen), terms)
             baselines += seen
             rollouts += [path]
             chances += [chance] * len(path)
             weights_R += share
             worth += [returns(path)] * len(path)
     rollout = np.repeat(np.arange(len(rollouts)), list(map(len, rollouts)))
-    calls = Calls(
+    calls = CallBatch(
         value=np.array(values),
         weight=weights(rollout, "rollout"),
         group=rollout // size,
@@ -112,7 +112,9 @@ def estimated(
         state=np.arange(len(rollout)),
     )
     current = torch.cat([logprobs(table, path) for path in rollouts])
-    tokens = Tokens(current, current.detach(), torch.from_numpy(advantage(calls, terms)), torch.arange(len(current)))
+    tokens = TokenBatch(
+        current, current.detach(), torch.from_numpy(advantage(calls, terms)), torch.arange(len(current))
+    )
     losses, _ = loss(tokens, terms)
     if level is not None:
         gap = current.detach() - torch.cat([logprobs(sampler, path) for path in rollouts])
@@ -144,14 +146,14 @@ def test_dr_grpo_is_unbiased_but_for_the_own_part_in_the_mean(size: int) -> None
     assert apart(estimated(identical, dr_grpo, size=size), (size - 1) / size * exact()) < 1e-12
 
 
-def surprise(calls: Calls, terms: Terms) -> Floats:
+def surprise(calls: CallBatch, terms: Hyperparameters) -> Floats:
     """`ppo` before it is normalised."""
     return calls.value - calls.baseline
 
 
 @pytest.mark.parametrize("critic", [(0.0, 0.0, 0.0), (3.0, -2.0, 0.7)])
 def test_gae_with_lambda_one_is_unbiased_whatever_the_critic_says(critic: Sequence[float]) -> None:
-    terms = Terms(length=1, lam=1.0)
+    terms = Hyperparameters(length=1, lam=1.0)
     assert apart(estimated(discounted, surprise, terms=terms, critic=critic), exact()) < 1e-12
     assert apart(estimated(gae, surprise, terms=terms, critic=critic), exact()) < 1e-12
 
@@ -159,7 +161,7 @@ def test_gae_with_lambda_one_is_unbiased_whatever_the_critic_says(critic: Sequen
 def test_gae_with_less_is_unbiased_where_the_critic_is_right_and_biased_where_not() -> None:
     chances = POLICY.softmax(-1)
     later = [sum((chances[a + 1, b] * FINAL[(0, a), (a + 1, b)]).item() for b in range(3)) for a in range(2)]
-    terms = Terms(length=1, lam=0.3)
+    terms = Hyperparameters(length=1, lam=0.3)
     assert apart(estimated(gae, surprise, terms=terms, critic=(5.0, *later)), exact()) < 1e-12
     assert apart(estimated(gae, surprise, terms=terms, critic=(5.0, 3.0, -2.0)), exact()) > 1e-2
 
@@ -171,7 +173,7 @@ def test_what_another_policy_drew_is_corrected_exactly_by_the_ratio_of_the_rollo
 
 
 def test_without_it_or_by_tokens_or_truncated_a_bias_is_left() -> None:
-    bounded = Terms(length=1, correction_high=1.1)
+    bounded = Hyperparameters(length=1, correction_high=1.1)
     assert apart(estimated(identical, rloo, sampler=OTHER), exact()) > 1e-2
     assert apart(estimated(identical, rloo, sampler=OTHER, level="token"), exact()) > 1e-2
     assert apart(estimated(identical, rloo, sampler=OTHER, level="rollout", terms=bounded), exact()) > 1e-2
@@ -187,4 +189,4 @@ def test_deviations_and_lengths_in_denominators_turn_the_gradient() -> None:
     assert askew(estimated(identical, dr_grpo, size=3), exact()) < 1e-7
     assert askew(estimated(identical, grpo, size=3), exact()) > 1e-2
     assert askew(estimated(identical, rloo, aggregation=rollout_mean), exact()) > 1e-2
-    assert askew(estimated(discounted, rloo, terms=Terms(length=1, gamma=0.5)), exact()) > 1e-2
+    assert askew(estimated(discounted, rloo, terms=Hyperparameters(length=1, gamma=0.5)), exact()) > 1e-2

@@ -15,7 +15,7 @@ from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Run, Task
 from leyden.remote import Remote
 from leyden.server.http import ErrorBody
-from leyden.wire import Finish, GroupSpec, LeaseRequest, RolloutDetail, RunSpec
+from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RolloutDetail, RunSpec
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -188,7 +188,7 @@ async def test_integers_of_any_size_survive_in_a_task(client: Client, remote: Re
         assert msgspec.json.decode(reply.body, type=RolloutDetail).task.input == wide
     (lease,) = await remote.lease(LeaseRequest("w", run="wide"))
     assert lease.task.input == wide
-    await remote.finish("wide", lease.attempt.id, Finish(Outcome(Ending.AGENT_ERROR), wide))
+    await remote.finish("wide", lease.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR), wide))
     assert (await remote.episode("wide", lease.attempt.id)).attempt.result == wide
 
 

@@ -15,9 +15,9 @@ from leyden.outcomes import Ending, Outcome
 from leyden.records import Reward, RewardKind, RunSettings, Task
 from leyden.remote import Remote, RemoteError
 from leyden.server.http import Route
-from leyden.server.keys import Keyring, Kind, Refused
+from leyden.server.keys import KeyKind, KeyRefused, Keyring
 from leyden.server.routes import ROUTES
-from leyden.wire import Finish, GroupSpec, KeySpec, Lease, LeaseRequest, RunSpec
+from leyden.wire import FinishRequest, GroupSpec, KeySpec, Lease, LeaseRequest, RunSpec
 
 # Who asks. The requests concern run `mine` and an attempt of it that pool `hall` hosts, in a run that takes no rewards
 # from agents.
@@ -104,8 +104,8 @@ async def fill(server: ServerProcess) -> dict[str, str]:
     async with Remote(server.url, server.admin_key) as remote:
         one, another, ended = await work_on(remote, "mine", 3, pool="hall")
         (elsewhere,) = await work_on(remote, "other", 1, pool="hall")
-        await remote.finish("mine", ended.attempt.id, Finish(Outcome(Ending.AGENT_ERROR)))
-    payload, _, signature = server.key(Kind.VIEWER).removeprefix("leyden-").partition(".")
+        await remote.finish("mine", ended.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR)))
+    payload, _, signature = server.key(KeyKind.VIEWER).removeprefix("leyden-").partition(".")
     promoted = msgspec.msgpack.decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
     promoted[0] = "admin"
     forged = urlsafe_b64encode(msgspec.msgpack.encode(promoted)).rstrip(b"=").decode()
@@ -113,19 +113,19 @@ async def fill(server: ServerProcess) -> dict[str, str]:
         "garbage": "leyden-garbage",
         "payload changed": f"leyden-{forged}.{signature}",
         "signature changed": server.admin_key[:-1] + ("0" if server.admin_key[-1] != "0" else "1"),
-        "expired": server.key(Kind.ADMIN, ttl_s=-1),
-        "another server's": Keyring(b"another secret", time.time).make(Kind.ADMIN, 3600)[0],
+        "expired": server.key(KeyKind.ADMIN, ttl_s=-1),
+        "another server's": Keyring(b"another secret", time.time).make(KeyKind.ADMIN, 3600)[0],
         "admin": server.admin_key,
-        "viewer": server.key(Kind.VIEWER),
-        "viewer of the run": server.key(Kind.VIEWER, run="mine"),
-        "viewer of another run": server.key(Kind.VIEWER, run="other"),
-        "worker": server.key(Kind.WORKER),
-        "worker of the run": server.key(Kind.WORKER, run="mine"),
-        "worker of another run": server.key(Kind.WORKER, run="other"),
-        "pool": server.key(Kind.POOL, pool="hall"),
-        "pool of the run": server.key(Kind.POOL, pool="hall", run="mine"),
-        "pool of another run": server.key(Kind.POOL, pool="hall", run="other"),
-        "another pool": server.key(Kind.POOL, pool="annex", run="mine"),
+        "viewer": server.key(KeyKind.VIEWER),
+        "viewer of the run": server.key(KeyKind.VIEWER, run="mine"),
+        "viewer of another run": server.key(KeyKind.VIEWER, run="other"),
+        "worker": server.key(KeyKind.WORKER),
+        "worker of the run": server.key(KeyKind.WORKER, run="mine"),
+        "worker of another run": server.key(KeyKind.WORKER, run="other"),
+        "pool": server.key(KeyKind.POOL, pool="hall"),
+        "pool of the run": server.key(KeyKind.POOL, pool="hall", run="mine"),
+        "pool of another run": server.key(KeyKind.POOL, pool="hall", run="other"),
+        "another pool": server.key(KeyKind.POOL, pool="annex", run="mine"),
         "attempt": one.key,
         "another attempt": another.key,
         "attempt of another run": elsewhere.key,
@@ -200,11 +200,11 @@ async def test_a_worker_of_one_run_gets_work_of_that_run_only(server: ServerProc
     for run in ("theirs", "ours"):
         await remote.create_run(RunSpec(run))
         await remote.enqueue(run, GroupSpec(f"{run}-g", Task("t", None)))
-    async with Remote(server.url, server.key(Kind.WORKER, run="ours")) as worker:
+    async with Remote(server.url, server.key(KeyKind.WORKER, run="ours")) as worker:
         assert await refused(403, worker.lease(LeaseRequest("w", run="theirs"))) == "not_permitted"
         assert [lease.attempt.run for lease in await worker.lease(LeaseRequest("w", count=9))] == ["ours"]
     (lease,) = await remote.lease(LeaseRequest("w", run="theirs"))
-    async with Remote(server.url, server.key(Kind.WORKER, run="ours")) as worker:
+    async with Remote(server.url, server.key(KeyKind.WORKER, run="ours")) as worker:
         reply = await worker.beat("w", [lease.attempt.id])
         assert (reply.expires, [ended.outcome for ended in reply.ended]) == ({}, [None])
 
@@ -215,7 +215,7 @@ async def test_a_worker_makes_pool_keys_and_no_others(server: ServerProcess, key
             assert await refused(403, worker.make_key(KeySpec(kind))) == "not_permitted"
         made = await worker.make_key(KeySpec("pool"))
     async with aiohttp.ClientSession() as session:
-        empty = server.key(Kind.POOL, pool="nobody")
+        empty = server.key(KeyKind.POOL, pool="nobody")
         for route in ROUTES:
             assert await knock(session, server, route, made.key) == await knock(session, server, route, empty)
 
@@ -225,13 +225,13 @@ async def test_a_key_made_is_no_wider_than_its_maker(server: ServerProcess, keys
         assert await refused(403, worker.make_key(KeySpec("pool", run="other"))) == "not_permitted"
         made = await worker.make_key(KeySpec("pool"))
     async with aiohttp.ClientSession() as session:
-        empty = server.key(Kind.POOL, pool="nobody", run="mine")
+        empty = server.key(KeyKind.POOL, pool="nobody", run="mine")
         for route in ROUTES:
             assert await knock(session, server, route, made.key) == await knock(session, server, route, empty)
 
 
 async def test_a_key_made_lives_no_longer_than_its_maker(server: ServerProcess) -> None:
-    async with Remote(server.url, server.key(Kind.WORKER, ttl_s=60)) as worker:
+    async with Remote(server.url, server.key(KeyKind.WORKER, ttl_s=60)) as worker:
         made = await worker.make_key(KeySpec("pool", ttl_s=86_400))
         assert made.expires <= time.time() + 60
         soon = await worker.make_key(KeySpec("pool", ttl_s=5))
@@ -260,7 +260,7 @@ async def test_an_agent_sets_rewards_only_where_its_run_allows_it(
     run = f"agent-rewards-{allowed}".lower()
     await remote.create_run(RunSpec(run, RunSettings(lease_s=3600, agent_rewards=allowed)))
     pool, annex = await remote.make_key(KeySpec("pool", run=run)), await remote.make_key(KeySpec("pool", run=run))
-    wide = server.key(Kind.POOL, pool=pool.pool or "")
+    wide = server.key(KeyKind.POOL, pool=pool.pool or "")
     mine, sibling, outside = await work_on(remote, run, 3, pool=pool.pool, agent_rewards=allowed)
     for number, key in enumerate((mine.key, pool.key, wide, sibling.key, annex.key)):
         async with Remote(server.url, key) as agent:
@@ -294,7 +294,7 @@ async def test_a_key_dies_with_its_attempt_at_once(server: ServerProcess, remote
     finished, cancelled, with_its_run = keys = [lease.key for lease in leases]
     assert [await trace_with(server, key) for key in keys] == [200, 200, 200]
 
-    await remote.finish("endings", leases[0].attempt.id, Finish(Outcome(Ending.AGENT_ERROR)))
+    await remote.finish("endings", leases[0].attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR)))
     assert await trace_with(server, finished) == 403
 
     await remote.cancel_rollout("endings", leases[1].attempt.rollout)
@@ -330,7 +330,7 @@ async def test_keys_outlive_a_crash_of_the_server_and_attempts_their_own(tmp_pat
             pool = (await remote.make_key(KeySpec("pool"))).key
             alive, ended = await work_on(remote, "r", 2, pool="hall")
             viewer = (await remote.make_key(KeySpec("viewer"))).key
-            await remote.finish("r", ended.attempt.id, Finish(Outcome(Ending.AGENT_ERROR)))
+            await remote.finish("r", ended.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR)))
         server.kill()
         server.start()
         assert server.admin_key == admin
@@ -347,17 +347,17 @@ async def test_keys_outlive_a_crash_of_the_server_and_attempts_their_own(tmp_pat
 def test_a_key_says_what_it_was_made_for_until_it_expires() -> None:
     now = [1000.0]
     keyring = Keyring(b"secret", lambda: now[0])
-    text, key = keyring.make(Kind.POOL, 10, run="r", pool="p")
+    text, key = keyring.make(KeyKind.POOL, 10, run="r", pool="p")
     assert keyring.read(text) == key
-    assert (key.kind, key.run, key.pool, key.expires) == (Kind.POOL, "r", "p", 1010.0)
+    assert (key.kind, key.run, key.pool, key.expires) == (KeyKind.POOL, "r", "p", 1010.0)
     now[0] = 1010.0
-    with pytest.raises(Refused, match="expired"):
+    with pytest.raises(KeyRefused, match="expired"):
         keyring.read(text)
 
 
 @pytest.mark.parametrize("text", ["", "leyden-", "leyden-.", "leyden-e30.", "sk-abc", "leyden-é.é", "x" * 100_000])
 def test_what_is_not_a_key_is_refused(text: str) -> None:
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(KeyRefused) as refusal:
         Keyring(b"secret", time.time).read(text)
     assert refusal.value.status == 401
 

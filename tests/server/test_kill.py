@@ -13,7 +13,7 @@ from serving import ServerProcess
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Reward, RewardKind, RunSettings, State, Task
 from leyden.remote import Remote, RemoteError
-from leyden.wire import Finish, GroupSpec, LeaseRequest, RunSpec
+from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 
 HUNG_UP = (aiohttp.ClientError, ConnectionError, TimeoutError)
 CLIENTS, GROUP = 8, 2
@@ -63,7 +63,7 @@ class Load:
             self.calls.setdefault(id, set()).add(f"c{turn}")
         await self.remote.record_rewards("r", id, [Reward("step", 0.5, RewardKind.STEP)])
         self.rewards.setdefault(id, set()).add("step")
-        report = Finish(Outcome(Ending.SUCCEEDED), result=id, rewards=(Reward("final", 1.0),))
+        report = FinishRequest(Outcome(Ending.SUCCEEDED), result=id, rewards=(Reward("final", 1.0),))
         if (await self.remote.finish("r", id, report)).counted:
             self.counted[id] += 1
 

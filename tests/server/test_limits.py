@@ -9,7 +9,7 @@ from serving import ServerProcess
 
 from leyden.records import RunSettings, Task
 from leyden.remote import Remote
-from leyden.server.keys import Kind
+from leyden.server.keys import KeyKind
 from leyden.server.limits import LIMITS, Limit, Limiter, TooMany
 from leyden.wire import GroupSpec, LeaseRequest, RunSpec
 
@@ -30,14 +30,14 @@ def clock() -> Clock:
 
 
 def limiter(clock: Clock, per_second: float = 10, at_once: int = 1000) -> Limiter:
-    return Limiter(dict.fromkeys(Kind, Limit(per_second, at_once)), clock)
+    return Limiter(dict.fromkeys(KeyKind, Limit(per_second, at_once)), clock)
 
 
 def admitted(gate: Limiter, id: str = "key", tries: int = 1000) -> int:
     """How many requests in a row are let in."""
     for count in range(tries):
         try:
-            with gate.admit(Kind.ATTEMPT, id):
+            with gate.admit(KeyKind.ATTEMPT, id):
                 pass
         except TooMany:
             return count
@@ -56,7 +56,7 @@ def test_a_key_has_a_burst_of_two_seconds_and_then_its_rate(clock: Clock) -> Non
 def test_a_refusal_says_when_to_come_again(clock: Clock) -> None:
     gate = limiter(clock)
     admitted(gate)
-    with pytest.raises(TooMany, match="10 requests a second") as refusal, gate.admit(Kind.ATTEMPT, "key"):
+    with pytest.raises(TooMany, match="10 requests a second") as refusal, gate.admit(KeyKind.ATTEMPT, "key"):
         pass
     clock.now += refusal.value.retry_after - 1e-9
     assert admitted(gate) == 0
@@ -83,19 +83,19 @@ def test_a_key_has_so_many_requests_at_once(clock: Clock) -> None:
     gate = limiter(clock, at_once=3)
     with ExitStack() as open_requests:
         for _ in range(3):
-            open_requests.enter_context(gate.admit(Kind.ATTEMPT, "key"))
-        with pytest.raises(TooMany, match="3 requests at once"), gate.admit(Kind.ATTEMPT, "key"):
+            open_requests.enter_context(gate.admit(KeyKind.ATTEMPT, "key"))
+        with pytest.raises(TooMany, match="3 requests at once"), gate.admit(KeyKind.ATTEMPT, "key"):
             pass
-        with gate.admit(Kind.ATTEMPT, "another"):
+        with gate.admit(KeyKind.ATTEMPT, "another"):
             pass
-    with gate.admit(Kind.ATTEMPT, "key"):
+    with gate.admit(KeyKind.ATTEMPT, "key"):
         pass
 
 
 def test_a_request_that_fails_gives_its_place_back(clock: Clock) -> None:
     gate = limiter(clock, at_once=1)
     for _ in range(5):
-        with pytest.raises(RuntimeError), gate.admit(Kind.ATTEMPT, "key"):
+        with pytest.raises(RuntimeError), gate.admit(KeyKind.ATTEMPT, "key"):
             raise RuntimeError
     assert admitted(gate, tries=1) == 1
 
@@ -103,16 +103,16 @@ def test_a_request_that_fails_gives_its_place_back(clock: Clock) -> None:
 def test_idle_keys_are_forgotten_and_busy_ones_are_not(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Limiter, "_REMEMBERED", 10)
     gate = limiter(clock, at_once=1)
-    with gate.admit(Kind.ATTEMPT, "busy"):
+    with gate.admit(KeyKind.ATTEMPT, "busy"):
         for number in range(1000):
             assert admitted(gate, f"passing {number}", tries=1) == 1
         assert len(gate._accounts) <= 11
-        with pytest.raises(TooMany), gate.admit(Kind.ATTEMPT, "busy"):
+        with pytest.raises(TooMany), gate.admit(KeyKind.ATTEMPT, "busy"):
             pass
 
 
 def test_every_kind_of_key_has_a_limit() -> None:
-    assert set(LIMITS) == set(Kind)
+    assert set(LIMITS) == set(KeyKind)
 
 
 async def test_an_agent_that_runs_wild_is_told_to_wait_and_nobody_else_is(

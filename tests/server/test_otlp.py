@@ -29,9 +29,9 @@ from leyden.outcomes import Ending, Outcome
 from leyden.records import RunSettings, Span, Task
 from leyden.remote import Remote
 from leyden.server.http import ApiError
-from leyden.server.keys import Kind
+from leyden.server.keys import KeyKind
 from leyden.server.otlp import read_spans
-from leyden.wire import Finish, GroupSpec, Lease, LeaseRequest, RunSpec
+from leyden.wire import FinishRequest, GroupSpec, Lease, LeaseRequest, RunSpec
 
 JSON = "application/json"
 PROTOBUF = "application/x-protobuf"
@@ -243,12 +243,12 @@ def by_trace(of: Lease) -> Sequence[ReadableSpan]:
 
 
 @pytest.mark.parametrize("named", [by_attribute, by_resource, by_trace])
-@pytest.mark.parametrize("kind", [Kind.POOL, Kind.WORKER, Kind.ADMIN])
+@pytest.mark.parametrize("kind", [KeyKind.POOL, KeyKind.WORKER, KeyKind.ADMIN])
 async def test_spans_sent_for_many_attempts_find_theirs(
-    server: ServerProcess, remote: Remote, named: Any, kind: Kind
+    server: ServerProcess, remote: Remote, named: Any, kind: KeyKind
 ) -> None:
     first, second = await lease(remote, 2, pool="hall")
-    scope = {"pool": "hall"} if kind is Kind.POOL else {}
+    scope = {"pool": "hall"} if kind is KeyKind.POOL else {}
     before = await rejected_so_far(server)
     sent = [*named(first), *named(second)]
     assert exporter(server, server.key(kind, **scope)).export(sent) is SpanExportResult.SUCCESS
@@ -260,9 +260,9 @@ async def test_spans_sent_for_many_attempts_find_theirs(
 @pytest.fixture
 def outsiders(server: ServerProcess) -> dict[str, str]:
     return {
-        "another pool": server.key(Kind.POOL, pool="annex"),
-        "a pool of another run": server.key(Kind.POOL, pool="hall", run="elsewhere"),
-        "a worker of another run": server.key(Kind.WORKER, run="elsewhere"),
+        "another pool": server.key(KeyKind.POOL, pool="annex"),
+        "a pool of another run": server.key(KeyKind.POOL, pool="hall", run="elsewhere"),
+        "a worker of another run": server.key(KeyKind.WORKER, run="elsewhere"),
     }
 
 
@@ -283,14 +283,14 @@ async def test_spans_of_another_pool_or_run_are_rejected_and_counted(
 
 async def test_spans_without_an_attempt_do_not_keep_the_others_out(server: ServerProcess, remote: Remote) -> None:
     alive, over = await lease(remote, 2, pool="hall")
-    await remote.finish(over.attempt.run, over.attempt.id, Finish(Outcome(Ending.AGENT_ERROR)))
+    await remote.finish(over.attempt.run, over.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR)))
     sent = export_json(
         span_json("kept", leyden_attempt=alive.attempt.id),
         span_json("too late", leyden_attempt=over.attempt.id),
         span_json("of nobody"),
         span_json("of a stranger", leyden_attempt="never-was"),
     )
-    status, answer = await post(server, server.key(Kind.POOL, pool="hall"), sent)
+    status, answer = await post(server, server.key(KeyKind.POOL, pool="hall"), sent)
     assert (status, answer["partialSuccess"]["rejectedSpans"]) == (200, "3")
     assert [span.name for span in await spans_of(remote, alive)] == ["kept"]
     assert await spans_of(remote, over) == ()
@@ -299,7 +299,7 @@ async def test_spans_without_an_attempt_do_not_keep_the_others_out(server: Serve
 async def test_a_rejection_in_protobuf_is_answered_in_protobuf(server: ServerProcess, remote: Remote) -> None:
     request = ExportTraceServiceRequest()
     request.resource_spans.add().scope_spans.add().spans.add(trace_id=b"t" * 16, span_id=b"s" * 8, name="lost")
-    status, answer = await post(server, server.key(Kind.WORKER), request.SerializeToString(), PROTOBUF)
+    status, answer = await post(server, server.key(KeyKind.WORKER), request.SerializeToString(), PROTOBUF)
     assert status == 200
     assert ExportTraceServiceResponse.FromString(answer).partial_success.rejected_spans == 1
 

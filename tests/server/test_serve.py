@@ -16,8 +16,8 @@ from serving import ServerProcess
 from leyden.cli import main
 from leyden.records import Call, RunSettings, Task, Version, Worker
 from leyden.remote import Remote, RemoteError
-from leyden.server.keys import Kind
-from leyden.wire import GroupSpec, LeaseRequest, Log, RunSpec
+from leyden.server.keys import KeyKind
+from leyden.wire import EventLog, GroupSpec, LeaseRequest, RunSpec
 
 Refusal = Callable[..., str]
 
@@ -134,7 +134,7 @@ async def test_without_keys_everybody_may_and_a_key_is_still_held_to_its_scope(t
             await work(anybody, "r")
             (lease,) = await anybody.lease(LeaseRequest("w"))
             await anybody.record_calls("r", lease.attempt.id, [Call("c")])
-        for key, status in ((lease.key, 403), (server.key(Kind.VIEWER, run="other"), 403), ("leyden-no.key", 401)):
+        for key, status in ((lease.key, 403), (server.key(KeyKind.VIEWER, run="other"), 403), ("leyden-no.key", 401)):
             async with Remote(server.url, key) as confined:
                 with pytest.raises(RemoteError) as refused:
                     await confined.run("r")
@@ -212,7 +212,7 @@ async def test_a_wait_for_work_ends_when_there_is_some(remote: Remote, patient: 
 async def test_a_wait_is_over_in_its_time(remote: Remote) -> None:
     await remote.create_run(RunSpec("quiet"))
     seen = (await remote.events("quiet")).after
-    assert await remote.events("quiet", after=seen, wait=0.05) == Log((), seen)
+    assert await remote.events("quiet", after=seen, wait=0.05) == EventLog((), seen)
     assert await remote.lease(LeaseRequest("w", run="quiet", wait=0.05)) == []
 
 
@@ -249,7 +249,7 @@ async def test_a_server_that_stops_lets_go_who_waits_and_finishes_what_it_began(
 
             server.process.send_signal(number)
             assert await asyncio.wait_for(for_work, 20) == []
-            assert await asyncio.wait_for(for_news, 20) == Log((), seen)
+            assert await asyncio.wait_for(for_news, 20) == EventLog((), seen)
             await until_it_takes_no_more(server)
             assert server.process.poll() is None
             assert await begun.end() == b"HTTP/1.1 200 OK"

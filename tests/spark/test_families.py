@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from leyden.server.gateway.chatml import ChatMLRenderer, renderer_for
-from leyden.server.gateway.tokenizer import Tokenizer
+from leyden.rendering.chatml import ChatMLRenderer, renderer_for
+from leyden.rendering.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "spark"))

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from leyden.server.gateway.tokenizer import Tokenizer  # noqa: E402
+from leyden.rendering.tokenizer import Tokenizer  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "src/leyden/models/spark"

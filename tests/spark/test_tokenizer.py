@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from leyden.server.gateway.tokenizer import Tokenizer
+from leyden.rendering.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "src/leyden/models/spark"

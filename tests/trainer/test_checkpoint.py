@@ -9,16 +9,16 @@ from smallpolicy import OBJECTIVE, small_policy, some_rows
 from transformers import AutoModelForCausalLM
 
 from leyden.config import AdapterConfig
-from leyden.trainer.checkpoint import Checkpoints, State, found, newest, read_state, restore
-from leyden.trainer.objective import Before
-from leyden.trainer.policy import Policy
+from leyden.trainer.checkpoint import Checkpoints, TrainerState, found, newest, read_state, restore
+from leyden.trainer.policy.objective import OldLogprobs
+from leyden.trainer.policy.policy import Policy
 
 SPARK = Path(__file__).parents[2] / "src/leyden/models/spark"
 
 
 def update(policy: Policy, seed: int) -> None:
     policy.step = seed + 1
-    figures = policy.accumulate(some_rows(seed=seed), Before(), OBJECTIVE)
+    figures = policy.accumulate(some_rows(seed=seed), OldLogprobs(), OBJECTIVE)
     policy.apply(figures.grad_norm)
 
 
@@ -36,14 +36,14 @@ def test_going_on_is_the_same_as_never_having_stopped(tmp_path: Path, more: dict
     checkpoints = Checkpoints(tmp_path, SPARK, keep=2)
     for seed in range(3):
         update(undisturbed, seed)
-    checkpoints.save(undisturbed, State(step=3, position=48, version=3))
+    checkpoints.save(undisturbed, TrainerState(step=3, position=48, version=3))
     for seed in range(3, 6):
         update(undisturbed, seed)
 
     again = small_policy(seed=0 if "lora" in more else 9, **training)  # LoRA goes on beside the same frozen weights
     folder = newest(tmp_path)
     assert folder is not None
-    assert restore(folder, again) == State(step=3, position=48, version=3)
+    assert restore(folder, again) == TrainerState(step=3, position=48, version=3)
     for seed in range(3, 6):
         update(again, seed)
     assert torch.equal(weights(again), weights(undisturbed))
@@ -53,7 +53,7 @@ def test_going_on_is_the_same_as_never_having_stopped(tmp_path: Path, more: dict
 def test_a_checkpoint_is_a_model_that_transformers_loads(tmp_path: Path) -> None:
     policy = small_policy()
     update(policy, 0)
-    folder = Checkpoints(tmp_path, SPARK, keep=1).save(policy, State(step=1))
+    folder = Checkpoints(tmp_path, SPARK, keep=1).save(policy, TrainerState(step=1))
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(loaded.state_dict()["model.norm.weight"], policy.model.state_dict()["model.norm.weight"])
     assert (folder / "tokenizer.json").exists()
@@ -64,7 +64,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     update(policy, 0)
     checkpoints = Checkpoints(tmp_path, SPARK, keep=2)
     for step in range(1, 7):
-        checkpoints.save(policy, State(step=step, best_step=min(step, 2)))
+        checkpoints.save(policy, TrainerState(step=step, best_step=min(step, 2)))
     assert found(tmp_path) == [2, 5, 6]
 
 
@@ -72,16 +72,16 @@ def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pyt
     policy = small_policy()
     update(policy, 0)
     checkpoints = Checkpoints(tmp_path, SPARK, keep=2)
-    checkpoints.save(policy, State(step=1))
+    checkpoints.save(policy, TrainerState(step=1))
 
     def fail(*_: object) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr("leyden.trainer.checkpoint.save_file", fail)
     with pytest.raises(OSError, match="No space"):
-        checkpoints.save(policy, State(step=2))
+        checkpoints.save(policy, TrainerState(step=2))
     assert found(tmp_path) == [1]
     monkeypatch.undo()
-    checkpoints.save(policy, State(step=2))
+    checkpoints.save(policy, TrainerState(step=2))
     assert found(tmp_path) == [1, 2]
     assert read_state(tmp_path / "step-2").step == 2

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from leyden.config import AdapterConfig, AlgorithmConfig, ConfigError, read_config
 from leyden.rl.choosing import names
-from leyden.rl.terms import Terms
-from leyden.trainer.algorithm import READ_BY, Algorithm, algorithm_of, idle
-from leyden.trainer.batch import Accounts, Admission, Scored, score
+from leyden.rl.hyperparameters import Hyperparameters
+from leyden.trainer.algorithm.resolve import READ_BY, Algorithm, algorithm_of, idle
+from leyden.trainer.batch.samples import SampleFilter, SelectedRollout, StepAccounting, score
 from leyden.trainer.updates import prepare
 
 
@@ -26,31 +26,31 @@ def algorithm(**named: Any) -> Algorithm:
     return algorithm_of(read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": named}))
 
 
-def groups() -> list[list[Scored]]:
+def groups() -> list[list[SelectedRollout]]:
     """Two groups: one whose rollouts differ, and one whose rollouts are worth the same."""
-    admission = Admission(min_group=1, failure_reward=0.0, roles=None)
+    admission = SampleFilter(min_group=1, failure_reward=0.0, roles=None)
     pairs = [
         [episode(0, 1.0, [call("a", 4), call("b", 3)]), episode(1, 0.0, [call("c", 2)])],
         [episode(2, 1.0, [call("d", 2)]), episode(3, 1.0, [call("e", 2)])],
     ]
-    return [score(pair, admission, Accounts()) or [] for pair in pairs]
+    return [score(pair, admission, StepAccounting()) or [] for pair in pairs]
 
 
 def test_calls_without_an_advantage_are_left_out_unless_something_else_moves_them() -> None:
-    (update,) = prepare(groups(), 1, small_policy(), algorithm(), Accounts())
+    (update,) = prepare(groups(), 1, small_policy(), algorithm(), StepAccounting())
     assert [row.call for row in update.rows] == ["a", "b", "c"]
     for named in ({"entropy": 0.1}, {"kl": 0.1}, {"credit": "gae", "advantage": "ppo"}):
         policy = small_policy(critic="credit" in named, reference="kl" in named)
-        (update,) = prepare(groups(), 1, policy, algorithm(**named), Accounts())
+        (update,) = prepare(groups(), 1, policy, algorithm(**named), StepAccounting())
         assert [row.call for row in update.rows] == ["a", "b", "c", "d", "e"]
         assert (update.before.reference is not None) == ("kl" in named)
 
 
 def test_the_proximal_policy_is_that_before_the_first_update() -> None:
     policy = small_policy()
-    (alone,) = prepare(groups(), 1, policy, algorithm(), Accounts())
+    (alone,) = prepare(groups(), 1, policy, algorithm(), StepAccounting())
     assert alone.before.proximal is None  # nothing moves before it
-    first, second = prepare(groups(), 2, policy, algorithm(entropy=0.1), Accounts())
+    first, second = prepare(groups(), 2, policy, algorithm(entropy=0.1), StepAccounting())
     expected = policy.logprobs(second.rows)
     assert first.before.proximal is not None and second.before.proximal is not None
     for found, logprobs in zip(second.before.proximal, expected, strict=True):
@@ -62,18 +62,18 @@ def test_the_proximal_policy_is_that_before_the_first_update() -> None:
 )
 def test_groups_are_divided_evenly_into_the_updates_asked_for(number: int, sizes: list[int]) -> None:
     many = [group for _ in range(7) for group in groups()[:1]]
-    updates = prepare(many, number, small_policy(), algorithm(), Accounts())
+    updates = prepare(many, number, small_policy(), algorithm(), StepAccounting())
     assert [len(update.rows) // 3 for update in updates] == sizes  # a group has three calls
 
 
 def test_a_correction_of_a_whole_rollout_counts_all_of_its_calls() -> None:
     policy = small_policy()
     asked = algorithm(correction="masked", correction_level="rollout", credit="last_call")
-    (update,) = prepare(groups(), 1, policy, asked, Accounts())
+    (update,) = prepare(groups(), 1, policy, asked, StepAccounting())
     assert [row.call for row in update.rows] == ["b", "c"]  # of which `a` is a part all the same
     laid = {
         row.call: lp
-        for update in prepare(groups(), 1, policy, algorithm(), Accounts())
+        for update in prepare(groups(), 1, policy, algorithm(), StepAccounting())
         for row, lp in zip(update.rows, policy.logprobs(update.rows), strict=True)
     }
     gap = (laid["a"] + 1).sum() + (laid["b"] + 1).sum()  # each token was drawn with a logprob of -1
@@ -92,7 +92,7 @@ def test_a_correction_of_a_whole_rollout_counts_all_of_its_calls() -> None:
 def test_distance_to_the_reference_is_taken_from_the_reward(
     named: dict[str, str], distance: Callable[[Tensor], Tensor]
 ) -> None:
-    policy, accounts = small_policy(reference=True), Accounts()
+    policy, accounts = small_policy(reference=True), StepAccounting()
     asked = algorithm(kl=0.5, kl_in="reward", advantage="dr_grpo", credit="stepwise", spread="last", **named)
     (update,) = prepare(groups()[:1], 1, policy, asked, accounts)
     targets = {row.call: row.target for row in update.rows}
@@ -105,7 +105,7 @@ def test_distance_to_the_reference_is_taken_from_the_reward(
 
 def test_lora_is_held_against_the_weights_beside_it() -> None:
     policy = small_policy(reference=True, lora=AdapterConfig(rank=2))
-    (update,) = prepare(groups(), 1, policy, algorithm(kl=0.1), Accounts())
+    (update,) = prepare(groups(), 1, policy, algorithm(kl=0.1), StepAccounting())
     frozen = policy.reference_logprobs(update.rows)
     for parameter in policy.trained.values():
         torch.nn.init.normal_(parameter)
@@ -155,7 +155,7 @@ def test_functions_of_the_users_own_are_found_as_an_agent_is(place: str, tmp_pat
     rule = {"rule": f"{place}:worth"}
     document = {"run": "r", "agent": "a", "tasks": "t", "base": str(tmp_path), "algorithm": named, "signals": rule}
     found = algorithm_of(read_config(document))
-    (update,) = prepare(groups(), 1, small_policy(), found, Accounts())
+    (update,) = prepare(groups(), 1, small_policy(), found, StepAccounting())
     assert [(row.advantage, row.weight) for row in update.rows] == [(1.0, 1.0)] * 5
     assert found.objective.loss.__name__ == "loss"
     assert found.objective.correction is not None and found.objective.correction.__name__ == "plain"
@@ -181,11 +181,11 @@ def test_who_reads_what_is_written_in_the_functions_themselves() -> None:
                 read.setdefault(key, set()).add(name)
     for key in ("clip_low", "clip_high", "clip_dual"):
         read[key].add("gspo")  # which clips as ppo_clip does
-    assert read == {key: READ_BY[key][1] for key in Terms.__struct_fields__}
+    assert read == {key: READ_BY[key][1] for key in Hyperparameters.__struct_fields__}
 
 
 def test_terms_that_nobody_sets_are_those_of_a_configuration() -> None:
-    assert algorithm().objective.terms == Terms()
+    assert algorithm().objective.terms == Hyperparameters()
 
 
 def test_scored_rollouts_know_their_calls() -> None:

@@ -22,8 +22,8 @@ from leyden.cli.worker import add_worker
 from leyden.config import ConfigError
 from leyden.loading import LoadError
 from leyden.remote import RemoteError
-from leyden.server.options import Unservable
-from leyden.server.store.errors import StoreError
+from leyden.server.options import ServeError
+from leyden.store.errors import StoreError
 from leyden.trainer.errors import TrainingError
 
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ConfigError, LoadError, TrainingError, StoreError, RemoteError, Unservable) as error:
+    except (ConfigError, LoadError, TrainingError, StoreError, RemoteError, ServeError) as error:
         return _fail(str(error))
     except (aiohttp.ClientError, TimeoutError) as error:
         return _fail(f"cannot reach the server ({error}): start one with `leyden serve`, or correct --server")

@@ -14,10 +14,10 @@ from leyden.outcomes import MEANING
 from leyden.records import Call, RewardKind
 
 if TYPE_CHECKING:
-    from leyden.local.dev import Caught
+    from leyden.local.dev import DevReport
 
 
-def show_caught(console: Console, caught: "Caught", episodes: Sequence[Episode]) -> None:
+def show_caught(console: Console, caught: "DevReport", episodes: Sequence[Episode]) -> None:
     """Print what came of a few rollouts."""
     if episodes:
         console.print(f"[bold]one of {caught.rollouts} rollouts[/]  ({episodes[0].rollout.id})", highlight=False)
@@ -96,7 +96,7 @@ def _text(message: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def _failures(caught: "Caught", name: str) -> str:
+def _failures(caught: "DevReport", name: str) -> str:
     failed = caught.tools_failed.get(name, 0)
     return f" ({failed} failed)" if failed else ""
 

@@ -15,10 +15,10 @@ from rich.text import Text
 from leyden.cli.arguments import identifier, whole
 from leyden.cli.printing import console_of_stdout, print_json, print_table
 from leyden.cli.source import add_source, archive, source
-from leyden.client.rescoring import Archive, Rescored, Rescorer
-from leyden.client.rewards import Patience, RewardFunction, load_reward
-from leyden.client.services import Services
-from leyden.client.threads import loop_apart
+from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_reward
+from leyden.client.rewards.rescorer import EpisodeSource, RescoredRollout, Rescorer
+from leyden.client.services.registry import ServiceRegistry
+from leyden.client.user_code import loop_apart
 from leyden.config import Config, ConfigError, read_config
 from leyden.records import Run
 
@@ -46,7 +46,7 @@ async def _rescore(options: argparse.Namespace) -> None:
         config = _config(await record.run(options.name))
         reference, reward = _reward(options, config)
         async with _services(config, reward) as services:
-            rescorer = Rescorer(cast(Archive, record), options.name, reward, reference, services, options.dry_run)
+            rescorer = Rescorer(cast(EpisodeSource, record), options.name, reward, reference, services, options.dry_run)
             done = await _follow(rescorer.rescore(options.at_once))
     if options.json:
         print_json({"source": rescorer.source, "dry_run": options.dry_run, "rollouts": done})
@@ -56,9 +56,9 @@ async def _rescore(options: argparse.Namespace) -> None:
         raise ConfigError(f"none of {len(done)} rollouts could be scored")
 
 
-async def _follow(rescoring: AsyncIterator[Rescored]) -> list[Rescored]:
+async def _follow(rescoring: AsyncIterator[RescoredRollout]) -> list[RescoredRollout]:
     """All of them, with their number on a terminal meanwhile."""
-    done: list[Rescored] = []
+    done: list[RescoredRollout] = []
     with Console(stderr=True).status("scoring") as status:
         async for one in rescoring:
             done.append(one)
@@ -73,17 +73,17 @@ def _reward(options: argparse.Namespace, config: Config | None) -> tuple[str, Re
         if config is None or config.reward is None:
             raise ConfigError("the run has no reward function of its own: name one with --reward")
         reference, base = config.reward, options.base or config.base
-    patience = Patience(config.rollout.reward_time_limit_s, config.rollout.reward_tries) if config else Patience()
+    patience = RetryPolicy(config.rollout.reward_time_limit_s, config.rollout.reward_tries) if config else RetryPolicy()
     return reference, load_reward(reference, base, patience, tuple(config.services) if config else ())
 
 
-def _services(config: Config | None, reward: RewardFunction) -> Services:
+def _services(config: Config | None, reward: RewardFunction) -> ServiceRegistry:
     """Those that the function asks for, of the run's."""
     if config is None:
-        return Services({})
+        return ServiceRegistry({})
     asked = {name: service for name, service in config.services.items() if name in reward.services}
-    made = Services.objects(asked, reward.services, config.base, loop=loop_apart())
-    return Services.commands(asked, config.base) | made
+    made = ServiceRegistry.objects(asked, reward.services, config.base, loop=loop_apart())
+    return ServiceRegistry.commands(asked, config.base) | made
 
 
 def _config(run: Run) -> Config | None:
@@ -94,7 +94,7 @@ def _config(run: Run) -> Config | None:
         return None
 
 
-def _print(console: Console, done: Sequence[Rescored], source: str, dry: bool) -> None:
+def _print(console: Console, done: Sequence[RescoredRollout], source: str, dry: bool) -> None:
     if not done:
         console.print("there is nothing to score: no rollout of the run has succeeded")
         return

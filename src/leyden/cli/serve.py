@@ -11,7 +11,7 @@ import msgspec
 from leyden import __version__
 from leyden.cli.arguments import url, whole
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
-from leyden.server.options import Running, ServeOptions
+from leyden.server.options import RunningServer, ServeOptions
 
 
 def add_serve(commands: Any) -> argparse.ArgumentParser:
@@ -42,7 +42,7 @@ async def _run(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     fields = {name: getattr(options, name) for name in ServeOptions.__struct_fields__}
 
-    def started(running: Running) -> None:
+    def started(running: RunningServer) -> None:
         if options.json:
             text = msgspec.json.encode(running).decode()
         else:

@@ -15,7 +15,7 @@ from rich.tree import Tree
 
 from leyden.cli.arguments import identifier, whole
 from leyden.cli.printing import console_of_stdout, print_json, print_table
-from leyden.cli.source import Source, add_source, every_run, source
+from leyden.cli.source import RunSource, add_source, every_run, source
 from leyden.episodes import Episode
 from leyden.records import Attempt, Call, Rollout, Span
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
@@ -74,7 +74,7 @@ async def _show(options: argparse.Namespace) -> None:
             await _show_rollout(archive, options)
 
 
-async def _show_run(archive: Source, options: argparse.Namespace) -> None:
+async def _show_run(archive: RunSource, options: argparse.Namespace) -> None:
     run, summary = await archive.run(options.name), await archive.summary(options.name)
     listed = await archive.rollouts(options.name, options.after or "", options.limit)
     if options.json:
@@ -91,7 +91,7 @@ async def _show_run(archive: Source, options: argparse.Namespace) -> None:
         console.print(f"more: leyden show {run.id} --after {listed[-1].id}", highlight=False, soft_wrap=True)
 
 
-async def _show_rollout(archive: Source, options: argparse.Namespace) -> None:
+async def _show_rollout(archive: RunSource, options: argparse.Namespace) -> None:
     detail = await archive.rollout(options.name, options.rollout)
     episodes = [await archive.episode(options.name, attempt.id) for attempt in detail.attempts]
     if options.json:

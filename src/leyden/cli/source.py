@@ -13,16 +13,17 @@ from leyden.episodes import Episode
 from leyden.records import Reward, Run
 from leyden.remote import Remote
 from leyden.server.options import ServeOptions
-from leyden.server.store import Store, Unusable, reading
-from leyden.server.store.database import Database
-from leyden.server.store.errors import InUse
+from leyden.store import queries
+from leyden.store.database import Database
+from leyden.store.errors import StoreInUse, StoreUnusable
+from leyden.store.store import Store
 from leyden.wire import ListedRollout, Recorded, RolloutDetail, RunSummary
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Source(Protocol):
+class RunSource(Protocol):
     """What can be read."""
 
     async def run(self, run: str) -> Run:
@@ -41,7 +42,7 @@ class Source(Protocol):
         """All that an attempt left behind."""
 
 
-class OnDisk:
+class StoredRuns:
     """The store of a home folder, read only; a server may be writing to it meanwhile."""
 
     def __init__(self, database: Database) -> None:
@@ -59,30 +60,30 @@ class OnDisk:
 
     async def runs(self) -> list[RunSummary]:
         """Every run in numbers."""
-        return self._read(lambda look: [reading.summary(look, run) for run in reading.run_ids(look)])
+        return self._read(lambda look: [queries.summary(look, run) for run in queries.run_ids(look)])
 
     async def run(self, run: str) -> Run:
         """A run with its configuration."""
-        return self._read(reading.run, run)
+        return self._read(queries.run, run)
 
     async def summary(self, run: str) -> RunSummary:
         """A run in numbers."""
-        return self._read(reading.summary, run)
+        return self._read(queries.summary, run)
 
     async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
         """Rollouts in the order in which they were queued."""
-        return self._read(reading.rollout_list, run, after=after, limit=limit)
+        return self._read(queries.rollout_list, run, after=after, limit=limit)
 
     async def rollout(self, run: str, rollout: str) -> RolloutDetail:
         """A rollout with its task and attempts."""
-        return self._read(reading.rollout_detail, run, rollout)
+        return self._read(queries.rollout_detail, run, rollout)
 
     async def episode(self, run: str, attempt: str) -> Episode:
         """All that an attempt left behind."""
-        return self._read(reading.episode, run, attempt)
+        return self._read(queries.episode, run, attempt)
 
 
-class Opened(OnDisk):
+class OpenedRuns(StoredRuns):
     """The store of a home folder, in nobody else's hands meanwhile, to which rewards can be added."""
 
     def __init__(self, store: Store) -> None:
@@ -118,7 +119,7 @@ async def every_run(options: argparse.Namespace) -> list[RunSummary]:
 
 
 @asynccontextmanager
-async def source(options: argparse.Namespace, run: str) -> AsyncIterator[Source]:
+async def source(options: argparse.Namespace, run: str) -> AsyncIterator[RunSource]:
     """What there is to read of a run."""
     if options.server:
         async with _remote(options) as remote:
@@ -130,27 +131,27 @@ async def source(options: argparse.Namespace, run: str) -> AsyncIterator[Source]
 
 
 @asynccontextmanager
-async def archive(options: argparse.Namespace, run: str) -> AsyncIterator[Opened | Remote]:
+async def archive(options: argparse.Namespace, run: str) -> AsyncIterator[OpenedRuns | Remote]:
     """What there is of a run, to read and to add to: its store, or the server that has it open."""
     if options.server:
         async with _remote(options) as remote:
             yield remote
         return
     async with source(options, run) as found:
-        assert isinstance(found, OnDisk)
+        assert isinstance(found, StoredRuns)
         await found.run(run)
         location = found.location
     try:
         store = Store(location)
-    except InUse as refused:
+    except StoreInUse as refused:
         url = Path(location).parent / "url"
         if not url.exists():
-            raise Unusable(f"{refused}, or name it with --server") from refused
+            raise StoreUnusable(f"{refused}, or name it with --server") from refused
         async with Remote(url.read_text().strip(), (url.parent / "admin.key").read_text().strip()) as remote:
             yield remote
         return
     try:
-        yield Opened(await store.start())
+        yield OpenedRuns(await store.start())
     finally:
         await store.close()
 
@@ -161,7 +162,7 @@ def _remote(options: argparse.Namespace) -> Remote:
 
 
 @contextmanager
-def _stores(options: argparse.Namespace) -> Iterator[list[OnDisk]]:
+def _stores(options: argparse.Namespace) -> Iterator[list[StoredRuns]]:
     """A server's store, and those of the runs that were trained in the folder; where there is none, an error."""
     common = ServeOptions(options.home, store=options.store).location
     own = [] if options.store else sorted(str(path) for path in options.home.glob("*/leyden.db"))
@@ -170,5 +171,5 @@ def _stores(options: argparse.Namespace) -> Iterator[list[OnDisk]]:
         for location in own if own and not Path(common).exists() else [common, *own]:
             database = Database(location, readonly=True)
             stack.callback(database.close)
-            stores.append(OnDisk(database))
+            stores.append(StoredRuns(database))
         yield stores

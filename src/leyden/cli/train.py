@@ -72,7 +72,7 @@ def _needs_torch() -> None:
 async def _train(options: argparse.Namespace) -> None:
     config = configuration(options)
     _needs_torch()
-    from leyden.local.training import train
+    from leyden.local.train import train
 
     trained = await train(config, options.restart)
     if options.json:
@@ -96,7 +96,7 @@ def going_on(options: argparse.Namespace) -> str:
 async def _eval(options: argparse.Namespace) -> None:
     config = configuration(options)
     _needs_torch()
-    from leyden.local.evaluating import measure_model
+    from leyden.local.evaluate import measure_model
 
     done = await measure_model(config, options.model, options.tasks)
     if options.json:

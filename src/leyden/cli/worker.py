@@ -10,11 +10,11 @@ from typing import Any
 
 from leyden.cli.arguments import url, whole
 from leyden.cli.train import add_configuration, configuration
-from leyden.client.cluster import ClusterError, Placement, joined
-from leyden.client.family import adopt_orphans
-from leyden.client.worker import WorkerOptions, work
+from leyden.client.processes.descendants import adopt_orphans
+from leyden.client.worker.ray_cluster import ClusterError, RayWorkers, joined
+from leyden.client.worker.worker import WorkerOptions, work
 from leyden.config import ConfigError
-from leyden.local.workers import worker_options
+from leyden.local.worker_process import worker_options
 
 
 def add_worker(commands: Any) -> argparse.ArgumentParser:
@@ -63,7 +63,7 @@ async def _work_on_cluster(worker: WorkerOptions, key: str, options: argparse.Na
     try:
         with joined(options.ray_address) as ray:
             stop = _stop_signal()  # after Ray, which has a handler of its own
-            await Placement(ray, worker, key, options.ray_cpus).follow(stop)
+            await RayWorkers(ray, worker, key, options.ray_cpus).follow(stop)
     except ClusterError as error:
         raise ConfigError(str(error)) from error
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from leyden.engine import EngineError
+from leyden.engine.protocol import EngineError
 
 _KEPT = 16
 """Grammars that are kept ready: a group's calls ask for the same one again and again."""

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from leyden.engine import EngineError, Finish, Generate, Piece
+from leyden.engine.protocol import EngineError, EngineRequest, FinishReason, TokenChunk
 
-Script = Callable[[Generate], Sequence[int]]
+Script = Callable[[EngineRequest], Sequence[int]]
 
 
 class ScriptedEngine:
@@ -23,11 +23,11 @@ class ScriptedEngine:
         self.piece = piece
         self.delay_s = delay_s
         self.version = 0
-        self.asked: list[Generate] = []
+        self.asked: list[EngineRequest] = []
         self.cancelled = 0
         self.forgotten: list[str] = []
 
-    async def generate(self, request: Generate) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         """Play the script."""
         self.asked.append(request)
         script = self.script(request)
@@ -42,9 +42,9 @@ class ScriptedEngine:
                 if min(some) < 0:
                     raise EngineError("the script says that the engine dies here")
                 done += len(some)
-                finish: Finish | None = None if done < len(ids) else "stop" if stop else "length"
+                finish: FinishReason | None = None if done < len(ids) else "stop" if stop else "length"
                 top = tuple(((id, 0.0),) * min(1, request.top_logprobs) for id in some)
-                yield Piece(some, (0.0,) * len(some), self.version, top, finish=finish)
+                yield TokenChunk(some, (0.0,) * len(some), self.version, top, finish=finish)
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += done < len(ids)
             raise

@@ -12,21 +12,21 @@ from msgspec.structs import replace
 
 from leyden.config import Config
 from leyden.episodes import Episode
-from leyden.local.folder import RunFolder
-from leyden.local.house import house
+from leyden.local.run_folder import RunFolder
+from leyden.local.stack import local_stack
 from leyden.outcomes import MEANING
 from leyden.records import Purpose
-from leyden.trainer.algorithm import algorithm_of
-from leyden.trainer.batch import Accounts, score
-from leyden.trainer.collection import Collection
-from leyden.trainer.model import check_tokenizer, find, load_model
-from leyden.trainer.tasks import read_tasks
+from leyden.trainer.algorithm.resolve import algorithm_of
+from leyden.trainer.batch.samples import StepAccounting, score
+from leyden.trainer.policy.loading import check_tokenizer, find, load_model
+from leyden.trainer.rollouts.collector import RolloutCollector
+from leyden.trainer.rollouts.tasks import read_tasks
 from leyden.wire import GroupSpec
 
 _FAILURES = ("error", "exception", "traceback", "failed")
 
 
-class Caught(Struct, frozen=True):
+class DevReport(Struct, frozen=True):
     """What some rollouts left behind, counted."""
 
     rollouts: int
@@ -58,7 +58,7 @@ class Caught(Struct, frozen=True):
         return fmean(self.rewards) if self.rewards else None
 
 
-async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[Caught, list[Episode]]:
+async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[DevReport, list[Episode]]:
     """Run the agent a few times, sampled as in training, and look at what came of it."""
     chosen = read_tasks(config).train[:tasks]
     source = find(config.model, config.base)
@@ -68,20 +68,20 @@ async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[Ca
     run = folder.path.name
     episodes: list[Episode] = []
 
-    async def gather(collection: Collection) -> None:
+    async def gather(collection: RolloutCollector) -> None:
         specs = [GroupSpec(f"dev-{number}", task, rollouts, Purpose.DEV) for number, task in enumerate(chosen)]
         async for _, group in collection.gather(specs):
             episodes.extend(group)
 
     with folder.opened(config):
-        async with house(config, folder.path, model, source, 0, run) as home:
-            await home.watched(gather(Collection(home.remote, run)))
+        async with local_stack(config, folder.path, model, source, 0, run) as home:
+            await home.watched(gather(RolloutCollector(home.remote, run)))
     return caught(config, episodes, folder.path), episodes
 
 
-def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> Caught:
+def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> DevReport:
     """Count what episodes hold."""
-    accounts = Accounts()
+    accounts = StepAccounting()
     admission = replace(algorithm_of(config).admission, min_group=1)  # here one rollout is enough to look at
     scored = score(episodes, admission, accounts) or []
     trained = [call for one in scored for _, call in one.calls]
@@ -109,7 +109,7 @@ def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> Caught:
             failed.update(
                 names.get(message.get("tool_call_id", ""), "(unknown)") for message in call.messages if _failed(message)
             )
-    return Caught(
+    return DevReport(
         rollouts=len(episodes),
         outcomes=dict(outcomes),
         messages=tuple(messages),

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from leyden.config import ConfigError
-from leyden.local.folder import config_of
+from leyden.local.run_folder import config_of
 from leyden.trainer.checkpoint import found, read_state, tokenizer_files
-from leyden.trainer.model import find
+from leyden.trainer.policy.loading import find
 
 
 def export(run: Path, to: Path, which: str = "best") -> Path:

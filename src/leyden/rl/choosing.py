@@ -11,7 +11,7 @@ OWN = "module:function, or file.py:function"
 """How a user's own is named, which whoever reads a configuration loads."""
 
 
-class Unknown(Exception):
+class UnknownName(Exception):
     """There is no such algorithm; the message names those there are."""
 
 
@@ -20,7 +20,7 @@ def choose(room: Room, name: str) -> Callable[..., Any]:
     if name in names(room):
         return getattr(import_module(f"leyden.rl.{room}.{name}"), name)  # type: ignore[no-any-return]
     there = [*names(room), "none"] if room == "correction" else names(room)
-    raise Unknown(f"`algorithm.{room}`: there is no {name!r}; there are {', '.join(there)}, or {OWN}")
+    raise UnknownName(f"`algorithm.{room}`: there is no {name!r}; there are {', '.join(there)}, or {OWN}")
 
 
 def names(room: Room) -> list[str]:

@@ -22,7 +22,7 @@ OF_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 """The advantages that are 0 for a rollout that is alone in its group."""
 
 
-class Mismatch(Exception):
+class IncompatibleChoice(Exception):
     """A credit and an advantage that do not go together; the message says what to write instead."""
 
 
@@ -33,7 +33,7 @@ def check_pair(credit: str, advantage: str) -> None:
     if not fitting or credit in fitting or (not takers and advantage != "ppo"):
         return  # it fits, or one of the two is a user's own, or is there not, which `choose` says
     instead = f', or `algorithm.advantage = "{takers[0]}"` to keep that credit' if takers else ""
-    raise Mismatch(
+    raise IncompatibleChoice(
         f'`algorithm.advantage = "{advantage}"` does not go with `algorithm.credit = "{credit}"`: '
         f'write `algorithm.credit = "{fitting[0]}"`{instead}'
     )

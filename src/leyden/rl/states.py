@@ -12,7 +12,7 @@ import numpy as np
 from leyden.episodes import Episode
 from leyden.records import Call
 from leyden.rl.advantage import Ints, total
-from leyden.rl.choosing import OWN, Unknown
+from leyden.rl.choosing import OWN, UnknownName
 
 StateKey = Callable[[Episode, Call], Hashable]
 
@@ -36,7 +36,7 @@ def state_key(name: str) -> StateKey:
     """The key that a name stands for."""
     known: dict[str, StateKey] = {"messages": messages, "prompt": prompt}
     if name not in known:
-        raise Unknown(f"`algorithm.state`: there is no {name!r}; there are {', '.join(known)}, or {OWN}")
+        raise UnknownName(f"`algorithm.state`: there is no {name!r}; there are {', '.join(known)}, or {OWN}")
     return known[name]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from leyden.rl.kl import k1, k3
-from leyden.rl.loss import Tokens
+from leyden.rl.loss import TokenBatch
 from leyden.rl.ratio import ratio, total
 
 DEEPEST = 15
@@ -30,7 +30,7 @@ class Statistics:
 
     @torch.no_grad()
     def add(
-        self, tokens: Tokens, sampler: Tensor, depth: Tensor, figures: Mapping[str, Tensor], entropy: Tensor
+        self, tokens: TokenBatch, sampler: Tensor, depth: Tensor, figures: Mapping[str, Tensor], entropy: Tensor
     ) -> None:
         """Count a batch: `depth` is the turn of each token's call, `figures` and `entropy` are of tokens."""
         if not len(sampler):

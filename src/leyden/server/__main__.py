@@ -17,14 +17,14 @@ import uvloop
 from msgspec.structs import replace
 
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
-from leyden.engine.distant import DistantEngine
-from leyden.server.gateway.admission import Admission
-from leyden.server.gateway.chatml import renderer_for
-from leyden.server.gateway.policy import Policy
-from leyden.server.gateway.tokenizer import Tokenizer, TokenizerError
-from leyden.server.options import REFUSED, Beside, Unservable
+from leyden.engine.remote import RemoteEngine
+from leyden.rendering.chatml import renderer_for
+from leyden.rendering.tokenizer import Tokenizer, TokenizerError
+from leyden.server.gateway.scheduler import Scheduler
+from leyden.server.gateway.served_model import ServedModel
+from leyden.server.options import REFUSED, ServeError, ServerProcessOptions
 from leyden.server.serve import serving
-from leyden.server.store.errors import StoreError
+from leyden.store.errors import StoreError
 
 _GONE = "the process that ran it is gone"
 
@@ -38,18 +38,18 @@ def main(stream: int) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.set_inheritable(stream, False)
     try:
-        uvloop.run(_serve(Beside.from_json(sys.stdin.readline()), socket.socket(fileno=stream), announce))
-    except (Unservable, StoreError, TokenizerError, OSError) as error:
+        uvloop.run(_serve(ServerProcessOptions.from_json(sys.stdin.readline()), socket.socket(fileno=stream), announce))
+    except (ServeError, StoreError, TokenizerError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return REFUSED
     return 0
 
 
-async def _serve(options: Beside, stream: socket.socket, announce: int) -> None:
-    engine = DistantEngine(*await asyncio.open_connection(sock=stream), options.context, options.vocabulary)
+async def _serve(options: ServerProcessOptions, stream: socket.socket, announce: int) -> None:
+    engine = RemoteEngine(*await asyncio.open_connection(sock=stream), options.context, options.vocabulary)
     tokenizer = Tokenizer.load(options.model, options.name)
-    admission = Admission(at_once=options.at_once)
-    policy = Policy(options.policy, engine, renderer_for(tokenizer), tokenizer, admission)
+    admission = Scheduler(at_once=options.at_once)
+    policy = ServedModel(options.policy, engine, renderer_for(tokenizer), tokenizer, admission)
     serve = replace(options.serve, upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
     async with serving(serve, policy) as server:
         if options.release:

@@ -33,22 +33,22 @@ from leyden.server.http import (
     media_type,
     read_body,
 )
-from leyden.server.keys import Act, Key, Kind, Refused, permit
+from leyden.server.keys import Key, KeyKind, KeyRefused, Permission, permit
 from leyden.server.limits import TooMany
 from leyden.server.routes import ROUTES
-from leyden.server.service import Service
-from leyden.server.store import Conflict, NotFound, Unavailable, Unstorable
+from leyden.server.service import ServerContext
+from leyden.store.errors import Conflict, NotFound, NotStorable, StoreUnavailable
 
 _KEEP_OPEN_S = 15.0
 _log = logging.getLogger("leyden.server")
-_ANYBODY = Key(Kind.VIEWER, "anybody", float("inf"))
-_KEYLESS = Key(Kind.ADMIN, "keyless", float("inf"))
+_ANYBODY = Key(KeyKind.VIEWER, "anybody", float("inf"))
+_KEYLESS = Key(KeyKind.ADMIN, "keyless", float("inf"))
 
 
 class App:
     """The application."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ServerContext) -> None:
         self.service = service
         self._table = Table(ROUTES)
 
@@ -105,13 +105,13 @@ class App:
                 return replace(answer, chunks=_until(answer.chunks, admitted.pop_all()))
             return answer
 
-    def _key(self, act: Act, path: dict[str, str], headers: dict[str, str]) -> Key:
+    def _key(self, act: Permission, path: dict[str, str], headers: dict[str, str]) -> Key:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         text = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not text:
             if self.service.settings.keyless and _from_here(headers):
                 return _KEYLESS
-            raise Refused(401, "invalid_api_key", "no key: send one as `Authorization: Bearer ...`")
+            raise KeyRefused(401, "invalid_api_key", "no key: send one as `Authorization: Bearer ...`")
         key = self.service.keyring.read(text)
         permit(key, act, self.service.leases, run=path.get("run"), attempt=path.get("attempt"))
         return key
@@ -165,7 +165,7 @@ def _refusal(error: Exception) -> ApiError:
             return ApiError(STATUS[error.trouble], str(error.trouble), error.message, error.param, wait)
         case ApiError():
             return error
-        case Refused():
+        case KeyRefused():
             challenge = [("www-authenticate", "Bearer")] if error.status == 401 else []
             return ApiError(error.status, error.reason, error.message, headers=challenge)
         case TooMany():
@@ -175,9 +175,9 @@ def _refusal(error: Exception) -> ApiError:
             return ApiError(404, "not_found", str(error))
         case Conflict():
             return ApiError(409, "conflict", str(error))
-        case Unstorable():
+        case NotStorable():
             return ApiError(400, "invalid_request", str(error))
-        case Unavailable():
+        case StoreUnavailable():
             return ApiError(503, "store_unavailable", str(error), headers=[("retry-after", "1")])
         case _:
             return ApiError(500, "server_error", "the server failed; its log says how")

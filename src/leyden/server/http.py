@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from leyden.records import ID_PATTERN, ID_RULE
-from leyden.server.keys import Act, Key
+from leyden.server.keys import Key, Permission
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -90,7 +90,7 @@ class Route(msgspec.Struct, frozen=True):
     method: str
     path: str
     """A segment `{name}` takes one segment, `{name*}` at the end all that are left where no other route is."""
-    act: Act | None
+    act: Permission | None
     """None: anybody may."""
     handler: Callable[[Any, Any], Awaitable[Any]]
     body: Any = None

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from leyden.server.leases import Leases
+from leyden.server.leases import ActiveLeases
 
 
-class Kind(StrEnum):
+class KeyKind(StrEnum):
     """The kinds of key."""
 
     ADMIN = "admin"
@@ -28,7 +28,7 @@ class Kind(StrEnum):
     VIEWER = "viewer"
 
 
-class Act(StrEnum):
+class Permission(StrEnum):
     """What a request does."""
 
     SEE = "see"
@@ -44,30 +44,34 @@ class Act(StrEnum):
     MINT = "mint"
 
 
-_EVERY = frozenset(Kind)
-_TRUSTED = frozenset({Kind.ADMIN, Kind.WORKER})
+_EVERY = frozenset(KeyKind)
+_TRUSTED = frozenset({KeyKind.ADMIN, KeyKind.WORKER})
 
-MAY: dict[Act, frozenset[Kind]] = {
-    Act.SEE: frozenset({Kind.ADMIN, Kind.VIEWER}),  # read runs and what they hold
-    Act.OVERSEE: frozenset({Kind.ADMIN, Kind.VIEWER}),  # read what concerns all runs: no key of a single run
-    Act.REVIEW: frozenset({Kind.ADMIN, Kind.VIEWER, Kind.WORKER}),  # read what an attempt left: a reward may ask for it
-    Act.STEER: frozenset({Kind.ADMIN}),  # make runs, queue and cancel rollouts, publish versions and metrics
-    Act.DELETE: frozenset({Kind.ADMIN}),  # delete runs
-    Act.WORK: _TRUSTED,  # lease, keep alive, finish
-    Act.RECORD: _TRUSTED,  # record model calls: an agent could invent its tokens
-    Act.REWARD: _EVERY - {Kind.VIEWER},  # give rewards: an agent's key only where its run allows it
-    Act.TRACE: _EVERY - {Kind.VIEWER},  # send spans
-    Act.CALL: frozenset({Kind.POOL, Kind.ATTEMPT}),  # call models: what an agent is there for
-    Act.MINT: _TRUSTED,  # make keys: a worker only those of its pools
+MAY: dict[Permission, frozenset[KeyKind]] = {
+    Permission.SEE: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),  # read runs and what they hold
+    Permission.OVERSEE: frozenset(
+        {KeyKind.ADMIN, KeyKind.VIEWER}
+    ),  # read what concerns all runs: no key of a single run
+    Permission.REVIEW: frozenset(
+        {KeyKind.ADMIN, KeyKind.VIEWER, KeyKind.WORKER}
+    ),  # read what an attempt left: a reward may ask for it
+    Permission.STEER: frozenset({KeyKind.ADMIN}),  # make runs, queue and cancel rollouts, publish versions and metrics
+    Permission.DELETE: frozenset({KeyKind.ADMIN}),  # delete runs
+    Permission.WORK: _TRUSTED,  # lease, keep alive, finish
+    Permission.RECORD: _TRUSTED,  # record model calls: an agent could invent its tokens
+    Permission.REWARD: _EVERY - {KeyKind.VIEWER},  # give rewards: an agent's key only where its run allows it
+    Permission.TRACE: _EVERY - {KeyKind.VIEWER},  # send spans
+    Permission.CALL: frozenset({KeyKind.POOL, KeyKind.ATTEMPT}),  # call models: what an agent is there for
+    Permission.MINT: _TRUSTED,  # make keys: a worker only those of its pools
 }
-AGENTS = frozenset({Kind.POOL, Kind.ATTEMPT})
+AGENTS = frozenset({KeyKind.POOL, KeyKind.ATTEMPT})
 """The keys that agent code gets to see."""
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """What a key says. None in a place means: not confined to one."""
 
-    kind: Kind
+    kind: KeyKind
     id: str
     expires: float
     run: str | None = None
@@ -78,7 +82,7 @@ class Key(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     pool: str | None = None
 
 
-class Refused(Exception):
+class KeyRefused(Exception):
     """A request that its key does not permit; 401 where the key itself is no good, 403 where it is not enough."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -110,7 +114,7 @@ class Keyring:
 
     def make(
         self,
-        kind: Kind,
+        kind: KeyKind,
         ttl_s: float,
         *,
         run: str | None = None,
@@ -135,14 +139,14 @@ class Keyring:
                 self._known.clear()
             self._known[text] = key
         if key.expires <= self.clock():
-            raise Refused(401, "key_expired", "this key has expired: ask for a new one")
+            raise KeyRefused(401, "key_expired", "this key has expired: ask for a new one")
         return key
 
     def _verify(self, text: str) -> Key:
         payload, _, signature = text.removeprefix(self._PREFIX).partition(".")
         genuine = text.startswith(self._PREFIX) and text.isascii()
         if not genuine or not hmac.compare_digest(self._sign(payload.encode()), signature):
-            raise Refused(
+            raise KeyRefused(
                 401, "invalid_api_key", "this is not a key of this server: check the key and the server's URL"
             )
         return self._decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
@@ -151,30 +155,30 @@ class Keyring:
         return hmac.digest(self._secret, payload, "sha256").hex()
 
 
-def permit(key: Key, act: Act, leases: Leases, *, run: str | None, attempt: str | None) -> None:
+def permit(key: Key, act: Permission, leases: ActiveLeases, *, run: str | None, attempt: str | None) -> None:
     """Raise unless the key may do this to this run or attempt (None: the request names none)."""
-    if key.kind is Kind.ATTEMPT and not leases.alive(key.attempt, key.started):
-        raise Refused(403, "attempt_ended", f"attempt {key.attempt} has ended, and this key with it")
+    if key.kind is KeyKind.ATTEMPT and not leases.alive(key.attempt, key.started):
+        raise KeyRefused(403, "attempt_ended", f"attempt {key.attempt} has ended, and this key with it")
     if key.kind not in MAY[act]:
         kinds = ", ".join(sorted(MAY[act]))
-        raise Refused(403, "not_permitted", f"a key of kind {key.kind} may not {act} here: it takes one of {kinds}")
+        raise KeyRefused(403, "not_permitted", f"a key of kind {key.kind} may not {act} here: it takes one of {kinds}")
     if key.run is not None and run is not None and key.run != run:
-        raise Refused(403, "not_permitted", f"this key is for run {key.run}, not {run}")
-    if act is Act.OVERSEE and key.run is not None:
-        raise Refused(403, "not_permitted", f"this key is for run {key.run} alone")
+        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {run}")
+    if act is Permission.OVERSEE and key.run is not None:
+        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run} alone")
     if attempt is not None:
         speak_for(key, leases, attempt)
-        if act is Act.REWARD and key.kind in AGENTS and not leases.takes_rewards(attempt):
+        if act is Permission.REWARD and key.kind in AGENTS and not leases.takes_rewards(attempt):
             message = "this run takes no rewards from the agent: set agent_rewards, or return one"
-            raise Refused(403, "not_permitted", message)
+            raise KeyRefused(403, "not_permitted", message)
 
 
-def speak_for(key: Key, leases: Leases, attempt: str) -> None:
+def speak_for(key: Key, leases: ActiveLeases, attempt: str) -> None:
     """Raise unless the key may speak for this attempt."""
-    if key.kind is Kind.ATTEMPT and key.attempt != attempt:
-        raise Refused(403, "not_permitted", f"this key is for attempt {key.attempt}, not {attempt}")
-    if key.kind is Kind.POOL and not leases.hosted(attempt, key.pool):
-        raise Refused(403, "not_permitted", f"attempt {attempt} is not a live lease of pool {key.pool}")
+    if key.kind is KeyKind.ATTEMPT and key.attempt != attempt:
+        raise KeyRefused(403, "not_permitted", f"this key is for attempt {key.attempt}, not {attempt}")
+    if key.kind is KeyKind.POOL and not leases.hosted(attempt, key.pool):
+        raise KeyRefused(403, "not_permitted", f"attempt {attempt} is not a live lease of pool {key.pool}")
 
 
 def write_private(path: Path, text: str) -> None:

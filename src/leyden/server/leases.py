@@ -5,15 +5,15 @@ from collections.abc import Iterable
 import msgspec
 
 from leyden.records import Event, trace_id
-from leyden.server.store import Live
+from leyden.store.queue import ActiveLease
 
 
-class Leases:
+class ActiveLeases:
     """Every live attempt, by its id and by its trace."""
 
-    def __init__(self, alive: Iterable[Live] = ()) -> None:
-        self._by_id: dict[str, Live] = {}
-        self._by_trace: dict[str, Live] = {}
+    def __init__(self, alive: Iterable[ActiveLease] = ()) -> None:
+        self._by_id: dict[str, ActiveLease] = {}
+        self._by_trace: dict[str, ActiveLease] = {}
         for live in alive:
             self._add(live)
 
@@ -23,7 +23,7 @@ class Leases:
     def hear(self, event: Event) -> None:
         """Follow the log."""
         if event.kind == "attempt.started":
-            self._add(msgspec.convert(event.data, Live))
+            self._add(msgspec.convert(event.data, ActiveLease))
         elif event.kind == "attempt.ended":
             self._by_id.pop(event.subject, None)
             self._by_trace.pop(trace_id(event.subject), None)
@@ -43,14 +43,14 @@ class Leases:
         live = self._by_id.get(attempt)
         return live is not None and live.agent_rewards
 
-    def find(self, attempt: str) -> Live | None:
+    def find(self, attempt: str) -> ActiveLease | None:
         """A live attempt by its id."""
         return self._by_id.get(attempt)
 
-    def traced(self, trace: str) -> Live | None:
+    def traced(self, trace: str) -> ActiveLease | None:
         """A live attempt by the id of its trace."""
         return self._by_trace.get(trace)
 
-    def _add(self, live: Live) -> None:
+    def _add(self, live: ActiveLease) -> None:
         self._by_id[live.attempt] = live
         self._by_trace[trace_id(live.attempt)] = live

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from leyden.server.keys import Kind
+from leyden.server.keys import KeyKind
 
 
 class Limit(Struct, frozen=True):
@@ -17,13 +17,13 @@ class Limit(Struct, frozen=True):
     at_once: int
 
 
-LIMITS: dict[Kind, Limit] = {
+LIMITS: dict[KeyKind, Limit] = {
     # Generous: they stop a runaway, not a busy system. A pool or a worker speaks for many rollouts.
-    Kind.ADMIN: Limit(20_000, 8192),
-    Kind.WORKER: Limit(20_000, 8192),
-    Kind.POOL: Limit(5_000, 4096),
-    Kind.ATTEMPT: Limit(200, 128),
-    Kind.VIEWER: Limit(100, 64),
+    KeyKind.ADMIN: Limit(20_000, 8192),
+    KeyKind.WORKER: Limit(20_000, 8192),
+    KeyKind.POOL: Limit(5_000, 4096),
+    KeyKind.ATTEMPT: Limit(200, 128),
+    KeyKind.VIEWER: Limit(100, 64),
 }
 
 
@@ -47,13 +47,13 @@ class Limiter:
 
     _REMEMBERED = 4096
 
-    def __init__(self, limits: dict[Kind, Limit] = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: dict[KeyKind, Limit] = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
     @contextmanager
-    def admit(self, kind: Kind, id: str) -> Iterator[None]:
+    def admit(self, kind: KeyKind, id: str) -> Iterator[None]:
         """Let one request of a key in, or raise `TooMany`."""
         limit, now = self._limits[kind], self._clock()
         account = self._accounts.get(id)

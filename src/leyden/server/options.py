@@ -9,7 +9,7 @@ REFUSED = 2
 """The exit status of a server that cannot serve, whatever is tried."""
 
 
-class Unservable(Exception):
+class ServeError(Exception):
     """A set-up that a server must not, or cannot, start with."""
 
 
@@ -37,7 +37,7 @@ class ServeOptions(Struct, frozen=True):
         return self.store or str(self.home / "leyden.db")
 
 
-class Beside(Struct, frozen=True):
+class ServerProcessOptions(Struct, frozen=True):
     """What a server is told that serves a model which another process computes."""
 
     serve: ServeOptions
@@ -59,12 +59,12 @@ class Beside(Struct, frozen=True):
         return msgspec.json.encode(self, enc_hook=str).decode()  # the hook is for paths
 
     @classmethod
-    def from_json(cls, text: str) -> "Beside":
+    def from_json(cls, text: str) -> "ServerProcessOptions":
         """What was written by `to_json`."""
         return msgspec.json.decode(text, type=cls, dec_hook=lambda path, text: path(text))
 
 
-class Running(Struct, frozen=True):
+class RunningServer(Struct, frozen=True):
     """A server that listens."""
 
     url: str

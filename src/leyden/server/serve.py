@@ -16,18 +16,20 @@ from leyden.server.address import is_loopback, is_wildcard
 from leyden.server.app import App
 from leyden.server.bounded import BoundedHttp
 from leyden.server.gateway.gateway import Gateway
-from leyden.server.gateway.policy import Policy
-from leyden.server.gateway.upstream import Upstream
-from leyden.server.keys import Keyring, Kind, Refused, write_private
-from leyden.server.options import Running, ServeOptions, Unservable
-from leyden.server.service import ServerSettings, Service
-from leyden.server.store import Store
+from leyden.server.gateway.served_model import ServedModel
+from leyden.server.gateway.upstream.client import UpstreamClient
+from leyden.server.keys import KeyKind, KeyRefused, Keyring, write_private
+from leyden.server.options import RunningServer, ServeError, ServeOptions
+from leyden.server.service import ServerContext, ServerSettings
+from leyden.store.store import Store
 
 _GRACE_S = 30
 _TEN_YEARS = 10 * 365 * 86_400.0
 
 
-async def serve(options: ServeOptions, started: Callable[[Running], None], policy: Policy | None = None) -> None:
+async def serve(
+    options: ServeOptions, started: Callable[[RunningServer], None], policy: ServedModel | None = None
+) -> None:
     """Serve until told to stop by SIGINT or SIGTERM, then finish what was accepted; told twice, stop at once."""
     async with serving(options, policy) as server:
         loop = asyncio.get_running_loop()
@@ -38,17 +40,17 @@ async def serve(options: ServeOptions, started: Callable[[Running], None], polic
 
 
 @asynccontextmanager
-async def serving(options: ServeOptions, policy: Policy | None = None) -> AsyncIterator["Server"]:
+async def serving(options: ServeOptions, policy: ServedModel | None = None) -> AsyncIterator["Server"]:
     """A server that listens within this context, and has finished what it accepted when the context is left.
 
     A policy is served beside what its options say.
     """
     if options.keyless and not is_loopback(options.host):
-        raise Unservable(
+        raise ServeError(
             f"--keyless on {options.host} would let anybody in: drop --keyless, or listen on 127.0.0.1 only"
         )
     if options.advertise is None and is_wildcard(options.host):
-        raise Unservable(
+        raise ServeError(
             f"nobody reaches a server at {options.host}: say by which URL they do with --advertise, or server.advertise"
         )
     raise_file_limit()
@@ -61,14 +63,14 @@ async def serving(options: ServeOptions, policy: Policy | None = None) -> AsyncI
             keyring = _keyring(options.home / "secret")
             admin_key = _keep_admin_key(keyring, options.home / "admin.key")
             settings = ServerSettings(options.advertise or url, options.keyless, options.max_body_mb * 2**20)
-            service = await Service.start(store, keyring, settings)
+            service = await ServerContext.start(store, keyring, settings)
             policies = {policy.name: policy} if policy is not None else {}
             upstream = _upstream(options)
             if policies or upstream:
                 service.gateway = Gateway(store, policies, upstream)
             gc.collect()
             gc.freeze()  # what was imported lives as long as the server: no need to look through it again and again
-            server = Server(service, Running(url, settings.url, store.database.name, str(admin_key)))
+            server = Server(service, RunningServer(url, settings.url, store.database.name, str(admin_key)))
             await server.listen(listener)
             (options.home / "url").write_text(url + "\n")  # by which commands find the server that has the store
             try:
@@ -84,7 +86,7 @@ async def serving(options: ServeOptions, policy: Policy | None = None) -> AsyncI
 class Server(uvicorn.Server):
     """A server that listens."""
 
-    def __init__(self, service: Service, running: Running) -> None:
+    def __init__(self, service: ServerContext, running: RunningServer) -> None:
         super().__init__(
             uvicorn.Config(
                 App(service),
@@ -132,11 +134,11 @@ class Server(uvicorn.Server):
         yield
 
 
-def _upstream(options: ServeOptions) -> Upstream | None:
+def _upstream(options: ServeOptions) -> UpstreamClient | None:
     """Whatever serves the model names that are served nowhere here."""
     if options.upstream is None:
         return None
-    return Upstream(options.upstream, options.upstream_key, options.upstream_timeout_s)
+    return UpstreamClient(options.upstream, options.upstream_key, options.upstream_timeout_s)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -148,7 +150,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise Unservable(
+        raise ServeError(
             f"cannot listen on {host}:{port} ({error.strerror}): choose another (--port; server.port of a training)"
         ) from error
     return listener
@@ -158,13 +160,13 @@ def _keyring(path: Path) -> Keyring:
     try:
         return Keyring.from_file(path, time.time)
     except ValueError as error:
-        raise Unservable(str(error)) from error
+        raise ServeError(str(error)) from error
 
 
 def _keep_admin_key(keyring: Keyring, path: Path) -> Path:
     """The admin key of a home folder, made anew where it is missing or no longer good."""
     try:
         keyring.read(path.read_text().strip())
-    except (FileNotFoundError, Refused):
-        write_private(path, keyring.make(Kind.ADMIN, _TEN_YEARS)[0])
+    except (FileNotFoundError, KeyRefused):
+        write_private(path, keyring.make(KeyKind.ADMIN, _TEN_YEARS)[0])
     return path

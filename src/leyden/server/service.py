@@ -7,10 +7,11 @@ from msgspec import Struct
 
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.keys import Keyring
-from leyden.server.leases import Leases
+from leyden.server.leases import ActiveLeases
 from leyden.server.limits import Limiter
-from leyden.server.store import Store, reading
 from leyden.server.telemetry import Telemetry
+from leyden.store import queries
+from leyden.store.store import Store
 
 
 class ServerSettings(Struct, frozen=True):
@@ -24,10 +25,10 @@ class ServerSettings(Struct, frozen=True):
     """Bytes in a request, packed or unpacked."""
 
 
-class Service:
+class ServerContext:
     """One server's parts."""
 
-    def __init__(self, store: Store, leases: Leases, keyring: Keyring, settings: ServerSettings) -> None:
+    def __init__(self, store: Store, leases: ActiveLeases, keyring: Keyring, settings: ServerSettings) -> None:
         self.store = store
         self.leases = leases
         self.keyring = keyring
@@ -40,7 +41,7 @@ class Service:
     @classmethod
     async def start(cls, store: Store, keyring: Keyring, settings: ServerSettings) -> Self:
         """Open for business over a store that has been started."""
-        leases = Leases(await store.read(reading.alive))
+        leases = ActiveLeases(await store.read(queries.alive))
         service = cls(store, leases, keyring, settings)
         hear: Callable[..., None]
         for hear in (leases.hear, service.telemetry.hear):

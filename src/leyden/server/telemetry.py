@@ -8,8 +8,8 @@ from prometheus_client.registry import Collector
 
 from leyden.records import Event
 from leyden.server.gateway.recorder import Recorder
-from leyden.server.leases import Leases
-from leyden.server.store import Store
+from leyden.server.leases import ActiveLeases
+from leyden.store.store import Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -17,7 +17,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Telemetry:
     """Counts what passes, and reads off the rest when asked."""
 
-    def __init__(self, store: Store, leases: Leases, calls: Callable[[], Recorder | None]) -> None:
+    def __init__(self, store: Store, leases: ActiveLeases, calls: Callable[[], Recorder | None]) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter("leyden_requests", "Requests answered", ["route", "status"], registry=self.registry)
         self._seconds = Histogram(
@@ -61,7 +61,7 @@ class Telemetry:
 class _Readings(Collector):
     """What is read off when the page is made."""
 
-    def __init__(self, store: Store, leases: Leases, calls: Callable[[], Recorder | None]) -> None:
+    def __init__(self, store: Store, leases: ActiveLeases, calls: Callable[[], Recorder | None]) -> None:
         self._store, self._leases, self._calls = store, leases, calls
 
     def collect(self) -> Iterable[Metric]:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from leyden.config import ConfigError
-from leyden.trainer.policy import Policy
+from leyden.trainer.policy.policy import Policy
 
 _NAME = re.compile(r"step-(\d+)")
 _STATE = "state.json"
@@ -26,7 +26,7 @@ _BESIDE = "beside.safetensors"
 _RNG = "rng"
 
 
-class State(Struct, frozen=True):
+class TrainerState(Struct, frozen=True):
     """Where a run stands, beside its weights."""
 
     step: int = 0
@@ -44,7 +44,7 @@ class Checkpoints:
     def __init__(self, folder: Path, tokenizer: Path, keep: int) -> None:
         self._folder, self._tokenizer, self._keep = folder, tokenizer, keep
 
-    def save(self, policy: Policy, state: State) -> Path:
+    def save(self, policy: Policy, state: TrainerState) -> Path:
         """Write one, and drop those that are no longer wanted."""
         final = self._folder / f"step-{state.step}"
         draft = self._folder / f".step-{state.step}.draft"
@@ -63,14 +63,14 @@ class Checkpoints:
         self._drop(state)
         return final
 
-    def _drop(self, state: State) -> None:
+    def _drop(self, state: TrainerState) -> None:
         wanted = {*sorted(found(self._folder))[-self._keep :], state.best_step}
         for number in found(self._folder):
             if number not in wanted:
                 shutil.rmtree(self._folder / f"step-{number}")
 
 
-def restore(folder: Path, policy: Policy) -> State:
+def restore(folder: Path, policy: Policy) -> TrainerState:
     """Put a policy and its optimiser where a checkpoint left them."""
     state = read_state(folder)
     weights = AutoModelForCausalLM.from_pretrained(folder, dtype=policy.served.dtype).state_dict()
@@ -97,10 +97,10 @@ def newest(folder: Path) -> Path | None:
     return folder / f"step-{steps[-1]}" if steps else None
 
 
-def read_state(folder: Path) -> State:
+def read_state(folder: Path) -> TrainerState:
     """Where the run stood at a checkpoint."""
     try:
-        return msgspec.json.decode((folder / _STATE).read_bytes(), type=State)
+        return msgspec.json.decode((folder / _STATE).read_bytes(), type=TrainerState)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{folder} is no checkpoint: {error}") from error
 

@@ -16,15 +16,15 @@ from leyden.episodes import Episode
 from leyden.outcomes import Ending
 from leyden.records import Call, RewardKind, Task, Version
 from leyden.remote import Remote
-from leyden.trainer.algorithm import Algorithm
-from leyden.trainer.automatic import reward_automatically
-from leyden.trainer.batch import POLICY, Accounts, Scored, score
-from leyden.trainer.checkpoint import Checkpoints, State
-from leyden.trainer.collection import Collection
+from leyden.trainer.algorithm.resolve import Algorithm
+from leyden.trainer.batch.samples import POLICY, SelectedRollout, StepAccounting, score
+from leyden.trainer.checkpoint import Checkpoints, TrainerState
 from leyden.trainer.errors import TrainingError
-from leyden.trainer.evaluation import Measured, evaluate
-from leyden.trainer.policy import Figures, Policy
-from leyden.trainer.tasks import Tasks
+from leyden.trainer.policy.policy import Policy, UpdateMetrics
+from leyden.trainer.rollouts.collector import RolloutCollector
+from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate
+from leyden.trainer.rollouts.signals import reward_automatically
+from leyden.trainer.rollouts.tasks import Tasks
 from leyden.trainer.updates import Update, prepare
 from leyden.wire import GroupSpec
 
@@ -45,8 +45,8 @@ class StepReport(Struct):
 
     step: int
     rewards: list[float]
-    accounts: Accounts
-    figures: list[Figures] = field(default_factory=list)
+    accounts: StepAccounting
+    figures: list[UpdateMetrics] = field(default_factory=list)
     automatic: list[float] = field(default_factory=list)
     """What each rollout earned by itself, apart from the task's reward."""
     signals: Counter[str] = field(default_factory=Counter)
@@ -60,7 +60,7 @@ class StepReport(Struct):
     sampling_s: float = 0.0
     training_s: float = 0.0
     learning_rate: float = 0.0
-    held_out: Measured | None = None
+    held_out: EvaluationResult | None = None
 
     def count_tokens(self, calls: Sequence[Call]) -> None:
         """Add the tokens of some calls."""
@@ -78,7 +78,7 @@ class StepReport(Struct):
         return stdev(self.rewards) if len(self.rewards) > 1 else 0.0
 
 
-class Watcher(Protocol):
+class TrainingObserver(Protocol):
     """Whoever wants to know how it goes."""
 
     def progress(self, step: int, done: int, asked: int, what: str) -> None:
@@ -87,7 +87,7 @@ class Watcher(Protocol):
     def step(self, report: StepReport, left_s: float) -> None:
         """A step is done; what is left of the run takes about so long."""
 
-    def measured(self, step: int, measured: Measured, episodes: Sequence[Episode]) -> None:
+    def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
         """The policy was measured on the tasks held out."""
 
 
@@ -103,18 +103,18 @@ class Trainer:
         policy: Policy,
         weights: Weights,
         checkpoints: Checkpoints,
-        state: State,
-        watchers: Sequence[Watcher],
+        state: TrainerState,
+        watchers: Sequence[TrainingObserver],
     ) -> None:
         self._config, self._tasks, self._remote = config, tasks, remote
         self._policy, self._weights, self._checkpoints = policy, weights, checkpoints
         self._watchers = watchers
-        self._collection = Collection(remote, config.run)
+        self._collection = RolloutCollector(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
         self._algorithm = algorithm
         self.state = state
 
-    async def run(self, stop: asyncio.Event) -> State:
+    async def run(self, stop: asyncio.Event) -> TrainerState:
         """Train until the run's last step, or until `stop` is set: the step in hand is finished and kept."""
         training = self._config.training
         durations: list[float] = []
@@ -134,7 +134,7 @@ class Trainer:
         return self.state
 
     async def _step(self, step: int) -> StepReport:
-        report = StepReport(step, [], Accounts(), began=time.time())
+        report = StepReport(step, [], StepAccounting(), began=time.time())
         self._policy.step = step
         began = time.monotonic()
         groups = await self._collect(step, report)
@@ -148,7 +148,7 @@ class Trainer:
         self.state = replace(self.state, step=step)
         return report
 
-    async def _update(self, update: Update) -> Figures:
+    async def _update(self, update: Update) -> UpdateMetrics:
         objective = self._algorithm.objective
         figures = await self._on_thread(lambda: self._policy.accumulate(update.rows, update.before, objective))
         version = self.state.version + 1
@@ -157,10 +157,10 @@ class Trainer:
         self.state = replace(self.state, version=version)
         return figures
 
-    async def _collect(self, step: int, report: StepReport) -> list[list[Scored]]:
+    async def _collect(self, step: int, report: StepReport) -> list[list[SelectedRollout]]:
         """The groups of a step, whole, in the order in which they were asked for; dropped ones are asked for anew."""
         wanted = [f"step-{step}-{number}" for number in range(self._config.training.tasks_per_step)]
-        kept: dict[str, list[Scored]] = {}
+        kept: dict[str, list[SelectedRollout]] = {}
         for again in range(_TRIES):
             missing = {f"{name}-again-{again}" if again else name: name for name in wanted if name not in kept}
             asked = [self._spec(name) for name in missing]
@@ -200,7 +200,7 @@ class Trainer:
             ending, message = outcomes[0].ending, outcomes[0].message
             raise TrainingError(f"none of the first {len(outcomes)} rollouts succeeded; one ended {ending}: {message}")
 
-    async def _measure(self, step: int) -> Measured | None:
+    async def _measure(self, step: int) -> EvaluationResult | None:
         tasks: Sequence[Task] = self._tasks.held_out
         if not tasks:
             return None
@@ -233,7 +233,7 @@ def _due(every: int, step: int, last: int) -> bool:
     return step == last or (every > 0 and step % every == 0)
 
 
-def _nothing_to_learn(step: int, accounts: Accounts, episodes: Sequence[Episode]) -> str:
+def _nothing_to_learn(step: int, accounts: StepAccounting, episodes: Sequence[Episode]) -> str:
     why = ", ".join(f"{count} {reason}" for reason, count in accounts.excluded.most_common())
     advice = "run `leyden dev` to see what your agent does"
     if accounts.calls_left["role not selected"]:

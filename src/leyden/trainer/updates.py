@@ -8,23 +8,25 @@ from msgspec import Struct
 from torch import Tensor
 
 from leyden.rl.correction import ratios
-from leyden.trainer.algorithm import Algorithm, Penalty
-from leyden.trainer.batch import Accounts, Row, Scored, lay_out
-from leyden.trainer.objective import Before
-from leyden.trainer.policy import Policy
-from leyden.trainer.valuing import Known, value
+from leyden.trainer.algorithm.resolve import Algorithm, KlPenalty
+from leyden.trainer.batch.advantages import StepInputs, value
+from leyden.trainer.batch.samples import Sample, SelectedRollout, StepAccounting, lay_out
+from leyden.trainer.policy.objective import OldLogprobs
+from leyden.trainer.policy.policy import Policy
 
-Groups = Sequence[Sequence[Scored]]
+Groups = Sequence[Sequence[SelectedRollout]]
 
 
 class Update(Struct, frozen=True):
     """Rows to move the weights by, once."""
 
-    rows: list[Row]
-    before: Before
+    rows: list[Sample]
+    before: OldLogprobs
 
 
-def prepare(groups: Groups, number: int, policy: Policy, algorithm: Algorithm, accounts: Accounts) -> list[Update]:
+def prepare(
+    groups: Groups, number: int, policy: Policy, algorithm: Algorithm, accounts: StepAccounting
+) -> list[Update]:
     """Divide groups evenly into so many updates. Those that nothing is to be learnt from are left out."""
     number = min(number, len(groups))
     ends = [len(groups) * done // number for done in range(number + 1)]
@@ -33,10 +35,10 @@ def prepare(groups: Groups, number: int, policy: Policy, algorithm: Algorithm, a
     return [update for update in updates if update.rows]
 
 
-def _update(groups: Groups, policy: Policy, algorithm: Algorithm, accounts: Accounts, moves: bool) -> Update:
+def _update(groups: Groups, policy: Policy, algorithm: Algorithm, accounts: StepAccounting, moves: bool) -> Update:
     """One update; `moves` says whether the policy will have moved before it."""
     laid, objective = lay_out(groups), algorithm.objective
-    known = Known(
+    known = StepInputs(
         penalties=_penalties(laid, policy, algorithm.penalty, accounts) if algorithm.penalty is not None else None,
         values=policy.values(laid) if algorithm.critic else None,
     )
@@ -45,7 +47,7 @@ def _update(groups: Groups, policy: Policy, algorithm: Algorithm, accounts: Acco
     rows = [row for row in valued if row.advantage or algorithm.critic or objective.needs_all]
     whole = objective.correction is not None and objective.level == "rollout"
     ratios_R = _ratios(laid, policy.logprobs(laid)) if whole else None
-    before = Before(
+    before = OldLogprobs(
         proximal=policy.logprobs(rows) if moves else None,
         reference=policy.reference_logprobs(rows) if objective.kl is not None else None,
         corrections=None if ratios_R is None else [ratios_R[row.rollout].expand(len(row.sampler)) for row in rows],
@@ -53,7 +55,7 @@ def _update(groups: Groups, policy: Policy, algorithm: Algorithm, accounts: Acco
     return Update(rows, before)
 
 
-def _penalties(rows: Sequence[Row], policy: Policy, penalty: Penalty, accounts: Accounts) -> list[float]:
+def _penalties(rows: Sequence[Sample], policy: Policy, penalty: KlPenalty, accounts: StepAccounting) -> list[float]:
     """What the distance to the reference takes from the reward of each call."""
     reference = policy.reference_logprobs(rows)
     distances = [
@@ -63,7 +65,7 @@ def _penalties(rows: Sequence[Row], policy: Policy, penalty: Penalty, accounts: 
     return [penalty.weight * distance for distance in distances]
 
 
-def _ratios(rows: Sequence[Row], proximal: Sequence[Tensor]) -> Tensor:
+def _ratios(rows: Sequence[Sample], proximal: Sequence[Tensor]) -> Tensor:
     """The ratio of the proximal policy to the sampler over each whole rollout."""
     gaps = [known - _sampler(row, known) for row, known in zip(rows, proximal, strict=True)]
     gap_C = torch.stack([gap.sum() for gap in gaps])
@@ -72,5 +74,5 @@ def _ratios(rows: Sequence[Row], proximal: Sequence[Tensor]) -> Tensor:
     return ratios(gap_R)
 
 
-def _sampler(row: Row, like: Tensor) -> Tensor:
+def _sampler(row: Sample, like: Tensor) -> Tensor:
     return torch.tensor(row.sampler, device=like.device, dtype=like.dtype)

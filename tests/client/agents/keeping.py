@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import leyden
-from leyden.client.identity import current_attempt
+from leyden.client.tracing.context import current_attempt
 
 log_lock = threading.Lock()
 

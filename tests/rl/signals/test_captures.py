@@ -13,7 +13,7 @@ from worksite import Worksite
 
 from leyden.episodes import Episode
 from leyden.rl.signals import Signal, find
-from leyden.server.gateway.upstream import Upstream
+from leyden.server.gateway.upstream.client import UpstreamClient
 
 AGENTS = Path(__file__).parent / "agents"
 ZERO, SIX, TEXT = '{"a": 1, "b": 0}', '{"a": 6, "b": 2}', '{"a": "x", "b": 2}'
@@ -114,7 +114,7 @@ async def test_calls_of_a_model_served_elsewhere_have_signals_too(tmp_path: Path
     async with model_server(tmp_path / "near") as near:
         key = await near.new_attempt(routes={"gpt": "upstream"})
         assert near.service.gateway is not None
-        near.service.gateway.upstream = Upstream(f"{server.url}/v1", server.key)
+        near.service.gateway.upstream = UpstreamClient(f"{server.url}/v1", server.key)
         server.lines = [call("multiply", SIX) + END, BROKEN + END, "It is", END]
         async with openai.AsyncOpenAI(base_url=f"{near.url}/v1", api_key=key, max_retries=0) as client:
             for _ in range(4):

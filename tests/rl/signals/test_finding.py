@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from talks import DIVIDE, SIX, USER, Talk, result, said, tool_call
 
-from leyden.records import CallStatus, Made, Span
+from leyden.records import CallStatus, PromptOrigin, Span
 from leyden.rl.signals import SignalKind
 
 WORDS = [
@@ -45,7 +45,7 @@ def test_a_tool_call_without_a_result_says_nothing() -> None:
 def test_a_result_that_is_shown_again_counts_once_and_as_it_was_first_shown() -> None:
     talk = Talk().turn([USER], said("", tool_call("1"))).turn([result("1", "Error: no such thing")], said("Oh."))
     whole = [USER, said("", tool_call("1")), result("1", "(removed)"), said("Oh."), USER]
-    talk.turn(whole, said("Yes."), parent="a", kept_messages=0, made=Made.RERENDERED)
+    talk.turn(whole, said("Yes."), parent="a", kept_messages=0, made=PromptOrigin.RERENDERED)
     assert talk.found == [("a", "tool_failed/1")]
 
 

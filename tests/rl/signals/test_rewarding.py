@@ -11,8 +11,10 @@ from leyden.config.schema import SignalsConfig
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Reward, RewardKind, RunSettings, Task
 from leyden.rl.signals import Signal, SignalKind, SignalRules, automatic, find
-from leyden.server.store import Store, Want, reading
-from leyden.wire import Finish, GroupSpec, RunSpec
+from leyden.store import queries
+from leyden.store.queue import LeaseQuery
+from leyden.store.store import Store
+from leyden.wire import FinishRequest, GroupSpec, RunSpec
 
 ALL = SignalRules(dict.fromkeys(SignalKind, -0.5))
 
@@ -98,13 +100,13 @@ def test_what_a_model_writes_at_length_is_not_kept_at_length() -> None:
 async def test_rewards_are_recorded_once_with_their_reason(store: Store, talk: Talk) -> None:
     await store.create_run(RunSpec("r", RunSettings()))
     await store.enqueue("r", GroupSpec("g", Task("t", {})))
-    (grant,) = await store.lease(Want("w", 1, "r", None))
+    (grant,) = await store.lease(LeaseQuery("w", 1, "r", None))
     attempt = grant.attempt.id
     await store.record_calls("r", attempt, talk.calls)
-    await store.finish("r", attempt, Finish(Outcome(Ending.SUCCEEDED), rewards=(Reward("final", 1.0),)))
-    given = automatic(await store.read(reading.episode, "r", attempt), ALL, 1)
+    await store.finish("r", attempt, FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("final", 1.0),)))
+    given = automatic(await store.read(queries.episode, "r", attempt), ALL, 1)
     assert [await store.record_rewards("r", attempt, given, rescoring=True) for _ in range(2)] == [len(given), 0]
-    episode = await store.read(reading.episode, "r", attempt)
+    episode = await store.read(queries.episode, "r", attempt)
     assert [replace(reward, at=0.0) for reward in episode.rewards[1:]] == list(given)
     assert automatic(episode, ALL, 1) == given
     assert episode.final_reward(0.0) == 1.0

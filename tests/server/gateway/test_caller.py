@@ -9,8 +9,8 @@ import pytest
 from modelserving import END, ModelServer, model_server
 
 from leyden.records import Span, Task
-from leyden.server.keys import Kind
-from leyden.server.store import Want
+from leyden.server.keys import KeyKind
+from leyden.store.queue import LeaseQuery
 from leyden.wire import GroupSpec, RunSpec
 
 QUESTION: Any = {"role": "user", "content": "Who am I?"}
@@ -27,9 +27,9 @@ async def test_a_process_that_hosts_many_rollouts_is_told_apart_by_its_context(s
     store = server.service.store
     await store.create_run(RunSpec("r"))
     await store.enqueue("r", GroupSpec("g", Task("t", {}), 3))
-    mine, other = [grant.attempt for grant in await store.lease(Want("w", 2, "r", "hall"))]
-    (stranger,) = [grant.attempt for grant in await store.lease(Want("w", 1, "r", "annex"))]
-    key = server.service.keyring.make(Kind.POOL, 60, pool="hall")[0]
+    mine, other = [grant.attempt for grant in await store.lease(LeaseQuery("w", 2, "r", "hall"))]
+    (stranger,) = [grant.attempt for grant in await store.lease(LeaseQuery("w", 1, "r", "annex"))]
+    key = server.service.keyring.make(KeyKind.POOL, 60, pool="hall")[0]
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
 
         async def call(**headers: str) -> None:

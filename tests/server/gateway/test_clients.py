@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from modelserving import END, ModelServer, call, model_server
 
-from leyden.records import Made
+from leyden.records import PromptOrigin
 
 SYSTEM = "You can add."
 FIRST, SECOND = "What is 2 + 3, and 4 + 5?", "And 10 + 20?"
@@ -55,7 +55,7 @@ async def check(server: ModelServer, seen: list[str], stream: bool) -> None:
     episode = await server.check(calls=4)
     assert seen == ANSWERS
     assert {made.request.get("stream", False) for made in episode.calls} == {stream}
-    assert [made.made for made in episode.calls] == [Made.FRESH, *[Made.CONTINUED] * 3]
+    assert [made.made for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 3]
     assert [made.parent for made in episode.calls[1:]] == [made.id for made in episode.calls[:-1]]
     assert [server.tokenizer.decode(made.completion_ids) for made in episode.calls] == LINES
     whole = server.tokenizer.decode(episode.prompt_ids(episode.calls[-1]))

@@ -10,7 +10,7 @@ import pytest
 from modelserving import END, ModelServer, eventually, model_server
 
 from leyden.outcomes import Ending, Outcome
-from leyden.wire import Finish
+from leyden.wire import FinishRequest
 
 ASK: Any = {"model": "m", "messages": [{"role": "user", "content": "Heads or tails?"}]}
 
@@ -27,7 +27,7 @@ def client_of(server: ModelServer) -> openai.AsyncOpenAI:
 
 
 async def end_attempt(server: ModelServer) -> None:
-    await server.service.store.finish(server.run, server.attempt, Finish(Outcome(Ending.AGENT_ERROR)))
+    await server.service.store.finish(server.run, server.attempt, FinishRequest(Outcome(Ending.AGENT_ERROR)))
 
 
 async def test_runs_of_the_same_seed_draw_the_same_whatever_they_are_called(tmp_path: Path) -> None:

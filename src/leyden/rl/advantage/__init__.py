@@ -1,7 +1,7 @@
 """The values of an update's calls, turned into advantages.
 
-An advantage function takes `Calls` and `Terms` and gives an advantage for each call, in double precision. Who has
-nobody to be compared with, or only equals, has the advantage 0 on purpose; nothing is ever divided by almost nothing.
+An advantage function takes `CallBatch` and `Hyperparameters` and returns an advantage for each call, in float64. A call
+with nothing to compare it with, or only equals, has advantage 0; nothing is ever divided by a number close to zero.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from leyden.rl.terms import Terms
+from leyden.rl.hyperparameters import Hyperparameters
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,7 +21,7 @@ _NOISE = 1e-7
 """Values this close, absolutely or as a share of the largest, are equal: single precision could not tell them apart."""
 
 
-class Calls(Struct, frozen=True):
+class CallBatch(Struct, frozen=True):
     """The calls of an optimiser update that carry credit, one entry each."""
 
     value: Floats
@@ -65,10 +65,10 @@ class Calls(Struct, frozen=True):
         return ~self.alone & (self.deviation(self.value, self.group) > 0)
 
 
-Advantage = Callable[[Calls, Terms], Floats]
+Advantage = Callable[[CallBatch, Hyperparameters], Floats]
 
 
-class Groups(Struct, frozen=True):
+class GroupIndex(Struct, frozen=True):
     """In how many groups nobody can be compared."""
 
     alone: int
@@ -77,11 +77,11 @@ class Groups(Struct, frozen=True):
     """Of more, but the values of all calls are equal; equal returns whose calls have different values are not flat."""
 
 
-def groups(calls: Calls) -> Groups:
+def groups(calls: CallBatch) -> GroupIndex:
     """Count the groups of an update."""
     numbers, firsts = np.unique(calls.group, return_index=True)
     alone = int(calls.alone[firsts].sum())
-    return Groups(alone, len(numbers) - alone - int(calls.comparable[firsts].sum()))
+    return GroupIndex(alone, len(numbers) - alone - int(calls.comparable[firsts].sum()))
 
 
 def weights(rollout: Ints, level: Literal["rollout", "transition"]) -> Floats:

@@ -5,10 +5,10 @@ Without the deviation, which makes much of groups that are almost always right o
 
 import numpy as np
 
-from leyden.rl.advantage import Calls, Floats
-from leyden.rl.terms import Terms
+from leyden.rl.advantage import CallBatch, Floats
+from leyden.rl.hyperparameters import Hyperparameters
 
 
-def dr_grpo(calls: Calls, terms: Terms) -> Floats:
+def dr_grpo(calls: CallBatch, terms: Hyperparameters) -> Floats:
     """A = V - mean of the group."""
     return np.where(calls.comparable, calls.value - calls.mean(calls.value, calls.group), 0.0)

@@ -6,12 +6,12 @@ Two rollouts that came to the same state and went on differently say which way i
 import numpy as np
 from msgspec.structs import replace
 
-from leyden.rl.advantage import Calls, Floats, over, weights
+from leyden.rl.advantage import CallBatch, Floats, over, weights
 from leyden.rl.advantage.grpo import grpo
-from leyden.rl.terms import Terms
+from leyden.rl.hyperparameters import Hyperparameters
 
 
-def gigpo(calls: Calls, terms: Terms) -> Floats:
+def gigpo(calls: CallBatch, terms: Hyperparameters) -> Floats:
     """A = grpo of the returns, each rollout once + step_weight (V - mean) / deviation of the state, each call once."""
     episodes = replace(calls, value=calls.returns, weight=weights(calls.rollout, "rollout"))
     steps = replace(calls, weight=np.ones(len(calls.value)))

@@ -1,9 +1,9 @@
 """REINFORCE++: a value against all of the update's, whatever their group; a group may be of one."""
 
-from leyden.rl.advantage import Calls, Floats, over
-from leyden.rl.terms import Terms
+from leyden.rl.advantage import CallBatch, Floats, over
+from leyden.rl.hyperparameters import Hyperparameters
 
 
-def reinforce_pp(calls: Calls, terms: Terms) -> Floats:
+def reinforce_pp(calls: CallBatch, terms: Hyperparameters) -> Floats:
     """A = (V - mean) / deviation, both of the update's part."""
     return over(calls.value - calls.mean(calls.value, calls.part), calls.deviation(calls.value, calls.part))

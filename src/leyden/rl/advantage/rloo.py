@@ -5,11 +5,11 @@ A baseline that the own rollout has no part in, so the gradient's expectation is
 
 import numpy as np
 
-from leyden.rl.advantage import Calls, Floats, over, total
-from leyden.rl.terms import Terms
+from leyden.rl.advantage import CallBatch, Floats, over, total
+from leyden.rl.hyperparameters import Hyperparameters
 
 
-def rloo(calls: Calls, terms: Terms) -> Floats:
+def rloo(calls: CallBatch, terms: Hyperparameters) -> Floats:
     """A = V - mean of the calls of the group's other rollouts."""
 
     def others(of: Floats) -> Floats:

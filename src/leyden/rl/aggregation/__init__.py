@@ -6,11 +6,11 @@ call; the loss is the weighted sum. The denominators are thus those of the whole
 
 from collections.abc import Callable, Sequence
 
-from leyden.rl.terms import Terms
+from leyden.rl.hyperparameters import Hyperparameters
 
 Lengths = Sequence[Sequence[int]]
 """Tokens by rollout, then by call. A rollout without tokens counts for nothing."""
-Aggregation = Callable[[Lengths, Terms], list[list[float]]]
+Aggregation = Callable[[Lengths, Hyperparameters], list[list[float]]]
 
 
 def rollouts(lengths: Lengths) -> int:

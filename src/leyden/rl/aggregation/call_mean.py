@@ -1,10 +1,10 @@
 """Tokens are averaged inside a call, then over calls: a long call counts as much as a short one."""
 
 from leyden.rl.aggregation import Lengths
-from leyden.rl.terms import Terms
+from leyden.rl.hyperparameters import Hyperparameters
 
 
-def call_mean(lengths: Lengths, terms: Terms) -> list[list[float]]:
+def call_mean(lengths: Lengths, terms: Hyperparameters) -> list[list[float]]:
     """w = 1 / (calls x tokens of the call)."""
     count = sum(tokens > 0 for calls in lengths for tokens in calls)
     return [[1 / (count * tokens) if tokens else 0.0 for tokens in calls] for calls in lengths]

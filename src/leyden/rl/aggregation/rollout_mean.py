@@ -1,10 +1,10 @@
 """Tokens are averaged inside a rollout, then over rollouts: a long rollout counts as much as a short one."""
 
 from leyden.rl.aggregation import Lengths, rollouts
-from leyden.rl.terms import Terms
+from leyden.rl.hyperparameters import Hyperparameters
 
 
-def rollout_mean(lengths: Lengths, terms: Terms) -> list[list[float]]:
+def rollout_mean(lengths: Lengths, terms: Hyperparameters) -> list[list[float]]:
     """w = 1 / (rollouts x tokens of the rollout)."""
     count = rollouts(lengths)
     return [[1 / (count * sum(calls)) if any(calls) else 0.0] * len(calls) for calls in lengths]

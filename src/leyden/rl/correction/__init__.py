@@ -10,10 +10,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from leyden.rl.hyperparameters import Hyperparameters
 from leyden.rl.ratio import ratio, total
-from leyden.rl.terms import Terms
 
-Correction = Callable[[Tensor, Terms], Tensor]
+Correction = Callable[[Tensor, Hyperparameters], Tensor]
 Level = Literal["token", "call", "rollout"]
 
 

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from leyden.rl.terms import Terms
+from leyden.rl.hyperparameters import Hyperparameters
 
 
-def truncated(ratio: Tensor, terms: Terms) -> Tensor:
+def truncated(ratio: Tensor, terms: Hyperparameters) -> Tensor:
     """w = min(r, high)."""
     return ratio.clamp(max=terms.correction_high)

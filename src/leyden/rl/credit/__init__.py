@@ -1,17 +1,18 @@
 """The rewards of one rollout, turned into a value for each of its calls.
 
-A credit function takes `Earned` and `Terms` and gives one value a call, in the order of the calls. None is no credit:
-the call is not trained on. Values of calls that are not selected are not used, but such calls stay in time.
+A credit function takes `RolloutRewards` and `Hyperparameters` and returns one value per call, in order.
+None means that the call is not trained on. The values of calls that are not selected are ignored, but such calls keep
+their place in the sequence.
 """
 
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from leyden.rl.terms import Terms
+from leyden.rl.hyperparameters import Hyperparameters
 
 
-class Earned(Struct, frozen=True):
+class RolloutRewards(Struct, frozen=True):
     """What a rollout earned: at each of its calls, and in the end."""
 
     steps: tuple[float, ...]
@@ -33,4 +34,4 @@ class Earned(Struct, frozen=True):
         return (*self.steps[:-1], self.steps[-1] + self.final) if self.steps else ()
 
 
-Credit = Callable[[Earned, Terms], Sequence[float | None]]
+Credit = Callable[[RolloutRewards, Hyperparameters], Sequence[float | None]]

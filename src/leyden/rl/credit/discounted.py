@@ -1,10 +1,10 @@
 """Reward to go: a call is worth what came with it and after it, what came later the less."""
 
-from leyden.rl.credit import Earned
-from leyden.rl.terms import Terms
+from leyden.rl.credit import RolloutRewards
+from leyden.rl.hyperparameters import Hyperparameters
 
 
-def discounted(earned: Earned, terms: Terms) -> list[float]:
+def discounted(earned: RolloutRewards, terms: Hyperparameters) -> list[float]:
     """V_t = r_t + gamma V_t+1, over all calls in time; the final reward comes with the last."""
     values: list[float] = []
     ahead = 0.0

@@ -6,11 +6,11 @@ before the first selected call no decision could change, and it counts for none.
 changes what is believed, never when things happened. G_t less the critic's value is the generalised advantage estimate.
 """
 
-from leyden.rl.credit import Earned
-from leyden.rl.terms import Terms
+from leyden.rl.credit import RolloutRewards
+from leyden.rl.hyperparameters import Hyperparameters
 
 
-def gae(earned: Earned, terms: Terms) -> list[float | None]:
+def gae(earned: RolloutRewards, terms: Hyperparameters) -> list[float | None]:
     """G_t = r_t + gamma ((1 - lam) V_t+1 + lam G_t+1); where t+1 is not selected it is passed through, lam as 1."""
     if len(earned.critic) != len(earned.steps):
         raise ValueError(f"gae takes a critic's value for each of {len(earned.steps)} calls, got {len(earned.critic)}")

@@ -3,11 +3,11 @@
 What a call that is not selected earned goes to nobody.
 """
 
-from leyden.rl.credit import Earned
-from leyden.rl.terms import Terms
+from leyden.rl.credit import RolloutRewards
+from leyden.rl.hyperparameters import Hyperparameters
 
 
-def stepwise(earned: Earned, terms: Terms) -> list[float]:
+def stepwise(earned: RolloutRewards, terms: Hyperparameters) -> list[float]:
     """V_t = r_t + r_final for all selected calls, or for the last alone, or r_final / (selected calls) for each."""
     calls = [call for call, selected in enumerate(earned.selected) if selected]
     sharing = calls[-1:] if terms.spread == "last" else calls

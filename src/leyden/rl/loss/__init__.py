@@ -1,8 +1,8 @@
 """Losses of tokens.
 
-A loss takes `Tokens` and `Terms` and gives the loss of each token, and figures of each token worth reporting: `ratio`
-as the loss uses it, and `clipped_low`, `clipped_high`, `clipped_dual`: whether a bound holds the token back. How losses
-become one is said by `aggregation`.
+A loss takes `TokenBatch` and `Hyperparameters` and returns the loss of each token, and what to report of it: `ratio`
+as the loss uses it, and `clipped_low`, `clipped_high`, `clipped_dual`, whether a bound clips the token. How the
+losses of all tokens become one is the `aggregation`'s.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from msgspec import Struct
 from torch import Tensor
 
-from leyden.rl.terms import Terms
+from leyden.rl.hyperparameters import Hyperparameters
 
 
-class Tokens(Struct, frozen=True):
+class TokenBatch(Struct, frozen=True):
     """Sampled tokens, flat, call after call; the calls are whole."""
 
     current: Tensor
@@ -26,4 +26,4 @@ class Tokens(Struct, frozen=True):
     """Which call each token is of: 0, 1, 2, ..."""
 
 
-Loss = Callable[[Tokens, Terms], tuple[Tensor, dict[str, Tensor]]]
+Loss = Callable[[TokenBatch, Hyperparameters], tuple[Tensor, dict[str, Tensor]]]

@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from leyden.rl.loss import Tokens
+from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.loss import TokenBatch
 from leyden.rl.ratio import ratio
-from leyden.rl.terms import Terms
 
 
-def cispo(tokens: Tokens, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
+def cispo(tokens: TokenBatch, terms: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
     """L = -min(r, 1 + high) A log p_current, with no gradient through r = p_current / p_proximal."""
     r = ratio(tokens.current - tokens.proximal).detach()
     bound = 1 + terms.clip_high

@@ -6,13 +6,13 @@ Every token has its call's loss, so a sum over a call's n tokens is n times that
 import torch
 from torch import Tensor
 
-from leyden.rl.loss import Tokens
+from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.loss import TokenBatch
 from leyden.rl.loss.ppo_clip import clipped
 from leyden.rl.ratio import ratio, total
-from leyden.rl.terms import Terms
 
 
-def gspo(tokens: Tokens, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
+def gspo(tokens: TokenBatch, terms: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
     """L = -min(s A, clip(s) A) with s = (p_current / p_proximal of the call)^(1 / its tokens)."""
     gap = tokens.current - tokens.proximal
     mean = total(gap, tokens.call) / total(torch.ones_like(gap), tokens.call)

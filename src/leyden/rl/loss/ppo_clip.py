@@ -3,17 +3,17 @@
 import torch
 from torch import Tensor
 
-from leyden.rl.loss import Tokens
+from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.loss import TokenBatch
 from leyden.rl.ratio import ratio
-from leyden.rl.terms import Terms
 
 
-def ppo_clip(tokens: Tokens, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
+def ppo_clip(tokens: TokenBatch, terms: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
     """L = -min(r A, clip(r, 1 - low, 1 + high) A) with r = p_current / p_proximal."""
     return clipped(ratio(tokens.current - tokens.proximal), tokens.advantages, terms)
 
 
-def clipped(r: Tensor, advantages: Tensor, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
+def clipped(r: Tensor, advantages: Tensor, terms: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped loss of any ratio; where A < 0 and there is a dual clip, L is at most -dual A."""
     gain = torch.minimum(r * advantages, r.clamp(1 - terms.clip_low, 1 + terms.clip_high) * advantages)
     figures = {

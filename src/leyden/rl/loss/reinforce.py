@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from leyden.rl.loss import Tokens
-from leyden.rl.terms import Terms
+from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.loss import TokenBatch
 
 
-def reinforce(tokens: Tokens, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
+def reinforce(tokens: TokenBatch, terms: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
     """L = -A log p_current."""
     return -tokens.advantages * tokens.current, {}

@@ -15,7 +15,7 @@ from leyden.rl.signals.malformed import unreadable_call
 from leyden.rl.signals.repetition import repeated
 from leyden.rl.signals.schemas import broken
 from leyden.rl.signals.signal import Fact, Signal, SignalKind
-from leyden.rl.signals.tool_calls import Result, ToolCall, answers, results, tool_calls_of
+from leyden.rl.signals.tool_calls import ObservedToolCall, ToolResult, answers, results, tool_calls_of
 from leyden.rl.signals.tool_endings import ending
 from leyden.rl.signals.tool_spans import joined
 
@@ -27,8 +27,8 @@ _CUT = "length"
 class _Use(Struct, frozen=True):
     """A tool call, and what is known of what came of it."""
 
-    made: ToolCall
-    result: Result | None
+    made: ObservedToolCall
+    result: ToolResult | None
     span: Span | None
     again: bool
 

@@ -12,12 +12,12 @@ from itertools import groupby
 
 from leyden.episodes import Episode
 from leyden.records import Call
-from leyden.rl.signals.tool_calls import Result, ToolCall, tool_calls_of
+from leyden.rl.signals.tool_calls import ObservedToolCall, ToolResult, tool_calls_of
 
 Key = tuple[str, bytes]
 
 
-def repeated(episode: Episode, asked: Sequence[ToolCall], results: Mapping[int, Result]) -> set[int]:
+def repeated(episode: Episode, asked: Sequence[ObservedToolCall], results: Mapping[int, ToolResult]) -> set[int]:
     """Those of an episode's tool calls, by index, that repeat earlier ones."""
     keys = [made.key for made in asked]
     common = {key for key, times in Counter(keys).items() if times > 1}

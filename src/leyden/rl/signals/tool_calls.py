@@ -12,7 +12,7 @@ from leyden.records import Call, CallStatus
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
-class ToolCall(Struct, frozen=True):
+class ObservedToolCall(Struct, frozen=True):
     """A tool that an answer calls."""
 
     call: Call
@@ -29,7 +29,7 @@ class ToolCall(Struct, frozen=True):
         return key_of(self.name, self.arguments)
 
 
-class Result(Struct, frozen=True):
+class ToolResult(Struct, frozen=True):
     """What became of a tool call, as a later request tells the model."""
 
     text: str
@@ -49,18 +49,18 @@ def answers(episode: Episode) -> Iterator[tuple[Call, dict[str, Any]]]:
             yield call, call.response
 
 
-def tool_calls_of(call: Call, message: Any) -> list[ToolCall]:
+def tool_calls_of(call: Call, message: Any) -> list[ObservedToolCall]:
     """The tool calls in an assistant's message."""
     asked = message.get("tool_calls") if isinstance(message, dict) else None
     found = []
     for place, one in enumerate(asked if isinstance(asked, list | tuple) else (), 1):
         match one:
             case {"id": str(id), "function": {"name": str(name), "arguments": str() | dict() as arguments}}:
-                found.append(ToolCall(call, place, id, name, _read(arguments)))
+                found.append(ObservedToolCall(call, place, id, name, _read(arguments)))
     return found
 
 
-def results(episode: Episode, asked: Sequence[ToolCall]) -> dict[int, Result]:
+def results(episode: Episode, asked: Sequence[ObservedToolCall]) -> dict[int, ToolResult]:
     """The result of each tool call that has one, by its index; of several that are shown the first is the true one.
 
     Ids that models served elsewhere give need not be unique: where several calls made one, it is that of an ancestor.
@@ -69,7 +69,7 @@ def results(episode: Episode, asked: Sequence[ToolCall]) -> dict[int, Result]:
     for index, made in enumerate(asked):
         makers.setdefault(made.id, []).append(index)
     by_id = {call.id: call for call in episode.calls}
-    found: dict[int, Result] = {}
+    found: dict[int, ToolResult] = {}
     for call in episode.calls:
         for message in call.messages:
             match message:
@@ -79,7 +79,7 @@ def results(episode: Episode, asked: Sequence[ToolCall]) -> dict[int, Result]:
                         before = _ancestors(call, by_id)
                         candidates = [index for index in candidates if asked[index].call.id in before][-1:]
                     for index in candidates:
-                        found.setdefault(index, Result(text, message.get("is_error") is True))
+                        found.setdefault(index, ToolResult(text, message.get("is_error") is True))
     return found
 
 

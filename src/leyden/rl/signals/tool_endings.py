@@ -7,12 +7,12 @@ nothing is said.
 
 from leyden.records import Span
 from leyden.rl.signals.signal import Fact, SignalKind
-from leyden.rl.signals.tool_calls import Result
+from leyden.rl.signals.tool_calls import ToolResult
 from leyden.rl.signals.tool_results import failed
 from leyden.rl.signals.tool_spans import raised
 
 
-def ending(result: Result | None, span: Span | None) -> Fact | None:
+def ending(result: ToolResult | None, span: Span | None) -> Fact | None:
     """Whether a tool failed or succeeded, and how that is known; None where it is not."""
     error = raised(span) if span is not None else None
     if error is not None:

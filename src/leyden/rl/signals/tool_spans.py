@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 
 from leyden.records import Span
-from leyden.rl.signals.tool_calls import ToolCall, key_of
+from leyden.rl.signals.tool_calls import ObservedToolCall, key_of
 
 _IDS = ("gen_ai.tool.call.id", "tool_call.id", "tool.id")
 _NAMES = ("gen_ai.tool.name", "tool.name")
 
 
-def joined(asked: Sequence[ToolCall], spans: Sequence[Span]) -> dict[int, Span]:
+def joined(asked: Sequence[ObservedToolCall], spans: Sequence[Span]) -> dict[int, Span]:
     """The span of each tool call that has one, by its index."""
     found: dict[int, Span] = {}
     left = _tool_spans(spans)
-    ways: tuple[tuple[Callable[[Span], Hashable], Callable[[ToolCall], Hashable], bool], ...] = (
+    ways: tuple[tuple[Callable[[Span], Hashable], Callable[[ObservedToolCall], Hashable], bool], ...] = (
         (_id, lambda made: made.id, False),
         (_key, lambda made: made.key, False),
         (_name, lambda made: made.name, True),

@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class Trouble(StrEnum):
+class ErrorKind(StrEnum):
     """The kinds of refusal."""
 
     INVALID = "invalid_request"
@@ -17,16 +17,16 @@ class Trouble(StrEnum):
     FAILED = "server_error"
 
 
-STATUS: dict[Trouble, int] = {
-    Trouble.INVALID: 400,
-    Trouble.TOO_LONG: 400,
-    Trouble.BAD_KEY: 401,
-    Trouble.FORBIDDEN: 403,
-    Trouble.SPENT: 403,  # not 429: an SDK would try again
-    Trouble.NO_MODEL: 404,
-    Trouble.NOTHING: 404,
-    Trouble.BUSY: 429,
-    Trouble.FAILED: 503,
+STATUS: dict[ErrorKind, int] = {
+    ErrorKind.INVALID: 400,
+    ErrorKind.TOO_LONG: 400,
+    ErrorKind.BAD_KEY: 401,
+    ErrorKind.FORBIDDEN: 403,
+    ErrorKind.SPENT: 403,  # not 429: an SDK would try again
+    ErrorKind.NO_MODEL: 404,
+    ErrorKind.NOTHING: 404,
+    ErrorKind.BUSY: 429,
+    ErrorKind.FAILED: 503,
 }
 
 
@@ -34,7 +34,7 @@ class GatewayError(Exception):
     """A model call that cannot be answered; `param` names the field to change."""
 
     def __init__(
-        self, trouble: Trouble, message: str, param: str | None = None, retry_after: float | None = None
+        self, trouble: ErrorKind, message: str, param: str | None = None, retry_after: float | None = None
     ) -> None:
         super().__init__(message)
         self.trouble, self.message, self.param, self.retry_after = trouble, message, param, retry_after

@@ -10,34 +10,38 @@ from typing import Any
 from msgspec.structs import replace
 
 from leyden.records import Purpose, RunSettings, Sampling
-from leyden.server.gateway.ask import Ask, Begun, Event
 from leyden.server.gateway.caller import Caller
-from leyden.server.gateway.conversation import Conversation
-from leyden.server.gateway.drafting import Draft
-from leyden.server.gateway.errors import GatewayError, Trouble
-from leyden.server.gateway.policy import Policy
-from leyden.server.gateway.prompting import make_prompt, offered
-from leyden.server.gateway.recorder import Ledger, Recorder
-from leyden.server.gateway.relay import UPSTREAM, Relay
-from leyden.server.gateway.upstream import Upstream
-from leyden.server.store import Live, Store, reading
+from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
+from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.generation import Generation
+from leyden.server.gateway.prefix_index import PrefixIndex
+from leyden.server.gateway.prompt import make_prompt, offered
+from leyden.server.gateway.recorder import AttemptCalls, Recorder
+from leyden.server.gateway.served_model import ServedModel
+from leyden.server.gateway.upstream.client import UpstreamClient
+from leyden.server.gateway.upstream.relay import UPSTREAM, Relay
+from leyden.store import queries
+from leyden.store.queue import ActiveLease
+from leyden.store.store import Store
 
 
 class Gateway:
     """Answers the model calls of every attempt that is alive."""
 
-    def __init__(self, store: Store, policies: Mapping[str, Policy], upstream: Upstream | None = None) -> None:
+    def __init__(
+        self, store: Store, policies: Mapping[str, ServedModel], upstream: UpstreamClient | None = None
+    ) -> None:
         self.policies = policies
         self.upstream = upstream
         self.recorder = Recorder(store)
         self._store = store
-        self._conversations: dict[str, Conversation] = {}
+        self._conversations: dict[str, PrefixIndex] = {}
         self._settings: dict[str, RunSettings] = {}
         store.changes.subscribe(self._hear)
 
     def _hear(self, event: Any) -> None:
         if event.kind == "attempt.started":
-            self._conversations[event.subject] = Conversation()  # it has said nothing yet: there is nothing to read
+            self._conversations[event.subject] = PrefixIndex()  # it has said nothing yet: there is nothing to read
         elif event.kind == "attempt.ended":
             self._conversations.pop(event.subject, None)
             self._forget(event.subject)
@@ -49,14 +53,14 @@ class Gateway:
         known = (policy.admission.crowding for policy in self.policies.values())
         return max((crowding for crowding in known if crowding is not None), default=None)
 
-    async def answer(self, caller: Caller, ask: Ask) -> AsyncGenerator[Event, None]:
-        """Answer a call, beginning with `Begun`. Whoever stops listening early abandons it, which is recorded too."""
+    async def answer(self, caller: Caller, ask: GenerationRequest) -> AsyncGenerator[AnswerEvent, None]:
+        """Answer a call, beginning with `AnswerStarted`. A caller that hangs up early leaves an abandoned call."""
         settings = await self._settings_of(caller.live.run)
         policy = self._route(ask.model, settings)
         caller = replace(caller, role=caller.role or _role(ask, settings))
-        ledger = Ledger(caller.live, settings, await self._conversation_of(caller.live))
+        ledger = AttemptCalls(caller.live, settings, await self._conversation_of(caller.live))
         first = f"call-{secrets.token_hex(8)}"
-        if isinstance(policy, Upstream):
+        if isinstance(policy, UpstreamClient):
             _begin(ledger, ask.n)
             answering = Relay(self.recorder, ledger, caller, ask, first).pass_on(policy)
         else:
@@ -66,15 +70,15 @@ class Gateway:
                 yield event
 
     async def _draw(
-        self, policy: Policy, ledger: Ledger, caller: Caller, ask: Ask, first: str
-    ) -> AsyncGenerator[Event, None]:
+        self, policy: ServedModel, ledger: AttemptCalls, caller: Caller, ask: GenerationRequest, first: str
+    ) -> AsyncGenerator[AnswerEvent, None]:
         """Answer a call with tokens of a policy."""
         settings, conversation = ledger.settings, ledger.conversation
         prompt = await make_prompt(policy, conversation, ask, settings.history)
         room = policy.engine.context - len(prompt.ids)
         if room < 1:
             message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {policy.engine.context} in all"
-            raise GatewayError(Trouble.TOO_LONG, message, "messages")
+            raise GatewayError(ErrorKind.TOO_LONG, message, "messages")
         grammar = None
         if ask.format is not None and not prompt.forced:  # what must be a tool call has no other format
             grammar = await policy.formats.grammar(ask.format, prompt.ids, calls=bool(offered(ask)))
@@ -83,8 +87,8 @@ class Gateway:
         limits = [room, sampling.max_tokens]
         if settings.max_tokens is not None:
             limits.append(max(1, (settings.max_tokens - conversation.tokens) // ask.n))
-        yield Begun(first, len(prompt.ids), prompt.kept)
-        draft = Draft(self.recorder, ledger, caller, policy, ask, prompt, sampling, grammar, first)
+        yield AnswerStarted(first, len(prompt.ids), prompt.kept)
+        draft = Generation(self.recorder, ledger, caller, policy, ask, prompt, sampling, grammar, first)
         try:
             async with aclosing(draft.write(min(limit for limit in limits if limit is not None))) as events:
                 async for event in events:
@@ -93,12 +97,12 @@ class Gateway:
             if caller.live.attempt not in self._conversations:  # it ended meanwhile
                 self._forget(caller.live.attempt)
 
-    async def count(self, caller: Caller, ask: Ask) -> int:
+    async def count(self, caller: Caller, ask: GenerationRequest) -> int:
         """How many tokens the prompt of a call would have."""
         settings = await self._settings_of(caller.live.run)
         policy = self._route(ask.model, settings)
-        if isinstance(policy, Upstream):
-            raise GatewayError(Trouble.NO_MODEL, f"the tokens of {ask.model!r} are not known here", "model")
+        if isinstance(policy, UpstreamClient):
+            raise GatewayError(ErrorKind.NO_MODEL, f"the tokens of {ask.model!r} are not known here", "model")
         return len((await make_prompt(policy, await self._conversation_of(caller.live), ask, settings.history)).ids)
 
     async def models(self, run: str | None) -> list[str]:
@@ -115,7 +119,7 @@ class Gateway:
             return False
         return True
 
-    def _route(self, model: str, settings: RunSettings) -> Policy | Upstream:
+    def _route(self, model: str, settings: RunSettings) -> ServedModel | UpstreamClient:
         """Who serves a model name: what the run says; else the policy of that name, the only policy, or upstream."""
         name = settings.routes.get(model, model)
         if name in self.policies:
@@ -124,7 +128,9 @@ class Gateway:
             return self.upstream
         if len(self.policies) == 1 and not settings.routes:
             return next(iter(self.policies.values()))
-        raise GatewayError(Trouble.NO_MODEL, f"no model {model!r} is served here: name it in the run's routes", "model")
+        raise GatewayError(
+            ErrorKind.NO_MODEL, f"no model {model!r} is served here: name it in the run's routes", "model"
+        )
 
     def _forget(self, attempt: str) -> None:
         for policy in self.policies.values():
@@ -132,35 +138,35 @@ class Gateway:
 
     async def _settings_of(self, run: str) -> RunSettings:
         if run not in self._settings:
-            self._settings[run] = (await self._store.read(reading.run, run)).settings
+            self._settings[run] = (await self._store.read(queries.run, run)).settings
         return self._settings[run]
 
-    async def _conversation_of(self, live: Live) -> Conversation:
+    async def _conversation_of(self, live: ActiveLease) -> PrefixIndex:
         """What an attempt has said: in memory, or where it began before this server did, from the record."""
         if live.attempt not in self._conversations:
-            episode = await self._store.read(reading.episode, live.run, live.attempt)
-            self._conversations.setdefault(live.attempt, Conversation.of(episode))
+            episode = await self._store.read(queries.episode, live.run, live.attempt)
+            self._conversations.setdefault(live.attempt, PrefixIndex.of(episode))
         return self._conversations[live.attempt]
 
 
-def _role(ask: Ask, settings: RunSettings) -> str | None:
+def _role(ask: GenerationRequest, settings: RunSettings) -> str | None:
     """The first role whose rule the system prompt matches."""
     system = "\n".join(message["content"] for message in ask.messages if message["role"] == "system")
     return next((role for role, rule in settings.roles.items() if re.search(rule, system)), None)
 
 
-def _begin(ledger: Ledger, choices: int) -> int:
+def _begin(ledger: AttemptCalls, choices: int) -> int:
     """Begin a call if its rollout may still make one; how many it had begun before. Nothing can come in between."""
     settings, conversation = ledger.settings, ledger.conversation
     if settings.max_calls is not None and conversation.begun + choices > settings.max_calls:
         message = f"this rollout has made {conversation.begun} of its {settings.max_calls} calls (max_calls)"
-        raise GatewayError(Trouble.SPENT, message)
+        raise GatewayError(ErrorKind.SPENT, message)
     if settings.max_tokens is not None and conversation.tokens >= settings.max_tokens:
-        raise GatewayError(Trouble.SPENT, f"this rollout has sampled its {settings.max_tokens} tokens (max_tokens)")
+        raise GatewayError(ErrorKind.SPENT, f"this rollout has sampled its {settings.max_tokens} tokens (max_tokens)")
     return conversation.begin(choices)
 
 
-def _sampling(live: Live, settings: RunSettings, asked: Sampling, number: int) -> Sampling:
+def _sampling(live: ActiveLease, settings: RunSettings, asked: Sampling, number: int) -> Sampling:
     """Training samples as the run says, so that a group differs even if its agent asks for temperature 0.
 
     Evaluation samples as the agent asks; where that leaves the seed open, it is the run's too.

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from leyden.records import Call, Purpose, RunSettings
-from leyden.server.gateway.conversation import Conversation, History
-from leyden.server.gateway.errors import GatewayError, Trouble
-from leyden.server.store import Conflict, Live, NotFound, Store, StoreError
+from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.prefix_index import History, PrefixIndex
+from leyden.store.errors import Conflict, NotFound, StoreError
+from leyden.store.queue import ActiveLease
+from leyden.store.store import Store
 
 
-class Ledger(Struct, frozen=True):
+class AttemptCalls(Struct, frozen=True):
     """Whose calls they are."""
 
-    live: Live
+    live: ActiveLease
     settings: RunSettings
-    conversation: Conversation
+    conversation: PrefixIndex
 
 
 class Recorder:
@@ -28,15 +30,15 @@ class Recorder:
         """Calls of training rollouts from which no gradient comes, by the reason."""
         self._store = store
 
-    async def record(self, ledger: Ledger, calls: Sequence[Call], history: History) -> None:
+    async def record(self, ledger: AttemptCalls, calls: Sequence[Call], history: History) -> None:
         """Record the answers to one ask; when this returns they are durable."""
         live = ledger.live
         try:
             await self._store.record_calls(live.run, live.attempt, calls)
         except (Conflict, NotFound) as over:
-            raise GatewayError(Trouble.FORBIDDEN, str(over)) from over
+            raise GatewayError(ErrorKind.FORBIDDEN, str(over)) from over
         except StoreError as error:
-            raise GatewayError(Trouble.FAILED, str(error), retry_after=1.0) from error
+            raise GatewayError(ErrorKind.FAILED, str(error), retry_after=1.0) from error
         for call in calls:
             ledger.conversation.add(call, history)
             self.counts[str(call.made), str(call.status)] += 1

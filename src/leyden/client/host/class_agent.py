@@ -1,0 +1,129 @@
+"""An agent that is a class: what is costly to set up is made once for each place, and kept between rollouts."""
+
+import asyncio
+import contextvars
+import inspect
+import logging
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from leyden.client.host.callable_agent import CallableAgent, Invocation
+from leyden.loading import LoadError
+
+_log = logging.getLogger("leyden.host")
+
+
+class SetupFailed(Exception):
+    """An instance could not be made: a failure of the machinery, not of what the model did."""
+
+
+class ClassAgent:
+    """Lends each attempt an instance that no other is using, and makes one where all are in use.
+
+    They are made, asked for their health and closed in threads, and outside of any attempt's context: what one of them
+    starts belongs to no attempt.
+    """
+
+    def __init__(self, kind: type, reference: str, places: int, services: Collection[str] = ()) -> None:
+        _check(kind, reference)
+        self._kind, self._reference = kind, reference
+        self._call = CallableAgent(partial(kind.__call__, None), reference, services)
+        self.services = self._call.services
+        """Those that a call asks for by name."""
+        self._idle: list[Any] = []
+        self._threads = ThreadPoolExecutor(places, thread_name_prefix="instances")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def function(self) -> Callable[..., Any]:
+        """The class as a function: every call has an instance to itself."""
+        return self._run_async if self._call.is_async else self._run
+
+    def close(self) -> None:
+        """Close those that are not in use."""
+        while self._idle:
+            self._threads.submit(self._close, self._idle.pop())
+        self._threads.shutdown(wait=True)
+
+    def _run(self, task: Any, attempt: Invocation, **lent: Any) -> Any:
+        instance = self._take() or self._make()
+        try:
+            value = self._ask(instance, task, attempt, lent)
+        except BaseException:
+            self._examine(instance)
+            raise
+        self._idle.append(instance)
+        return value
+
+    async def _run_async(self, task: Any, attempt: Invocation, **lent: Any) -> Any:
+        loop = self._loop = asyncio.get_running_loop()
+        instance = self._take() or await loop.run_in_executor(self._threads, self._make)
+        try:
+            value = await self._ask(instance, task, attempt, lent)
+        except BaseException:
+            await asyncio.shield(loop.run_in_executor(self._threads, self._examine, instance))
+            raise
+        self._idle.append(instance)
+        return value
+
+    def _ask(self, instance: Any, task: Any, attempt: Invocation, lent: dict[str, Any]) -> Any:
+        return instance(task, attempt=attempt, **lent) if self._call.wants_attempt else instance(task, **lent)
+
+    def _take(self) -> Any:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _make(self) -> Any:
+        try:
+            return contextvars.Context().run(self._kind)
+        except BaseException as error:
+            raise SetupFailed(f"{self._reference!r} could not be set up: {type(error).__name__}: {error}") from error
+
+    def _examine(self, instance: Any) -> None:
+        """Keep an instance whose call failed, unless it says that it is not well."""
+        try:
+            healthy = self._apart(instance, "healthy", True)
+        except Exception:
+            healthy = False
+        if healthy:
+            self._idle.append(instance)
+        else:
+            self._close(instance)
+
+    def _close(self, instance: Any) -> None:
+        try:
+            self._apart(instance, "aclose" if hasattr(instance, "aclose") else "close")
+        except Exception:
+            _log.exception("%r could not be closed", self._reference)
+
+    def _apart(self, instance: Any, name: str, default: Any = None) -> Any:
+        """Call a method that an instance may have, outside of any attempt; on the event loop where it is async."""
+        method = getattr(instance, name, None)
+        if method is None:
+            return default
+        value = contextvars.Context().run(method)
+        if not inspect.isawaitable(value):
+            return value
+        if self._loop is None:
+            return asyncio.run(_wait_for(value))
+        return asyncio.run_coroutine_threadsafe(_wait_for(value), self._loop).result()
+
+
+async def _wait_for(value: Any) -> Any:
+    return await value
+
+
+def _check(kind: type, reference: str) -> None:
+    if not any("__call__" in vars(base) for base in kind.__mro__):
+        raise LoadError(f"the class {reference!r} cannot be an agent: give it a method __call__(self, task)")
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):
+        return
+    collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in collecting]
+    if needed:
+        raise LoadError(f"the class {reference!r} is made without arguments: give {', '.join(needed)} defaults")

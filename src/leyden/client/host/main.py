@@ -1,0 +1,261 @@
+"""The process that runs Python agents: `python -m leyden.client.host.main FD FILE`; FD is a socket to the worker.
+
+It runs sync agents in threads and async ones on its event loop, many at once. It has no key but its pool's, and it
+ends, with every process that its agents started, as soon as the worker is gone.
+"""
+
+import asyncio
+import inspect
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+from msgspec.structs import replace
+
+from leyden.client import api
+from leyden.client.attempt.errors import read_failure
+from leyden.client.attempt.outcome import ended_with
+from leyden.client.host.callable_agent import CallableAgent, Invocation
+from leyden.client.host.captured_output import CapturedOutput
+from leyden.client.host.class_agent import ClassAgent, SetupFailed
+from leyden.client.host.loop_blocker import WatchedLoop
+from leyden.client.host_protocol import (
+    AttemptEnd,
+    BlockerFound,
+    FindBlocker,
+    HostFailed,
+    HostReady,
+    HostSetup,
+    HostStopping,
+    MessagePipe,
+    Ping,
+    Pong,
+    StartAttempt,
+    StepReward,
+    StopAttempt,
+    ToHost,
+)
+from leyden.client.processes import crash_report
+from leyden.client.processes.descendants import adopt_orphans, die_first, end_all
+from leyden.client.services.pool import ServiceFailed
+from leyden.client.services.registry import ServiceRegistry
+from leyden.client.tracing import context, instrumentation, propagation
+from leyden.client.tracing.exporter import AttemptSpanProcessor, SpanExport
+from leyden.loading import LoadError, find
+from leyden.outcomes import Ending, Outcome
+
+T = TypeVar("T")
+
+_TEAR_DOWN_S = 4.0
+
+
+class Host:
+    """Runs the attempts that its worker names."""
+
+    def __init__(
+        self,
+        setup: HostSetup,
+        pipe: MessagePipe,
+        agent: CallableAgent,
+        spans: AttemptSpanProcessor,
+        outputs: CapturedOutput,
+        services: ServiceRegistry,
+        instances: ClassAgent | None = None,
+    ) -> None:
+        self._setup, self._pipe, self._agent, self._spans, self._outputs = setup, pipe, agent, spans, outputs
+        self._threads = ThreadPoolExecutor(setup.places, thread_name_prefix="agent")
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopped: set[str] = set()
+        self._services, self._instances = services, instances
+
+    async def serve(self, serving: "Future[Host]") -> None:
+        """Say that all is ready, and work until the worker is gone."""
+        self._loop = asyncio.get_running_loop()
+        self._blocking = WatchedLoop(self._loop)
+        try:
+            await self._services.__aenter__()
+        except ServiceFailed as error:
+            self._pipe.send(HostFailed(str(error)))
+            end()
+        serving.set_result(self)
+        lent = tuple(name for name in self._agent.services if self._setup.services[name].command is not None)
+        self._pipe.send(HostReady(lent, self._services.at_once()))
+        await self._loop.create_future()
+
+    def hear(self, message: ToHost) -> None:
+        """Do as the worker says; called from the thread that listens to it."""
+        match message:
+            case StartAttempt() if self._agent.is_async:
+                self._loop.call_soon_threadsafe(self._start_task, message)
+            case StartAttempt():
+                self._start_thread(message)
+            case StopAttempt(attempt):
+                self._spans.end_open(attempt)
+                self._loop.call_soon_threadsafe(self._stop, attempt)
+                self._blocking.blocked_by(lambda by: self._answer_stop(attempt, by))
+            case Ping(number):
+                self._loop.call_soon_threadsafe(self._pipe.send, Pong(number))
+            case FindBlocker():
+                self._blocking.blocked_by(lambda by: self._pipe.send(BlockerFound(by)))
+
+    def _answer_stop(self, attempt: str, blocked_by: str | None) -> None:
+        """Say what it has printed when its spans so far are sent: the worker ends it thereupon."""
+        stopping = HostStopping(attempt, self._outputs.so_far(attempt), blocked_by)
+        sent = self._spans.flush(attempt)
+        if sent is None:
+            self._pipe.send(stopping)
+        else:
+            sent.add_done_callback(lambda _: self._pipe.send(stopping))
+
+    def _start_task(self, start: StartAttempt) -> None:
+        self._outputs.begin(start.attempt)
+        attempt_context = context.context_of(start.attempt, start.traceparent)
+        task = self._loop.create_task(self._run_task(start), name=start.attempt, context=attempt_context)
+        self._tasks[start.attempt] = task
+
+    async def _run_task(self, start: StartAttempt) -> None:
+        try:
+            async with self._services.lend(self._agent.services) as lent:
+                ended = ended_with(start.attempt, await self._bind(start, lent)(), self._setup.scored)
+        except BaseException as error:  # an agent that calls sys.exit, too, ends only its own attempt
+            ended = self._failed(start.attempt, error)
+        del self._tasks[start.attempt]
+        self._stopped.discard(start.attempt)
+        if (sent := self._spans.flush(start.attempt)) is not None:
+            await asyncio.wrap_future(sent)
+        self._pipe.send(replace(ended, output=self._outputs.end(start.attempt)))
+
+    def _start_thread(self, start: StartAttempt) -> None:
+        self._outputs.begin(start.attempt)
+        attempt_context = context.context_of(start.attempt, start.traceparent)
+        self._threads.submit(attempt_context.run, self._run_thread, start)
+
+    def _run_thread(self, start: StartAttempt) -> None:
+        try:
+            with self._borrowed() as lent:
+                value = self._bind(start, lent)()
+                if inspect.isawaitable(value):  # a plain function that gives a coroutine
+                    value = self._on_loop(_wait_for(value))
+                ended = ended_with(start.attempt, value, self._setup.scored)
+        except BaseException as error:
+            ended = self._failed(start.attempt, error)
+        if (sent := self._spans.flush(start.attempt)) is not None:
+            sent.result()
+        self._pipe.send(replace(ended, output=self._outputs.end(start.attempt)))
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[dict[str, Any]]:
+        """What a thread is lent: the pools are the event loop's."""
+        if self._services.at_once() is None:
+            yield {}
+            return
+        loan = self._services.lend(self._agent.services)
+        lent = self._on_loop(loan.__aenter__())
+        try:
+            yield lent
+        finally:
+            self._on_loop(loan.__aexit__(None, None, None))
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _bind(self, start: StartAttempt, lent: dict[str, Any]) -> Callable[[], Any]:
+        base_url = f"{self._setup.server}/v1"
+        about = Invocation(start.attempt, start.rollout, base_url, self._setup.key, start.traceparent)
+        return self._agent.bind(start.task, about, {**start.services, **lent})
+
+    def _stop(self, attempt: str) -> None:
+        """A task is cancelled; a thread cannot be: its attempt is over, and with it what its key is good for."""
+        task = self._tasks.get(attempt)
+        if task is not None:
+            self._stopped.add(attempt)
+            task.cancel()
+
+    def tear_down(self) -> None:
+        """Close services, and what a class keeps between rollouts, for as long as the worker waits for it."""
+        closing = threading.Thread(target=self._close, daemon=True)
+        closing.start()
+        closing.join(_TEAR_DOWN_S)
+
+    def _close(self) -> None:
+        if self._instances is not None:
+            self._instances.close()
+        if self._services.at_once() is not None:
+            self._on_loop(self._services.close())
+
+    def _failed(self, attempt: str, error: BaseException) -> AttemptEnd:
+        if isinstance(error, asyncio.CancelledError) and attempt in self._stopped:
+            return AttemptEnd(attempt, Outcome(Ending.CANCELLED, "stopped by its worker"))
+        if isinstance(error, SetupFailed | ServiceFailed):
+            return AttemptEnd(attempt, Outcome(Ending.LOST, str(error)))
+        return AttemptEnd(attempt, read_failure(error, self._setup.server))
+
+
+async def _wait_for(value: Any) -> Any:
+    return await value
+
+
+def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:
+    """Hear the worker in a thread of its own: an agent may take long to load or block the event loop, never this."""
+    while (message := pipe.receive(ToHost)) is not None:  # type: ignore[arg-type]
+        serving.result().hear(message)
+    if serving.done():
+        serving.result().tear_down()
+    end()
+
+
+def end() -> NoReturn:
+    """End at once: threads of agents may never return, and what they started must not stay behind."""
+    adopt_orphans()
+    end_all()
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _load(setup: HostSetup) -> tuple[CallableAgent, ClassAgent | None]:
+    found = find(setup.agent, setup.base)
+    if not isinstance(found, type):
+        return CallableAgent(found, setup.agent, setup.services), None
+    instances = ClassAgent(found, setup.agent, setup.places, setup.services)
+    agent = CallableAgent(instances.function(), setup.agent)
+    agent.services = instances.services
+    return agent, instances
+
+
+def main(fd: int, crash_fd: int) -> None:
+    """Be a host."""
+    os.set_inheritable(fd, False)
+    crash_report.watch(crash_fd)
+    die_first()
+    pipe = MessagePipe(socket.socket(fileno=fd))
+    setup = pipe.receive(HostSetup)
+    if setup is None:
+        end()
+    sys.path.extend(folder for folder in setup.path if folder not in sys.path)
+    serving: Future[Host] = Future()
+    threading.Thread(target=_listen, args=(pipe, serving), name="leyden-listen", daemon=True).start()
+    propagation.install(setup.server)
+    instrumentation.install()
+    tracing = SpanExport(setup.server, setup.key)
+    api.connect(lambda attempt, reward: pipe.send(StepReward(attempt, reward)))
+    outputs = CapturedOutput()
+    outputs.install()
+    try:
+        agent, instances = _load(setup)
+        services = ServiceRegistry.objects(setup.services, agent.services, setup.base, most=setup.places)
+    except LoadError as error:
+        pipe.send(HostFailed(str(error)))
+        end()
+    tracing.provide()
+    asyncio.run(Host(setup, pipe, agent, tracing.sender, outputs, services, instances).serve(serving))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,154 @@
+"""Rescoring: a reward function on rollouts that ended long ago, in any record that can be read and added to.
+
+New rewards are added and the old ones stay. Only what is over is looked at, so a run may be trained on meanwhile.
+"""
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from itertools import groupby
+from typing import Protocol
+
+from msgspec import Struct
+
+from leyden.client.rewards.function import NoReward, RewardFunction, Unrewarded
+from leyden.client.services.registry import ServiceRegistry
+from leyden.episodes import Episode
+from leyden.outcomes import Ending
+from leyden.records import Purpose, Reward, Rollout, State
+from leyden.wire import Recorded
+
+_PAGE = 500
+_LONGEST_NAME = 160
+
+
+class EpisodeSource(Protocol):
+    """A record that rewards can be added to."""
+
+    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> Sequence[Rollout]:
+        """Rollouts in the order in which they were queued."""
+
+    async def episode(self, run: str, attempt: str) -> Episode:
+        """All that an attempt left behind."""
+
+    async def record_rewards(self, run: str, attempt: str, rewards: Sequence[Reward]) -> Recorded:
+        """Add rewards to an attempt that is over."""
+
+
+class RescoredRollout(Struct, frozen=True):
+    """One rollout: its final reward before and after, None where it has none, and why it could not be scored."""
+
+    rollout: str
+    purpose: Purpose
+    before: float | None
+    after: float | None
+    error: str = ""
+    unrewarded: bool = False
+    """The function gave it none, so that it keeps what it had."""
+
+
+class Rescorer:
+    """Scores the rollouts of a run again; where `dry`, nothing is written."""
+
+    def __init__(
+        self,
+        archive: EpisodeSource,
+        run: str,
+        reward: RewardFunction,
+        reference: str,
+        services: ServiceRegistry,
+        dry: bool,
+    ) -> None:
+        self._archive, self._run, self._reward, self._services, self._dry = archive, run, reward, services, dry
+        self.source = source_of(reference)
+        self._name = f"rescore-{secrets.token_hex(6)}"
+
+    async def rescore(self, at_once: int) -> AsyncIterator[RescoredRollout]:
+        """Score group after group, so many at once; each is told of when it is done."""
+        tasks: set[asyncio.Task[list[RescoredRollout]]] = set()
+        try:
+            async for group in self._groups():
+                tasks.add(asyncio.create_task(self._rescore_group(group)))
+                if len(tasks) >= at_once:
+                    done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        for one in task.result():
+                            yield one
+            for finished in asyncio.as_completed(tasks):
+                for one in await finished:
+                    yield one
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _groups(self) -> AsyncIterator[list[Rollout]]:
+        """The rollouts of each group; those of one follow each other."""
+        rest: list[Rollout] = []
+        while page := await self._archive.rollouts(self._run, rest[-1].id if rest else "", _PAGE):
+            *whole, rest = (list(group) for _, group in groupby([*rest, *page], lambda rollout: rollout.group))
+            for group in whole:
+                yield group
+        if rest:
+            yield rest
+
+    async def _rescore_group(self, group: Sequence[Rollout]) -> list[RescoredRollout]:
+        over = [r for r in group if r.outcome and r.outcome.ending in (Ending.SUCCEEDED, Ending.NO_REWARD)]
+        found = [await self._archive.episode(self._run, f"{r.id}.{r.attempts}") for r in over]
+        episodes = [one for one in found if not _awaits_its_first(one)]
+        if not self._reward.takes_group:
+            return [await self._rescore_one(episode) for episode in episodes]
+        if not episodes or any(rollout.state is not State.FINISHED for rollout in group):
+            return []
+        try:
+            async with self._services.lend(self._reward.services) as lent:
+                rewards = await self._reward.score_group(episodes[0].task.input, episodes, lent)
+        except NoReward as error:
+            return [_failed(episode, str(error)) for episode in episodes]
+        return [await self._keep(episode, rewards[episode.rollout.id]) for episode in episodes]
+
+    async def _rescore_one(self, episode: Episode) -> RescoredRollout:
+        async def known() -> Episode:
+            return episode
+
+        try:
+            async with self._services.lend(self._reward.services) as lent:
+                value = await self._reward.score(episode.task.input, episode.attempt.result, known, lent)
+        except Unrewarded:
+            return _unrewarded(episode)
+        except NoReward as error:
+            return _failed(episode, str(error))
+        return await self._keep(episode, value)
+
+    async def _keep(self, episode: Episode, value: float | None) -> RescoredRollout:
+        if value is None:
+            return _unrewarded(episode)
+        if not self._dry:
+            reward = Reward(self._name, value, source=self.source)
+            await self._archive.record_rewards(self._run, episode.attempt.id, [reward])
+        return RescoredRollout(episode.rollout.id, episode.rollout.purpose, _final(episode), value)
+
+
+def source_of(reference: str) -> str:
+    """The provenance of rewards that a function gave to rollouts that were over."""
+    return f"rescore {re.sub(r'[^A-Za-z0-9 ._:@~/+-]', '-', reference)}"[:_LONGEST_NAME]
+
+
+def _final(episode: Episode) -> float | None:
+    return episode.final_reward(0.0)  # of what is rescored none has the failure's
+
+
+def _failed(episode: Episode, why: str) -> RescoredRollout:
+    before = _final(episode)
+    return RescoredRollout(episode.rollout.id, episode.rollout.purpose, before, before, why)
+
+
+def _unrewarded(episode: Episode) -> RescoredRollout:
+    before = _final(episode)
+    return RescoredRollout(episode.rollout.id, episode.rollout.purpose, before, before, unrewarded=True)
+
+
+def _awaits_its_first(episode: Episode) -> bool:
+    """Whether its group is still to be scored by the run's own function."""
+    outcome = episode.attempt.outcome
+    return outcome is not None and outcome.ending is Ending.SUCCEEDED and _final(episode) is None

@@ -1,0 +1,1 @@
+"""Execute attempts for a worker: Python agents in host processes, commands, HTTP endpoints."""

@@ -1,0 +1,1 @@
+"""Pools of costly things that agents borrow: databases, browsers, emulators, graders."""

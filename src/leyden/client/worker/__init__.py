@@ -1,0 +1,1 @@
+"""Leases rollouts, has runners execute them, scores them and reports how each attempt ended."""

@@ -1,0 +1,68 @@
+"""`leyden eval`: how good a model is on the tasks held out, or on others, without training it."""
+
+import time
+from pathlib import Path
+
+from msgspec import Struct
+from rich.console import Console
+
+from leyden.config import Config, ConfigError
+from leyden.local.run_folder import RunFolder
+from leyden.local.stack import local_stack
+from leyden.trainer.policy.loading import check_tokenizer, find, load_model
+from leyden.trainer.rollouts.collector import RolloutCollector
+from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate
+from leyden.trainer.rollouts.tasks import read_rows, read_tasks
+
+
+class EvaluatedModel(Struct, frozen=True):
+    """What came of an evaluation."""
+
+    run: str
+    model: str
+    tasks: int
+    reward: float | None
+    error: float | None
+    """The standard error of the mean."""
+    counted: int
+    outcomes: dict[str, int]
+    folder: Path
+    seconds: float
+
+
+async def measure_model(
+    config: Config, model: str | None = None, tasks: str | None = None, console: Console | None = None
+) -> EvaluatedModel:
+    """Run the agent on every held-out task (or every task of a file) with a model (default: the configuration's)."""
+    began = time.monotonic()
+    chosen = read_rows(Path(config.base) / tasks) if tasks is not None else read_tasks(config).held_out
+    if not chosen:
+        raise ConfigError("`held_out` leaves no tasks to measure on: set it, or name a file with --tasks")
+    source = find(model or config.model, config.base)
+    check_tokenizer(source)
+    loaded = load_model(source, config.engine.dtype, training=False)
+    folder = RunFolder.of(config, f".eval-{time.strftime('%Y%m%d-%H%M%S')}")
+    run = folder.path.name
+    with folder.opened(config):
+        async with local_stack(config, folder.path, loaded, source, 0, run) as home:
+            measured: EvaluationResult
+            measured, _ = await home.watched(
+                evaluate(
+                    RolloutCollector(home.remote, run),
+                    "eval",
+                    chosen,
+                    config.evaluation.rollouts,
+                    config.rollout.failure_reward,
+                )
+            )
+    return EvaluatedModel(
+        run=run,
+        model=source.name,
+        tasks=len(chosen),
+        reward=measured.reward,
+        error=measured.error,
+        counted=measured.counted,
+        outcomes=measured.outcomes,
+        folder=folder.path,
+        seconds=time.monotonic() - began,
+    )

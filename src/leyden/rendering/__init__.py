@@ -1,0 +1,1 @@
+"""Messages to token ids and back: tokenizers, chat templates and the ChatML renderer. No torch."""

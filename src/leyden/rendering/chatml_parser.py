@@ -1,0 +1,129 @@
+"""An answer read back from its tokens, in the ChatML family.
+
+Nothing of it is lost and nothing is tidied: rendered again, what was read gives the text that was written. Where the
+model has tokens for tool calls and reasoning, only those tokens open and close them; text that looks alike is text.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+
+from leyden.rendering.tokenizer import Tokenizer
+
+_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+
+
+class ReasoningMarkers(NamedTuple):
+    """The reasoning at the beginning of an answer."""
+
+    text: str | None
+    end: int
+    """Where what follows it begins."""
+    complete: bool
+
+
+class AnswerParser:
+    """Reads the answers of one model."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        marks = tokenizer.marks
+        self._start = marks.get("<|im_start|>")
+        self._call, self._call_end = marks.get("<tool_call>"), marks.get("</tool_call>")
+        self._think, self._think_end = marks.get("<think>"), marks.get("</think>")
+        self.text_marks = ("<tool_call>",) if self._call is None or self._call_end is None else ()
+
+    def read(self, ids: Sequence[int], prompt: Sequence[int]) -> ParsedResponse:
+        """An answer without the token that ended it: its text, its reasoning and every call that it tries."""
+        reasoning, start, complete = self.reasoning(ids, prompt)
+        texts, calls = self._calls_in_text(ids[start:]) if self.text_marks else self._calls(ids, start)
+        first, *others = texts
+        if reasoning is not None:
+            first = first.removeprefix("\n").removeprefix("\n")
+        if calls:
+            first = first.removesuffix("\n")
+        content = "\n".join(filter(None, (first, *(text.strip() for text in others))))
+        return ParsedResponse(content, reasoning, calls, complete)
+
+    def reasoning(self, ids: Sequence[int], prompt: Sequence[int]) -> ReasoningMarkers:
+        """An answer's reasoning, opened by the prompt or by its first token; a call ends it too."""
+        if self._think is None or self._think_end is None:
+            return ReasoningMarkers(None, 0, True)
+        marks = (self._think, self._think_end, self._start)
+        opened = next((id for id in reversed(prompt) if id in marks), None) == self._think
+        start = 0
+        if not opened:
+            start = next((at + 1 for at, id in enumerate(ids) if id == self._think), 0)
+            if not start or self._tokenizer.decode(ids[: start - 1]).strip():
+                return ReasoningMarkers(None, 0, True)
+        for ending in (self._think_end, self._call):
+            for at in range(start, len(ids)):
+                if ids[at] == ending:
+                    text = self._tokenizer.decode(ids[start:at]).removeprefix("\n").removesuffix("\n")
+                    return ReasoningMarkers(text, at + (ending == self._think_end), True)
+        return ReasoningMarkers(self._tokenizer.decode(ids[start:]).removeprefix("\n"), len(ids), False)
+
+    def _calls(self, ids: Sequence[int], start: int) -> tuple[list[str], list[ParsedToolCall]]:
+        """The texts around an answer's calls, and the calls, by their tokens."""
+        texts: list[str] = []
+        calls: list[ParsedToolCall] = []
+        at = start
+        while at < len(ids):
+            if ids[at] != self._call:
+                at += 1
+                continue
+            texts.append(self._tokenizer.decode(ids[start:at]))
+            end = next((to for to in range(at + 1, len(ids)) if ids[to] == self._call_end), None)
+            start = len(ids) if end is None else end + 1
+            call = _read_call(self._tokenizer.decode(ids[at + 1 : end]), closed=end is not None)
+            call.raw, call.token_span = self._tokenizer.decode(ids[at:start]), (at, start)
+            calls.append(call)
+            at = start
+        return [*texts, self._tokenizer.decode(ids[start:])], calls
+
+    def _calls_in_text(self, ids: Sequence[int]) -> tuple[list[str], list[ParsedToolCall]]:
+        """The same for a model that has no tokens for them; its tokens may straddle a call's ends."""
+        text = self._tokenizer.decode(ids)
+        texts: list[str] = []
+        calls: list[ParsedToolCall] = []
+        end = 0
+        for found in _CALL.finditer(text):
+            texts.append(text[end : found.start()])
+            call = _read_call(found[1], closed=bool(found[2]))
+            call.raw = found[0]
+            calls.append(call)
+            end = found.end()
+        return [*texts, text[end:]], calls
+
+
+def _read_call(text: str, closed: bool) -> ParsedToolCall:
+    status = ToolCallParseStatus
+    if not closed:
+        return ParsedToolCall(text, status=status.UNCLOSED_BLOCK)
+    try:
+        call = json.loads(text)
+        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # Python reads more than JSON can hold
+    except (ValueError, RecursionError):
+        return ParsedToolCall(text, status=status.INVALID_JSON)
+    if not isinstance(call, dict):
+        return ParsedToolCall(text, status=status.MALFORMED_STRUCTURE)
+    name, arguments = call.get("name"), call.get("arguments", {})
+    if not isinstance(name, str) or not name:
+        return ParsedToolCall(text, arguments=arguments, status=status.MISSING_NAME)
+    if not isinstance(arguments_of({"arguments": arguments}), dict):
+        return ParsedToolCall(text, name, arguments, status=status.MALFORMED_STRUCTURE)
+    return ParsedToolCall(text, name, arguments)
+
+
+def arguments_of(asked: Mapping[str, Any]) -> Any:
+    """A call's arguments as an object; clients send them as JSON text, templates want the object."""
+    arguments = asked.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            return json.loads(arguments)
+        except (ValueError, RecursionError):
+            return arguments
+    return {} if arguments is None else arguments

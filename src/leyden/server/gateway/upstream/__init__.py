@@ -1,0 +1,1 @@
+"""Models that are served elsewhere: calls are relayed and recorded without tokens."""

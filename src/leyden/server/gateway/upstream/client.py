@@ -1,0 +1,142 @@
+"""Models that are served elsewhere, by anything that speaks the OpenAI chat API: for frozen roles and evaluation.
+
+What comes from there has no tokens of ours, so it is recorded and never trained on.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from leyden.records import Sampling
+from leyden.server.gateway.dialects.types import GenerationRequest, Message
+from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.upstream.sse import read_events
+from leyden.server.http import Raw, Stream
+
+_UNTOUCHED = Sampling()
+_CONNECT_S = 30.0
+
+
+class UpstreamClient:
+    """One such service; so long may it be silent."""
+
+    def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=timeout_s)
+
+    @asynccontextmanager
+    async def ask(self, ask: GenerationRequest) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """Its answer to an ask: the chunks of a completion as they come, or the completion as the only one.
+
+        Entered when the upstream has agreed to answer; leaving closes the request.
+        """
+        async with self._send("POST", "chat/completions", json=_body(ask)) as reply:
+            yield self._streamed(reply) if ask.stream else self._whole(reply)
+
+    async def models(self) -> list[str]:
+        """The names of its models."""
+        async with self._send("GET", "models") as reply:
+            document = self._read(await reply.read())
+        try:
+            return [str(model["id"]) for model in document["data"]]
+        except (LookupError, TypeError) as error:
+            raise self._failed("did not answer with its models") from error
+
+    async def pass_on(self, path: str, body: Raw, query: Mapping[str, str], accept: str) -> Stream:
+        """Its answer to a request that is not ours to understand."""
+        open_reply = AsyncExitStack()
+        headers = {"content-type": body.content_type, "accept": accept or "*/*"}
+        asked = self._send("POST", path, data=body.content, params=query, headers=headers)
+        reply = await open_reply.enter_async_context(asked)
+
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            async with open_reply:
+                async for chunk in reply.content.iter_any():
+                    yield chunk
+
+        return Stream(chunks(), reply.headers.get("content-type", "application/octet-stream"))
+
+    @asynccontextmanager
+    async def _send(self, method: str, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with (
+                aiohttp.ClientSession(headers=self._headers, timeout=self._timeout) as session,
+                session.request(method, f"{self.url}/{path}", allow_redirects=False, **request) as reply,
+            ):
+                if reply.status >= 300:
+                    raise _refusal(self.url, reply.status, reply.headers, await reply.read())
+                yield reply
+        except aiohttp.ClientConnectorError as error:
+            raise self._failed(f"cannot be reached: {error}") from error
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise self._failed(f"broke off: {error or type(error).__name__}") from error
+
+    async def _whole(self, reply: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+        yield self._read(await reply.read())
+
+    async def _streamed(self, reply: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+        try:
+            async for data in read_events(reply.content.iter_any()):
+                if data == b"[DONE]":
+                    return
+                yield self._read(data)
+        except ValueError as error:
+            raise self._failed(f"did not answer with a stream: {error}") from error
+
+    def _read(self, data: bytes) -> dict[str, Any]:
+        try:
+            document = msgspec.json.decode(data, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._failed("did not answer with a completion") from error
+        if "error" in document:
+            raise self._failed(f"failed: {_message(data)}")
+        return document
+
+    def _failed(self, how: str) -> GatewayError:
+        return GatewayError(ErrorKind.FAILED, f"the upstream at {self.url} {how}")
+
+
+def _body(ask: GenerationRequest) -> dict[str, Any]:
+    """An ask in the upstream's words; what the caller left open stays open."""
+    body: dict[str, Any] = {"model": ask.model, "messages": [_plain(message) for message in ask.messages], "n": ask.n}
+    if ask.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    if ask.tools:
+        named = ask.tool_choice.name
+        choice: Any = {"type": "function", "function": {"name": named}} if named else ask.tool_choice.mode
+        body |= {"tools": ask.tools, "tool_choice": choice}
+    if ask.top_logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": ask.top_logprobs}
+    if ask.format is not None:
+        body["response_format"] = ask.format
+    changed = {
+        name: value
+        for name in Sampling.__struct_fields__
+        if (value := getattr(ask.sampling, name)) != getattr(_UNTOUCHED, name)
+    }
+    return body | changed
+
+
+def _plain(message: Message) -> Message:
+    """A message without what the OpenAI API does not know."""
+    return {name: value for name, value in message.items() if name not in ("is_error", "reasoning_content")}
+
+
+def _refusal(url: str, status: int, headers: Mapping[str, str], data: bytes) -> GatewayError:
+    trouble = {401: ErrorKind.FAILED, 403: ErrorKind.FAILED, 404: ErrorKind.NO_MODEL, 429: ErrorKind.BUSY}.get(
+        status, ErrorKind.INVALID if 400 <= status < 500 else ErrorKind.FAILED
+    )
+    wait = headers.get("Retry-After", "")
+    retry_after = float(wait) if wait.isdecimal() else 1.0 if status == 429 else None
+    return GatewayError(trouble, f"the upstream at {url} refused: {_message(data)}", retry_after=retry_after)
+
+
+def _message(data: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(data)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return data[:200].decode(errors="replace")

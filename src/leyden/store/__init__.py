@@ -1,0 +1,1 @@
+"""What happened, durably: SQLite by default, PostgreSQL by URL."""

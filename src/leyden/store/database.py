@@ -1,0 +1,224 @@
+"""Opening a database. All that differs between SQLite and PostgreSQL is in this file.
+
+One process at a time writes to a SQLite store; another that tries is refused. A store that cannot be used (corrupt,
+another program's, of a newer schema) is refused before anything is written to it.
+"""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError
+from sqlalchemy.pool import QueuePool
+
+from leyden.store import migrations
+from leyden.store.errors import StoreInUse, StoreUnusable
+
+_APPLICATION = 0x4C455944  # "LEYD", in the header of every SQLite store
+_CHECKED_WHOLE = 256 * 2**20  # larger files are checked as they are read: a start takes seconds, not minutes
+_READERS = 4
+_EXCLUDE = f"SELECT pg_advisory_xact_lock({_APPLICATION})"
+
+
+class Database:
+    """A writing engine, whose transactions exclude each other everywhere, and a reading one."""
+
+    def __init__(self, location: str | Path, *, readonly: bool = False) -> None:
+        self.url = _url(location)
+        self.readonly = readonly
+        self._lock: int | None = None
+        try:
+            if self.dialect == "sqlite":
+                self._open_sqlite(Path(self.url.database or ""))
+            else:
+                self._open_postgresql()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, StoreUnusable):
+                raise type(error)(f"{self.name} {error}") from error.__cause__
+            raise
+
+    @property
+    def name(self) -> str:
+        """What to call it in front of a person."""
+        if self.dialect == "sqlite":
+            return self.url.database or ""
+        return self.url.render_as_string(hide_password=True)
+
+    @property
+    def dialect(self) -> str:
+        """Which SQL it speaks."""
+        return self.url.get_backend_name()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """A driver's cursor in a transaction that excludes all other writers, here and in other processes."""
+        connection = self.writer.raw_connection()
+        try:
+            cursor = connection.cursor()
+            cursor.execute("BEGIN IMMEDIATE" if self.dialect == "sqlite" else _EXCLUDE)
+            yield cursor
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        for engine in (getattr(self, "reader", None), getattr(self, "writer", None)):
+            if engine is not None:
+                engine.dispose()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        if self.dialect == "sqlite":
+            files = (Path(f"{self.url.database}{suffix}") for suffix in ("", "-wal"))
+            return sum(file.stat().st_size for file in files if file.exists())
+        with self.reader.connect() as connection:
+            return int(connection.scalar(text("SELECT pg_database_size(current_database())")) or 0)
+
+    def shrink(self) -> bool:
+        """Give some of the space of deleted rows back to the file system; False when none is left to give."""
+        connection = self.writer.raw_connection()  # outside a transaction, and between those of the writer
+        try:
+            if self.dialect != "sqlite":
+                connection.driver_connection.autocommit = True  # type: ignore[union-attr]
+                connection.cursor().execute("VACUUM")
+                return False
+            cursor = connection.cursor()
+            cursor.execute("PRAGMA incremental_vacuum(2000)")
+            cursor.fetchall()  # each step frees a page
+            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            cursor.fetchall()
+            cursor.execute("PRAGMA freelist_count")
+            return bool(cursor.fetchone()[0])  # type: ignore[index]
+        finally:
+            connection.detach()
+            connection.close()
+
+    def _open_sqlite(self, path: Path) -> None:
+        exists = path.exists() and path.stat().st_size > 0
+        if self.readonly and not exists:
+            raise StoreUnusable("does not exist: start a server there, or name another with --home")
+        if not self.readonly:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _own(path)
+            os.close(os.open(path, os.O_CREAT, 0o600))  # what agents say is nobody else's business
+        if exists and _inspect(path) != migrations.SCHEMA and self.readonly:
+            Database(path).close()  # readers know the newest schema only
+        self.reader = create_engine(self.url, poolclass=QueuePool, pool_size=_READERS, max_overflow=0)
+        self.writer = create_engine(self.url, poolclass=QueuePool, pool_size=1, max_overflow=0)
+
+        @event.listens_for(self.reader, "connect")
+        def read(connection: sqlite3.Connection, _: object) -> None:
+            connection.isolation_level = None
+            connection.execute("PRAGMA query_only = ON")
+            connection.execute("PRAGMA busy_timeout = 30000")
+
+        @event.listens_for(self.writer, "connect")
+        def write(connection: sqlite3.Connection, _: object) -> None:
+            connection.isolation_level = None
+            connection.execute("PRAGMA busy_timeout = 30000")
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk before it is acknowledged
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA wal_autocheckpoint = 4000")
+            connection.execute("PRAGMA journal_size_limit = 67108864")
+
+        @event.listens_for(self.reader, "begin")
+        def begin(connection: Connection) -> None:
+            connection.exec_driver_sql("BEGIN")
+
+        @event.listens_for(self.writer, "begin")
+        def begin_alone(connection: Connection) -> None:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+        if not self.readonly:
+            with self.writer.begin() as connection:
+                connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION}")
+                migrations.migrate(connection)
+
+    def _open_postgresql(self) -> None:
+        try:
+            self.reader = create_engine(self.url, pool_size=_READERS, pool_pre_ping=True)
+            self.writer = create_engine(self.url, pool_size=1, max_overflow=0, pool_pre_ping=True)
+        except ModuleNotFoundError as missing:
+            raise StoreUnusable("needs a driver: pip install 'leyden[postgres]'") from missing
+
+        @event.listens_for(self.writer, "begin")
+        def begin_alone(connection: Connection) -> None:
+            connection.exec_driver_sql(_EXCLUDE)
+
+        try:
+            with self.reader.begin() as connection:
+                version = migrations.version_of(connection)
+                migrations.check(version)
+            if not self.readonly or version != migrations.SCHEMA:
+                with self.writer.begin() as connection:
+                    migrations.migrate(connection)
+        except DatabaseError as error:
+            raise StoreUnusable(f"cannot be opened: {_first_line(error.orig)}") from error
+
+
+def _url(location: str | Path) -> URL:
+    if isinstance(location, Path) or "://" not in location:
+        return URL.create("sqlite", database=str(location))
+    try:
+        url = make_url(location)
+    except ArgumentError as error:
+        raise StoreUnusable(f"{location} is not a database URL: write a path, or postgresql://...") from error
+    match url.drivername:
+        case "sqlite":
+            return url
+        case "postgresql" | "postgres":
+            return url.set(drivername="postgresql+psycopg")
+        case other:
+            raise StoreUnusable(f"{other} databases are not supported: write a path, or postgresql://...")
+
+
+def _own(path: Path) -> int:
+    """Take the store's lock, which the operating system drops with the process, however that ends."""
+    lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise StoreInUse("is in use by another server: stop that one, or name another with --home") from error
+    return lock
+
+
+def _inspect(path: Path) -> int | None:
+    """Refuse what is not a sound store of a known schema, through a connection that cannot write; its version."""
+    readonly = path.absolute().as_uri() + "?mode=ro"
+    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(readonly, uri=True))
+    try:
+        with engine.connect() as connection:
+            if connection.exec_driver_sql("PRAGMA application_id").scalar() != _APPLICATION:
+                raise StoreUnusable("is not a store of Leyden's: name another file")
+            if path.stat().st_size <= _CHECKED_WHOLE:
+                verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+                if verdict != "ok":
+                    raise StoreUnusable(f"is corrupt and was left untouched: {_first_line(verdict)}")
+            version = migrations.version_of(connection)
+            migrations.check(version)
+            return version
+    except DatabaseError as error:
+        raise StoreUnusable(f"is corrupt and was left untouched: {_first_line(error.orig)}") from error
+    finally:
+        engine.dispose()
+
+
+def _first_line(error: object) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

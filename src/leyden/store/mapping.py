@@ -1,0 +1,186 @@
+"""Rows of the tables as records, and back."""
+
+from typing import Any
+
+import msgspec
+
+from leyden.outcomes import Ending, Outcome
+from leyden.records import (
+    Attempt,
+    Call,
+    CallStatus,
+    Group,
+    PromptOrigin,
+    Purpose,
+    Reward,
+    Rollout,
+    Run,
+    RunSettings,
+    Sampling,
+    Span,
+    State,
+    Task,
+    VersionRun,
+)
+from leyden.store.codec import (
+    decode_json,
+    encode_json,
+    pack_floats,
+    pack_ids,
+    unpack_floats,
+    unpack_ids,
+)
+from leyden.wire import ListedRollout
+
+decode_settings = msgspec.json.Decoder(RunSettings).decode
+decode_span = msgspec.json.Decoder(Span).decode
+decode_reward = msgspec.json.Decoder(Reward).decode
+
+
+class _CallBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The part of a call that no query looks into."""
+
+    retry_of: str | None = None
+    choice: int = 0
+    policy: str = "policy"
+    role: str | None = None
+    span: str | None = None
+    made: PromptOrigin = PromptOrigin.FRESH
+    made_why: str = ""
+    status: CallStatus = CallStatus.OK
+    finish: str = "stop"
+    allowed: tuple[float, ...] | None = None
+    versions: tuple[VersionRun, ...] = ()
+    sampling: Sampling = Sampling()
+    messages: tuple[Any, ...] = ()
+    response: Any = None
+    tools: tuple[Any, ...] | None = None
+    request: Any = None
+    started: float = 0.0
+    ended: float = 0.0
+
+
+_BODY_FIELDS = _CallBody.__struct_fields__
+_decode_body = msgspec.json.Decoder(_CallBody).decode
+
+
+def run_from(row: Any) -> Run:
+    """A run."""
+    return Run(row.id, decode_settings(row.settings), decode_json(row.config), row.created)
+
+
+def task_from(row: Any) -> Task:
+    """A task, from a row with `task_id` and `input`."""
+    return Task(row.task_id, decode_json(row.input))
+
+
+def group_from(row: Any) -> Group:
+    """A group."""
+    return Group(
+        row.id,
+        row.run_id,
+        row.task_id,
+        Purpose(row.purpose),
+        row.size,
+        row.priority,
+        row.created,
+        row.finished,
+    )
+
+
+def outcome_from(row: Any) -> Outcome | None:
+    """The outcome of a rollout or an attempt."""
+    return None if row.ending is None else Outcome(Ending(row.ending), (row.message or b"").decode())
+
+
+def rollout_from(row: Any) -> Rollout:
+    """A rollout."""
+    return Rollout(
+        id=row.id,
+        run=row.run_id,
+        group=row.group_id,
+        task=row.task_id,
+        index=row.place,
+        purpose=Purpose(row.purpose),
+        state=State(row.state),
+        attempts=row.attempts,
+        max_attempts=row.max_attempts,
+        created=row.created,
+        finished=row.finished,
+        outcome=outcome_from(row),
+    )
+
+
+def listed_from(row: Any) -> ListedRollout:
+    """A rollout in a list, from a row with `reward` and `calls` of its last attempt, if it has had one."""
+    return ListedRollout(
+        **msgspec.structs.asdict(rollout_from(row)),
+        reward=row.reward if row.ending == Ending.SUCCEEDED else None,
+        calls=row.calls if row.state == State.FINISHED else None,
+    )
+
+
+def attempt_from(row: Any) -> Attempt:
+    """An attempt."""
+    return Attempt(
+        id=row.id,
+        run=row.run_id,
+        rollout=row.rollout_id,
+        number=row.number,
+        worker=row.worker,
+        pool=row.pool,
+        started=row.started,
+        expires=row.expires,
+        ended=row.ended,
+        outcome=outcome_from(row),
+        result=None if row.result is None else decode_json(row.result),
+    )
+
+
+def call_row(attempt: str, call: Call, length: int, turns: int) -> dict[str, Any]:
+    """A call as a row; `length` and `turns` are what a child of it can keep."""
+    return {
+        "attempt_id": attempt,
+        "id": call.id,
+        "parent": call.parent,
+        "kept_ids": call.kept_ids,
+        "kept_messages": call.kept_messages,
+        "length": length,
+        "turns": turns,
+        "sampled": len(call.completion_ids),
+        "prompt_ids": pack_ids(call.prompt_ids),
+        "completion_ids": pack_ids(call.completion_ids),
+        "logprobs": None if call.logprobs is None else pack_floats(call.logprobs),
+        "body": encode_json(_CallBody(**{name: getattr(call, name) for name in _BODY_FIELDS})),
+    }
+
+
+def call_from(row: Any) -> Call:
+    """A call."""
+    body = _decode_body(row.body)
+    return Call(
+        id=row.id,
+        parent=row.parent,
+        kept_ids=row.kept_ids,
+        kept_messages=row.kept_messages,
+        prompt_ids=unpack_ids(row.prompt_ids),
+        completion_ids=unpack_ids(row.completion_ids),
+        logprobs=None if row.logprobs is None else unpack_floats(row.logprobs),
+        **{name: getattr(body, name) for name in _BODY_FIELDS},
+    )
+
+
+def span_row(attempt: str, span: Span) -> dict[str, Any]:
+    """A span as a row."""
+    return {"attempt_id": attempt, "id": span.span_id, "body": encode_json(span)}
+
+
+def reward_row(attempt: str, reward: Reward) -> dict[str, Any]:
+    """A reward as a row."""
+    return {
+        "attempt_id": attempt,
+        "id": reward.id,
+        "kind": str(reward.kind),
+        "source": reward.source,
+        "body": encode_json(reward),
+    }

@@ -1,0 +1,60 @@
+"""Who waits for what. Waiting is for a notification of a commit, never a loop that looks again and again."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from leyden.records import Event
+
+
+class Notifications:
+    """Hands each committed event to its listeners, on the event loop, in the order of the log."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Callable[[Event], None]] = []
+        self._listeners: dict[str | None, dict[asyncio.Event, str]] = {}
+        self._closed = False
+
+    def subscribe(self, subscriber: Callable[[Event], None]) -> None:
+        """Call a function for every event from now on."""
+        self._subscribers.append(subscriber)
+
+    @contextmanager
+    def listen(self, run: str | None, kind: str = "") -> Iterator[asyncio.Event]:
+        """Something to wait on that is set by the next event of a run, or of any (of one kind, or any).
+
+        Listen first and look second: what happens in between is then not missed.
+        """
+        woken = asyncio.Event()
+        if self._closed:
+            woken.set()
+        listeners = self._listeners.setdefault(run, {})
+        listeners[woken] = kind
+        try:
+            yield woken
+        finally:
+            del listeners[woken]
+            if not listeners and self._listeners.get(run) is listeners:
+                del self._listeners[run]
+
+    def publish(self, events: Iterable[Event]) -> None:
+        """Tell everybody whom it concerns."""
+        for event in events:
+            for subscriber in self._subscribers:
+                subscriber(event)
+            for run in (event.run, None):
+                for woken, kind in self._listeners.get(run, {}).items():
+                    if kind in ("", event.kind):
+                        woken.set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether waiting has ended for good."""
+        return self._closed
+
+    def close(self) -> None:
+        """Let everybody go who waits, and whoever comes later."""
+        self._closed = True
+        for listeners in self._listeners.values():
+            for woken in listeners:
+                woken.set()

@@ -1,0 +1,247 @@
+"""What can be asked of the store. Every question is one consistent look at it."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Table, func, select
+
+from leyden.episodes import Episode
+from leyden.records import Event, Group, Metric, Run, State, Version, Worker
+from leyden.store.codec import decode_json
+from leyden.store.errors import NotFound
+from leyden.store.mapping import (
+    attempt_from,
+    call_from,
+    decode_reward,
+    decode_settings,
+    decode_span,
+    group_from,
+    listed_from,
+    rollout_from,
+    run_from,
+    task_from,
+)
+from leyden.store.queue import ActiveLease, live
+from leyden.store.schema import (
+    ALIVE,
+    QUEUED,
+    attempts,
+    calls,
+    events,
+    groups,
+    metrics,
+    rewards,
+    rollouts,
+    runs,
+    scorings,
+    spans,
+    tasks,
+    versions,
+    workers,
+)
+from leyden.wire import ListedRollout, RolloutDetail, RunSummary
+
+_ROLLOUTS_AND_TASKS = select(rollouts, tasks.c.input).join(
+    tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id)
+)
+
+
+def run_ids(connection: Connection) -> Sequence[str]:
+    """The runs, oldest first."""
+    return connection.scalars(select(runs.c.id).where(runs.c.state == "open").order_by(runs.c.created)).all()
+
+
+def run(connection: Connection, id: str) -> Run:
+    """One run."""
+    row = connection.execute(select(runs).where(runs.c.id == id, runs.c.state == "open")).first()
+    if row is None:
+        raise NotFound(f"no run {id!r}")
+    return run_from(row)
+
+
+def summary(connection: Connection, id: str) -> RunSummary:
+    """What a run holds, in numbers."""
+    found = run(connection, id)
+    by_state = connection.execute(
+        select(func.coalesce(rollouts.c.ending, rollouts.c.state), func.count())
+        .where(rollouts.c.run_id == id)
+        .group_by(func.coalesce(rollouts.c.ending, rollouts.c.state))
+    )
+    rollout_counts = {name: int(count) for name, count in by_state}
+    made, finished = connection.execute(
+        select(func.count(), func.count(groups.c.finished)).where(groups.c.run_id == id)
+    ).one()
+    over = select(func.sum(attempts.c.calls), func.sum(attempts.c.tokens)).where(attempts.c.run_id == id)
+    n_calls, n_tokens = connection.execute(over).one()
+    alive = (
+        select(func.count(), func.sum(calls.c.sampled))
+        .join(attempts, attempts.c.id == calls.c.attempt_id)
+        .where(attempts.c.run_id == id, ALIVE)
+    )
+    alive_calls, alive_tokens = connection.execute(alive).one()
+    unscored = select(func.count()).where(scorings.c.run_id == id, scorings.c.ready.is_not(None))
+    scored = select(func.avg(attempts.c.reward)).where(attempts.c.run_id == id, attempts.c.ending == "succeeded")
+    return RunSummary(
+        id=id,
+        created=found.created,
+        rollouts=rollout_counts,
+        groups=made,
+        groups_finished=finished,
+        calls=int(n_calls or 0) + alive_calls,
+        tokens=int(n_tokens or 0) + int(alive_tokens or 0),
+        mean_reward=connection.scalar(scored),
+        groups_unscored=connection.scalar(unscored) or 0,
+    )
+
+
+def group(connection: Connection, run: str, id: str) -> Group:
+    """One group."""
+    row = connection.execute(select(groups).where(groups.c.id == id, groups.c.run_id == run)).first()
+    if row is None:
+        raise NotFound(f"no group {id!r} in run {run!r}")
+    return group_from(row)
+
+
+def group_episodes(connection: Connection, run: str, id: str) -> list[Episode]:
+    """The deciding attempt of each rollout of a group, with all that it left behind."""
+    group(connection, run, id)
+    latest = (
+        select(attempts)
+        .join(rollouts, (rollouts.c.id == attempts.c.rollout_id) & (rollouts.c.attempts == attempts.c.number))
+        .where(rollouts.c.group_id == id)
+        .order_by(rollouts.c.place)
+    )
+    return _episodes(connection, connection.execute(latest).all())
+
+
+def rollout_list(
+    connection: Connection, run: str, *, after: str, limit: int, state: State | None = None
+) -> list[ListedRollout]:
+    """Rollouts of a run in the order in which they were queued, following the one named."""
+    _require_run(connection, run)
+    last = (attempts.c.rollout_id == rollouts.c.id) & (attempts.c.number == rollouts.c.attempts)
+    query = select(rollouts, attempts.c.reward, attempts.c.calls).outerjoin(attempts, last)
+    query = query.where(rollouts.c.run_id == run)
+    if state is not None:
+        query = query.where(rollouts.c.state == state)
+    if after:
+        start = connection.scalar(select(rollouts.c.seq).where(rollouts.c.id == after, rollouts.c.run_id == run))
+        if start is None:
+            raise NotFound(f"no rollout {after!r} in run {run!r}")
+        query = query.where(rollouts.c.seq > start)
+    return [listed_from(row) for row in connection.execute(query.order_by(rollouts.c.seq).limit(limit))]
+
+
+def rollout_detail(connection: Connection, run: str, id: str) -> RolloutDetail:
+    """A rollout with its task and attempts."""
+    row = connection.execute(_ROLLOUTS_AND_TASKS.where(rollouts.c.id == id, rollouts.c.run_id == run)).first()
+    if row is None:
+        raise NotFound(f"no rollout {id!r} in run {run!r}")
+    tries = connection.execute(select(attempts).where(attempts.c.rollout_id == id).order_by(attempts.c.number))
+    return RolloutDetail(rollout_from(row), task_from(row), tuple(map(attempt_from, tries)))
+
+
+def episode(connection: Connection, run: str, attempt: str) -> Episode:
+    """All that an attempt left behind."""
+    found = connection.execute(select(attempts).where(attempts.c.id == attempt, attempts.c.run_id == run)).first()
+    if found is None:
+        raise NotFound(f"no attempt {attempt!r} in run {run!r}")
+    return _episodes(connection, [found])[0]
+
+
+def _episodes(connection: Connection, found: Sequence[Row[Any]]) -> list[Episode]:
+    """What some attempts left behind, with one look into each table for all of them."""
+    query = _ROLLOUTS_AND_TASKS.where(rollouts.c.id.in_([row.rollout_id for row in found]))
+    details = {row.id: row for row in connection.execute(query)}
+
+    def by_attempt(table: Table) -> Mapping[str, Sequence[Row[Any]]]:
+        rows = defaultdict(list)
+        query = select(table).where(table.c.attempt_id.in_([row.id for row in found])).order_by(table.c.seq)
+        for row in connection.execute(query):
+            rows[row.attempt_id].append(row)
+        return rows
+
+    made, seen, given = by_attempt(calls), by_attempt(spans), by_attempt(rewards)
+    return [
+        Episode(
+            rollout=rollout_from(details[row.rollout_id]),
+            attempt=attempt_from(row),
+            task=task_from(details[row.rollout_id]),
+            calls=tuple(map(call_from, made[row.id])),
+            spans=tuple(decode_span(span.body) for span in seen[row.id]),
+            rewards=tuple(decode_reward(reward.body) for reward in given[row.id]),
+            output=(row.output or b"").decode(),
+        )
+        for row in found
+    ]
+
+
+def log(connection: Connection, run: str, *, after: int, kind: str, limit: int) -> list[Event]:
+    """A run's events after a cursor."""
+    _require_run(connection, run)
+    query = select(events).where(events.c.run_id == run, events.c.seq > after)
+    if kind:
+        query = query.where(events.c.kind == kind)
+    rows = connection.execute(query.order_by(events.c.seq).limit(limit))
+    return [Event(row.seq, row.run_id, row.kind, row.subject, row.at, decode_json(row.data)) for row in rows]
+
+
+def metric_list(connection: Connection, run: str, *, after: int, limit: int) -> list[tuple[int, Metric]]:
+    """A run's numbers after a cursor, each with its place."""
+    _require_run(connection, run)
+    query = select(metrics).where(metrics.c.run_id == run, metrics.c.seq > after)
+    rows = connection.execute(query.order_by(metrics.c.seq).limit(limit))
+    return [(row.seq, Metric(row.step, row.name, row.value, row.at)) for row in rows]
+
+
+def latest_versions(connection: Connection, run: str) -> list[Version]:
+    """The newest published version of each policy."""
+    _require_run(connection, run)
+    query = (
+        select(versions.c.policy, func.max(versions.c.number).label("number"))
+        .where(versions.c.run_id == run)
+        .group_by(versions.c.policy)
+        .order_by(versions.c.policy)
+    )
+    return [Version(row.policy, row.number) for row in connection.execute(query)]
+
+
+def worker_list(connection: Connection) -> list[Worker]:
+    """The workers that were ever heard of, the latest first."""
+    alive = select(attempts.c.worker, func.count().label("alive")).where(ALIVE).group_by(attempts.c.worker).subquery()
+    query = (
+        select(workers, func.coalesce(alive.c.alive, 0).label("alive"))
+        .outerjoin(alive, alive.c.worker == workers.c.id)
+        .order_by(workers.c.seen.desc())
+        .limit(1000)
+    )
+    return [Worker(row.id, row.seen, row.alive) for row in connection.execute(query)]
+
+
+def alive(connection: Connection) -> list[ActiveLease]:
+    """Every lease in force."""
+    query = (
+        select(attempts, rollouts.c.purpose, runs.c.settings)
+        .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
+        .join(runs, runs.c.id == attempts.c.run_id)
+        .where(ALIVE)
+    )
+    return [live(attempt_from(row), row.purpose, decode_settings(row.settings)) for row in connection.execute(query)]
+
+
+def next_expiry(connection: Connection) -> float | None:
+    """When the next lease will run out, unless it is prolonged."""
+    ask = (select(func.min(attempts.c.expires)).where(ALIVE), select(func.min(scorings.c.expires)))
+    return min((found for query in ask if (found := connection.scalar(query)) is not None), default=None)
+
+
+def delayed(connection: Connection, now: float) -> list[tuple[str, float]]:
+    """The run of each rollout that waits to be tried again, and when it may."""
+    query = select(rollouts.c.run_id, rollouts.c.not_before).where(QUEUED, rollouts.c.not_before > now)
+    return [(row.run_id, row.not_before) for row in connection.execute(query)]
+
+
+def _require_run(connection: Connection, id: str) -> None:
+    if connection.scalar(select(runs.c.id).where(runs.c.id == id, runs.c.state == "open")) is None:
+        raise NotFound(f"no run {id!r}")

@@ -1,0 +1,257 @@
+"""The queue: how rollouts reach workers.
+
+It is fair: of the groups that wait, each is served one rollout in its turn, and a group of priority p has 2**p
+turns where one of priority 0 has one; so neither a large group nor a high priority starves the rest. A rollout's turn
+is fixed when it is queued (`position`), as in stride scheduling: the i-th rollout of a group stands i / 2**p behind
+the head of the queue. What must be tried again goes to the head, since the rest of its group waits for it; where it
+has to wait for that (`not_before`), others pass it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import bindparam, func, select, update
+
+from leyden.records import Attempt, Group, Purpose, RunSettings, Task
+from leyden.store.codec import encode_json
+from leyden.store.errors import Conflict, NotFound
+from leyden.store.mapping import decode_settings, group_from, task_from
+from leyden.store.schema import QUEUED, attempts, groups, rollouts, runs, tasks, workers
+from leyden.store.statements import Statement, insert, insert_new, insert_or_update
+from leyden.store.writer import Transaction
+from leyden.wire import GroupSpec
+
+
+class LeaseQuery(Struct, frozen=True):
+    """A request for work."""
+
+    worker: str
+    count: int
+    run: str | None
+    pool: str | None
+
+
+class ActiveLease(Struct, frozen=True):
+    """A lease in force: what the server knows of an attempt without looking it up."""
+
+    attempt: str
+    run: str
+    rollout: str
+    worker: str
+    pool: str | None
+    started: float
+    expires: float
+    """At first; heartbeats prolong it."""
+    purpose: Purpose
+    agent_rewards: bool
+
+
+class LeasedAttempt(Struct, frozen=True):
+    """An attempt that was leased."""
+
+    attempt: Attempt
+    task: Task
+    purpose: Purpose
+    lease_s: float
+    alone: bool
+
+
+def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
+    """Create a group and queue its rollouts; the same group again changes nothing."""
+    settings = _RUN_SETTINGS.scalar(tx, run=run)
+    if settings is None:
+        raise NotFound(f"no run {run!r}")
+    _put_task(tx, run, spec.task)
+    purpose = str(spec.purpose)
+    max_attempts = spec.max_attempts or decode_settings(settings).max_attempts
+    new = {
+        "id": spec.id,
+        "run_id": run,
+        "task_id": spec.task.id,
+        "purpose": purpose,
+        "size": spec.size,
+        "priority": spec.priority,
+        "max_attempts": max_attempts,
+    }
+    row = _GROUP.first(tx, group=spec.id)
+    if row is not None:
+        for name, value in new.items():
+            if getattr(row, name) != value:
+                raise Conflict(f"group {spec.id!r} exists with {name} = {getattr(row, name)!r}, not {value!r}")
+        return group_from(row)
+    _ADD_GROUP.run(tx, **new, done=0, created=tx.now)
+    head = _head(tx)
+    _ADD_ROLLOUT.run_many(
+        tx,
+        (
+            {
+                "id": f"{spec.id}.{index}",
+                "run_id": run,
+                "group_id": spec.id,
+                "task_id": spec.task.id,
+                "place": index,
+                "purpose": purpose,
+                "state": "queued",
+                "position": head + (index + 1) / 2.0**spec.priority,
+                "attempts": 0,
+                "max_attempts": max_attempts,
+                "created": tx.now,
+            }
+            for index in range(spec.size)
+        ),
+    )
+    tx.emit(run, "group.queued", spec.id, size=spec.size, purpose=purpose)
+    return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, spec.priority, tx.now)
+
+
+def lease(tx: Transaction, wants: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+    """Give each of the wants, in their order, what the queue has for it."""
+    granted: list[list[LeasedAttempt]] = [[] for _ in wants]
+    by_run: dict[str | None, list[int]] = {}
+    for index, want in enumerate(wants):
+        by_run.setdefault(want.run, []).extend([index] * want.count)
+    for run, places in by_run.items():
+        most = len(places)
+        bounds = {"most": most, "now": tx.now}
+        rows = _NEXT.all(tx, **bounds) if run is None else _NEXT_OF_RUN.all(tx, **bounds, run=run)
+        for index, row in zip(places, rows, strict=False):
+            granted[index].append(_start(tx, row, wants[index]))
+    _LEASE_ROLLOUT.run_many(
+        tx, ({"rollout": g.attempt.rollout, "number": g.attempt.number} for grants in granted for g in grants)
+    )
+    _ADD_ATTEMPT.run_many(tx, (_attempt_row(grant) for grants in granted for grant in grants))
+    seen(tx, (want.worker for want in wants))
+    return granted
+
+
+def requeue(tx: Transaction, rollout: str, not_before: float, alone: bool) -> None:
+    """Put a rollout at the head of the queue, for another attempt: then or later, and alone from now on or not."""
+    _REQUEUE.run(tx, rollout=rollout, head=_head(tx), moment=not_before, by_itself=int(alone))
+
+
+def seen(tx: Transaction, ids: Iterable[str]) -> None:
+    """Note that workers were heard of."""
+    _SEEN.run_many(tx, ({"id": id, "seen": tx.now} for id in dict.fromkeys(ids)))
+
+
+def _put_task(tx: Transaction, run: str, task: Task) -> None:
+    data = encode_json(task.input)
+    if (
+        not _ADD_TASK.run(tx, run_id=run, id=task.id, input=data)
+        and _TASK_INPUT.scalar(tx, run=run, task=task.id) != data
+    ):
+        raise Conflict(f"task {task.id!r} exists in run {run!r} with another input: give this one another id")
+
+
+def _start(tx: Transaction, row: Any, want: LeaseQuery) -> LeasedAttempt:
+    """The next attempt of a rollout."""
+    settings = decode_settings(row.settings)
+    number = row.attempts + 1
+    attempt = Attempt(
+        id=f"{row.id}.{number}",
+        run=row.run_id,
+        rollout=row.id,
+        number=number,
+        worker=want.worker,
+        pool=want.pool,
+        started=tx.now,
+        expires=tx.now + settings.lease_s,
+    )
+    tx.emit(attempt.run, "attempt.started", attempt.id, **msgspec.to_builtins(live(attempt, row.purpose, settings)))
+    return LeasedAttempt(attempt, task_from(row), Purpose(row.purpose), settings.lease_s, bool(row.alone))
+
+
+def live(attempt: Attempt, purpose: str, settings: RunSettings) -> ActiveLease:
+    """A lease in force, from an attempt, its rollout's purpose and its run's settings."""
+    return ActiveLease(
+        attempt=attempt.id,
+        run=attempt.run,
+        rollout=attempt.rollout,
+        worker=attempt.worker,
+        pool=attempt.pool,
+        started=attempt.started,
+        expires=attempt.expires,
+        purpose=Purpose(purpose),
+        agent_rewards=settings.agent_rewards,
+    )
+
+
+def _attempt_row(grant: LeasedAttempt) -> dict[str, Any]:
+    attempt = grant.attempt
+    return {
+        "id": attempt.id,
+        "run_id": attempt.run,
+        "rollout_id": attempt.rollout,
+        "number": attempt.number,
+        "worker": attempt.worker,
+        "pool": attempt.pool,
+        "lease_s": grant.lease_s,
+        "started": attempt.started,
+        "expires": attempt.expires,
+        "calls": 0,
+        "tokens": 0,
+    }
+
+
+def _head(tx: Transaction) -> float:
+    """The position of the rollout whose turn it is."""
+    return float(_HEAD.scalar(tx) or 0.0)
+
+
+_RUN_SETTINGS = Statement(select(runs.c.settings).where(runs.c.id == bindparam("run"), runs.c.state == "open"))
+_ADD_TASK = insert_new(tasks, "run_id", "id", "input")
+_TASK_INPUT = Statement(
+    select(tasks.c.input).where(tasks.c.run_id == bindparam("run"), tasks.c.id == bindparam("task"))
+)
+_GROUP = Statement(select(groups).where(groups.c.id == bindparam("group")))
+_ADD_GROUP = insert(groups, "id", "run_id", "task_id", "purpose", "size", "done", "priority", "max_attempts", "created")
+_ADD_ROLLOUT = insert(
+    rollouts,
+    "id",
+    "run_id",
+    "group_id",
+    "task_id",
+    "place",
+    "purpose",
+    "state",
+    "position",
+    "attempts",
+    "max_attempts",
+    "created",
+)
+_HEAD = Statement(select(func.min(rollouts.c.position)).where(QUEUED))
+_next = (
+    select(rollouts, tasks.c.input, runs.c.settings)
+    .join(runs, runs.c.id == rollouts.c.run_id)
+    .join(tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id))
+    .where(QUEUED, rollouts.c.not_before <= bindparam("now"))
+    .order_by(rollouts.c.position, rollouts.c.seq)
+    .limit(bindparam("most"))
+)
+_NEXT = Statement(_next)
+_NEXT_OF_RUN = Statement(_next.where(rollouts.c.run_id == bindparam("run")))
+_LEASE_ROLLOUT = Statement(
+    update(rollouts).where(rollouts.c.id == bindparam("rollout")).values(state="running", attempts=bindparam("number"))
+)
+_ADD_ATTEMPT = insert(
+    attempts,
+    "id",
+    "run_id",
+    "rollout_id",
+    "number",
+    "worker",
+    "pool",
+    "lease_s",
+    "started",
+    "expires",
+    "calls",
+    "tokens",
+)
+_REQUEUE = Statement(
+    update(rollouts)
+    .where(rollouts.c.id == bindparam("rollout"))
+    .values(state="queued", position=bindparam("head"), not_before=bindparam("moment"), alone=bindparam("by_itself"))
+)
+_SEEN = insert_or_update(workers, "id", "seen")

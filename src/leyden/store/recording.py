@@ -1,0 +1,194 @@
+"""What an attempt leaves behind: calls, spans, rewards. Each is recorded once; sent again, it is passed over if it is
+the same and refused if it is not.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+from sqlalchemy import bindparam, select, update
+
+from leyden.episodes import standing
+from leyden.outcomes import Ending
+from leyden.records import Call, Metric, Reward, RewardKind, Span, Version
+from leyden.store.errors import Conflict, NotFound
+from leyden.store.mapping import call_row, decode_reward, reward_row, span_row
+from leyden.store.schema import attempts, calls, metrics, rewards, rollouts, runs, spans, versions
+from leyden.store.statements import Statement, insert, insert_new
+from leyden.store.writer import Transaction
+
+
+def record_calls(tx: Transaction, run: str, attempt: str, new: Sequence[Call]) -> int:
+    """Record model calls of a live attempt, parents before children."""
+    require_alive(tx, run, attempt)
+    return sum(_put_call(tx, attempt, call) for call in new)
+
+
+def record_spans(tx: Transaction, run: str, attempt: str, new: Sequence[Span]) -> int:
+    """Record spans of a live attempt. Exporters repeat what they are unsure of: the first of a span id stands."""
+    require_alive(tx, run, attempt)
+    return _ADD_SPAN.run_many(tx, (span_row(attempt, span) for span in new))
+
+
+def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward], *, rescoring: bool = False) -> int:
+    """Record rewards; on an attempt that has ended only when rescoring.
+
+    A step reward that names no call belongs to the latest. The final reward has one source, except that a rescoring
+    replaces it; an attempt that ended without one has then succeeded.
+    """
+    if not rescoring:
+        require_alive(tx, run, attempt)
+    elif _ATTEMPT.first(tx, attempt=attempt, run=run) is None:
+        raise NotFound(f"no attempt {attempt!r} in run {run!r}")
+    final = [reward for reward in new if reward.kind is RewardKind.FINAL]
+    for reward in final if not rescoring else ():
+        other = _OTHER_SOURCE.scalar(tx, attempt=attempt, given_by=reward.source)
+        if other is not None:
+            raise Conflict(
+                f"attempt {attempt!r} has a final reward from {other!r} and now one from {reward.source!r}: "
+                "a run has one source of the final reward"
+            )
+    recorded = sum(_put_reward(tx, attempt, reward) for reward in new)
+    if final:
+        total = _sum_up(tx, attempt)
+        if rescoring:
+            _COUNT_ROLLOUT.run(tx, attempt=attempt)
+            _COUNT_ATTEMPT.run(tx, attempt=attempt)
+            tx.emit(run, "attempt.rewarded", attempt, reward=total, source=final[-1].source)
+    return recorded
+
+
+def record_metrics(tx: Transaction, run: str, new: Sequence[Metric]) -> int:
+    """Record numbers of a run."""
+    _require_run(tx, run)
+    if new:
+        _ADD_METRIC.run_many(
+            tx, ({"run_id": run, "step": m.step, "name": m.name, "value": m.value, "at": m.at or tx.now} for m in new)
+        )
+        tx.emit(run, "metrics", run, step=max(metric.step for metric in new))
+    return len(new)
+
+
+def publish_version(tx: Transaction, run: str, version: Version) -> int:
+    """Record that a version of a policy's weights is being served from now on."""
+    _require_run(tx, run)
+    if not _ADD_VERSION.run(tx, run_id=run, policy=version.policy, number=version.number, at=tx.now):
+        return 0
+    tx.emit(run, "version.published", run, policy=version.policy, number=version.number)
+    return 1
+
+
+def require_alive(tx: Transaction, run: str, attempt: str) -> None:
+    """Refuse to go on with an attempt that is over, or of another run."""
+    row = _ATTEMPT.first(tx, attempt=attempt, run=run)
+    if row is None:
+        raise NotFound(f"no attempt {attempt!r} in run {run!r}")
+    if row.ended is not None:
+        raise Conflict(f"attempt {attempt!r} ended as {row.ending}: nothing can be added to it")
+
+
+def _require_run(tx: Transaction, run: str) -> None:
+    if _OPEN_RUN.scalar(tx, run=run) is None:
+        raise NotFound(f"no run {run!r}")
+
+
+def _put_call(tx: Transaction, attempt: str, call: Call) -> bool:
+    length, turns = len(call.prompt_ids) + len(call.completion_ids), len(call.messages) + 1
+    if call.parent is not None:
+        parent = _length(tx, attempt, call.parent)
+        if parent is None:
+            raise NotFound(f"call {call.id!r} names parent {call.parent!r}, which attempt {attempt!r} has not made")
+        for name, kept, most in (
+            ("kept_ids", call.kept_ids, parent.length),
+            ("kept_messages", call.kept_messages, parent.turns),
+        ):
+            if kept > most:
+                raise Conflict(f"call {call.id!r} has {name} = {kept}, but its parent has only {most} to keep")
+        length, turns = length + call.kept_ids, turns + call.kept_messages
+    row = call_row(attempt, call, length, turns)
+    if _ADD_CALL.run(tx, **row):
+        return True
+    found = _CALL.first(tx, attempt=attempt, call=call.id)
+    for name, value in row.items():
+        if getattr(found, name) != value:
+            raise Conflict(f"call {call.id!r} was recorded before with another {name}: give this one another id")
+    return False
+
+
+def _put_reward(tx: Transaction, attempt: str, given: Reward) -> bool:
+    reward = replace(given, at=given.at or tx.now)
+    if reward.kind is RewardKind.STEP and reward.call is None and reward.span is None:
+        reward = replace(reward, call=_LATEST_CALL.scalar(tx, attempt=attempt))
+    elif reward.call is not None and not _length(tx, attempt, reward.call):
+        raise NotFound(f"reward {reward.id!r} is for call {reward.call!r}, which attempt {attempt!r} has not made")
+    if _ADD_REWARD.run(tx, **reward_row(attempt, reward)):
+        return True
+    before = decode_reward(_REWARD.scalar(tx, attempt=attempt, reward=reward.id))
+    if before != replace(given, at=before.at, call=given.call or before.call):
+        raise Conflict(f"reward {reward.id!r} was recorded before as {before.value:g}: give this one another id")
+    return False
+
+
+def _length(tx: Transaction, attempt: str, call: str) -> Any:
+    """How much of a call a child can keep; None where there is no such call."""
+    return _LENGTH.first(tx, attempt=attempt, call=call)
+
+
+def _sum_up(tx: Transaction, attempt: str) -> float:
+    """Write the final reward in force beside the attempt, where lists and means find it."""
+    given = [decode_reward(row.body) for row in _FINAL_REWARDS.all(tx, attempt=attempt)]
+    total = sum(reward.weight * reward.value for reward in standing(given))
+    _SET_REWARD.run(tx, attempt=attempt, total=total)
+    return total
+
+
+_this_attempt = attempts.c.id == bindparam("attempt")
+_this_call = (calls.c.attempt_id == bindparam("attempt"), calls.c.id == bindparam("call"))
+_of_attempt = rewards.c.attempt_id == bindparam("attempt")
+_final = rewards.c.kind == str(RewardKind.FINAL)
+
+_OPEN_RUN = Statement(select(runs.c.id).where(runs.c.id == bindparam("run"), runs.c.state == "open"))
+_ATTEMPT = Statement(
+    select(attempts.c.ended, attempts.c.ending).where(_this_attempt, attempts.c.run_id == bindparam("run"))
+)
+_ADD_CALL = insert_new(
+    calls,
+    "attempt_id",
+    "id",
+    "parent",
+    "kept_ids",
+    "kept_messages",
+    "length",
+    "turns",
+    "sampled",
+    "prompt_ids",
+    "completion_ids",
+    "logprobs",
+    "body",
+)
+_CALL = Statement(select(calls).where(*_this_call))
+_LENGTH = Statement(select(calls.c.length, calls.c.turns).where(*_this_call))
+_LATEST_CALL = Statement(
+    select(calls.c.id).where(calls.c.attempt_id == bindparam("attempt")).order_by(calls.c.seq.desc()).limit(1)
+)
+_ADD_SPAN = insert_new(spans, "attempt_id", "id", "body")
+_ADD_REWARD = insert_new(rewards, "attempt_id", "id", "kind", "source", "body")
+_REWARD = Statement(select(rewards.c.body).where(_of_attempt, rewards.c.id == bindparam("reward")))
+_FINAL_REWARDS = Statement(select(rewards.c.body).where(_of_attempt, _final).order_by(rewards.c.seq))
+_OTHER_SOURCE = Statement(
+    select(rewards.c.source).where(_of_attempt, _final, rewards.c.source != bindparam("given_by")).limit(1)
+)
+_SET_REWARD = Statement(update(attempts).where(_this_attempt).values(reward=bindparam("total")))
+_unrewarded = (_this_attempt, attempts.c.ending == str(Ending.NO_REWARD))
+_succeeded = {"ending": str(Ending.SUCCEEDED), "message": b""}
+_COUNT_ATTEMPT = Statement(update(attempts).where(*_unrewarded).values(_succeeded))
+_COUNT_ROLLOUT = Statement(
+    update(rollouts)
+    .where(
+        rollouts.c.id == select(attempts.c.rollout_id).where(*_unrewarded).scalar_subquery(),
+        rollouts.c.ending == str(Ending.NO_REWARD),
+    )
+    .values(_succeeded)
+)
+_ADD_METRIC = insert(metrics, "run_id", "step", "name", "value", "at")
+_ADD_VERSION = insert_new(versions, "run_id", "policy", "number", "at")

@@ -1,0 +1,186 @@
+"""Groups that are scored together: each waits for its last rollout, is leased to a worker, and then is finished.
+
+A group is scored once. A lease that runs out, or is given back, lets another worker try; what cannot be scored, or was
+lost too often, ends as `no_reward`. So no crash of a worker or of the server leaves a group waiting for ever.
+"""
+
+from typing import Any
+
+from sqlalchemy import bindparam, delete, select, update
+
+from leyden.outcomes import Ending
+from leyden.records import Reward
+from leyden.store.errors import NotFound
+from leyden.store.mapping import decode_settings, group_from
+from leyden.store.queue import seen
+from leyden.store.recording import record_rewards
+from leyden.store.schema import attempts, groups, rollouts, runs, scorings
+from leyden.store.statements import Statement, insert_new
+from leyden.store.writer import Transaction
+from leyden.wire import Counted, GroupScoring, Scores
+
+SOURCE = "reward"
+"""Who gave the rewards: the run's reward function, as for a rollout that is scored alone."""
+_UNSAID = "the reward function gave it no reward"
+
+
+def expect(tx: Transaction, run: str, group: str) -> None:
+    """A rollout of this group has ended and waits to be scored with the others."""
+    _EXPECT.run(tx, group_id=group, run_id=run, number=0, lost=0)
+
+
+def close(tx: Transaction, run: str, group: str) -> None:
+    """The last rollout of a group has ended: the group is finished, or scored first where one of them expects it."""
+    if _READY.run(tx, group=group, now=tx.now):
+        tx.emit(run, "scoring.queued", group)
+    else:
+        _finish(tx, run, group)
+
+
+def lease(tx: Transaction, worker: str, run: str | None) -> GroupScoring | None:
+    """Give a worker the group that has waited longest, if there is one."""
+    row = _NEXT.first(tx) if run is None else _NEXT_OF_RUN.first(tx, run=run)
+    if row is None:
+        return None
+    number, lease_s = row.number + 1, decode_settings(row.settings).lease_s
+    expires = tx.now + lease_s
+    _LEASE.run(tx, group=row.id, with_number=number, by=worker, length=lease_s, until=expires)
+    tx.emit(row.run_id, "scoring.started", row.id, worker=worker, number=number, expires=expires)
+    seen(tx, [worker])
+    return GroupScoring(group_from(row), number, lease_s)
+
+
+def beat(tx: Transaction, run: str, group: str, number: int) -> Counted:
+    """Prolong a lease, if it is in force."""
+    row = _held(tx, run, group, number)
+    if row is not None:
+        _PROLONG.run(tx, group=group, until=tx.now + row.lease_s)
+    return Counted(row is not None)
+
+
+def finish(tx: Transaction, run: str, group: str, scores: Scores) -> Counted:
+    """Take the scores of a group, which is finished then, or take it back for another worker to score."""
+    if _held(tx, run, group, scores.number) is None:
+        if _GROUP.first(tx, group=group, run=run) is None:
+            raise NotFound(f"no group {group!r} in run {run!r}")
+        tx.emit(run, "scoring.late", group, number=scores.number, rewards=scores.rewards, message=scores.message)
+        return Counted(False)
+    if scores.given_back:
+        _requeue(tx, run, group, lost=0)
+        return Counted(True)
+    known = {row.rollout_id: row.id for row in _SUCCEEDED.all(tx, group=group)}
+    for rollout, value in scores.rewards.items():
+        if rollout not in known:
+            raise NotFound(f"group {group!r} has no rollout {rollout!r} that waits to be scored")
+        if value is not None:
+            record_rewards(tx, run, known[rollout], [Reward("group", value, source=SOURCE)], rescoring=True)
+    _end(tx, run, group, scores.message or _UNSAID)
+    return Counted(True)
+
+
+def expire(tx: Transaction) -> int:
+    """End every lease that has run out; a group that was lost as often as its rollouts may be is given up."""
+    overdue = _OVERDUE.all(tx, now=tx.now)
+    for row in overdue:
+        if row.lost + 1 < row.max_attempts:
+            _requeue(tx, row.run_id, row.group_id, lost=row.lost + 1)
+        else:
+            why = f"{row.lost + 1} workers were lost while they scored its group; the last was {row.worker}"
+            _end(tx, row.run_id, row.group_id, why)
+    return len(overdue)
+
+
+def grace(tx: Transaction) -> None:
+    """Prolong every lease by its whole length: nobody could send heartbeats while the server was away."""
+    _PROLONG_ALL.run(tx, now=tx.now)
+
+
+def release(tx: Transaction) -> None:
+    """End every lease, where whoever held them is known to be gone."""
+    for row in _LEASED.all(tx):
+        _requeue(tx, row.run_id, row.group_id, lost=row.lost)
+
+
+def give_up(tx: Transaction, run: str, group: str, why: str) -> None:
+    """Finish a group that waits to be scored, without scores."""
+    if _WAITING.first(tx, group=group) is not None:
+        _end(tx, run, group, why)
+
+
+def _held(tx: Transaction, run: str, group: str, number: int) -> Any:
+    """The lease of this number, if it is in force."""
+    return _HELD.first(tx, group=group, run=run, with_number=number)
+
+
+def _requeue(tx: Transaction, run: str, group: str, lost: int) -> None:
+    _REQUEUE.run(tx, group=group, times=lost)
+    tx.emit(run, "scoring.queued", group)
+
+
+def _end(tx: Transaction, run: str, group: str, why: str) -> None:
+    """Finish a group; what was not rewarded says why."""
+    for row in _SUCCEEDED.all(tx, group=group):
+        if row.reward is None:
+            for withhold, name in ((_WITHHOLD_ATTEMPT, row.id), (_WITHHOLD_ROLLOUT, row.rollout_id)):
+                withhold.run(tx, name=name, with_message=why.encode())
+            tx.emit(run, "attempt.unrewarded", row.id, message=why)
+    _FORGET.run(tx, group=group)
+    _finish(tx, run, group)
+
+
+def _finish(tx: Transaction, run: str, group: str) -> None:
+    _FINISH_GROUP.run(tx, group=group, now=tx.now)
+    tx.emit(run, "group.finished", group)
+
+
+_this = scorings.c.group_id == bindparam("group")
+_leased = scorings.c.expires.is_not(None)
+_no_reward: dict[str, Any] = {"ending": str(Ending.NO_REWARD), "message": bindparam("with_message")}
+
+_EXPECT = insert_new(scorings, "group_id", "run_id", "number", "lost")
+_READY = Statement(update(scorings).where(_this).values(ready=bindparam("now")))
+_next = (
+    select(groups, scorings.c.number, runs.c.settings)
+    .join(scorings, scorings.c.group_id == groups.c.id)
+    .join(runs, runs.c.id == groups.c.run_id)
+    .where(scorings.c.ready.is_not(None), scorings.c.expires.is_(None))
+    .order_by(scorings.c.ready, groups.c.id)
+    .limit(1)
+)
+_NEXT = Statement(_next)
+_NEXT_OF_RUN = Statement(_next.where(groups.c.run_id == bindparam("run")))
+_LEASE = Statement(
+    update(scorings)
+    .where(_this)
+    .values(
+        number=bindparam("with_number"),
+        worker=bindparam("by"),
+        lease_s=bindparam("length"),
+        expires=bindparam("until"),
+    )
+)
+_HELD = Statement(
+    select(scorings).where(
+        _this, scorings.c.run_id == bindparam("run"), scorings.c.number == bindparam("with_number"), _leased
+    )
+)
+_GROUP = Statement(select(groups.c.id).where(groups.c.id == bindparam("group"), groups.c.run_id == bindparam("run")))
+_PROLONG = Statement(update(scorings).where(_this).values(expires=bindparam("until")))
+_PROLONG_ALL = Statement(update(scorings).where(_leased).values(expires=bindparam("now") + scorings.c.lease_s))
+_LEASED = Statement(select(scorings).where(_leased))
+_WAITING = Statement(select(scorings.c.group_id).where(_this, scorings.c.ready.is_not(None)))
+_OVERDUE = Statement(
+    select(scorings, groups.c.max_attempts)
+    .join(groups, groups.c.id == scorings.c.group_id)
+    .where(_leased, scorings.c.expires <= bindparam("now"))
+)
+_REQUEUE = Statement(update(scorings).where(_this).values(expires=None, lost=bindparam("times")))
+_FORGET = Statement(delete(scorings).where(_this))
+_SUCCEEDED = Statement(
+    select(attempts.c.id, attempts.c.rollout_id, attempts.c.reward)
+    .join(rollouts, (rollouts.c.id == attempts.c.rollout_id) & (rollouts.c.attempts == attempts.c.number))
+    .where(rollouts.c.group_id == bindparam("group"), attempts.c.ending == str(Ending.SUCCEEDED))
+)
+_WITHHOLD_ATTEMPT = Statement(update(attempts).where(attempts.c.id == bindparam("name")).values(**_no_reward))
+_WITHHOLD_ROLLOUT = Statement(update(rollouts).where(rollouts.c.id == bindparam("name")).values(**_no_reward))
+_FINISH_GROUP = Statement(update(groups).where(groups.c.id == bindparam("group")).values(finished=bindparam("now")))

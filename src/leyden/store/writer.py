@@ -1,0 +1,167 @@
+"""Group commit: many writers, one transaction, one fsync.
+
+Operations that arrive while a commit is under way share the next one. An operation that is refused is undone alone;
+when anything else goes wrong (a full disk, a lost connection, a bug) the whole transaction is undone, and its
+operations are tried one by one. No caller hears of success before the commit that holds its work has returned.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from leyden.records import Event
+from leyden.store.codec import encode_json
+from leyden.store.database import Database
+from leyden.store.errors import StoreError, StoreUnavailable
+from leyden.store.schema import events
+from leyden.store.statements import Statement, insert
+
+T = TypeVar("T")
+
+_LARGEST_BATCH = 512
+
+
+class Transaction:
+    """What an operation works in: a connection, one moment in time, and the log that its changes go to."""
+
+    def __init__(self, cursor: Any, dialect: str, now: float) -> None:
+        self.cursor = cursor
+        self.dialect = dialect
+        self.now = now
+        self.events: list[Event] = []
+        self._seq = int(_LAST_EVENT.scalar(self) or 0)
+
+    def emit(self, run: str, kind: str, subject: str, /, **data: Any) -> None:
+        """Add a line to a run's log, and tell who waits for it once it is durable."""
+        self.events.append(Event(self._seq + len(self.events) + 1, run, kind, subject, self.now, data))
+
+    def perform(self, operation: Callable[["Transaction"], T]) -> T:
+        """Run an operation; one that is refused leaves no trace."""
+        self.cursor.execute("SAVEPOINT operation")
+        mark = len(self.events)
+        try:
+            result = operation(self)
+        except StoreError:
+            self.cursor.execute("ROLLBACK TO SAVEPOINT operation")
+            del self.events[mark:]
+            raise
+        self.cursor.execute("RELEASE SAVEPOINT operation")
+        return result
+
+    def write_log(self) -> None:
+        """Write what was emitted."""
+        _ADD_EVENT.run_many(
+            self,
+            (
+                {"seq": e.seq, "run_id": e.run, "kind": e.kind, "subject": e.subject, "at": e.at, "data": data}
+                for e, data in ((event, encode_json(event.data)) for event in self.events)
+            ),
+        )
+
+
+_LAST_EVENT = Statement(select(func.max(events.c.seq)))
+_ADD_EVENT = insert(events, "seq", "run_id", "kind", "subject", "at", "data")
+
+
+def _by_driver(error: Exception) -> bool:
+    """Whether the database failed, and not the program: every driver's errors have a base class of this name."""
+    return any(base.__name__ == "DatabaseError" for base in type(error).__mro__) or isinstance(error, SQLAlchemyError)
+
+
+class _Operation(Generic[T]):
+    """An operation and the caller who waits for it."""
+
+    def __init__(self, operation: Callable[[Transaction], T], future: asyncio.Future[T]) -> None:
+        self.operation = operation
+        self.future = future
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def run(self, transaction: Transaction) -> None:
+        try:
+            self.result = transaction.perform(self.operation)
+        except StoreError as refusal:
+            self.error = refusal
+
+    def settle(self) -> None:
+        if self.future.done():  # the caller has given up waiting; its work stands all the same
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)  # type: ignore[arg-type]
+
+
+class Writer:
+    """The one thread that writes to the database."""
+
+    def __init__(self, database: Database, clock: Callable[[], float], publish: Callable[[list[Event]], None]) -> None:
+        self.commits = 0
+        self.operations = 0
+        self.busy_s = 0.0
+        self._database = database
+        self._clock = clock
+        self._publish = publish
+        self._loop = asyncio.get_running_loop()
+        self._jobs: SimpleQueue[_Operation[Any] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="leyden-store", daemon=True)
+        self._thread.start()
+
+    async def run(self, operation: Callable[[Transaction], T]) -> T:
+        """Run an operation in the next transaction; when this returns, its work is durable."""
+        job: _Operation[T] = _Operation(operation, self._loop.create_future())
+        self._jobs.put(job)
+        return await job.future
+
+    async def close(self) -> None:
+        """Finish what was accepted, then end."""
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _work(self) -> None:
+        while batch := self._next_batch():
+            began = perf_counter()
+            try:
+                log = self._commit(batch)
+            except Exception:
+                log = [event for job in batch for event in self._commit_alone(job)]
+            self.commits += 1
+            self.operations += len(batch)
+            self.busy_s += perf_counter() - began
+            self._loop.call_soon_threadsafe(self._settle, batch, log)
+
+    def _commit(self, batch: Sequence[_Operation[Any]]) -> list[Event]:
+        with self._database.transaction() as cursor:
+            transaction = Transaction(cursor, self._database.dialect, self._clock())
+            for job in batch:
+                job.run(transaction)
+            transaction.write_log()
+        return transaction.events
+
+    def _commit_alone(self, job: _Operation[Any]) -> list[Event]:
+        job.error = None
+        try:
+            return self._commit([job])
+        except Exception as error:
+            job.error = StoreUnavailable(f"the store could not commit: {error}") if _by_driver(error) else error
+            return []
+
+    def _next_batch(self) -> list[_Operation[Any]]:
+        batch: list[_Operation[Any]] = []
+        while job := self._jobs.get():
+            batch.append(job)
+            if self._jobs.empty() or len(batch) == _LARGEST_BATCH:
+                return batch
+        self._jobs.put(None)  # closing: finish this batch, and find the end again
+        return batch
+
+    def _settle(self, batch: list[_Operation[Any]], log: list[Event]) -> None:
+        self._publish(log)  # before any caller goes on: who finished an attempt finds its key dead
+        for job in batch:
+            job.settle()

@@ -1,0 +1,1 @@
+"""The model under training: loading, forward pass, loss, optimiser, LoRA, critic."""

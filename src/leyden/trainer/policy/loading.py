@@ -1,0 +1,128 @@
+"""The model to train: found, checked, and loaded, or refused in one line before any work starts."""
+
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from msgspec import Struct
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from leyden.config import AdapterConfig, ConfigError
+from leyden.rendering.tokenizer import Tokenizer, TokenizerError
+
+BUNDLED = {"spark": files("leyden") / "models" / "spark"}
+_TRAINED = 4
+"""Numbers that are kept of a parameter that is trained: itself, its gradient, and two moments of the optimiser."""
+
+
+class ModelSource(Struct, frozen=True):
+    """Where a model's files are, and what it is known by."""
+
+    name: str
+    folder: Path
+
+
+def find(name: str, base: str) -> ModelSource:
+    """The folder of a model by its name: a bundled one, a folder (beneath `base` or here), or one of Hugging Face."""
+    if name in BUNDLED:
+        return ModelSource(name, Path(str(BUNDLED[name])))
+    for folder in (Path(base) / name, Path(name)):
+        if (folder / "config.json").is_file():
+            return ModelSource(name, folder.absolute())
+        if folder.is_dir():
+            raise ConfigError(f"`model`: {folder} has no config.json: name the folder of a Hugging Face model")
+    try:
+        from huggingface_hub import snapshot_download
+
+        return ModelSource(
+            name, Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
+        )
+    except Exception as error:  # of many kinds: no such name, no network, no access
+        reason = str(error).splitlines()[0][:160]
+        raise ConfigError(
+            f"`model`: {name!r} is neither bundled ({', '.join(BUNDLED)}) nor a folder, "
+            f"and cannot be had from Hugging Face: {reason}"
+        ) from error
+
+
+def check_tokenizer(source: ModelSource) -> None:
+    """Refuse a model without a tokenizer that has a chat template: good to know before any work starts."""
+    try:
+        tokenizer = Tokenizer.load(source.folder, source.name)
+    except TokenizerError as error:
+        raise ConfigError(f"`model`: {error}") from error
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"`model`: {source.name} has no chat template, so it cannot be talked to: "
+            "take its instruct version, or add chat_template to its tokenizer_config.json"
+        )
+
+
+def device() -> torch.device:
+    """Where models are computed."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_model(
+    source: ModelSource, dtype: str, training: bool, lora: AdapterConfig | None = None, reference: bool = False
+) -> PreTrainedModel:
+    """The model in memory, on a GPU where there is one; for `training` only where there is room for that as well."""
+    where = device()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(source.folder)
+        config._attn_implementation = None  # torch's where the model has that, and else its own, whatever its file says
+        if training:
+            _check_memory(source.name, config, dtype, lora, reference, where)
+        model = AutoModelForCausalLM.from_pretrained(source.folder, config=config, dtype=getattr(torch, dtype))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"`model`: {source.name} cannot be loaded: {str(error).splitlines()[0]}") from error
+    model.eval()  # no dropout: what is trained must be what was sampled
+    return model.to(where)  # type: ignore[no-any-return, arg-type]
+
+
+def memory_for_training(model: PreTrainedModel, dtype: str, lora: AdapterConfig | None, reference: bool) -> int:
+    """Bytes that weights and optimiser take, and so the least that training does: sequences come on top.
+
+    With LoRA there are two models, that which is served and that which has the adapters in it, and what training began
+    with is the latter without them. Otherwise one is both, and a reference is a copy of it.
+    """
+    weights, each = model.num_parameters(), getattr(torch, dtype).itemsize
+    if lora is None:
+        return int(weights * each * (_TRAINED + reference))
+    adapters = sum(
+        lora.rank * (layer.in_features + layer.out_features)
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and name.rpartition(".")[2] in lora.modules
+    )
+    return int(each * (2 * weights + _TRAINED * adapters))
+
+
+def _check_memory(
+    name: str, config: Any, dtype: str, lora: AdapterConfig | None, reference: bool, where: torch.device
+) -> None:
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config)
+    needed = memory_for_training(empty, dtype, lora, reference)
+    free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else _free_memory()
+    if needed <= free:
+        return
+    ways = ["a smaller model", "a larger machine"]
+    if lora is None:
+        ways.append("`training.lora`")
+    if dtype != "bfloat16":
+        ways.append('`engine.dtype = "bfloat16"`')
+    raise ConfigError(
+        f"`model`: to train {name} ({empty.num_parameters() / 1e6:.0f} million parameters) takes about "
+        f"{needed / 2**30:.2g} GiB and {free / 2**30:.2g} are free: take {', '.join(ways[:-1])} or {ways[-1]}"
+    )
+
+
+def _free_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

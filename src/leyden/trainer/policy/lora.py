@@ -1,0 +1,53 @@
+"""LoRA: small matrices are trained beside the weights, and what is served is the sum of both.
+
+The model that is served is another than the one that is trained: it is always merged, so that it samples at full speed
+and is saved as any model is.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import Linear as LoraLinear
+from transformers import PreTrainedModel
+
+from leyden.config import AdapterConfig, ConfigError
+
+_NAME = "default"
+
+
+class LoraAdapter:
+    """Adapters in a copy of a model, the only thing in it that is trained."""
+
+    def __init__(self, served: PreTrainedModel, config: AdapterConfig) -> None:
+        linear = {name.rpartition(".")[2] for name, each in served.named_modules() if isinstance(each, torch.nn.Linear)}
+        if linear.isdisjoint(config.modules):
+            there = ", ".join(sorted(linear))
+            raise ConfigError(f"`training.lora.modules`: no layer is named so; the model's linear layers are {there}")
+        self._served = served
+        shape = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.modules))
+        self.model = deepcopy(served).requires_grad_(False)
+        inject_adapter_in_model(shape, self.model, _NAME)
+        self._layers = {name: layer for name, layer in self.model.named_modules() if isinstance(layer, LoraLinear)}
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Serve what has been learnt."""
+        for name, layer in self._layers.items():
+            served: Any = self._served.get_submodule(name)
+            base: Any = layer.get_base_layer()
+            served.weight.copy_(base.weight + layer.get_delta_weight(_NAME))
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The model as it was before any training."""
+        for layer in self._layers.values():
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in self._layers.values():
+                layer.enable_adapters(True)

@@ -1,0 +1,82 @@
+"""What a person sees of a run: one line a step, and what is happening meanwhile where the terminal can show it."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from rich.console import Console
+from rich.status import Status
+
+from leyden.episodes import Episode
+from leyden.trainer.loop import StepReport
+from leyden.trainer.rollouts.evaluation import EvaluationResult
+
+
+class ConsoleReport:
+    """Writes to a console; a run that goes on has been measured before."""
+
+    def __init__(self, console: Console, steps: int, held_out: float | None = None) -> None:
+        self._console, self._steps, self._held_out = console, steps, held_out
+        self._status: Status | None = None
+
+    def progress(self, step: int, done: int, asked: int, what: str) -> None:
+        """Show how far a step is, on a terminal."""
+        if not self._console.is_terminal:
+            return
+        text = f"step {step}: {done} of {asked} {what}"
+        if self._status is None:
+            self._status = self._console.status(text)
+            self._status.start()
+        self._status.update(text)
+
+    def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
+        """Say how good the policy is before it is trained; later measurements come with their steps."""
+        self._held_out = measured.reward
+        if step == 0:
+            self._print(f"before  held-out reward {_reward(measured)}  {_counts(measured.outcomes)}")
+
+    def step(self, report: StepReport, left_s: float) -> None:
+        """Say what a step did."""
+        accounts = report.accounts
+        trained = sum(figure.tokens for figure in report.figures)
+        parts = [
+            f"[bold]step {report.step:>{len(str(self._steps))}}/{self._steps}[/]",
+            f"reward {_number(report.reward)} ± {report.spread:.2f}",
+            f"held-out {_number(self._held_out)}" + ("*" if report.held_out is not None else " "),
+            _counts(accounts.outcomes),
+            f"{report.sampled} tokens",
+            f"{_speed(report.sampled_now, report.sampling_s)} tok/s sampled"
+            if report.sampled_now
+            else "sampled before",
+            f"{_speed(trained, report.training_s)} trained",
+            f"{timedelta(seconds=round(left_s))} left",
+        ]
+        if accounts.groups_dropped:
+            parts.insert(4, f"[yellow]{accounts.groups_dropped} groups dropped[/]")
+        if not report.figures:
+            parts.insert(4, "[yellow]no update: every group was worth the same[/]")
+        self._print("  ".join(parts))
+
+    def close(self) -> None:
+        """Show nothing any more."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _reward(measured: EvaluationResult) -> str:
+    return _number(measured.reward) + (f" ± {measured.error:.3f}" if measured.error is not None else "")
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+def _speed(tokens: int, seconds: float) -> str:
+    return f"{tokens / seconds:.0f}" if seconds > 0 else "0"
+
+
+def _counts(outcomes: dict[str, int]) -> str:
+    return ", ".join(f"{count} {ending.replace('_', ' ')}" for ending, count in sorted(outcomes.items()))

@@ -1,0 +1,1 @@
+"""Where a step's episodes come from: tasks, collection, automatic rewards, evaluation."""

@@ -1,0 +1,89 @@
+"""Whose failure an exception is, with real clients against a server that fails in every way it can."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from modelserving import model_server
+
+from leyden.client.attempt.errors import describe, read_failure
+from leyden.outcomes import Ending
+
+MESSAGES: Any = [{"role": "user", "content": "Say number 1"}]
+
+
+async def test_failures_of_the_engine_are_told_from_those_of_the_agent(tmp_path: Path) -> None:
+    async with model_server(tmp_path) as server:
+        key = await server.new_attempt(max_calls=4)
+        server.engine.script = lambda _: (5, 6, 7, 8, 9, -1)
+        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+        claude = anthropic.AsyncAnthropic(base_url=server.url, api_key=key, max_retries=0)
+
+        async def plain() -> None:
+            await client.chat.completions.create(model="m", messages=MESSAGES)
+
+        async def streamed() -> None:
+            async for _ in await client.chat.completions.create(model="m", messages=MESSAGES, stream=True):
+                pass
+
+        async def claude_plain() -> None:
+            await claude.messages.create(model="m", max_tokens=10, messages=MESSAGES)
+
+        async def claude_streamed() -> None:
+            async for _ in await claude.messages.create(model="m", max_tokens=10, messages=MESSAGES, stream=True):
+                pass
+
+        async def wrapped() -> None:
+            try:
+                await streamed()
+            except openai.APIError as error:
+                raise RuntimeError("the tool failed") from error
+
+        for agent in (plain, wrapped, claude_plain, claude_streamed):
+            outcome = read_failure(await _raised(agent), server.url)
+            assert outcome.ending is Ending.ENGINE_ERROR and "the engine failed" in outcome.message, agent
+        spent = read_failure(await _raised(plain), server.url)
+        assert spent.ending is Ending.AGENT_ERROR and "max_calls" in spent.message
+        assert read_failure(await _raised(plain), "http://elsewhere:1").ending is Ending.AGENT_ERROR
+        await client.close()
+        await claude.close()
+
+
+async def test_no_connection_to_the_server_is_not_the_agents_fault() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
+            error = await _raised(lambda: client.chat.completions.create(model="m", messages=MESSAGES))
+    assert read_failure(error, url).ending is Ending.ENGINE_ERROR
+    assert read_failure(error, "http://127.0.0.1:1").ending is Ending.AGENT_ERROR  # some tool of its own, say
+
+
+async def test_an_agents_own_impatience_is_its_own() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=0.2) as client:
+            error = await _raised(lambda: client.chat.completions.create(model="m", messages=MESSAGES))
+    assert read_failure(error, url).ending is Ending.AGENT_ERROR
+
+
+def test_a_description_begins_with_the_error_and_names_the_agents_lines() -> None:
+    def parse(text: str) -> int:
+        return int(text)
+
+    with pytest.raises(ValueError) as caught:
+        parse("x" * 10_000)
+    lines = describe(caught.value).splitlines()
+    assert lines[0].startswith("ValueError: invalid literal for int()")
+    assert lines[1].startswith("  in parse, ") and lines[1].endswith(": return int(text)")
+    assert len(describe(caught.value)) <= 4000
+
+
+async def _raised(agent: Callable[[], Any]) -> BaseException:
+    with pytest.raises(Exception) as caught:
+        await agent()
+    return caught.value

@@ -1,0 +1,61 @@
+"""What an agent returned, told apart and written down."""
+
+import json
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+
+import leyden
+from leyden.client.attempt.result import LONGEST_RESULT, NotAReward, TwoRewards, read_returned, read_reward, to_json
+
+
+def test_a_run_has_one_source_of_the_final_reward() -> None:
+    assert read_returned(0.5, scored=False) == (0.5, 0.5)
+    assert read_returned(True, scored=False) == (True, True)
+    assert read_returned("Paris", scored=False) == ("Paris", None)
+    assert read_returned(leyden.Result("Paris", 1), scored=False) == ("Paris", 1)
+    assert read_returned(leyden.Result("Paris"), scored=True) == ("Paris", None)
+    assert read_returned(0.5, scored=True) == (0.5, None)
+    with pytest.raises(TwoRewards):
+        read_returned(leyden.Result("Paris", 1), scored=True)
+
+
+def test_rewards_are_finite_numbers() -> None:
+    for good, value in ((1, 1.0), (True, 1.0), (numpy.float32(0.5), 0.5), (numpy.array(2), 2.0), (Decimal("0.1"), 0.1)):
+        assert read_reward(good, "it") == value
+    for bad in (math.nan, math.inf, -1e31, "1.0", None, [1.0], numpy.ones(3), object()):
+        with pytest.raises(NotAReward, match=r"^it gave "):
+            read_reward(bad, "it")
+
+
+def test_any_result_can_be_written() -> None:
+    @dataclass
+    class Point:
+        x: int
+
+    class Model:
+        def model_dump(self, mode: str) -> Any:
+            return {"mode": mode}
+
+    class Rude:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    cyclic: list[Any] = []
+    cyclic.append(cyclic)
+    assert json.loads(to_json({"p": Point(1), "m": Model(), "n": numpy.float32(1.5), "big": 2**70})) == {
+        "p": {"x": 1},
+        "m": {"mode": "json"},
+        "n": 1.5,
+        "big": 2**70,
+    }
+    assert json.loads(to_json(cyclic)) == "[[...]]"
+    assert "a Rude whose repr fails" in json.loads(to_json(Rude()))
+    assert json.loads(to_json("\ud800")) == r"'\ud800'"
+    long = to_json("é" * LONGEST_RESULT)
+    assert len(long) < LONGEST_RESULT and msgspec.json.decode(long).endswith(f"has {2 * LONGEST_RESULT + 2} bytes)")

@@ -1,0 +1,227 @@
+"""Reward functions are slow, remote and fallible: each gets its tries, and what fails to the last says why."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from modelserving import eventually
+from serving import ServerProcess
+from worksite import AGENTS, Worksite
+
+from leyden.client.rewards import function as reward_function
+from leyden.client.rewards.function import NoReward, RetryPolicy, RewardFunction
+from leyden.client.worker.process import WorkerProcess
+from leyden.client.worker.worker import WorkerOptions
+from leyden.episodes import Episode
+from leyden.loading import LoadError
+from leyden.outcomes import Ending, Outcome
+from leyden.records import Attempt, Purpose, Rollout, RunSettings, State, Task
+from leyden.remote import Remote
+from leyden.server.keys import KeyKind
+from leyden.wire import GroupSpec, RunSpec
+
+
+def function(call: Callable[..., Any], tries: int = 3, limit_s: float = 5.0) -> RewardFunction:
+    return RewardFunction(call, "f", RetryPolicy(limit_s, tries))
+
+
+async def no_episode() -> Episode:
+    raise AssertionError("nobody asked for it")
+
+
+def episode(name: str) -> Episode:
+    rollout = Rollout(name, "r", "g", "t", 0, Purpose.TRAIN, State.FINISHED, 1, 1, 0.0)
+    return Episode(rollout, Attempt(f"{name}.1", "r", name, 1, "w", None, 0.0, 0.0), Task("t", {}))
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_function, "_FIRST_PAUSE_S", 0.001)
+
+
+async def test_a_reward_that_fails_is_asked_for_again() -> None:
+    calls: list[int] = []
+
+    def fallible(result: int) -> Any:
+        calls.append(result)
+        if len(calls) == 1:
+            raise ConnectionError("the grader is away")
+        return "rubbish" if len(calls) == 2 else result
+
+    async def fallible_async(task: Any, result: int) -> Any:
+        return fallible(result)
+
+    for call in (fallible, fallible_async):
+        calls.clear()
+        assert await function(call).score({}, 7, no_episode) == 7.0
+        assert len(calls) == 3
+        calls.clear()
+        with pytest.raises(NoReward, match="gave 'rubbish' for a reward"):
+            await function(call, tries=2).score({}, 7, no_episode)
+
+
+async def test_a_reward_that_dawdles_is_not_waited_for() -> None:
+    began = time.monotonic()
+    with pytest.raises(NoReward, match=r"gave no answer within 0\.1 s"):
+        await function(lambda: time.sleep(30), tries=2, limit_s=0.1).score({}, 1, no_episode)
+    with pytest.raises(NoReward, match="failed: TimeoutError"):
+        await function(_own_time_out, tries=1).score({}, 1, no_episode)
+    assert time.monotonic() - began < 5
+
+
+async def _own_time_out() -> None:
+    raise TimeoutError
+
+
+async def test_a_function_that_exits_has_failed_and_the_next_call_is_none_the_worse() -> None:
+    async def leave(result: int) -> float:
+        return sys.exit(result) if result else 1.0
+
+    for call in (leave, lambda result: sys.exit(result) if result else 1.0):
+        with pytest.raises(NoReward, match="failed: SystemExit: 3"):
+            await function(call, tries=1).score({}, 3, no_episode)
+        assert await function(call).score({}, 0, no_episode) == 1.0
+
+
+async def test_none_says_that_there_is_no_reward_and_is_not_asked_again() -> None:
+    calls: list[int] = []
+    with pytest.raises(NoReward, match="gave None"):
+        await function(lambda: calls.append(1)).score({}, 1, no_episode)
+    assert len(calls) == 1
+
+
+async def test_a_group_gets_a_number_each_in_order_or_by_name() -> None:
+    group = [episode("g.0"), episode("g.1"), episode("g.2")]
+    for answer in ([1, None, True], (1, None, True), {"g.2": 1.0, "g.0": 1}):
+        scored = await function(lambda group: answer).score_group({}, group)  # noqa: B023 - called here
+        assert scored == {"g.0": 1.0, "g.1": None, "g.2": 1.0}
+    for answer, says in (([1, 2], "2 rewards for a group of 3"), ({"x": 1}, "'x'"), (0.5, "one number for each")):
+        with pytest.raises(NoReward, match=says):
+            await function(lambda group: answer, tries=1).score_group({}, group)  # noqa: B023 - called here
+    seen: list[Any] = []
+    await function(lambda task, group: seen.append((task, group)) or [1, 1, 1]).score_group({"q": 1}, group)
+    assert seen == [({"q": 1}, group)]
+
+
+def test_what_cannot_be_given_is_refused() -> None:
+    for wrong in (lambda group, result: 1, lambda other: 1, lambda task, db: 1):
+        with pytest.raises(LoadError, match="it may take any of task, result, episode"):
+            function(wrong)
+    asks = RewardFunction(lambda task, db, cache=None: 1, "f", RetryPolicy(), ("db", "browser"))
+    assert (asks.services, asks.takes_group) == (("db",), False)
+
+
+async def test_a_rollout_makes_room_for_the_next_while_its_reward_is_computed(site: Worksite, tmp_path: Path) -> None:
+    await site.open(lease_s=1.0)
+    door = tmp_path / "door"
+    for name in ("a", "b"):
+        await site.queue(name, {"door": str(door)})
+    with site.worker("grading.py:act", reward="grading.py:wait_for_door", concurrency=1):
+        await site.event("attempt.started", "b.0.1")  # though the only place is a's, which is not scored yet
+        await asyncio.sleep(1.5)  # longer than a lease: heartbeats go on
+        door.touch()
+        for name in ("a", "b"):
+            found = await site.episode(name)
+            assert (found.attempt.number, found.final_reward(0.0)) == (1, 1.0)
+
+
+async def test_a_function_that_blocks_its_event_loop_does_not_cost_the_worker_its_leases(
+    site: Worksite, tmp_path: Path
+) -> None:
+    await site.open(lease_s=0.6)
+    await site.queue("g", {"door": str(tmp_path / "door")})
+    with site.worker("grading.py:act", reward="grading.py:block"):
+        await eventually((tmp_path / "door.asked").exists)
+        await asyncio.sleep(1.5)
+        (tmp_path / "door").touch()
+        found = await site.episode("g")
+    assert (found.attempt.number, found.final_reward(0.0)) == (1, 1.0)
+
+
+async def test_a_group_is_scored_together_when_its_last_rollout_has_ended(site: Worksite) -> None:
+    await site.open()
+    await site.queue("g", {"do": "rank"}, size=4)
+    with site.worker("grading.py:act", reward="grading.py:rank", concurrency=3, hosts=2):
+        found = await site.episodes("g")
+        assert sorted(episode.final_reward(-1.0) or 0.0 for episode in found) == [0.0, 1.0, 2.0, 3.0]
+        by_length = sorted(found, key=lambda episode: episode.attempt.result)
+        assert [episode.final_reward(-1.0) for episode in by_length] == [0.0, 1.0, 2.0, 3.0]
+        assert {reward.source for episode in found for reward in episode.rewards} == {"reward"}
+        await site.queue("some", {"do": "fail some"}, size=4)
+        some = await site.episodes("some")
+        endings = [str(episode.attempt.outcome.ending) for episode in some if episode.attempt.outcome]
+        assert endings == ["agent_error", "succeeded", "agent_error", "succeeded"]
+        assert sorted(filter(None, (episode.final_reward(0.0) for episode in some))) == [1.0]
+        await site.queue("ill", {"do": "ill"}, size=2)
+        for episode in await site.episodes("ill"):
+            outcome = episode.attempt.outcome
+            assert outcome and outcome.ending is Ending.NO_REWARD and "the judge is ill" in outcome.message
+            assert episode.attempt.result is not None
+
+
+async def test_a_worker_that_dies_while_it_scores_leaves_the_group_to_another(site: Worksite, tmp_path: Path) -> None:
+    await site.open(lease_s=1.0)
+    door = tmp_path / "door"
+    await site.queue("g", {"do": "wait", "door": str(door)}, size=2)
+
+    def worker() -> Any:
+        return site.worker("grading.py:act", reward="grading.py:rank_slowly", reward_tries=1)
+
+    with worker() as first:
+        await scoring_started(site, 1)
+        first.process.kill()
+        with worker() as second:
+            await scoring_started(site, 2)
+            second.stop()  # it gives back what it has
+            await asyncio.to_thread(second.process.wait, 20)
+            with worker():
+                await scoring_started(site, 3)
+                door.touch()
+                found = await site.episodes("g")
+    assert [episode.attempt.outcome for episode in found] == [Outcome(Ending.SUCCEEDED)] * 2
+    assert [episode.attempt.number for episode in found] == [1, 1]
+    assert [episode.final_reward(-1.0) for episode in found] == [0.0, 1.0]
+
+
+async def scoring_started(site: Worksite, number: int) -> None:
+    after, found = 0, 0
+    async with asyncio.timeout(20):
+        while found < number:
+            log = await site.remote.events("r", after, wait=20, kind="scoring.started")
+            after, found = log.after, log.events[-1].data["number"]
+
+
+async def test_a_function_that_never_returns_does_not_keep_a_worker_from_ending(site: Worksite, tmp_path: Path) -> None:
+    await site.open()
+    await site.queue("g", {"door": str(tmp_path / "never")})
+    with site.worker("grading.py:act", reward="grading.py:wait_for_door") as worker:
+        await eventually((tmp_path / "never.asked").exists)
+        worker.stop()
+        assert await asyncio.to_thread(worker.process.wait, 20) == 0
+    assert (await site.remote.rollout("r", "g.0")).rollout.state is State.QUEUED
+
+
+async def test_a_group_outlives_a_server_that_is_killed_while_it_is_scored(tmp_path: Path) -> None:
+    door = tmp_path / "door"
+    with ServerProcess(tmp_path / "home") as server:
+        async with Remote(server.url, server.admin_key) as remote:
+            await remote.create_run(RunSpec("r", RunSettings(lease_s=2.0)))
+            await remote.enqueue("r", GroupSpec("g", Task("t", {"do": "wait", "door": str(door)}), size=2))
+            options = WorkerOptions(
+                server=server.url, run="r", agent="grading.py:act", reward="grading.py:rank_slowly", base=str(AGENTS)
+            )
+            worker = WorkerProcess(options, server.key(KeyKind.WORKER, run="r"))
+            assert (await remote.events("r", wait=30, kind="scoring.started")).events
+            server.kill()
+            door.touch()
+            await asyncio.sleep(0.5)  # the function returns, and nobody is there to hear of it
+            await asyncio.to_thread(server.start)
+            assert (await remote.events("r", wait=30, kind="group.finished")).events
+            found = await remote.group_episodes("r", "g")
+            worker.end()
+            await asyncio.to_thread(worker.process.wait, 10)
+    assert [(episode.attempt.number, episode.final_reward(-1.0)) for episode in found] == [(1, 0.0), (1, 1.0)]

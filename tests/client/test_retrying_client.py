@@ -1,0 +1,49 @@
+"""A server that is away for a while: nothing of what the worker does is lost."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from serving import ServerProcess
+from worksite import AGENTS
+
+from leyden.client.worker.process import WorkerProcess
+from leyden.client.worker.worker import WorkerOptions
+from leyden.records import RunSettings, Task
+from leyden.remote import Remote
+from leyden.server.keys import KeyKind
+from leyden.wire import GroupSpec, RunSpec
+
+
+async def test_an_attempt_outlives_its_server_and_a_bad_key_ends_a_worker(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun, go = tmp_path / "begun", tmp_path / "go"  # two, for one could be read to the end of what both say
+    for pipe in (begun, go):
+        os.mkfifo(pipe)
+    with ServerProcess(tmp_path / "home") as server:
+        async with Remote(server.url, server.admin_key) as remote:
+            await remote.create_run(RunSpec("r", RunSettings(lease_s=5.0)))
+            await remote.enqueue("r", GroupSpec("g", Task("t", {"do": "wait", "files": [str(begun), str(go)]})))
+            options = WorkerOptions(server=server.url, run="r", agent="moody.py:act", base=str(AGENTS))
+            worker = WorkerProcess(options, server.key(KeyKind.WORKER, run="r"))
+            await asyncio.to_thread(begun.write_text, "begun?")  # returns when the agent reads
+            server.kill()
+            await asyncio.to_thread(go.write_text, "go on")
+            await asyncio.sleep(1.0)  # the agent returns, and nobody is there to hear of it
+            await asyncio.to_thread(server.start)
+            log = await remote.events("r", 0, wait=30, kind="group.finished")
+            assert log.events
+            (episode,) = await remote.group_episodes("r", "g")
+            await remote.enqueue("r", GroupSpec("h", Task("t2", {"do": "return", "value": 1.0})))
+            assert (await remote.events("r", log.after, wait=30, kind="group.finished")).events
+            worker.stop()
+            assert await asyncio.to_thread(worker.process.wait, 10) == 0
+            stranger = WorkerProcess(options, "leyden-nonsense.0")
+            assert await asyncio.to_thread(stranger.process.wait, 20) == 2
+    assert (episode.attempt.number, episode.final_reward(0.0)) == (1, 1.0)
+    said = capfd.readouterr().err.splitlines()
+    assert [line for line in said if "does not answer" in line] and [line for line in said if "there again" in line]
+    assert len(said) <= 4
+    assert said[-1].startswith("leyden worker: this is not a key of this server")

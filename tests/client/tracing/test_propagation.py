@@ -1,0 +1,87 @@
+"""Identity goes with every client, thread and task to our server, and with none to another."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from worksite import Worksite
+
+from leyden.client.tracing.propagation import ServerOrigin
+from leyden.records import trace_id
+
+
+async def test_200_rollouts_in_one_process_with_every_client_at_once_land_on_their_own_attempts(site: Worksite) -> None:
+    await site.open()
+    for n in range(200):
+        await site.queue(f"g{n}", {"n": n, "of": 200})
+    with site.worker("clients.py:solve", reward="scores.py:all_said", concurrency=200):
+        for n in range(200):
+            (episode,) = await site.episodes(f"g{n}", within_s=120)
+            assert [call.response["content"] for call in episode.calls] == [f"{n}"] * 5, episode.attempt.outcome
+            assert episode.final_reward(0.0) == 1.0
+
+
+async def test_a_trace_of_the_frameworks_own_still_belongs_to_the_attempt(site: Worksite) -> None:
+    await site.open()
+    for n in range(4):
+        await site.queue(f"g{n}", {"n": n})
+    with site.worker("clients.py:solve_rooted"):
+        for n in range(4):
+            episode = await site.episode(f"g{n}")
+            (call,), (span,) = episode.calls, episode.spans
+            assert (call.response["content"], call.span) == (f"{n}", span.span_id)
+            assert span.trace_id != trace_id(episode.attempt.id)
+
+
+async def test_a_call_without_a_known_context_is_refused_and_counted(site: Worksite) -> None:
+    await site.open()
+    await site.queue("lonely", {"n": 1, "lonely": True})
+    with site.worker("asking.py:solve"):
+        episode = await site.episode("lonely")
+    assert episode.attempt.outcome and "403" in episode.attempt.outcome.message and not episode.calls
+    assert 'leyden_requests_refused_total{reason="no_context"} 1.0' in site.server.service.telemetry.page().decode()
+
+
+class _Echo(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps({name.lower(): value for name, value in self.headers.items()}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """Another server, which says what it was told."""
+    with HTTPServer(("127.0.0.1", 0), _Echo) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+async def test_other_servers_are_told_nothing_and_processes_are(site: Worksite, elsewhere: str) -> None:
+    await site.open()
+    await site.queue("g", {"url": elsewhere})
+    with site.worker("clients.py:tell"):
+        episode = await site.episode("g")
+    told = episode.attempt.result
+    assert told is not None, episode.attempt.outcome
+    assert len(told["told"]) == 4
+    for headers in told["told"]:
+        assert headers["host"] and not {"traceparent", "baggage"} & headers.keys()
+    assert f"BAGGAGE=leyden.attempt={episode.attempt.id}\n" in told["process"] and "\nPATH=" in told["process"]
+    assert f"TRACEPARENT=00-{trace_id(episode.attempt.id)}-" in told["own"] and "BAGGAGE=mine=1\n" in told["own"]
+
+
+def test_an_origin_is_scheme_host_and_port() -> None:
+    assert ServerOrigin("http://127.0.0.1:8484").has("http", "localhost", 8484)
+    assert ServerOrigin("https://Train.example").has("https", "train.example", 443)
+    assert not ServerOrigin("http://127.0.0.1:8484").has("http", "127.0.0.1", 8485)
+    assert not ServerOrigin("http://a").has("https", "a", None)

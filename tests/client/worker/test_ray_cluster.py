@@ -1,0 +1,273 @@
+"""`leyden worker --ray` on a real cluster of Ray's: a worker on every node, as nodes come, die and go."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import pytest
+from worksite import AGENTS, Worksite, alive
+
+from leyden.outcomes import Ending
+from leyden.server.keys import KeyKind
+
+pytest.importorskip("ray")
+from ray.cluster_utils import Cluster
+
+LEASE_S = 5.0
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head with room for one worker. Its folder's name is short, since sockets are in it."""
+    with TemporaryDirectory(prefix="ray") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)  # where `auto` finds this cluster, and no other
+        patch.delenv("RAY_ADDRESS", raising=False)
+        running = Cluster()
+        start_node(running, include_dashboard=False)
+        yield running
+        running.shutdown()
+
+
+def start_node(cluster: Cluster, **more: Any) -> Any:
+    """Ray gives a node half a minute to start, which is little where others compute."""
+    for _ in range(3):
+        try:
+            return cluster.add_node(num_cpus=1, **more)
+        except Exception as error:
+            failed = error
+    raise failed
+
+
+@contextmanager
+def another_node(cluster: Cluster, **variables: str) -> Iterator[Any]:
+    node = start_node(cluster, env_vars=variables)
+    try:
+        yield node
+    finally:
+        if node in cluster.list_all_nodes():
+            cluster.remove_node(node)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """Where agents say that they are there."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+class Driver:
+    """The command as a process, with all that Ray started for it."""
+
+    def __init__(self, site: Worksite, home: Path, agent: str, *more: str) -> None:
+        self.key = site.server.service.keyring.make(KeyKind.WORKER, 600, run="r")[0]
+        (home / "worker.key").write_text(self.key)
+        config = home / "r.toml"
+        config.write_text(f'agent = "{agent}"\ntasks = "none.jsonl"\nbase = "{AGENTS}"\nworkers.concurrency = 1\n')
+        self.output = home / "output"
+        command = [sys.executable, "-m", "leyden.cli", "worker", str(config), "--server", site.server.url]
+        command += ["--key-file", str(home / "worker.key"), "--ray", *more]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output)
+
+    def workers(self) -> list[psutil.Process]:
+        """Ray's processes with workers in them."""
+        return [process for process in psutil.Process().children(recursive=True) if _is_worker(process)]
+
+    def family(self, on: Any = None) -> list[psutil.Process]:
+        """The workers, and the processes of their agents; on one node or on all."""
+        workers = [worker for worker in self.workers() if on is None or worker.ppid() == raylet(on).pid]
+        return [process for worker in workers for process in (worker, *worker.children(recursive=True))]
+
+    async def ended(self) -> int:
+        await until(lambda: self.process.poll() is not None, self)
+        return self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def raylet(node: Any) -> subprocess.Popen[bytes]:
+    """The process that is Ray on a node."""
+    return node.all_processes["raylet"][0].process  # type: ignore[no-any-return]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "LeydenWorker" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def place(site: Worksite, cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    """Start the command, which finds the cluster by itself unless told."""
+    drivers: list[Driver] = []
+
+    def start(agent: str = "posted.py:solve", *more: str) -> Driver:
+        drivers.append(Driver(site, tmp_path, agent, *more))
+        return drivers[-1]
+
+    yield start
+    for driver in drivers:
+        driver.close()
+
+
+async def until(true: Callable[[], Any], driver: Driver | None = None) -> None:
+    """Wait for what announces itself to nobody."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not true():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(driver.output.read_text() if driver else "") from None
+
+
+def there(here: Path) -> set[str]:
+    """The attempts whose agents have said that they are there."""
+    return {file.name for file in here.iterdir()} - {"go"}
+
+
+async def queue(site: Worksite, here: Path, *numbers: int) -> None:
+    for n in numbers:
+        await site.queue(f"g{n}", {"n": n, "here": str(here)})
+
+
+async def test_every_fit_node_has_a_worker_and_so_has_one_that_comes_later(
+    site: Worksite, cluster: Cluster, here: Path, place: Callable[..., Driver]
+) -> None:
+    await site.open()
+    await queue(site, here, 1, 2)
+    with another_node(cluster), another_node(cluster, UNFIT="1"):
+        driver = place()
+        await until(lambda: len(there(here)) == 2, driver)
+        with another_node(cluster):
+            await queue(site, here, 3)
+            await until(lambda: len(there(here)) == 3, driver)
+            assert_unseen(driver)
+            (here / "go").touch()
+            episodes = [await site.episode(f"g{n}") for n in (1, 2, 3)]
+    assert [episode.final_reward(0.0) for episode in episodes] == [1.0, 2.0, 3.0]
+    assert [[call.response["content"] for call in episode.calls] for episode in episodes] == [["1"], ["2"], ["3"]]
+    assert len({episode.attempt.worker for episode in episodes}) == 3
+    assert re.search("is left out: .*this machine is not fit for it", driver.output.read_text())
+
+
+def assert_unseen(driver: Driver) -> None:
+    """The worker's key is in no command line, no environment and no file of the cluster's."""
+    key = driver.key.encode()
+    assert len(driver.workers()) == 3
+    for process in psutil.Process().children(recursive=True):
+        for file in ("cmdline", "environ"):
+            with suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+                assert key not in Path(f"/proc/{process.pid}/{file}").read_bytes(), process
+    logs = [file for file in Path(os.environ["RAY_TMPDIR"]).rglob("*") if file.is_file()]
+    assert logs
+    for file in logs:
+        assert key not in file.read_bytes(), file
+
+
+async def test_a_node_that_dies_loses_nothing_and_disturbs_nobody(
+    site: Worksite, cluster: Cluster, here: Path, place: Callable[..., Driver]
+) -> None:
+    await site.open(lease_s=LEASE_S)
+    await queue(site, here, 1, 2)
+    with another_node(cluster) as node:
+        driver = place("posted.py:solve", "--ray-address", cluster.address)
+        await until(lambda: len(there(here)) == 2, driver)
+        family = driver.family(on=node)
+        assert len(family) > 1
+        raylet(node).kill()  # and nobody buries it yet, as in a container without an init
+        lost = await until_lost(site)
+        await until(lambda: not any(map(alive, family)))
+        (here / "go").touch()
+        episodes = {n: await site.episode(f"g{n}") for n in (1, 2)}
+    assert {n: episode.final_reward(0.0) for n, episode in episodes.items()} == {1: 1.0, 2: 2.0}
+    numbers = {episode.attempt.rollout: episode.attempt.number for episode in episodes.values()}
+    assert sorted(numbers.values()) == [1, 2] and numbers[lost.rpartition(".")[0]] == 2
+    assert len({episode.attempt.worker for episode in episodes.values()}) == 1
+
+
+async def until_lost(site: Worksite) -> str:
+    """Wait for the end of an attempt; which it was."""
+    async with asyncio.timeout(PATIENCE_S):
+        log = await site.remote.events("r", 0, wait=PATIENCE_S, kind="attempt.ended")
+    (event,) = log.events
+    assert event.data["ending"] == Ending.LOST
+    return event.subject
+
+
+async def test_a_worker_that_dies_is_placed_again_and_stops_when_told_to(
+    site: Worksite, here: Path, place: Callable[..., Driver]
+) -> None:
+    await site.open(lease_s=LEASE_S)
+    await queue(site, here, 1)
+    driver = place()
+    await until(lambda: there(here) == {"g1.0.1"}, driver)
+    (worker,), before = driver.workers(), driver.family()
+    worker.kill()
+    await until(lambda: there(here) == {"g1.0.1", "g1.0.2"}, driver)
+    await until(lambda: not any(map(alive, before)))
+    (here / "go").touch()
+    assert (await site.episode("g1")).final_reward(0.0) == 1.0
+    family = driver.family()
+    assert len(family) > 1
+    driver.process.send_signal(signal.SIGTERM)
+    assert await driver.ended() == 0, driver.output.read_text()
+    await until(lambda: not any(map(alive, family)))
+
+
+async def test_workers_and_agents_end_when_the_command_is_killed(
+    site: Worksite, here: Path, place: Callable[..., Driver]
+) -> None:
+    await site.open()
+    await queue(site, here, 1)
+    driver = place()
+    await until(lambda: there(here), driver)
+    family = driver.family()
+    assert len(family) > 1
+    driver.process.kill()
+    await until(lambda: not any(map(alive, family)))
+
+
+@pytest.mark.parametrize(
+    ("agent", "more", "says"),
+    [
+        ("nothing.py:solve", (), "no node of the cluster can run this: 'nothing.py:solve'"),
+        ("posted.py:solve", ("--ray-address", "127.0.0.1:1"), "there is no Ray cluster at '127.0.0.1:1'"),
+    ],
+)
+async def test_what_cannot_work_is_said_in_a_line(
+    site: Worksite, place: Callable[..., Driver], agent: str, more: tuple[str, ...], says: str
+) -> None:
+    await site.open()
+    driver = place(agent, *more)
+    assert await driver.ended() == 1
+    assert driver.output.read_text().splitlines()[-1].startswith(f"leyden: {says}")
+
+
+def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('agent = "a:b"\ntasks = "none.jsonl"\n')
+    code = "import sys; sys.modules['ray'] = None; from leyden.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "worker", str(tmp_path / "r.toml"), "--server", "http://127.0.0.1:1", "--ray"],
+        env={**os.environ, "LEYDEN_KEY": "k"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "leyden: workers on a Ray cluster need Ray: pip install 'leyden[ray]'\n",
+    )

@@ -1,0 +1,483 @@
+"""The embedded engine as its callers see it: exact logprobs, whoever comes and goes and whatever changes."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import uvloop
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedModel,
+)
+
+from leyden.engine.protocol import EngineError, EngineRequest, TokenChunk
+from leyden.engine.torch.engine import TorchEngine
+from leyden.records import Sampling
+
+VOCABULARY = 97
+CONTEXT = 700
+
+
+def make(kind: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "max_position_embeddings": CONTEXT}
+    model: PreTrainedModel
+    if kind == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=2, tie_word_embeddings=True))
+    elif kind == "mamba":
+        model = MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=2))
+    elif kind == "lfm2":
+        shape |= {"block_auto_adjust_ff_dim": False, "pad_token_id": 0, "num_key_value_heads": 2}
+        model = Lfm2ForCausalLM(Lfm2Config(**shape, layer_types=["conv", "full_attention"]))
+    else:
+        model = GPTNeoXForCausalLM(GPTNeoXConfig(**shape))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, 0.0, 0.25)
+    return model
+
+
+@pytest.fixture(params=["llama", "gpt-neox"])
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return make(request.param)
+
+
+@pytest.fixture
+def llama() -> PreTrainedModel:
+    return make("llama")
+
+
+@pytest.fixture
+async def engine(model: PreTrainedModel) -> AsyncIterator[TorchEngine]:
+    made = TorchEngine(model, slots=8, version=3, chunk=50)
+    yield made
+    made.close()
+
+
+def prompt(seed: int, length: int) -> tuple[int, ...]:
+    return tuple(torch.randint(0, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+def ask(
+    ids: tuple[int, ...], tokens: int = 20, session: str = "s", stop: tuple[int, ...] = (), **sampling: float
+) -> EngineRequest:
+    return EngineRequest(ids, Sampling(**{"seed": 1, **sampling}), stop, tokens, session)  # type: ignore[arg-type]
+
+
+@dataclass
+class Answer:
+    request: EngineRequest
+    pieces: list[TokenChunk] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        return [id for piece in self.pieces for id in piece.ids]
+
+    @property
+    def logprobs(self) -> list[float]:
+        return [logprob for piece in self.pieces for logprob in piece.logprobs]
+
+    @property
+    def versions(self) -> list[int]:
+        return [piece.version for piece in self.pieces for _ in piece.ids]
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        return (*self.request.prompt_ids, *self.ids)
+
+
+async def complete(engine: TorchEngine, request: EngineRequest) -> Answer:
+    answer = Answer(request)
+    async for piece in engine.generate(request):
+        answer.pieces.append(piece)
+    assert answer.pieces[-1].finish is not None
+    assert all(piece.finish is None for piece in answer.pieces[:-1])
+    return answer
+
+
+def expected(model: PreTrainedModel, answer: Answer, temperature: float = 1.0) -> torch.Tensor:
+    """The logprobs that the trainer computes: one forward over the whole sequence."""
+    whole = torch.tensor([answer.whole])
+    with torch.no_grad():
+        logits = model(whole).logits[0, len(answer.request.prompt_ids) - 1 : -1].float() / temperature
+    return torch.log_softmax(logits, -1).gather(1, whole[0, len(answer.request.prompt_ids) :, None])[:, 0]
+
+
+def check(model: PreTrainedModel, answer: Answer, temperature: float = 1.0) -> None:
+    torch.testing.assert_close(torch.tensor(answer.logprobs), expected(model, answer, temperature), atol=1e-4, rtol=0)
+
+
+async def test_logprobs_are_the_trainers(model: PreTrainedModel, engine: TorchEngine) -> None:
+    answers = await asyncio.gather(
+        *(complete(engine, ask(prompt(i, 5 + 40 * i), 30, f"s{i}", seed=i, temperature=0.7)) for i in range(12))
+    )
+    for answer in answers:
+        assert len(answer.ids) == 30
+        check(model, answer, 0.7)
+        assert set(answer.versions) == {3}
+
+
+async def test_turns_of_a_session_reuse_all_of_the_turns_before(model: PreTrainedModel, engine: TorchEngine) -> None:
+    ids = prompt(0, 120)
+    for turn in range(4):
+        before = engine.stats.prompt_computed
+        answer = await complete(engine, ask(ids, 20, "conversation", seed=turn))
+        check(model, answer)
+        if turn:  # the last token drawn was never computed
+            assert engine.stats.prompt_computed - before == 15 + 1
+        ids = (*answer.whole, *prompt(turn, 15))
+
+
+async def test_siblings_compute_their_prompt_once(model: PreTrainedModel, engine: TorchEngine) -> None:
+    answers = await asyncio.gather(*(complete(engine, ask(prompt(0, 200), 20, f"s{i}", seed=i)) for i in range(8)))
+    assert len({tuple(answer.ids) for answer in answers}) == 8
+    for answer in answers:
+        check(model, answer)
+    assert engine.stats.prompt_computed == 200 + 7
+    assert engine.stats.tokens == 8 * 20
+
+
+async def test_without_reuse_an_answer_depends_on_nothing_that_was_asked_before(llama: PreTrainedModel) -> None:
+    requests = [ask((*prompt(0, 90), *prompt(i, 30)), 20, f"s{i}") for i in range(3)]
+    found = []
+    for order in ((0, 1, 2), (2, 1, 0)):
+        engine = TorchEngine(llama, slots=1, reuse=False)
+        try:
+            answers = {i: await complete(engine, requests[i]) for i in order}
+        finally:
+            engine.close()
+        assert engine.stats.prompt_computed == 3 * 120
+        found.append([answers[i].logprobs for i in range(3)])
+    assert found[0] == found[1]  # to the last bit
+
+
+async def test_a_request_draws_the_same_alone_and_among_others_that_come_and_go(
+    model: PreTrainedModel, engine: TorchEngine
+) -> None:
+    requests = [ask(prompt(i, 10 + 37 * i % 90), 10 + 7 * i % 30, f"s{i}", temperature=0.0) for i in range(20)]
+    together = await asyncio.gather(*(complete(engine, request) for request in requests))
+    for answer, request in zip(together, requests, strict=True):
+        assert answer.ids == (await complete(engine, request)).ids
+        check(model, answer)
+
+
+async def test_more_requests_than_slots_wait_their_turn(llama: PreTrainedModel) -> None:
+    engine = TorchEngine(llama, slots=2)
+    ended: list[int] = []
+
+    async def one(number: int) -> None:
+        check(llama, await complete(engine, ask(prompt(number, 20), 15, f"s{number}", seed=number)))
+        ended.append(number)
+
+    await asyncio.gather(*map(one, range(9)))
+    assert all(abs(number - at) <= 1 for at, number in enumerate(ended))
+    engine.close()
+
+
+async def test_seeds_reproduce(engine: TorchEngine) -> None:
+    first, again, other = [(await complete(engine, ask(prompt(0, 10), 30, seed=seed))).ids for seed in (5, 5, 6)]
+    assert first == again != other
+
+
+async def test_stop_tokens_end_the_completion_and_are_part_of_it(engine: TorchEngine) -> None:
+    free = await complete(engine, ask(prompt(0, 10), 30))
+    stopped = await complete(engine, ask(prompt(0, 10), 30, stop=(free.ids[12],)))
+    assert stopped.ids == free.ids[: free.ids.index(free.ids[12]) + 1]
+    assert (free.pieces[-1].finish, stopped.pieces[-1].finish) == ("length", "stop")
+
+
+async def test_top_logprobs(model: PreTrainedModel, engine: TorchEngine) -> None:
+    request = EngineRequest(prompt(0, 10), Sampling(seed=1), (), 12, "s", top_logprobs=5)
+    answer = await complete(engine, request)
+    tops = [top for piece in answer.pieces for top in piece.top]
+    assert [len(top) for top in tops] == [5] * 12
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(torch.tensor([answer.whole])).logits[0, 9:-1], -1)
+    for top, row in zip(tops, logprobs, strict=True):
+        assert [id for id, _ in top] == row.topk(5).indices.tolist()
+        assert [value for _, value in top] == pytest.approx(row.topk(5).values.tolist(), abs=1e-4)
+
+
+async def test_the_context_is_the_limit(model: PreTrainedModel, engine: TorchEngine) -> None:
+    answer = await complete(engine, ask(prompt(0, CONTEXT - 10), 100))
+    assert len(answer.whole) == CONTEXT
+    assert answer.pieces[-1].finish == "length"
+    check(model, answer)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ask(()),
+        ask((1, VOCABULARY)),
+        ask((-1,)),
+        ask(prompt(0, CONTEXT)),
+        ask((1,), tokens=0),
+        ask((1,), temperature=-1.0),
+        ask((1,), repetition_penalty=0.0),
+    ],
+)
+async def test_what_cannot_be_drawn_is_refused_and_disturbs_nobody(
+    llama: PreTrainedModel, request_: EngineRequest
+) -> None:
+    engine = TorchEngine(llama)
+    other = asyncio.create_task(complete(engine, ask(prompt(0, 10), 50)))
+    with pytest.raises(EngineError):
+        await complete(engine, request_)
+    assert len((await other).ids) == 50
+    engine.close()
+
+
+async def test_closing_the_stream_frees_the_slot_and_keeps_what_was_computed(llama: PreTrainedModel) -> None:
+    engine = TorchEngine(llama, slots=1)
+    async with aclosing(engine.generate(ask(prompt(0, 40), 600, "first"))) as pieces:
+        begun = await anext(pieces)
+    computed = engine.stats.prompt_computed
+    answer = await complete(engine, ask((*prompt(0, 40), *begun.ids, 5, 6), 10, "first"))
+    check(llama, answer)
+    assert engine.stats.prompt_computed - computed <= 3
+    assert engine.stats.tokens < 600
+    engine.close()
+
+
+async def test_a_waiting_request_can_be_cancelled(llama: PreTrainedModel) -> None:
+    engine = TorchEngine(llama, slots=1)
+    first = asyncio.create_task(complete(engine, ask(prompt(0, 10), 200, "a")))
+    second = asyncio.create_task(complete(engine, ask(prompt(1, 10), 200, "b")))
+    third = asyncio.create_task(complete(engine, ask(prompt(2, 10), 5, "c")))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.gather(first, third)
+    assert second.cancelled()
+    assert engine.stats.tokens == 205
+    engine.close()
+
+
+async def test_tokens_are_streamed(llama: PreTrainedModel) -> None:
+    engine = TorchEngine(llama)
+    answer = await complete(engine, ask(prompt(0, 10), 600))
+    assert len(answer.pieces[0].ids) == 1
+    assert len(answer.pieces) > 3
+    engine.close()
+
+
+async def draw_across_a_change(model: PreTrainedModel, old: PreTrainedModel, engine: TorchEngine, tokens: int) -> None:
+    """Siblings that are drawn by the old weights to begin with, and then by the new."""
+
+    def write() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9)
+
+    requests = [ask(prompt(i // 2, 60), tokens, f"s{i}", seed=i) for i in range(6)]
+    answers = [Answer(request) for request in requests]
+    begun = asyncio.Event()
+
+    async def read(answer: Answer) -> None:
+        async for piece in engine.generate(answer.request):
+            answer.pieces.append(piece)
+            if all(len(one.pieces) > 1 for one in answers):
+                begun.set()
+
+    readers = [asyncio.create_task(read(answer)) for answer in answers]
+    await begun.wait()
+    await engine.change(write, 4)
+    assert engine.version == 4
+    await asyncio.gather(*readers)
+    for answer in answers:
+        versions, count = answer.versions, answer.versions.count(3)
+        assert versions == [3] * count + [4] * (tokens - count)
+        assert 0 < count < tokens
+        got = torch.tensor(answer.logprobs)
+        torch.testing.assert_close(got[:count], expected(old, answer)[:count], atol=1e-4, rtol=0)
+        torch.testing.assert_close(got[count:], expected(model, answer)[count:], atol=1e-4, rtol=0)
+    check(model, await complete(engine, ask(prompt(0, 60), 20, "s0")))
+
+
+async def test_changed_weights_draw_what_follows(model: PreTrainedModel, engine: TorchEngine) -> None:
+    old = make("llama" if isinstance(model, LlamaForCausalLM) else "gpt-neox")
+    await draw_across_a_change(model, old, engine, 600)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
+async def test_models_whose_layers_are_not_all_attention_draw_exactly_too(kind: str) -> None:
+    model = make(kind)
+    engine = TorchEngine(model, slots=8, version=3, chunk=50)
+    await draw_across_a_change(model, make(kind), engine, 40)
+    assert engine.stats.prompt_reused == 0
+    engine.close()
+
+
+async def test_they_share_nothing_with_siblings_whose_prompts_a_change_finds_half_computed() -> None:
+    model = make("lfm2")
+    engine = TorchEngine(model, slots=2, chunk=4)
+    first, second = (engine.generate(ask(prompt(0, 300), 3, f"s{i}", seed=i)) for i in range(2))
+    answers = Answer(ask(prompt(0, 300))), Answer(ask(prompt(0, 300)))
+    waiting = asyncio.create_task(anext(second))
+    answers[0].pieces.append(await anext(first))
+    await engine.change(lambda: None, 1)
+    answers[1].pieces.append(await waiting)
+    for answer, generator in zip(answers, (first, second), strict=True):
+        answer.pieces.extend([piece async for piece in generator])
+        check(model, answer)
+    engine.close()
+
+
+async def test_a_change_that_fails_says_so_and_the_engine_goes_on(llama: PreTrainedModel) -> None:
+    engine = TorchEngine(llama)
+    going = asyncio.create_task(complete(engine, ask(prompt(0, 10), 100)))
+
+    def fail() -> None:
+        raise ZeroDivisionError("no step")
+
+    with pytest.raises(ZeroDivisionError):
+        await engine.change(fail, 1)
+    assert engine.version == 0
+    check(llama, await going)
+    engine.close()
+
+
+async def test_the_trainer_computes_gradients_while_the_engine_draws(llama: PreTrainedModel) -> None:
+    engine = TorchEngine(llama)
+    llama.train()
+    going = [asyncio.create_task(complete(engine, ask(prompt(i, 30), 200, f"s{i}", seed=i))) for i in range(4)]
+
+    def learn() -> torch.Tensor:
+        ids = torch.tensor([prompt(9, 50)])
+        llama(ids, labels=ids).loss.backward()
+        return torch.cat([parameter.grad.flatten() for parameter in llama.parameters() if parameter.grad is not None])
+
+    beside = await asyncio.to_thread(learn)
+    answers = await asyncio.gather(*going)
+    llama.zero_grad()
+    torch.testing.assert_close(beside, learn())
+    for answer in answers:
+        check(llama, answer)
+    engine.close()
+
+
+async def test_a_step_that_fails_fails_its_requests_and_no_others(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TorchEngine(llama)
+    real = engine._forward
+
+    class Broken:
+        def __call__(self, segments: object) -> torch.Tensor:
+            raise MemoryError("no room")
+
+    monkeypatch.setattr(engine, "_forward", Broken())
+    with pytest.raises(EngineError, match="MemoryError: no room"):
+        await complete(engine, ask(prompt(0, 10)))
+    monkeypatch.setattr(engine, "_forward", real)
+    check(llama, await complete(engine, ask(prompt(0, 10))))
+    engine.close()
+
+
+async def test_a_thread_that_dies_leaves_nobody_waiting(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TorchEngine(llama)
+
+    def die() -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(engine, "_step", die)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="closed"):
+            await complete(engine, ask(prompt(0, 10)))
+    engine.close()
+
+
+async def test_weights_that_are_not_numbers_fail_requests_until_they_are_mended(llama: PreTrainedModel) -> None:
+    engine = TorchEngine(llama, slots=1)
+    weights = {name: parameter.clone() for name, parameter in llama.state_dict().items()}
+
+    def ruin() -> None:
+        with torch.no_grad():
+            next(iter(llama.parameters())).fill_(torch.nan)
+
+    await engine.change(ruin, 1)
+    with pytest.raises(EngineError, match="diverged"):
+        await complete(engine, ask(prompt(0, 100)))
+    await engine.change(lambda: (llama.load_state_dict(weights), None)[1], 2)
+    check(llama, await complete(engine, ask(prompt(0, 10))))
+    engine.close()
+
+
+async def test_closing_fails_what_is_under_way(llama: PreTrainedModel) -> None:
+    engine = TorchEngine(llama, slots=1)
+    going = [asyncio.create_task(complete(engine, ask(prompt(i, 10), 600, f"s{i}"))) for i in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.to_thread(engine.close)
+    for failed in await asyncio.gather(*going, return_exceptions=True):
+        assert isinstance(failed, EngineError)
+    with pytest.raises(EngineError, match="closed"):
+        await complete(engine, ask(prompt(0, 10)))
+    with pytest.raises(EngineError, match="closed"):
+        await engine.change(lambda: None, 1)
+    engine.close()
+
+
+async def test_a_forgotten_session_makes_room_before_others(llama: PreTrainedModel) -> None:
+    engine = TorchEngine(llama, slots=2)
+    await complete(engine, ask(prompt(0, 100), 5, "kept"))
+    await complete(engine, ask(prompt(1, 100), 5, "over"))
+    engine.forget("over")
+    await complete(engine, ask(prompt(2, 100), 5, "new"))
+    before = engine.stats.prompt_reused
+    await complete(engine, ask(prompt(0, 100), 5, "kept"))
+    assert engine.stats.prompt_reused - before == 99
+    engine.close()
+
+
+@pytest.fixture
+def idle(llama: PreTrainedModel) -> Iterator[TorchEngine]:
+    engine = TorchEngine(llama)
+    engine.start()
+    yield engine
+    engine.close()
+
+
+def test_several_event_loops_share_one_engine(idle: TorchEngine, llama: PreTrainedModel) -> None:
+    answers: dict[int, Answer] = {}
+
+    def ask_alone(number: int) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop if number % 2 else None) as runner:
+            answers[number] = runner.run(complete(idle, ask(prompt(number, 20), 50, f"s{number}", seed=number)))
+
+    threads = [threading.Thread(target=ask_alone, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(4):
+        check(llama, answers[number])
+
+
+def test_the_threads_of_others_stay_as_they_are(llama: PreTrainedModel) -> None:
+    def seen() -> int:
+        numbers: list[int] = []
+        thread = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        return numbers[0]
+
+    before, here = seen(), torch.get_num_threads()
+    engine = TorchEngine(llama, threads=before + 1)
+    asyncio.run(complete(engine, ask((1, 2, 3), 2)))
+    assert (seen(), torch.get_num_threads()) == (before, here)
+    engine.close()

@@ -1,0 +1,196 @@
+"""A step over rows computes what the model's own forward computes over whole sequences."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    Lfm2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
+
+from leyden.engine.torch.forward import EngineForward, HubForward, RecomputeForward, Segment
+from leyden.engine.torch.kv_cache import KVCache
+from leyden.engine.torch.llama import LlamaForward
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 600,
+}
+GROUPED = {**SHAPE, "num_key_value_heads": 2}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10_000.0, "original_max_position_embeddings": 150}
+LIKE_LLAMA = {
+    "llama": LlamaConfig(**GROUPED, tie_word_embeddings=True),
+    "llama, wide heads": LlamaConfig(**GROUPED, head_dim=20),
+    "llama, one head a key": LlamaConfig(**SHAPE),
+    "llama, yarn": LlamaConfig(**GROUPED, rope_parameters=YARN),
+    "qwen2": Qwen2Config(**GROUPED),
+    "qwen3": Qwen3Config(**GROUPED, head_dim=16),
+}
+OTHERS = {
+    "gpt-neox": GPTNeoXConfig(**SHAPE),
+    "gemma3, windows": Gemma3TextConfig(
+        **GROUPED,
+        head_dim=16,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "gemma2, bounded logits": Gemma2Config(
+        **GROUPED, head_dim=16, sliding_window=8, attn_logit_softcapping=2.0, final_logit_softcapping=2.0
+    ),
+    "mistral, window": MistralConfig(**GROUPED, sliding_window=8),
+    "llama, biases everywhere": LlamaConfig(**GROUPED, attention_bias=True, mlp_bias=True),
+    "qwen2, windows": Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=8, max_window_layers=1),
+    "llama, dynamic rope": LlamaConfig(
+        **GROUPED, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    ),
+}
+NOT_ALL_ATTENTION = {
+    "mamba": MambaConfig(vocab_size=97, hidden_size=32, state_size=4, num_hidden_layers=2),
+    "lfm2": Lfm2Config(
+        **GROUPED, block_auto_adjust_ff_dim=False, layer_types=["conv", "full_attention", "conv"], pad_token_id=0
+    ),
+    "qwen3-next": Qwen3NextConfig(
+        **GROUPED,
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    ),
+}
+
+
+def make(config: Any, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
+        else:
+            torch.nn.init.normal_(parameter, 0.0, 0.2)
+    return model
+
+
+def logprobs(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        answer: Any = model(torch.tensor([tokens]))
+    return torch.log_softmax(answer.logits[0].float(), -1)
+
+
+def check_steps(model: PreTrainedModel, forward: EngineForward, rows: KVCache, accuracy: float) -> None:
+    """Prompts in chunks beside single tokens, rows with gaps between them and of very different lengths."""
+    torch.manual_seed(1)
+    tokens = {row: torch.randint(0, 97, (length,)).tolist() for row, length in {0: 40, 1: 43, 3: 300, 4: 41}.items()}
+    expected = {row: logprobs(model, sequence) for row, sequence in tokens.items()}
+    done = dict.fromkeys(tokens, 0)
+    pieces = {0: [17, 1, 1, 1, 1, 1, 18], 1: [20, 19, 1, 1, 1, 1], 3: [100, 190, 6, 1, 1, 1, 1], 4: [34, 1, 1, 1, 4]}
+    for step in range(7):
+        segments = []
+        for row, sizes in pieces.items():
+            if step < len(sizes):
+                ids = tokens[row][done[row] : done[row] + sizes[step]]
+                segments.append(Segment(row, done[row], ids, wanted=step != 1 or row != 3))
+        segments.sort(key=lambda one: (len(one.ids) > 1, one.row))
+        rows.reserve(max(one.end for one in segments), [done.get(row, 0) for row in range(rows.slots)])
+        with torch.no_grad():
+            logits = forward(segments)
+        wanted = [one for one in segments if one.wanted]
+        assert logits.shape == (len(wanted), 97)
+        for one, row_logits in zip(wanted, logits, strict=True):
+            torch.testing.assert_close(
+                torch.log_softmax(row_logits, -1), expected[one.row][one.end - 1], atol=accuracy, rtol=0
+            )
+        for one in segments:
+            done[one.row] = one.end
+    assert done == {row: len(sequence) for row, sequence in tokens.items()}
+
+
+def make_rows(model: PreTrainedModel) -> KVCache:
+    return KVCache(5, 600, model.dtype, model.device)
+
+
+@pytest.mark.parametrize("name", LIKE_LLAMA)
+def test_llama_like_models_compute_as_their_own_code_does(name: str) -> None:
+    model = make(LIKE_LLAMA[name])
+    assert LlamaForward.fits(model)
+    rows = make_rows(model)
+    check_steps(model, LlamaForward(model, rows), rows, 1e-4)
+
+
+def test_in_float64_they_agree_to_rounding() -> None:
+    model = make(LIKE_LLAMA["qwen3"], torch.float64)
+    rows = make_rows(model)
+    check_steps(model, LlamaForward(model, rows), rows, 1e-5)  # HF turns positions in float32
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_run_their_own_code(name: str) -> None:
+    model = make(OTHERS[name])
+    assert HubForward.fits(model) and not LlamaForward.fits(model)
+    rows = make_rows(model)
+    if name == "llama, dynamic rope":
+        model.config.max_position_embeddings = 600
+    check_steps(model, HubForward(model, rows), rows, 1e-4)
+
+
+def test_a_trainer_that_sets_train_mode_does_not_reach_the_engine() -> None:
+    model = make(LlamaConfig(**GROUPED, attention_dropout=0.9, attention_bias=True))
+    rows = make_rows(model)
+    forward = HubForward(model, rows)
+    model.train()
+    segments = [Segment(0, 0, [1, 2, 3, 4], True)]
+    with torch.no_grad():
+        assert torch.equal(forward(segments), forward(segments))
+    assert model.training
+
+
+def test_weights_written_in_place_are_seen() -> None:
+    for config in (LIKE_LLAMA["qwen3"], OTHERS["gpt-neox"]):
+        model = make(config)
+        rows = make_rows(model)
+        forward: EngineForward = (LlamaForward if LlamaForward.fits(model) else HubForward)(model, rows)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+        forward.refresh()
+        check_steps(model, forward, rows, 1e-4)
+
+
+@pytest.mark.parametrize("name", NOT_ALL_ATTENTION)
+def test_models_that_keep_more_than_keys_and_values_compute_whole_sequences(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make(NOT_ALL_ATTENTION[name])
+    assert not HubForward.fits(model) and not LlamaForward.fits(model)
+    check_steps(model, RecomputeForward(model), make_rows(model), 1e-4)
+    assert sum("computed from the beginning" in said for said in caplog.messages) == 1
+
+
+def test_whole_sequences_begin_anew_with_their_rows() -> None:
+    model = make(NOT_ALL_ATTENTION["lfm2"])
+    forward = RecomputeForward(model)
+    with torch.no_grad():
+        forward([Segment(0, 0, [7] * 30, True)])
+        assert not len(forward([Segment(0, 0, [1, 2, 3], False), Segment(1, 0, [5, 5], False)]))
+        found = forward([Segment(0, 3, [4], True)])
+    torch.testing.assert_close(torch.log_softmax(found[0], -1), logprobs(model, [1, 2, 3, 4])[-1], atol=1e-4, rtol=0)

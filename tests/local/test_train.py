@@ -1,0 +1,314 @@
+"""`leyden train` as a user meets it: what it leaves, how it goes on, how it is stopped, and what it refuses."""
+
+import asyncio
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from trainings import Training, children
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from leyden.config import ConfigError, override, read_config, read_file
+from leyden.local.train import train
+from leyden.trainer.policy.loading import BUNDLED
+
+
+def leyden(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "leyden.cli", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    training = Training(tmp_path_factory.mktemp("trained"))
+    training.finish()
+    return training
+
+
+def test_a_run_leaves_its_configuration_metrics_curve_and_checkpoints(trained: Training) -> None:
+    config = tomllib.loads((trained.run / "config.toml").read_text())
+    assert config["training"]["learning_rate"] == 1e-3
+    assert config["algorithm"]["advantage"] == "grpo"  # what was not written is written out
+    assert (trained.run / "curve.png").read_bytes().startswith(b"\x89PNG")
+    journal = trained.journal()
+    assert [row["step"] for row in journal] == [0, 1, 2, 3, 4]
+    assert all(row["rollouts/asked"] == row["rollouts/trained"] == 6 for row in journal[1:])
+    assert [row["step"] for row in journal if "held_out/reward" in row] == [0, 2, 4]
+    assert all(abs(row.get("training/drift", 0)) < 1e-6 for row in journal)  # the sampler is the policy
+    assert {"step-2", "step-4"} <= {path.name for path in trained.run.iterdir()}
+
+
+def test_a_run_that_is_done_has_nothing_left_to_do(trained: Training) -> None:
+    before = trained.journal()
+    assert "is done" in trained.finish()
+    assert trained.journal() == before
+
+
+def test_a_run_goes_on_for_more_steps_but_not_with_another_meaning(trained: Training) -> None:
+    refused = leyden(trained.folder, "train", "small.toml", "run=small", "--json", "training.group_size=5")
+    assert refused.returncode == 1
+    assert "`training.group_size` is not what run 'small' began with" in refused.stderr
+    more = leyden(trained.folder, "train", "small.toml", "training.steps=5")
+    assert "going on with small after step 4" in more.stderr, more.stderr
+    assert [row["step"] for row in trained.journal()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_exported_run_is_a_model_and_can_be_measured(trained: Training) -> None:
+    done = leyden(trained.folder, "export", "small", "--to", "exported", "--step", "last", "--json")
+    assert done.returncode == 0, done.stderr
+    model = AutoModelForCausalLM.from_pretrained(trained.folder / "exported")
+    assert str(model.dtype) == "torch.bfloat16"
+    tokenizer = AutoTokenizer.from_pretrained(trained.folder / "exported")
+    assert tokenizer.chat_template
+    measured = leyden(trained.folder, "eval", "small.toml", "--model", "exported", "--json")
+    assert measured.returncode == 0, measured.stderr
+    report = json.loads(measured.stdout)
+    assert (report["tasks"], report["counted"], report["outcomes"]) == (2, 2, {"succeeded": 2})
+    shown = leyden(trained.folder, "show", "small")
+    assert "succeeded" in shown.stdout
+    assert "small" in leyden(trained.folder, "runs").stdout
+
+
+def test_of_equals_the_later_is_the_best(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=1")
+    agent = (tmp_path / "agent.py").read_text()
+    (tmp_path / "agent.py").write_text(agent.replace('float(len(result or "") % 2)', "1.0"))
+    training.finish()
+    done = leyden(tmp_path, "export", "small", "--to", "exported", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["checkpoint"].endswith("step-1")
+
+
+def test_restart_puts_the_earlier_run_aside(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=1", "held_out=0")
+    training.finish()
+    first = training.journal()
+    assert "the earlier run is now" in training.finish("--restart")
+    (aside,) = (path for path in training.run.parent.iterdir() if "before" in path.name)
+    assert json.loads((aside / "metrics.jsonl").read_text().splitlines()[0]) == first[0]
+    assert len(training.journal()) == 1
+
+
+def test_a_run_that_came_to_nothing_may_begin_with_another_configuration(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=1", "held_out=1")
+    nowhere = leyden(tmp_path, "train", "small.toml", "server.host=192.0.2.1", "training.group_size=2")
+    assert nowhere.returncode == 1
+    assert "`server`: cannot listen on 192.0.2.1" in nowhere.stderr
+    agent = (tmp_path / "agent.py").read_text()
+    (tmp_path / "agent.py").write_text(agent.replace("client = OpenAI()", "client = None"))
+    broken = leyden(tmp_path, "train", "small.toml", "held_out=1", "training.group_size=2")
+    assert "none of the first 1 rollouts succeeded" in broken.stderr
+    (tmp_path / "agent.py").write_text(agent)
+    assert "what was begun with another configuration is now" in training.finish()
+    assert [row["rollouts/asked"] for row in training.journal() if row["step"]] == [6]
+
+
+def test_a_run_that_somebody_is_at_is_left_alone(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    (tmp_path / "slow").touch()
+    process = training.start()
+    while not children(process.pid, "leyden.client.worker"):
+        time.sleep(0.05)
+    for more in ("training.group_size=2", "--restart"):
+        second = leyden(tmp_path, "train", "small.toml", more)
+        assert second.returncode == 1
+        assert "another process is at run 'small'" in second.stderr
+    (tmp_path / "slow").unlink()
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
+    assert [row["step"] for row in training.journal()] == [0, 1, 2, 3, 4]
+
+
+def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=50", "checkpoints.every=50", "evaluation.every=0")
+    process = training.start()
+    assert process.stdout is not None
+    for _ in range(2):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert "finishing this step" in printed
+    step = training.journal()[-1]["step"]
+    assert 0 < step < 50
+    assert (training.run / f"step-{step}").exists()
+    before = training.journal()[0]["held_out/reward"]
+    assert f"held-out reward {before:.3f} before, not measured since" in printed
+
+    printed = training.finish(f"training.steps={step + 2}")
+    assert re.search(rf"step +{step + 1}/{step + 2} .* held-out {before:.3f} ", printed), printed
+    step += 2
+
+    (tmp_path / "slow").touch()
+    process = training.start()
+    assert process.stdout is not None
+    assert f"after step {step}" in process.stdout.readline()
+    while not (workers := children(process.pid, "leyden.client.worker")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert "finishing this step" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped at once; go on with: leyden train small.toml training.steps=50" in printed
+    (worker,) = workers
+    assert not Path(f"/proc/{worker}").exists()
+    rows = [row["step"] for row in training.journal()]
+    assert rows == list(range(len(rows)))
+
+
+def refusal(folder: Path, *settings: str) -> str:
+    """The one line with which a training is refused."""
+    config = read_config(override(read_file(folder / "small.toml"), [f"home={folder}/runs", *settings]))
+    with pytest.raises(ConfigError) as caught:
+        asyncio.run(train(config))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("model=nowhere/nothing", "`model`: 'nowhere/nothing' is neither bundled"),
+        ("model=runs", "has no config.json"),
+        ("tasks=other.jsonl", "`tasks`: "),
+        ("agent=agent.py:solv", "did you mean 'solve'"),
+        ("reward=agent.py:nothing", "has no 'nothing'"),
+        ("algorithm.advantage=grop", "`algorithm.advantage`: there is no 'grop'"),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_any_work(setting: str, says: str, tmp_path: Path) -> None:
+    Training(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert says in refusal(tmp_path, setting)
+
+
+def test_too_little_memory_is_said_before_any_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Training(tmp_path)
+    monkeypatch.setattr("leyden.trainer.policy.loading._free_memory", lambda: 10 * 2**20)
+    assert "takes about 0.029 GiB and 0.0098 are free" in refusal(tmp_path)
+
+
+def test_a_tokenizer_without_a_chat_template_and_a_bad_line(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    shutil.copytree(str(BUNDLED["spark"]), tmp_path / "broken")
+    (tmp_path / "broken" / "tokenizer_config.json").write_text("{}")
+    assert "has no chat template" in refusal(tmp_path, "model=broken")
+    (training.folder / "tasks.jsonl").write_text('{"question": "x"}\n{')
+    assert "tasks.jsonl:2: this line is not JSON" in refusal(tmp_path)
+
+
+def test_the_command_says_it_in_one_line_too(tmp_path: Path) -> None:
+    Training(tmp_path)
+    done = leyden(tmp_path, "train", "small.toml", "training.stepz=3")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "leyden: `training.stepz` is no key: did you mean `training.steps`?\n"
+
+
+def test_an_agent_that_is_broken_is_not_trained(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    (tmp_path / "agent.py").write_text(
+        "def solve(task):\n    return task['qestion']\n\n\ndef reward(task):\n    return 1\n"
+    )
+    done = leyden(training.folder, "train", "small.toml")
+    assert done.returncode == 1
+    assert "none of the first 2 rollouts succeeded; one ended agent_error: KeyError: 'qestion'" in done.stderr
+
+
+def test_settings_that_do_nothing_or_name_nobody_are_said(tmp_path: Path) -> None:
+    settings = ("algorithm.gamma=0.5", "training.tasks_per_step=99", 'training.roles=["plannner"]')
+    done = leyden(Training(tmp_path).folder, "train", "small.toml", *settings)
+    assert done.returncode == 1
+    assert '`algorithm.gamma` does nothing with `credit = "identical"`' in done.stderr
+    assert re.search(r"a step takes 99 tasks and there are \d+: some come twice", done.stderr)
+    assert "calls had the roles none; `training.roles` names those that are trained on" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_function_of_ones_own_that_errs_ends_the_run_in_one_line(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    (tmp_path / "own.py").write_text("def loss(tokens, terms):\n    return -tokens.current.mean(), {}\n")
+    done = leyden(training.folder, "train", "small.toml", "algorithm.loss=own.py:loss")
+    assert done.returncode == 1
+    assert "leyden: `algorithm.loss` gave a tensor of shape () for " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_leyden_dev_says_what_was_caught_and_fails_where_nothing_could_be_trained(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    done = leyden(training.folder, "dev", "small.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    caught = json.loads(done.stdout)
+    assert caught["outcomes"] == {"succeeded": 8}
+    assert (caught["calls"], caught["calls_trained"], caught["prompts"]) == (8, 8, {"fresh": 8})
+    shown = leyden(training.folder, "dev", "small.toml", "--tasks", "1", "--rollouts", "1")
+    assert shown.returncode == 0
+    assert "would be trained" in shown.stdout
+    (tmp_path / "agent.py").write_text(
+        "def solve(task):\n    return 'x'\n\n\ndef reward(task, result):\n    return 1.0\n"
+    )
+    silent = leyden(training.folder, "dev", "small.toml")
+    assert silent.returncode == 1
+    assert "nothing of this could be trained on (8 no call to train on)" in silent.stderr
+
+
+def test_the_same_from_python(tmp_path: Path) -> None:
+    script = """
+import leyden
+
+
+def solve(task):
+    from openai import OpenAI
+
+    said = OpenAI().chat.completions.create(
+        model="any", messages=[{"role": "user", "content": task["q"]}], max_tokens=4
+    )
+    return said.choices[0].message.content
+
+
+if __name__ == "__main__":
+    trained = leyden.train(
+        agent=solve,
+        reward=lambda task, result: float(len(result) % 2),
+        tasks=[{"q": str(n)} for n in range(6)],
+        training={"steps": 1, "tasks_per_step": 2, "group_size": 2, "learning_rate": 1e-4},
+    )
+    print(trained.run, trained.step, trained.folder)
+"""
+    (tmp_path / "mine.py").write_text(script)
+    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"solve 1 {tmp_path / 'runs' / 'solve'}"
+
+
+def test_agents_may_run_elsewhere(tmp_path: Path) -> None:
+    training = Training(tmp_path, "workers.hosts=0", "training.steps=1", "held_out=0")
+    process = training.start()
+    assert process.stdout is not None
+    waiting = process.stdout.readline()
+    assert waiting.startswith("waiting for workers: leyden worker CONFIG.toml --server http://127.0.0.1:")
+    elsewhere = shlex.split(waiting.partition("CONFIG.toml ")[2])
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "leyden.cli", "worker", "small.toml", *elsewhere], cwd=tmp_path, stderr=subprocess.PIPE
+    )
+    try:
+        printed, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, printed
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=60)
+    assert worker.returncode == 0
+    assert training.journal()[-1]["rollouts/succeeded"] == 6
+
+
+def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:
+    Training(tmp_path)
+    assert "which server?" in leyden(tmp_path, "worker", "small.toml").stderr
+    assert "needs a key" in leyden(tmp_path, "worker", "small.toml", "--server", "http://127.0.0.1:9").stderr

@@ -1,0 +1,161 @@
+"""Tokens and text: what transformers would make of them, and text that is only ever text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leyden.rendering.chat_template import TemplateError, render
+from leyden.rendering.tokenizer import LONG_TEXT, TextStream, Tokenizer, TokenizerError
+
+SPARK = Path(__file__).parents[2] / "src/leyden/models/spark"
+tokenizer = Tokenizer.load(SPARK)
+ids_of_spark = st.lists(st.integers(0, len(tokenizer) - 1), max_size=60)
+texts = st.text(max_size=80) | st.lists(st.sampled_from([*tokenizer.marks, "é", "\n", "a", "<|im_", "end|>"])).map(
+    "".join
+)
+
+
+@given(texts)
+def test_a_text_comes_back_from_its_tokens(text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(tokenizer.encode_text(text)[0]) == text
+
+
+@given(texts)
+def test_no_text_becomes_a_mark(text: str) -> None:
+    ids, offsets = tokenizer.encode_text(text)
+    assert not set(ids) & set(tokenizer.marks.values())
+    assert len(ids) == len(offsets)
+    assert all(0 <= start < end <= len(text) for start, end in offsets)
+
+
+@given(st.text(min_size=1, max_size=20) | st.sampled_from([f"a{mark} b" for mark in tokenizer.marks]))
+@settings(deadline=None, max_examples=25)
+def test_a_long_text_has_the_tokens_it_would_have_in_any_case(part: str) -> None:
+    text = f"{part}\n" * (LONG_TEXT // len(part) + 1)
+    text = text.encode(errors="ignore").decode()
+    alone = tokenizer._markless.encode(text, add_special_tokens=False)
+    assert tokenizer.encode_text(text) == (alone.ids, alone.offsets)
+    assert tokenizer.text_ids(text) == alone.ids
+    assert tokenizer.encode(text) == tokenizer._backend.encode(text, add_special_tokens=False).ids
+
+
+@given(texts)
+def test_splitting_at_marks_finds_those_that_encoding_finds(text: str) -> None:
+    marks = [id for id in tokenizer.encode(text) if id in tokenizer.marks.values()]
+    assert [part for part in tokenizer.split(text) if isinstance(part, int)] == marks
+
+
+@given(ids_of_spark, st.lists(st.integers(1, 5)), st.booleans())
+def test_a_stream_adds_up_to_the_whole_text(ids: list[int], sizes: list[int], skip: bool) -> None:
+    stream = TextStream(tokenizer, skip_special_tokens=skip)
+    out, rest = "", ids
+    for size in [*sizes, len(ids)]:
+        out += stream.feed(rest[:size])
+        rest = rest[size:]
+        assert tokenizer.decode(ids, skip_special_tokens=skip).startswith(out)
+    assert out + stream.end() == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@given(st.text(max_size=30))
+def test_a_stream_never_shows_half_a_character(text: str) -> None:
+    stream, out = TextStream(tokenizer), ""
+    for id in tokenizer.encode_text(text)[0]:
+        out += stream.feed([id])
+        assert text.startswith(out)
+    assert out == text and stream.end() == ""
+
+
+def test_a_stream_of_a_tokenizer_that_is_not_byte_level(tmp_path: Path) -> None:
+    vocab = {"<unk>": 0, "▁": 1, "▁a": 2, "b": 3, "<0xC3>": 4, "<0xA9>": 5}
+    document = json.loads((SPARK / "tokenizer.json").read_text()) | {
+        "added_tokens": [],
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True, "unk_token": "<unk>"},
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False},
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [{"type": "ByteFallback"}, {"type": "Metaspace", "replacement": "▁"}],
+        },
+    }
+    other = Tokenizer(document, {}, "other")
+    stream = TextStream(other)
+    pieces = [stream.feed([id]) for id in (2, 4, 5, 3, 2)]
+    assert not other.is_byte_level
+    assert "".join(pieces) + stream.end() == other.decode([2, 4, 5, 3, 2]) == "aéb a"
+    assert pieces[1] == ""
+
+
+def test_half_a_surrogate_pair_is_no_crash() -> None:
+    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\ufffdb"
+    assert tokenizer.decode(tokenizer.encode_text("\ud83d\ude00")[0]) == "😀"
+
+
+def test_what_renderers_asks_of_a_tokenizer() -> None:
+    from renderers import ChatTemplateTokenizer, OffsetTokenizer
+
+    assert isinstance(tokenizer, OffsetTokenizer) and isinstance(tokenizer, ChatTemplateTokenizer)
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") == tokenizer.eos_token_id == 2
+    assert tokenizer.convert_tokens_to_ids(["<|im_end|>", "no such token"]) == [2, None]
+    assert tokenizer("hi there", return_offsets_mapping=True)["offset_mapping"][-1][1] == 8
+    assert tokenizer.decode(2) == "<|im_end|>" and tokenizer.decode([2], skip_special_tokens=True) == ""
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}], return_dict=True)["input_ids"][0] == 1
+
+
+def test_a_template_is_the_file_beside_the_configuration_where_there_is_one(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((SPARK / name).read_text())
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token is defined }}{{ eos_token }}{{ messages[0].content }}")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json", name="mine")
+    assert loaded.name_or_path == "mine"
+    assert loaded.apply_chat_template([{"content": "x"}], tokenize=False) == "False<|im_end|>x"
+
+
+def test_of_several_templates_the_one_for_tools_is_used_with_tools() -> None:
+    several = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    named = Tokenizer(tokenizer._document, {"chat_template": several, "eos_token": {"content": "<|im_end|>"}}, "x")
+    assert named.chat_template == "plain" and named.eos_token_id == 2
+    assert named.apply_chat_template([], tools=[{}], tokenize=False) == "tools"
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, "there is no tokenizer.json"),
+        ({"tokenizer.json": "{"}, "not JSON"),
+        ({"tokenizer.json": "[]"}, "not a JSON object"),
+        ({"tokenizer.json": "{}"}, "not a tokenizer"),
+    ],
+)
+def test_what_is_wrong_with_the_files_is_said_in_one_line(tmp_path: Path, files: dict[str, str], says: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(TokenizerError, match=says) as caught:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_a_template_says_so() -> None:
+    with pytest.raises(TokenizerError, match="no chat template"):
+        Tokenizer(tokenizer._document, {}, "bare").apply_chat_template([])
+
+
+def test_templates_run_as_in_transformers() -> None:
+    template = """
+    {%- for m in messages %}
+        {%- if m == 'stop' %}{% break %}{% endif %}
+        {% generation %}
+        {{- m | tojson }}
+        {% endgeneration %}
+    {%- endfor %}"""
+    shown: list[Any] = ["<é'&>", {"b": 1, "a": 2}, "stop", "x"]
+    assert render(template, shown) == '"<é\'&>"\n{"b": 1, "a": 2}\n'
+    with pytest.raises(TemplateError, match="roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}", [])
+    with pytest.raises(TemplateError):
+        render("{{ ''.__class__.__mro__[1].__subclasses__() }}", [])
+    with pytest.raises(TemplateError, match="concatenate"):
+        render("{{ 'a' + messages[0].content }}", [{"content": ["b"]}])

@@ -1,0 +1,468 @@
+"""The OpenAI chat dialect, through the official client, unmodified."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from modelserving import END, ModelServer, call, eventually, model_server
+
+from leyden.records import CallStatus, PromptOrigin, Purpose, Sampling
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+    },
+}
+QUESTION = {"role": "user", "content": "What is 2 + 3?"}
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[ModelServer]:
+    async with model_server(tmp_path) as running:
+        await running.new_attempt()
+        yield running
+
+
+@pytest.fixture
+async def client(server: ModelServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as made:
+        yield made
+
+
+def use_tool(answer: Any) -> list[dict[str, Any]]:
+    """What an agent sends back: the answer as its SDK dumps it, and the tool's result."""
+    message = answer.choices[0].message
+    results = [
+        {"role": "tool", "tool_call_id": c.id, "content": str(sum(json.loads(c.function.arguments).values()))}
+        for c in message.tool_calls
+    ]
+    return [message.model_dump(exclude_none=True), *results]
+
+
+async def test_a_conversation_with_a_tool_keeps_its_tokens(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    server.lines = [call("add", '{"b":3,  "a": 2}') + END, "It is 5." + END, "You are welcome!" + END]
+    messages: list[Any] = [{"role": "system", "content": "You can add."}, QUESTION]
+    first = await client.chat.completions.create(model="any-name", messages=messages, tools=[ADD])  # type: ignore[list-item]
+    assert first.model == "any-name"
+    assert first.choices[0].finish_reason == "tool_calls"
+    messages += use_tool(first)
+    second = await client.chat.completions.create(model="any-name", messages=messages, tools=[ADD])  # type: ignore[list-item]
+    assert second.choices[0].message.content == "It is 5."
+    assert second.choices[0].finish_reason == "stop"
+    messages += [{"role": "assistant", "content": "It is 5.\n"}, {"role": "user", "content": "Thanks"}]
+    third = await client.chat.completions.create(model="any-name", messages=messages, tools=[ADD])  # type: ignore[list-item]
+    assert third.choices[0].message.content == "You are welcome!"
+    episode = await server.check(calls=3)
+    assert [c.made for c in episode.calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED, PromptOrigin.CONTINUED]
+    assert server.tokenizer.decode(episode.calls[1].completion_ids) == "It is 5." + END
+    assert [made.tools is None for made in episode.calls] == [False, True, True]  # kept once
+    assert episode.tools(episode.calls[2]) == (ADD,)
+    assert third.usage is not None
+    assert third.usage.prompt_tokens == len(episode.prompt_ids(episode.calls[2]))
+
+
+async def test_a_stream_says_what_the_whole_answer_says(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    text = "Grüße 👋, and \n\n white  space."
+    server.lines = [text + END, call("add", '{"a": 1, "b": 2}') + call("add", '{"a": 3, "b": 4}') + END]
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    said, finish, usage = "", None, None
+    async for chunk in await client.chat.completions.create(model="m", messages=[QUESTION], **options):  # type: ignore[list-item]
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            said += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+    assert (said, finish) == (text, "stop")
+    assert usage is not None
+    async with client.chat.completions.stream(model="m", messages=[QUESTION], tools=[ADD]) as stream:  # type: ignore[list-item]
+        final = await stream.get_final_completion()
+    calls = final.choices[0].message.tool_calls or []
+    assert [json.loads(c.function.arguments) for c in calls] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    episode = await server.check(calls=2)
+    assert usage.completion_tokens == len(episode.calls[0].completion_ids)
+
+
+def test_the_synchronous_client_works_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with model_server(tmp_path) as server:
+            key = await server.new_attempt()
+            server.lines = ["Hello" + END]
+
+            def talk() -> str | None:
+                with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
+                    return client.chat.completions.create(model="m", messages=[QUESTION]).choices[0].message.content  # type: ignore[list-item]
+
+            assert await asyncio.to_thread(talk) == "Hello"
+            await server.check(calls=1)
+
+    asyncio.run(main())
+
+
+async def test_branches_and_edited_histories_find_their_place(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    server.lines = [f"Line {n}" + END for n in range(9)]
+
+    async def say(*contents: str) -> str:
+        roles = ("user", "assistant")
+        messages: Any = [{"role": roles[i % 2], "content": c} for i, c in enumerate(contents)]
+        answer = await client.chat.completions.create(model="m", messages=messages)
+        return answer.choices[0].message.content or ""
+
+    first = await say("a")
+    await say("a", first, "b")
+    await say("a", first, "c")  # a branch
+    await say("a", "never said", "b")  # an edited history
+    await say("x")  # another agent
+    calls = (await server.check(calls=5)).calls
+    assert [c.made for c in calls] == [
+        PromptOrigin.FRESH,
+        PromptOrigin.CONTINUED,
+        PromptOrigin.CONTINUED,
+        PromptOrigin.RERENDERED,
+        PromptOrigin.FRESH,
+    ]
+    assert calls[1].parent == calls[2].parent == calls[0].id
+    assert calls[3].made_why
+    page = server.service.telemetry.page().decode()
+    assert 'leyden_calls_total{made="continued",status="ok"} 2.0' in page
+
+
+async def test_several_choices_share_their_prompt(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    server.lines = ["One" + END, "Two" + END, "Three" + END]
+    answer = await client.chat.completions.create(model="m", messages=[QUESTION], n=3)  # type: ignore[list-item]
+    assert [choice.message.content for choice in answer.choices] == ["One", "Two", "Three"]
+    episode = await server.check(calls=3)
+    assert len({episode.prompt_ids(c) for c in episode.calls}) == 1
+    assert [len(c.prompt_ids) > 0 for c in episode.calls] == [True, False, False]
+    assert len({request.sampling.seed for request in server.engine.asked}) == 3
+
+
+@pytest.mark.parametrize("history", ["template", "exact"])
+async def test_a_stop_string_cuts_the_text_and_not_the_tokens(server: ModelServer, history: str) -> None:
+    key = await server.new_attempt("stop", history=history)
+    server.lines = ["One STOPPED two" + END, "Again" + END]
+    follow: Any = [QUESTION, {"role": "assistant", "content": "One "}, {"role": "user", "content": "Go on"}]
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
+        answer = await client.chat.completions.create(model="m", messages=[QUESTION], stop=["STOP"])  # type: ignore[list-item]
+        assert answer.choices[0].message.content == "One "
+        assert answer.choices[0].finish_reason == "stop"
+        await client.chat.completions.create(model="m", messages=follow)
+    episode = await server.check(calls=2)
+    assert "STOP" in server.tokenizer.decode(episode.calls[0].completion_ids)
+    assert server.engine.cancelled == 1
+    prompt = server.tokenizer.decode(episode.prompt_ids(episode.calls[1]))
+    if history == "exact":  # all that was sampled, and an end to it
+        assert (episode.calls[1].made, "One STOP" in prompt) == (PromptOrigin.CONTINUED, True)
+    else:  # what the agent was shown
+        assert (episode.calls[1].made, f"One {END}" in prompt) == (PromptOrigin.RERENDERED, True)
+        assert "stop string" in episode.calls[1].made_why
+
+
+async def test_tools_that_must_not_be_called_are_not_offered(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    server.lines = ["Five." + END]
+    request: Any = {"messages": [QUESTION], "tools": [ADD], "tool_choice": "none"}
+    await client.chat.completions.create(model="m", **request)
+    episode = await server.check(calls=1)
+    assert episode.tools(episode.calls[0]) == ()
+    assert "add" not in server.tokenizer.decode(episode.prompt_ids(episode.calls[0]))
+
+
+async def test_an_answer_cut_by_length_is_closed_with_unsampled_tokens(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
+    server.lines = ["A long story about sparks" + END, "Again" + END]
+    answer = await client.chat.completions.create(model="m", messages=[QUESTION], max_tokens=3)  # type: ignore[list-item]
+    assert answer.choices[0].finish_reason == "length"
+    said = answer.choices[0].message.content
+    follow: Any = [QUESTION, {"role": "assistant", "content": said}, {"role": "user", "content": "Go on"}]
+    await client.chat.completions.create(model="m", messages=follow)
+    episode = await server.check(calls=2)
+    assert len(episode.calls[0].completion_ids) == 3
+    assert episode.calls[1].made is PromptOrigin.CONTINUED
+
+
+async def test_an_answer_cut_after_a_whole_tool_call_was_cut(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    whole = call("add", '{"a": 1, "b": 2}')
+    server.lines = [whole + call("add", '{"a": 3, "b": 4}') + END]
+    room = len(server.tokenizer.text_ids(whole)) + 3
+    request: Any = {"messages": [QUESTION], "tools": [ADD], "max_tokens": room}
+    answer = await client.chat.completions.create(model="m", **request)
+    assert [json.loads(made.function.arguments) for made in answer.choices[0].message.tool_calls] == [{"a": 1, "b": 2}]
+    assert answer.choices[0].finish_reason == "length"
+    assert (await server.check(calls=1)).calls[0].finish == "length"
+
+
+async def test_training_samples_as_the_run_says_and_evaluation_as_the_caller_asks(server: ModelServer) -> None:
+    for purpose in (Purpose.TRAIN, Purpose.EVAL):
+        key = await server.new_attempt(f"s-{purpose}", purpose, sampling=Sampling(temperature=0.9, max_tokens=50))
+        server.lines = ["Hi" + END]
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
+            await client.chat.completions.create(model="m", messages=[QUESTION], temperature=0.0, max_tokens=60)  # type: ignore[list-item]
+        (made,) = (await server.check(calls=1)).calls
+        if purpose is Purpose.TRAIN:
+            assert (made.sampling.temperature, made.sampling.max_tokens) == (0.9, 50)
+            assert made.sampling.seed is not None
+        else:
+            assert (made.sampling.temperature, made.sampling.max_tokens) == (0.0, 60)
+        assert made.request["temperature"] == 0.0
+
+
+async def test_logprobs_are_given_when_asked_for(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    server.lines = ["Hi there" + END]
+    answer = await client.chat.completions.create(model="m", messages=[QUESTION], logprobs=True, top_logprobs=2)  # type: ignore[list-item]
+    shown = answer.choices[0].logprobs
+    assert shown is not None
+    assert "".join(token.token for token in shown.content or ()) == "Hi there" + END
+
+
+async def test_a_malformed_tool_call_is_shown_and_not_swallowed(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
+    server.lines = ['Let me see. <tool_call>\n{"name": "add", "argum\n</tool_call>' + END]
+    answer = await client.chat.completions.create(model="m", messages=[QUESTION], tools=[ADD])  # type: ignore[list-item]
+    assert not answer.choices[0].message.tool_calls
+    assert '"argum' in (answer.choices[0].message.content or "")
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_tool_that_must_be_called_is_begun_for_the_model(
+    server: ModelServer, client: openai.AsyncOpenAI, named: bool
+) -> None:
+    server.lines = ['{"a": 2, "b": 3}}\n</tool_call>' + END if named else call("add", '{"a": 2, "b": 3}')[12:] + END]
+    server.lines.append("Done" + END)
+    choice: Any = {"type": "function", "function": {"name": "add"}} if named else "required"
+    answer = await client.chat.completions.create(
+        model="m",
+        messages=[QUESTION],  # type: ignore[list-item]
+        tools=[ADD],  # type: ignore[list-item]
+        tool_choice=choice,
+    )
+    (made,) = answer.choices[0].message.tool_calls or ()
+    assert (made.function.name, json.loads(made.function.arguments)) == ("add", {"a": 2, "b": 3})
+    messages: Any = [QUESTION, *use_tool(answer)]
+    await client.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]
+    episode = await server.check(calls=2)
+    assert [c.made for c in episode.calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED]
+    forced = server.tokenizer.decode(
+        episode.prompt_ids(episode.calls[0])[-1:] if not named else episode.calls[0].prompt_ids
+    )
+    assert forced.endswith('"arguments": ' if named else "\n")
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"temperature": 9}, "temperature"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "regex"}}, "response_format"),
+        ({"n": 0}, "n"),
+    ],
+)
+async def test_what_cannot_be_served_is_a_400_that_names_the_parameter(
+    client: openai.AsyncOpenAI, request_: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**{"model": "m", "messages": [QUESTION], **request_})
+    assert refused.value.param == param
+
+
+async def test_a_prompt_that_is_too_long_has_the_code_that_agents_look_for(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "1 " * 40_000}])
+    assert refused.value.code == "context_length_exceeded"
+
+
+async def test_keys_are_refused_in_the_dialect(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as stranger:
+        with pytest.raises(openai.AuthenticationError) as refused:
+            await stranger.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+    assert refused.value.code == "invalid_api_key"
+    assert [model.id async for model in client.models.list()] == ["spark"]
+
+
+async def test_an_engine_that_dies_ends_the_stream_with_an_error(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
+    alive = server.tokenizer.encode("This is going well, isn't it")
+    server.engine.script = lambda _: [*alive, -1]
+    with pytest.raises(openai.APIError, match="engine failed"):
+        async for _ in await client.chat.completions.create(model="m", messages=[QUESTION], stream=True):  # type: ignore[list-item]
+            pass
+    (made,) = (await server.check(calls=1)).calls
+    assert made.status is CallStatus.FAILED
+    assert made.untrainable
+
+
+async def test_a_call_whose_client_went_away_is_recorded_as_abandoned(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
+    server.engine.delay_s, server.engine.piece = 0.02, 1
+    for stream in (True, False):
+        server.lines = ["word " * 500]
+        asking = asyncio.create_task(
+            client.chat.completions.create(model="m", messages=[QUESTION], stream=stream, max_tokens=400)  # type: ignore[list-item]
+        )
+        asked = 1 if stream else 2
+        await eventually(lambda asked=asked: len(server.engine.asked) == asked)  # type: ignore[misc]
+        if stream:
+            await (await asking).close()
+        else:
+            asking.cancel()
+    assert server.service.gateway is not None
+    conversation = server.service.gateway._conversations[server.attempt]
+    await eventually(lambda: conversation.calls == 2)
+    assert server.engine.cancelled == 2
+    abandoned = (await server.check(calls=2)).calls
+    assert {made.status for made in abandoned} == {CallStatus.ABANDONED}
+    assert all(made.untrainable for made in abandoned)
+
+
+async def test_budgets_end_a_looping_policy(server: ModelServer) -> None:
+    key = await server.new_attempt("loop", max_calls=2)
+    server.say = lambda _: "Again" + END
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
+        for _ in range(2):
+            await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+        with pytest.raises(openai.PermissionDeniedError, match="2 calls"):
+            await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+
+
+async def test_a_budget_of_tokens_holds_within_a_call_too(server: ModelServer) -> None:
+    key = await server.new_attempt("tokens", max_tokens=5)
+    server.say = lambda _: "One two three four five six" + END
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
+        answer = await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+        assert answer.usage is not None
+        assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 5)
+        with pytest.raises(openai.PermissionDeniedError, match="5 tokens"):
+            await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+
+
+async def test_calls_wait_while_the_engine_changes_its_weights(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    assert server.service.gateway is not None
+    admission = server.service.gateway.policies["spark"].admission
+    server.say = lambda _: "Done" + END
+    admission.hold()
+    asking = asyncio.create_task(client.chat.completions.create(model="m", messages=[QUESTION]))  # type: ignore[list-item]
+    await eventually(lambda: admission.waiting == 1)
+    assert not server.engine.asked
+    server.engine.version = 7
+    admission.resume()
+    assert (await asking).choices[0].message.content == "Done"
+    (made,) = (await server.check(calls=1)).calls
+    assert [run.number for run in made.versions] == [7]
+
+
+async def test_a_conversation_goes_on_after_the_server_has_forgotten_it(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
+    server.lines = ["One" + END, "Two" + END]
+    await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+    assert server.service.gateway is not None
+    server.service.gateway._conversations.clear()  # as after a restart
+    follow: Any = [QUESTION, {"role": "assistant", "content": "One"}, {"role": "user", "content": "And?"}]
+    await client.chat.completions.create(model="m", messages=follow)
+    assert [c.made for c in (await server.check(calls=2)).calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED]
+
+
+async def test_roles_come_from_a_header_or_the_path(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    server.say = lambda _: "Yes" + END
+    await client.chat.completions.create(model="m", messages=[QUESTION], extra_headers={"x-leyden-role": "critic"})  # type: ignore[list-item]
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/role/writer/v1", api_key=server.key) as writer:
+        await writer.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+    assert [c.role for c in (await server.check(calls=2)).calls] == ["critic", "writer"]
+
+
+async def test_retries_of_one_call_are_linked(server: ModelServer) -> None:
+    alive = server.tokenizer.encode("Fine" + END)
+    scripts = iter([[-1], alive])
+    server.engine.script = lambda _: next(scripts)
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=1) as client:
+        await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+    failed, fine = (await server.check(calls=2)).calls
+    assert (failed.status, fine.status, fine.retry_of) == (CallStatus.FAILED, CallStatus.OK, failed.id)
+
+
+async def test_calls_that_are_not_trained_on_are_counted_by_reason(server: ModelServer) -> None:
+    server.say = lambda _: "Hi" + END
+    distorted = Sampling(top_p=0.9)
+    for name, purpose, settings in (
+        ("asked", Purpose.TRAIN, {"sampling": distorted, "train_distorted": True}),
+        ("fair", Purpose.TRAIN, {}),
+        ("eval", Purpose.EVAL, {}),
+    ):
+        key = await server.new_attempt(name, purpose, **settings)
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
+            await client.chat.completions.create(model="m", messages=[QUESTION], temperature=0.0)  # type: ignore[list-item]
+    assert "calls_untrained_total{" not in server.service.telemetry.page().decode()
+    (made,) = (await server.check(calls=1)).calls
+    assert made.untrainable == "greedy sampling"  # as an evaluation, it was the caller's to say
+    key = await server.new_attempt("dies")
+    server.engine.script = lambda _: [-1]
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+    assert 'leyden_calls_untrained_total{reason="failed"} 1.0' in server.service.telemetry.page().decode()
+
+
+async def test_several_choices_are_streamed_side_by_side(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    server.lines = ["One" + END, call("add", '{"a": 1, "b": 2}') + END, "Three" + END]
+    async with client.chat.completions.stream(
+        model="m",
+        messages=[QUESTION],  # type: ignore[list-item]
+        tools=[ADD],  # type: ignore[list-item]
+        n=3,
+        stream_options={"include_usage": True},
+    ) as stream:
+        final = await stream.get_final_completion()
+    assert [choice.finish_reason for choice in final.choices] == ["stop", "tool_calls", "stop"]
+    assert [choice.message.content or "" for choice in final.choices] == ["One", "", "Three"]
+    episode = await server.check(calls=3)
+    assert final.usage is not None
+    assert final.usage.completion_tokens == sum(len(made.completion_ids) for made in episode.calls)
+
+
+async def test_a_stream_that_is_held_is_kept_open_by_comments(
+    server: ModelServer, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leyden.server.app._KEEP_OPEN_S", 0.02)
+    assert server.service.gateway is not None
+    admission = server.service.gateway.policies["spark"].admission
+    admission.hold()
+    server.lines = ["Here" + END]
+    body = {"model": "m", "messages": [QUESTION], "stream": True}
+    headers = {"authorization": f"Bearer {server.key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{server.url}/v1/chat/completions", json=body) as reply,
+    ):
+        comments = 0
+        async for line in reply.content:
+            comments += line.startswith(b":")
+            if comments == 3:
+                admission.resume()
+        assert comments >= 3
+    await server.check(calls=1)
+
+
+async def test_models_are_listed_and_found(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["spark"]
+    assert (await client.models.retrieve("gpt-any")).id == "gpt-any"  # every name is the policy
+    key = await server.new_attempt("routes", routes={"Org/Model": "spark"})
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/role/critic/v1", api_key=key) as other:
+        assert [model.id async for model in other.models.list(extra_query={"limit": 5})] == ["spark", "Org/Model"]
+        assert (await other.models.retrieve("Org/Model")).id == "Org/Model"
+        with pytest.raises(openai.NotFoundError) as missing:
+            await other.models.retrieve("gpt-any")
+    assert missing.value.code == "model_not_found"

@@ -1,0 +1,287 @@
+"""Answers in a given format: asked for by unmodified clients, held to it token by token, and recorded as such."""
+
+import json
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import anthropic
+import openai
+import pytest
+import torch
+from modelserving import END, ModelServer, call, model_server
+from msgspec.structs import replace
+from pydantic import BaseModel, ConfigDict, Field
+from transformers import AutoModelForCausalLM
+
+from leyden.engine.grammar import Grammars
+from leyden.engine.protocol import EngineRequest
+from leyden.engine.torch.engine import TorchEngine
+from leyden.records import FREE, Purpose, Sampling
+from leyden.rendering.chat_template import TemplateError
+from leyden.rendering.chatml import renderer_for
+from leyden.rendering.tokenizer import Tokenizer
+from leyden.server.gateway.dialects.types import Format
+from leyden.server.gateway.errors import GatewayError
+from leyden.server.gateway.structured_output import StructuredOutput
+
+SPARK = str(files("leyden") / "models" / "spark")
+TOKENIZER = Tokenizer.load(SPARK)
+QUESTION = {"role": "user", "content": "Is 2 + 3 = 5?"}
+
+
+class Bare(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    verdict: Literal["right", "wrong"]
+    sure: bool
+
+
+class Verdict(Bare):
+    note: str = Field(max_length=8)
+
+
+WANTED: Format = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": Verdict.model_json_schema()}}
+
+
+@pytest.fixture(scope="module")
+def spark() -> Any:
+    return AutoModelForCausalLM.from_pretrained(SPARK, dtype=torch.float32)
+
+
+@pytest.fixture
+async def server(tmp_path: Path, spark: Any) -> AsyncIterator[ModelServer]:
+    """A server whose model is spark itself."""
+    async with model_server(tmp_path) as running:
+        engine = TorchEngine(spark, slots=8, tokenizer=TOKENIZER.marked)
+        gateway = running.service.gateway
+        assert gateway is not None
+        gateway.policies = {name: replace(policy, engine=engine) for name, policy in gateway.policies.items()}
+        await running.new_attempt()
+        yield running
+        engine.close()
+
+
+@pytest.fixture
+async def client(server: ModelServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as made:
+        yield made
+
+
+async def test_the_openai_client_parses_what_it_asked_for(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    asked: dict[str, Any] = {"model": "m", "messages": [QUESTION], "n": 3, "response_format": Verdict}
+    answer = await client.chat.completions.parse(**asked)
+    assert all(isinstance(choice.message.parsed, Verdict) for choice in answer.choices)
+    assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 3
+    calls = (await server.episode()).calls
+    assert len(calls) == 3 and calls[0].request["response_format"]["type"] == "json_schema"
+    for made in calls:
+        assert made.allowed is not None and len(made.allowed) == len(made.completion_ids)
+        assert 0.0 in made.allowed  # a key of the schema is not the model's choice
+        assert list(made.chosen) == [place for place, share in enumerate(made.allowed) if share >= FREE]
+        assert made.unusable == (None if made.chosen else "chosen by a grammar")
+
+
+async def test_an_answer_in_a_format_is_streamed_and_continued(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    asked: dict[str, Any] = {"model": "m", "response_format": WANTED}
+    stream = await client.chat.completions.create(**asked, messages=[QUESTION], stream=True)
+    text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+    Verdict.model_validate_json(text)
+    more = [QUESTION, {"role": "assistant", "content": text}, {"role": "user", "content": "Really?"}]
+    second = await client.chat.completions.create(**asked, messages=more)
+    Verdict.model_validate_json(second.choices[0].message.content or "")
+    await server.check(calls=2)
+
+
+async def test_any_object_can_be_asked_for(client: openai.AsyncOpenAI) -> None:
+    asked: dict[str, Any] = {"model": "m", "messages": [QUESTION], "max_tokens": 40, "n": 8}
+    answer = await client.chat.completions.create(**asked, response_format={"type": "json_object"})
+    for choice in answer.choices:
+        text = choice.message.content or ""
+        assert text.startswith("{")
+        if choice.finish_reason == "stop":
+            assert isinstance(json.loads(text), dict)
+
+
+async def test_the_caller_may_take_the_likeliest_in_evaluation(server: ModelServer) -> None:
+    key = await server.new_attempt("eval", Purpose.EVAL)
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+        asked: dict[str, Any] = {"model": "m", "messages": [QUESTION], "temperature": 0, "response_format": Verdict}
+        first, second = [await client.chat.completions.parse(**asked) for _ in range(2)]
+    assert first.choices[0].message.parsed == second.choices[0].message.parsed is not None
+
+
+async def test_the_anthropic_client_parses_what_it_asked_for(server: ModelServer) -> None:
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key=server.key, max_retries=0) as client:
+        asked: dict[str, Any] = {"model": "m", "max_tokens": 200, "messages": [QUESTION], "output_format": Bare}
+        answer = await client.messages.parse(**asked)
+        assert isinstance(answer.parsed_output, Bare)
+        old = {"output_format": {"type": "json_schema", "schema": Verdict.model_json_schema()}}
+        written = await client.messages.create(model="m", max_tokens=200, messages=[QUESTION], extra_body=old)  # type: ignore[list-item]
+        Verdict.model_validate_json(written.content[0].text)  # type: ignore[union-attr]
+    assert all(made.allowed for made in (await server.episode()).calls)
+
+
+async def test_langchains_structured_output(server: ModelServer) -> None:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(base_url=f"{server.url}/v1", api_key=server.key, model="m", max_retries=0)  # type: ignore[arg-type]
+    answer = await model.with_structured_output(Verdict).ainvoke([("user", "Is 2 + 3 = 5?")])
+    assert isinstance(answer, Verdict)
+
+
+async def test_the_agents_sdks_output_type_beside_its_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
+
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
+    async with model_server(tmp_path) as server:
+        key = await server.new_attempt()
+        lines = [call("add", '{"a": 2, "b": 3}') + END, SAID + END]
+        server.lines = list(lines)
+        model = OpenAIChatCompletionsModel("m", openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key))
+        agent = Agent(name="judge", output_type=Verdict, tools=[function_tool(add)], model=model)
+        result = await Runner.run(agent, "Is 2 + 3 = 5?")
+        assert result.final_output == Verdict.model_validate_json(SAID)
+        for asked, line in zip(server.engine.asked, lines, strict=True):
+            assert await allows(asked, line)
+        # an engine that does not say what a grammar left to it is not trained on
+        assert [made.unusable for made in (await server.check(calls=2)).calls] == ["chosen by a grammar"] * 2
+
+
+MULTIPLES = [{"multipleOf": 997}, {"multipleOf": 991}]
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize("format", [{}, {"type": "text"}, {"type": "json_object", "json_schema": None}])
+async def test_formats_that_say_little_are_taken_as_they_are_meant(client: openai.AsyncOpenAI, format: Any) -> None:
+    asked: dict[str, Any] = {"model": "m", "messages": [QUESTION], "max_tokens": 5, "response_format": format}
+    assert (await client.chat.completions.create(**asked)).choices[0].message.content is not None
+
+
+@pytest.mark.parametrize(
+    ("format", "why"),
+    [
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "the schema of a json_schema"),
+        ({"type": "regex"}, "a json_object"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}, "objekt"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}, "not"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"multipleOf": 999983}}}, "multipleOf"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"multipleOf": 1e-9}}}, "multipleOf"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"allOf": MULTIPLES}}}, "multipleOf"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["x" * 200_000]}}}, "characters"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": deep(900)}}, "cannot be followed"),
+    ],
+)
+async def test_a_format_that_cannot_be_followed_is_a_400(client: openai.AsyncOpenAI, format: Any, why: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=why):
+        await client.chat.completions.create(model="m", messages=[QUESTION], response_format=format)  # type: ignore[list-item]
+
+
+# The grammars by themselves, with what a model could say
+
+SAID = '{"verdict": "right", "sure": true, "note": "so"}'
+CALL = call("add", '{"a": 1}')
+
+
+async def follows(text: str, prompt: str = "", calls: bool = False, tokenizer: Tokenizer = TOKENIZER) -> bool:
+    """Whether the grammar of an answer allows a text, and then its end."""
+    renderer = renderer_for(tokenizer)
+    grammar = await StructuredOutput(renderer, tokenizer, len(tokenizer)).grammar(
+        WANTED, tokenizer.encode(prompt), calls
+    )
+    asked = EngineRequest((), Sampling(), tuple(renderer.get_stop_token_ids()), 1, "s", grammar=grammar)
+    return await allows(asked, text + END, tokenizer)
+
+
+async def allows(asked: EngineRequest, text: str, tokenizer: Tokenizer = TOKENIZER) -> bool:
+    """Whether a completion may be this."""
+    at = await Grammars(tokenizer.marked, len(tokenizer)).begin(asked.grammar or "", asked.stop_ids)
+    for id in tokenizer.encode(text):
+        bits = at.allowed()
+        if not bits[id // 8] >> id % 8 & 1:
+            return False
+        at.take(id)
+    return True
+
+
+def without_marks(*marks: str) -> Tokenizer:
+    """Spark's tokenizer, had it no such marks."""
+    document = json.loads((Path(SPARK) / "tokenizer.json").read_text())
+    for token in document["added_tokens"]:
+        if token["content"] in marks:
+            renamed = f"reserved_{token['id']}"
+            if token["content"] in document["model"]["vocab"]:
+                document["model"]["vocab"][renamed] = document["model"]["vocab"].pop(token["content"])
+            token["content"] = renamed
+    return Tokenizer(document, TOKENIZER.config, "without")
+
+
+@pytest.mark.parametrize("text", [SAID, SAID.replace(" ", ""), json.dumps(json.loads(SAID), indent=2)])
+async def test_json_may_be_written_as_the_model_likes(text: str) -> None:
+    assert await follows(text) and await follows(text, calls=True)
+
+
+@pytest.mark.parametrize("text", ["Yes.", SAID + " ", " " + SAID, SAID[:-1], '{"sure": true}', CALL])
+async def test_nothing_else_is_an_answer(text: str) -> None:
+    assert not await follows(text)
+
+
+async def test_an_answer_may_think_first_where_the_model_has_marks_for_that() -> None:
+    assert await follows(f"<think>\nHm.\n</think>\n\n{SAID}") and await follows(f"<think></think>{SAID}")
+    assert not await follows(f"<think>{SAID}") and not await follows(f"Hm.</think>{SAID}")
+    assert not await follows(f"<think>Hm.</think>{SAID}", tokenizer=without_marks("<think>", "</think>"))
+
+
+async def test_a_thought_that_the_prompt_has_begun_is_ended_first() -> None:
+    assert await follows(f"Hm.\n</think>\n\n{SAID}", prompt="<|im_start|>assistant\n<think>\n")
+    assert not await follows(SAID, prompt="<|im_start|>assistant\n<think>\n")
+    assert await follows(SAID, prompt="<think>\nHm.</think><|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, without_marks("<tool_call>", "</tool_call>")], ids=["mark", "text"])
+async def test_tool_calls_may_take_the_place_of_an_answer_where_tools_are_offered(tokenizer: Tokenizer) -> None:
+    assert await follows(CALL, calls=True, tokenizer=tokenizer)
+    assert await follows(f"{CALL}\n{CALL}", calls=True, tokenizer=tokenizer)
+    assert await follows(f"<think>Hm.</think>\n{CALL}", calls=True, tokenizer=tokenizer)
+    assert await follows(SAID, calls=True, tokenizer=tokenizer)
+    assert not await follows(f"I shall add. {CALL}", calls=True, tokenizer=tokenizer)
+
+
+async def test_a_model_whose_answers_have_another_form_is_not_held_to_one() -> None:
+    renderer = renderer_for(TOKENIZER)
+
+    class Channelled(type(renderer)):  # type: ignore[misc]
+        def _answer(self, message: Any, text: str, index: int) -> Any:
+            return super()._answer(message, f"final: {text}", index)
+
+    formats = StructuredOutput(Channelled(TOKENIZER, renderer.config), TOKENIZER, len(TOKENIZER))
+    with pytest.raises(GatewayError, match="a form of their own"):
+        await formats.grammar(WANTED, [], calls=False)
+
+
+@pytest.mark.parametrize("why", ["takes one call", "takes no call"])
+async def test_a_template_that_refuses_calls_is_asked_for_less_and_then_refused(why: str) -> None:
+    renderer = renderer_for(TOKENIZER)
+
+    class Picky(type(renderer)):  # type: ignore[misc]
+        def _answer(self, message: Any, text: str, index: int) -> Any:
+            if len(message.get("tool_calls") or ()) > (why == "takes one call"):
+                raise TemplateError(why)
+            return super()._answer(message, text, index)
+
+    formats = StructuredOutput(Picky(TOKENIZER, renderer.config), TOKENIZER, len(TOKENIZER))
+    if why == "takes one call":
+        assert "calls" in await formats.grammar(WANTED, [], calls=True)
+        return
+    with pytest.raises(GatewayError, match="not both"):
+        await formats.grammar(WANTED, [], calls=True)
+    assert await formats.grammar(WANTED, [], calls=False)

@@ -1,0 +1,341 @@
+"""Models served elsewhere: here, by another Leyden server, through the same API."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anthropic
+import openai
+import pytest
+from aiohttp import web
+from modelserving import END, ModelServer, call, eventually, model_server
+from yarl import URL
+
+from leyden.records import CallStatus
+from leyden.server.gateway.upstream.client import UpstreamClient
+
+LOOK: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+QUESTION: Any = {"role": "user", "content": "Well?"}
+
+
+async def test_a_call_is_passed_on_and_recorded_without_tokens(tmp_path: Path) -> None:
+    async with model_server(tmp_path / "far") as far, model_server(tmp_path / "near") as near:
+        far.lines = [call("look", '{"at": "it"}') + END, "Seen." + END]
+        await far.new_attempt()
+        key = await near.new_attempt(routes={"gpt": "upstream", "own": "spark"})
+        assert near.service.gateway is not None
+        near.service.gateway.upstream = UpstreamClient(f"{far.url}/v1", far.key)
+        async with openai.AsyncOpenAI(base_url=f"{near.url}/v1", api_key=key, max_retries=0) as client:
+            first = await client.chat.completions.create(model="gpt", messages=[QUESTION], tools=[LOOK])
+            (made,) = first.choices[0].message.tool_calls or ()
+            messages: Any = [
+                QUESTION,
+                first.choices[0].message,
+                {"role": "tool", "tool_call_id": made.id, "content": "x"},
+            ]
+            said = ""
+            async for chunk in await client.chat.completions.create(
+                model="gpt", messages=messages, tools=[LOOK], stream=True
+            ):
+                said += chunk.choices[0].delta.content or "" if chunk.choices else ""
+            assert said == "Seen."
+            near.lines = ["Mine" + END]
+            own = await client.chat.completions.create(model="own", messages=[QUESTION])
+            assert own.choices[0].message.content == "Mine"
+            with pytest.raises(openai.NotFoundError, match="routes"):
+                await client.chat.completions.create(model="other", messages=[QUESTION])
+        episode = await near.check(calls=3)
+        assert [c.untrainable for c in episode.calls] == ["no tokens", "no tokens", None]
+        assert [c.policy for c in episode.calls] == ["upstream", "upstream", "spark"]
+        assert [m["role"] for m in episode.messages(episode.calls[1])] == ["user", "assistant", "tool"]
+        assert len(episode.calls[1].messages) < 3  # it holds only what it adds
+        assert (await far.check(calls=2)).calls[1].made == "continued"
+
+
+async def test_an_upstream_that_is_away_or_refuses_is_said_to(tmp_path: Path) -> None:
+    async with model_server(tmp_path) as near:
+        key = await near.new_attempt(routes={"gpt": "upstream"})
+        assert near.service.gateway is not None
+        async with openai.AsyncOpenAI(base_url=f"{near.url}/v1", api_key=key, max_retries=0) as client:
+            near.service.gateway.upstream = UpstreamClient("http://127.0.0.1:1/v1")
+            with pytest.raises(openai.InternalServerError, match="cannot be reached"):
+                await client.chat.completions.create(model="gpt", messages=[QUESTION])
+            near.service.gateway.upstream = UpstreamClient(f"{near.url}/v1", "a wrong key")
+            with pytest.raises(openai.InternalServerError, match="not a key"):
+                await client.chat.completions.create(model="gpt", messages=[QUESTION])
+        assert [c.status for c in (await near.check(calls=2)).calls] == [CallStatus.FAILED] * 2
+
+
+@pytest.fixture
+async def far(tmp_path: Path) -> AsyncIterator[ModelServer]:
+    async with model_server(tmp_path / "far") as running:
+        await running.new_attempt()
+        yield running
+
+
+@pytest.fixture
+async def near(tmp_path: Path, far: ModelServer) -> AsyncIterator[ModelServer]:
+    """A server that serves no model of its own."""
+    async with model_server(tmp_path / "near") as running:
+        await running.new_attempt()
+        gateway = running.service.gateway
+        assert gateway is not None
+        gateway.policies, gateway.upstream = {}, UpstreamClient(f"{far.url}/v1", far.key)
+        yield running
+
+
+@asynccontextmanager
+async def openai_at(server: ModelServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as client:
+        yield client
+
+
+@asynccontextmanager
+async def anthropic_at(server: ModelServer) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key=server.key, max_retries=0) as client:
+        yield client
+
+
+async def test_a_stream_is_passed_back_in_both_dialects(far: ModelServer, near: ModelServer) -> None:
+    thought = "<think>\nHm.\n</think>\n\nWait: " + call("look", '{"at": [1,  2]}') + call("look", "{}") + END
+    far.lines = [thought, thought]
+    async with openai_at(near) as client:
+        request: Any = {
+            "model": "gpt",
+            "messages": [QUESTION],
+            "tools": [LOOK],
+            "stream_options": {"include_usage": True},
+        }
+        async with client.chat.completions.stream(**request) as stream:
+            async for event in stream:
+                if event.type == "chunk" and any(choice.finish_reason for choice in event.chunk.choices):
+                    assert len((await near.episode()).calls) == 1  # it is in the record before its end is sent
+            answer = await stream.get_final_completion()
+        message = answer.choices[0].message
+        assert message.content == "Wait: "
+        assert [made.function.arguments for made in message.tool_calls or ()] == ['{"at":[1,2]}', "{}"]
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert answer.usage is not None and answer.usage.completion_tokens == len(far.tokenizer.encode(thought))
+    async with anthropic_at(near) as client:
+        tool: Any = {"name": "look", "input_schema": {"type": "object"}}
+        async with client.messages.stream(model="m", max_tokens=99, messages=[QUESTION], tools=[tool]) as stream:
+            said = await stream.get_final_message()
+        assert [block.type for block in said.content] == ["thinking", "text", "tool_use", "tool_use"]
+        assert said.stop_reason == "tool_use"
+    first, second = (await near.check(calls=2)).calls
+    assert (first.status, first.untrainable, first.response["reasoning_content"]) == (CallStatus.OK, "no tokens", "Hm.")
+    for made in (first.response, second.response):
+        assert [c["function"]["arguments"] for c in made["tool_calls"]] == ['{"at":[1,2]}', "{}"]
+
+
+async def test_choices_and_logprobs_are_passed_back_streamed_or_not(far: ModelServer, near: ModelServer) -> None:
+    far.lines = ["One" + END, "Two" + END] * 2
+    async with openai_at(near) as client:
+        request: Any = {"model": "gpt", "messages": [QUESTION], "n": 2, "logprobs": True, "top_logprobs": 1}
+        whole = await client.chat.completions.create(**request)
+        async with client.chat.completions.stream(**request) as stream:
+            streamed = await stream.get_final_completion()
+    for answer in (whole, streamed):
+        assert [choice.message.content for choice in answer.choices] == ["One", "Two"]
+        for choice, text in zip(answer.choices, ("One", "Two"), strict=True):
+            assert choice.logprobs is not None
+            assert "".join(token.token for token in choice.logprobs.content or ()) == text + END
+    assert [made.choice for made in (await near.check(calls=4)).calls] == [0, 1, 0, 1]
+
+
+async def test_a_format_is_asked_of_the_upstream_too(far: ModelServer, near: ModelServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    far.lines = ['{"a": 1}' + END] * 2
+    async with openai_at(near) as client:
+        wanted: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        await client.chat.completions.create(model="m", messages=[QUESTION], response_format=wanted)
+    async with anthropic_at(near) as client:
+        asked: Any = {"format": {"type": "json_schema", "schema": schema}}
+        await client.messages.create(model="m", max_tokens=99, messages=[QUESTION], output_config=asked)
+    assert [made.request["response_format"]["json_schema"]["schema"] for made in (await far.episode()).calls] == [
+        schema
+    ] * 2
+    assert [made.allowed for made in (await near.check(calls=2)).calls] == [None, None]
+
+
+async def test_an_upstream_that_dies_ends_the_stream_with_an_error(far: ModelServer, near: ModelServer) -> None:
+    alive = far.tokenizer.encode("This is going well, isn't it")
+    far.engine.script = lambda _: [*alive, -1]
+    async with openai_at(near) as client:
+        with pytest.raises(openai.APIError, match=r"upstream.*engine failed"):
+            async for _ in await client.chat.completions.create(model="m", messages=[QUESTION], stream=True):
+                pass
+    async with anthropic_at(near) as client:
+        with pytest.raises(anthropic.APIStatusError, match=r"upstream.*engine failed"):
+            async with client.messages.stream(model="m", max_tokens=99, messages=[QUESTION]) as stream:
+                await stream.get_final_message()
+    failed = (await near.check(calls=2)).calls
+    assert [made.status for made in failed] == [CallStatus.FAILED] * 2
+    assert all(made.response["content"].startswith("This is going") for made in failed)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_stream_that_just_stops_is_a_failure_too(near: ModelServer, cut: bool) -> None:
+    async def stop_short(request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await reply.prepare(request)
+        await reply.write(b': hello\r\n\r\ndata: {"choices": [{"index": 0,\r\ndata: "delta": ')
+        await reply.write(b'{"content": "So"}}]}\r\n\r\n')
+        if cut and request.transport is not None:
+            request.transport.close()
+        return reply
+
+    said = ""
+    async with service({"/v1/chat/completions": stop_short}) as url, openai_at(near) as client:
+        assert near.service.gateway is not None
+        near.service.gateway.upstream = UpstreamClient(f"{url}/v1")
+        with pytest.raises(openai.APIError, match="broke off"):
+            async for chunk in await client.chat.completions.create(model="m", messages=[QUESTION], stream=True):
+                said += chunk.choices[0].delta.content or ""
+    assert cut or said == "So"  # a connection that breaks takes with it what nobody had read yet
+    assert (await near.check(calls=1)).calls[0].status is CallStatus.FAILED
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_caller_who_goes_away_closes_the_request_upstream(
+    far: ModelServer, near: ModelServer, stream: bool
+) -> None:
+    far.engine.delay_s, far.engine.piece = 0.02, 1
+    far.lines = ["word " * 500]
+    body = {"model": "m", "messages": [QUESTION], "stream": stream, "max_tokens": 400}
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {near.key}"}) as session:
+        if stream:
+            async with session.post(f"{near.url}/v1/chat/completions", json=body) as reply:
+                async for line in reply.content:
+                    if b"word" in line:  # long before the last token is drawn
+                        break
+                reply.close()
+        else:
+            with pytest.raises(TimeoutError):
+                timeout = aiohttp.ClientTimeout(total=0.5)
+                await session.post(f"{near.url}/v1/chat/completions", json=body, timeout=timeout)
+    await eventually(lambda: far.engine.cancelled == 1)
+    assert near.service.gateway is not None
+    conversation = near.service.gateway._conversations[near.attempt]
+    await eventually(lambda: conversation.calls == 1)
+    assert (await near.check(calls=1)).calls[0].status is CallStatus.ABANDONED
+
+
+async def test_a_refusal_comes_before_the_stream_begins(far: ModelServer, near: ModelServer) -> None:
+    far.engine.context = 4
+    async with openai_at(near) as client:
+        with pytest.raises(openai.BadRequestError, match=r"upstream.*tokens"):
+            await client.chat.completions.create(model="m", messages=[QUESTION], stream=True)
+
+    async def busy(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "slow down"}}, status=429, headers={"retry-after": "7"})
+
+    async with service({"/v1/chat/completions": busy}) as url, openai_at(near) as client:
+        assert near.service.gateway is not None
+        near.service.gateway.upstream = UpstreamClient(f"{url}/v1")
+        with pytest.raises(openai.RateLimitError, match="slow down") as refused:
+            await client.chat.completions.create(model="m", messages=[QUESTION], stream=True)
+        assert refused.value.response.headers["retry-after"] == "7"
+
+
+async def test_its_models_are_listed_where_there_are_no_others(near: ModelServer) -> None:
+    async with openai_at(near) as client:
+        assert [model.id async for model in client.models.list()] == ["spark"]
+        assert (await client.models.retrieve("spark")).id == "spark"
+
+
+# Other paths
+
+
+@asynccontextmanager
+async def service(routes: dict[str, Any]) -> AsyncIterator[str]:
+    """Another kind of service, on a port of its own."""
+    app = web.Application()
+    app.add_routes([web.post(path, handler) for path, handler in routes.items()])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_other_models_are_called_at_the_upstream_with_its_own_key(near: ModelServer) -> None:
+    seen: list[web.Request] = []
+
+    async def embed(request: web.Request) -> web.Response:
+        seen.append(request)
+        asked = await request.json()
+        data = [{"object": "embedding", "index": 0, "embedding": [0.5, len(asked["input"])]}]
+        return web.json_response(
+            {"object": "list", "model": "e", "data": data, "usage": {"prompt_tokens": 1, "total_tokens": 1}}
+        )
+
+    async def speak(request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse(headers={"content-type": "audio/mpeg"})
+        await reply.prepare(request)
+        for _ in range(3):
+            await reply.write(b"\xff\xfb" * 1000)
+        return reply
+
+    async def hear(request: web.Request) -> web.Response:
+        form = await request.post()
+        return web.json_response({"text": form["file"].file.read().decode()})  # type: ignore[union-attr]
+
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "too rude"}}, status=400)
+
+    routes = {
+        "/v1/embeddings": embed,
+        "/v1/audio/speech": speak,
+        "/v1/audio/transcriptions": hear,
+        "/v1/moderations": refuse,
+    }
+    async with service(routes) as url, openai_at(near) as client:
+        assert near.service.gateway is not None
+        near.service.gateway.upstream = UpstreamClient(f"{url}/v1", "the upstream's key")
+        answer = await client.embeddings.create(
+            model="e", input="four", encoding_format="float", extra_headers={"cookie": "mine"}, extra_query={"x": "y"}
+        )
+        assert answer.data[0].embedding == [0.5, 4]
+        assert seen[0].headers["authorization"] == "Bearer the upstream's key"
+        assert near.key not in str(seen[0].headers) and "cookie" not in seen[0].headers
+        assert seen[0].query == {"x": "y"}
+        speech = await client.audio.speech.create(model="s", voice="v", input="hi")
+        assert speech.response.headers["content-type"] == "audio/mpeg"
+        assert await speech.aread() == b"\xff\xfb" * 3000
+        assert (await client.audio.transcriptions.create(model="t", file=b"heard")).text == "heard"
+        with pytest.raises(openai.BadRequestError, match="too rude"):
+            await client.moderations.create(model="m", input="x")
+    await near.check(calls=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "says"),
+    [
+        ("POST", "/v1/embeddings", 404, "--upstream"),
+        ("POST", "/role/critic/v1/embeddings", 404, "--upstream"),
+        ("POST", "/v1/responses", 404, "/v1/chat/completions"),
+        ("POST", "/v1/load_lora_adapter", 404, "not served"),
+        ("POST", "/v1/chat", 404, "not served"),
+        ("GET", "/v1/files", 404, "not served"),
+        ("DELETE", "/v1/files/x", 404, "not served"),
+        ("POST", "/v1/audio/%2e%2e/files", 400, "path"),
+        ("POST", "/v1/audio/../../admin", 400, "path"),
+    ],
+)
+async def test_what_is_not_served_is_said_to_be_so(
+    near: ModelServer, method: str, path: str, status: int, says: str
+) -> None:
+    assert near.service.gateway is not None
+    near.service.gateway.upstream = None
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {near.key}"}) as session:
+        async with session.request(method, URL(near.url + path, encoded=True), json={}) as reply:
+            answer = await reply.json()
+        assert (reply.status, says in answer["error"]["message"]) == (status, True), answer
+        async with session.request(method, URL(near.url + path, encoded=True), headers={"authorization": ""}) as reply:
+            assert reply.status == 401

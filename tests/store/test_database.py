@@ -1,0 +1,228 @@
+"""What is refused, what is migrated, and what is given back to the disk."""
+
+import hashlib
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, inspect, select, text
+
+from leyden.outcomes import Ending, Outcome
+from leyden.records import Call, Reward, Task
+from leyden.store import migrations, queries
+from leyden.store.database import Database
+from leyden.store.errors import StoreUnusable
+from leyden.store.queue import LeaseQuery
+from leyden.store.schema import meta
+from leyden.store.store import Store
+from leyden.wire import FinishRequest, GroupSpec, RunSpec
+
+
+async def fill(path: Path, calls: int = 3, run: str = "r") -> None:
+    store = await Store(path).start()
+    await store.create_run(RunSpec(run))
+    for number in range(calls):
+        await store.enqueue(run, GroupSpec(f"{run}-{number}", Task("t", {})))
+        (grant,) = await store.lease(LeaseQuery("w", 1, run, None))
+        call = Call("c", prompt_ids=tuple(range(10_000)), completion_ids=(1,), logprobs=(-0.5,))
+        await store.record_calls(run, grant.attempt.id, [call])
+        await store.finish(run, grant.attempt.id, FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", 1.0),)))
+    await store.close()
+
+
+def fingerprint(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def refuse(path: Path, complaint: str) -> None:
+    """Opening fails with a clear message and leaves every byte as it was."""
+    before = fingerprint(path)
+    for readonly in (False, True):
+        with pytest.raises(StoreUnusable, match=complaint) as refusal:
+            Database(path, readonly=readonly)
+        assert str(path) in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+    assert fingerprint(path) == before
+
+
+async def test_a_store_of_a_newer_schema_is_refused_and_left_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "leyden.db"
+    await fill(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE meta SET value = '999'")
+    connection.close()
+    refuse(path, "newer Leyden")
+
+
+async def test_a_damaged_store_is_refused_and_left_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "leyden.db"
+    await fill(path)
+    whole = path.read_bytes()
+    for damaged in (
+        whole[: len(whole) // 2],  # cut short
+        whole[:20_000] + b"\xff" * 8192 + whole[28_192:],  # overwritten in the middle
+        b"not a database at all" * 100,
+    ):
+        path.write_bytes(damaged)
+        refuse(path, "corrupt")
+
+
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE meta (name TEXT)")
+    connection.close()
+    refuse(path, "not a store of Leyden's")
+
+
+@pytest.mark.parametrize("location", ["mysql://localhost/x", "://", "postgresql://nobody@127.0.0.1:1/none"])
+def test_a_location_that_cannot_be_opened_is_one_line(location: str) -> None:
+    with pytest.raises(StoreUnusable) as refusal:
+        Database(location)
+    assert "\n" not in str(refusal.value)
+
+
+async def test_two_servers_cannot_write_to_one_file(tmp_path: Path) -> None:
+    store = await Store(tmp_path / "leyden.db").start()
+    with pytest.raises(StoreUnusable, match="in use"):
+        Database(tmp_path / "leyden.db")
+    Database(tmp_path / "leyden.db", readonly=True).close()
+    await store.close()
+    Database(tmp_path / "leyden.db").close()
+
+
+async def test_an_older_store_is_brought_forward_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "leyden.db"
+    await fill(path)
+    steps: list[int] = []
+
+    following = migrations.SCHEMA + 1
+
+    def add_colour(connection: Connection) -> None:
+        steps.append(following)
+        connection.execute(text("ALTER TABLE runs ADD COLUMN colour VARCHAR"))
+
+    monkeypatch.setattr(migrations, "SCHEMA", following)
+    monkeypatch.setattr(migrations, "STEPS", {following: add_colour})
+    for _ in range(2):
+        database = Database(path)
+        with database.reader.connect() as connection:
+            assert "colour" in {column["name"] for column in inspect(connection).get_columns("runs")}
+            assert connection.scalar(select(meta.c.value)) == str(following)
+            assert queries.summary(connection, "r").calls == 3
+        database.close()
+    assert steps == [following]
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+async def test_a_store_of_the_first_schema_is_brought_forward(tmp_path: Path, readonly: bool) -> None:
+    path = tmp_path / "leyden.db"
+    await fill(path, 1)
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE attempts DROP COLUMN output")
+        connection.execute("DROP TABLE scorings")
+        for index, columns in (("queue", "position, seq"), ("queue_of_run", "run_id, position, seq")):
+            connection.execute(f"DROP INDEX {index}")
+            connection.execute(f"CREATE INDEX {index} ON rollouts ({columns}) WHERE state = 'queued'")
+        for column in ("not_before", "alone"):
+            connection.execute(f"ALTER TABLE rollouts DROP COLUMN {column}")
+        connection.execute("UPDATE meta SET value = '1' WHERE name = 'schema'")
+    connection.close()
+    database = Database(path, readonly=readonly)
+    with database.reader.connect() as connection:
+        assert queries.episode(connection, "r", "r-0.0.1").output == ""
+    database.close()
+    store = await Store(path).start()
+    await store.enqueue("r", GroupSpec("new", Task("t", {})))
+    (grant,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    await store.finish("r", grant.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR), output="hello\n\0"))
+    assert (await store.read(queries.episode, "r", grant.attempt.id)).output == "hello\n\0"
+    await store.close()
+
+
+async def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "leyden.db"
+    await fill(path)
+
+    def fail_halfway(connection: Connection) -> None:
+        connection.execute(text("DROP TABLE metrics"))
+        raise RuntimeError("halfway")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "SCHEMA", migrations.SCHEMA + 1)
+        patch.setattr(migrations, "STEPS", {migrations.SCHEMA: fail_halfway})
+        with pytest.raises(RuntimeError, match="halfway"):
+            Database(path)
+    database = Database(path)
+    with database.reader.connect() as connection:
+        assert queries.metric_list(connection, "r", after=0, limit=1) == []
+    database.close()
+
+
+async def test_deleting_a_run_frees_its_space(tmp_path: Path) -> None:
+    path = tmp_path / "leyden.db"
+    await fill(path, 2, "small")
+    await fill(path, 100, "large")
+    store = await Store(path).start()
+    before = store.database.size()
+    await store.delete_run("large")
+    assert store.database.size() < before / 5
+    assert (await store.read(queries.summary, "small")).calls == 2
+    await store.close()
+
+
+async def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(tmp_path: Path) -> None:
+    path = tmp_path / "leyden.db"
+    await fill(path, 5)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE runs SET state = 'deleting'")
+    connection.close()
+    store = await Store(path).start()
+    with store.changes.listen("r", "run.deleted") as gone:
+        await gone.wait()
+    assert await store.read(lambda c: c.scalar(text("SELECT count(*) FROM calls"))) == 0
+    await store.close()
+
+
+async def test_a_conversation_takes_space_linear_in_its_tokens(tmp_path: Path) -> None:
+    sizes = []
+    for turns in (50, 100):
+        store = await Store(tmp_path / f"{turns}.db").start()
+        await store.create_run(RunSpec("r"))
+        await store.enqueue("r", GroupSpec("g", Task("t", {})))
+        (grant,) = await store.lease(LeaseQuery("w", 1, None, None))
+        parent, length = None, 0
+        for turn in range(turns):
+            added = tuple(range(300, 400))
+            call = Call(
+                f"c{turn}",
+                parent=parent,
+                kept_ids=length,
+                prompt_ids=added,
+                completion_ids=added,
+                logprobs=(-0.5,) * 100,
+                messages=({"role": "user", "content": "x" * 300},),
+                response={"role": "assistant", "content": "y" * 300},
+            )
+            await store.record_calls("r", grant.attempt.id, [call])
+            parent, length = call.id, length + 200
+        episode = await store.read(queries.episode, "r", grant.attempt.id)
+        assert len(episode.prompt_ids(episode.calls[-1])) == 200 * turns - 100
+        rows = await store.read(lambda c: c.execute(text("SELECT * FROM calls")).all())
+        sizes.append(sum(len(cell) for row in rows for cell in row if isinstance(cell, (str, bytes))))
+        await store.close()
+    assert sizes[1] < 2.1 * sizes[0]
+
+
+async def test_a_copy_taken_while_the_store_is_in_use_is_a_sound_store(tmp_path: Path) -> None:
+    """The files of a process that was killed are a copy of this kind."""
+    store = await Store(tmp_path / "leyden.db").start()
+    await store.create_run(RunSpec("r"))
+    (tmp_path / "copy").mkdir()
+    for suffix in ("", "-wal"):
+        shutil.copy(tmp_path / f"leyden.db{suffix}", tmp_path / "copy" / f"leyden.db{suffix}")
+    await store.close()
+    copy = await Store(tmp_path / "copy" / "leyden.db").start()
+    assert await copy.read(queries.run_ids) == ["r"]
+    await copy.close()

@@ -1,0 +1,111 @@
+"""Workers that go away at the worst moment: what was granted to them is not lost, and not charged."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from leyden.outcomes import Ending, Outcome
+from leyden.records import State, Task
+from leyden.store import queries
+from leyden.store.lease_dispatcher import LeaseDispatcher
+from leyden.store.queue import LeasedAttempt, LeaseQuery
+from leyden.store.store import Store
+from leyden.wire import EventCursor, FinishRequest, GroupSpec, RunSpec
+
+GONE = LeaseQuery("gone", 1, None, None)
+
+
+async def queue_one(store: Store) -> None:
+    await store.enqueue("r", GroupSpec("g", Task("t", {}), max_attempts=1))
+
+
+async def happened(store: Store, kind: str) -> None:
+    assert (await store.events("r", EventCursor(kind=kind, wait=30))).events
+
+
+async def check_given_back(store: Store) -> None:
+    await happened(store, "attempt.ended")
+    detail = await store.read(queries.rollout_detail, "r", "g.0")
+    assert detail.rollout.state is State.QUEUED  # though one attempt was all it had
+    (grant,) = await store.lease(LeaseQuery("here", 1, None, None))
+    assert grant.attempt.id == "g.0.2"
+
+
+async def test_a_worker_who_leaves_while_it_is_served_is_not_charged_for(store: Store) -> None:
+    await queue_one(store)
+    gate = asyncio.Event()
+
+    async def lease(wants: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+        granted = await store._lease(wants)
+        await gate.wait()
+        return granted
+
+    desk = LeaseDispatcher(lease, store._give_up)
+    asking = asyncio.create_task(desk.ask(GONE, 30))
+    await happened(store, "attempt.started")
+    asking.cancel()
+    gate.set()
+    await check_given_back(store)
+    await desk.close()
+
+
+async def test_a_worker_who_leaves_between_grant_and_answer_is_not_charged_for(store: Store) -> None:
+    await queue_one(store)
+
+    async def lease(wants: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+        granted = await store._lease(wants)
+        asyncio.get_running_loop().call_soon(asking.cancel)  # after the grant is set, before its owner wakes up
+        return granted
+
+    desk = LeaseDispatcher(lease, store._give_up)
+    asking = asyncio.create_task(desk.ask(GONE, 30))
+    await check_given_back(store)
+    assert asking.cancelled()
+    await desk.close()
+
+
+async def test_a_desk_survives_a_failing_store(store: Store) -> None:
+    await queue_one(store)
+    failures = iter([RuntimeError("the disk is gone")])
+
+    async def lease(wants: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+        for failure in failures:
+            raise failure
+        return await store._lease(wants)
+
+    desk = LeaseDispatcher(lease, store._give_up)
+    first, second = await asyncio.gather(desk.ask(GONE, 0), desk.ask(GONE, 0), return_exceptions=True)
+    assert isinstance(first, RuntimeError)
+    assert isinstance(second, RuntimeError)
+    assert len(await desk.ask(GONE, 0)) == 1
+    await desk.close()
+
+
+async def test_idle_workers_cost_no_operations(store: Store) -> None:
+    await queue_one(store)
+    waiting = [asyncio.create_task(store.lease(LeaseQuery(f"w{n}", 1, "r", None), 30)) for n in range(100)]
+    await happened(store, "attempt.started")
+    before = store.writer.operations
+    await asyncio.gather(*(store.enqueue("r", GroupSpec(f"h{n}", Task("t", {}))) for n in range(3)))
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    while sum(task.done() for task in waiting) < 4:
+        await asyncio.wait([task for task in waiting if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+    assert store.writer.operations - before <= 3 + 3  # three groups, and a lease for each at the most
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_retry_that_waits_for_its_time_is_known_after_a_restart(tmp_path: Path) -> None:
+    store = await Store(tmp_path / "leyden.db").start()
+    await store.create_run(RunSpec("r"))
+    await store.enqueue("r", GroupSpec("g", Task("t", {})))
+    (first,) = await store.lease(GONE)
+    await store.finish("r", first.attempt.id, FinishRequest(Outcome(Ending.ENGINE_ERROR)))
+    await store.close()
+    store = await Store(tmp_path / "leyden.db").start()
+    assert await store.lease(GONE) == []
+    async with asyncio.timeout(10):
+        (second,) = await store.lease(GONE, 30)
+    assert second.attempt.id == "g.0.2"
+    await store.close()

@@ -1,0 +1,76 @@
+"""On a GPU a tree goes through FlexAttention, or a dense mask where it is small, and has the gradient of rows."""
+
+from random import Random
+
+import pytest
+import torch
+from msgspec.structs import replace
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from leyden.config import TrainingConfig
+from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.loss.ppo_clip import ppo_clip
+from leyden.trainer.batch.samples import Sample
+from leyden.trainer.policy.objective import Objective, OldLogprobs
+from leyden.trainer.policy.policy import Policy
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU on this machine")
+OBJECTIVE = Objective(ppo_clip, Hyperparameters())
+KINDS = {
+    "llama": {},
+    "mistral": {"sliding_window": 300},
+    "gemma3_text": {"sliding_window": 300, "layer_types": ["sliding_attention", "full_attention"]},
+}
+
+
+def small(kind: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    shape = {"vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096}
+    config = CONFIG_MAPPING[kind](**shape, **KINDS[kind], initializer_range=0.1, attn_implementation="sdpa")
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).cuda().eval()
+    return model
+
+
+def rollouts(turns: int) -> list[Sample]:
+    """Four rollouts of a task that go on from turn to turn."""
+    rng = Random(0)
+    task = tuple(rng.randrange(1, 256) for _ in range(200))
+    rows = []
+    for rollout in range(4):
+        history = task
+        for turn in range(turns):
+            completion = tuple(rng.randrange(1, 256) for _ in range(rng.randint(20, 60)))
+            rows.append(
+                Sample(
+                    call=f"{rollout}-{turn}",
+                    rollout=rollout,
+                    turn=turn,
+                    prompt_ids=history,
+                    completion_ids=completion,
+                    chosen=range(len(completion)),
+                    sampler=(-5.0,) * len(completion),
+                    temperature=1.0,
+                    advantage=rng.uniform(-1, 1),
+                    weight=1 / len(completion),
+                )
+            )
+            history = (*history, *completion, *(rng.randrange(1, 256) for _ in range(rng.randint(20, 60))))
+    return rows
+
+
+def gradient(model: PreTrainedModel, rows: list[Sample], layout: str) -> torch.Tensor:
+    policy = Policy(model, TrainingConfig(layout=layout, batch_tokens=8192))  # type: ignore[arg-type]
+    policy._cost = replace(policy._cost, tree=0.0)  # trees, whatever they share
+    policy.accumulate(rows, OldLogprobs(), OBJECTIVE)
+    found = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    policy.optimiser.zero_grad(set_to_none=True)
+    return found
+
+
+@pytest.mark.parametrize("turns", [3, 12], ids=["dense", "blocks"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tree_has_the_gradient_of_rows(kind: str, turns: int) -> None:
+    model, rows = small(kind), rollouts(turns)
+    by_rows, by_tree = gradient(model, rows, "rows"), gradient(model, rows, "tree")
+    assert (by_tree - by_rows).norm() <= 1e-4 * by_rows.norm()

@@ -1,0 +1,36 @@
+"""A step in one line: what it says is of this run and of this process."""
+
+import io
+
+from rich.console import Console
+from smallepisodes import call
+
+from leyden.trainer.batch.samples import StepAccounting
+from leyden.trainer.loop import StepReport
+from leyden.trainer.report.console import ConsoleReport
+from leyden.trainer.rollouts.evaluation import EvaluationResult
+
+
+def line(report: StepReport, held_out: float | None = None) -> str:
+    console = Console(file=io.StringIO())
+    ConsoleReport(console, 9, held_out).step(report, 0.0)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_run_that_goes_on_shows_its_last_measurement_until_the_next() -> None:
+    assert "held-out 0.625 " in line(StepReport(1, [1.0], StepAccounting()), 0.625)
+    console = Console(file=io.StringIO())
+    display = ConsoleReport(console, 9, 0.625)
+    display.measured(2, EvaluationResult(0.75, None, 1, {}), [])
+    display.step(StepReport(2, [1.0], StepAccounting(), held_out=EvaluationResult(0.75, None, 1, {})), 0.0)
+    assert isinstance(console.file, io.StringIO)
+    assert "held-out 0.750*" in console.file.getvalue()
+
+
+def test_what_was_drawn_before_the_step_is_not_in_its_speed() -> None:
+    report = StepReport(1, [1.0], StepAccounting(), began=100.0, sampling_s=2.0)
+    report.count_tokens([call("earlier", 1000, started=90.0)])
+    assert "1000 tokens  sampled before" in line(report)
+    report.count_tokens([call("now", 10, started=101.0)])
+    assert "1010 tokens  5 tok/s sampled" in line(report)

@@ -1,0 +1,58 @@
+"""A line a step, with every rollout accounted for; steps that will happen again are taken out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from leyden.remote import Remote
+from leyden.trainer.batch.samples import StepAccounting
+from leyden.trainer.loop import StepReport
+from leyden.trainer.policy.policy import UpdateMetrics
+from leyden.trainer.report.metrics_log import MetricsLog, read_metrics
+from leyden.trainer.report.plot import draw_image, draw_text
+from leyden.trainer.rollouts.evaluation import EvaluationResult
+from leyden.wire import RunSpec
+
+
+def report(step: int, **fields: Any) -> StepReport:
+    accounts = StepAccounting(asked=4, trained=3)
+    accounts.outcomes.update({"succeeded": 3, "lost": 1})
+    accounts.excluded["lost"] = 1
+    figures = [UpdateMetrics(loss=-0.1, grad_norm=2.0, tokens=30, computed=90, statistics={"entropy": 1.5})]
+    return StepReport(step, [1.0, 0.0, 0.0], accounts, figures, sampled=40, **fields)
+
+
+async def test_a_step_is_written_down_and_sent(remote: Remote, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    await remote.create_run(RunSpec("r"))
+    journal = MetricsLog(path, 0, remote, "r", ())
+    journal.measured(0, EvaluationResult(0.25, 0.1, 4, {"succeeded": 4}), [])
+    journal.step(report(1, held_out=EvaluationResult(0.5, 0.1, 4, {"succeeded": 3, "timeout": 1})), 0.0)
+    await journal.close()
+    before, first = read_metrics(path)
+    assert before["held_out/reward"] == 0.25
+    assert first["rollouts/asked"] == first["rollouts/trained"] + first["rollouts/excluded/lost"] == 4
+    assert (first["held_out/reward"], first["held_out/timeout"]) == (0.5, 1)
+    assert first["tokens/trained"] == 30
+    sent = (await remote.metrics("r")).metrics
+    assert {metric.name: metric.value for metric in sent if metric.step == 1} == {
+        name: value for name, value in first.items() if name not in ("step", "time")
+    }
+
+
+async def test_a_run_that_goes_on_forgets_what_will_happen_again(remote: Remote, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(6)) + '{"step": 6, "rew')
+    MetricsLog(path, 3, remote, "r", ())
+    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3]
+    MetricsLog(path, 0, remote, "r", ())
+    assert read_metrics(path) == []
+
+
+def test_a_curve_is_drawn_from_whatever_there_is(tmp_path: Path) -> None:
+    rows = [{"step": 0, "held_out/reward": 0.25}, {"step": 1, "reward/mean": 0.5}, {"step": 2, "held_out/reward": 1.0}]
+    text = draw_text(rows)
+    assert "1.00" in text and "0.25" in text and text.count("●") == 3  # two points and the legend
+    assert draw_text([]) == "no rewards yet"
+    draw_image(rows, "r", tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

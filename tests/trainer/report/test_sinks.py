@@ -1,0 +1,39 @@
+"""Metrics reach the places that a configuration names, in the forms that those places read."""
+
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from leyden.config import ConfigError, read_config
+from leyden.trainer.report.sinks import open_sinks
+
+CONFIG = {"run": "r", "agent": "a:b", "tasks": "t"}
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    (sink,) = open_sinks(read_config({**CONFIG, "report": ["tensorboard"]}), tmp_path)
+    for step in range(3):
+        sink.write(step, {"reward/mean": step / 2, "tokens/sampled": 10.0})
+    sink.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    assert "config/text_summary" in events.Tags()["tensors"]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+def test_others_write_too_or_say_what_to_install(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    config = read_config({**CONFIG, "report": [name]})
+    try:
+        __import__(name)
+    except ImportError:
+        with pytest.raises(ConfigError, match=f"{name} needs the package {name}: pip install {name}"):
+            open_sinks(config, tmp_path)
+        return
+    (sink,) = open_sinks(config, tmp_path)
+    sink.write(0, {"reward/mean": 0.25})
+    sink.close()
+    assert any(path.is_file() for path in tmp_path.rglob("*"))

@@ -1,0 +1,84 @@
+"""Tasks are read whole or refused, split by seed, and drawn in an order that only the seed decides."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from leyden.config import ConfigError, read_config
+from leyden.trainer.rollouts.tasks import Tasks, as_rows, read_rows, read_tasks
+
+
+def tasks_of(folder: Path, rows: list[dict[str, object]], **settings: object) -> Tasks:
+    (folder / "tasks.jsonl").write_text(as_rows(rows))
+    base = {"run": "r", "agent": "a:b", "tasks": "tasks.jsonl", "base": str(folder)}
+    return read_tasks(read_config({**base, **settings}))
+
+
+ROWS: list[dict[str, object]] = [{"question": f"{n} + 1", "answer": n + 1} for n in range(20)]
+
+
+def test_every_task_once_an_epoch_in_an_order_of_its_own(tmp_path: Path) -> None:
+    tasks = tasks_of(tmp_path, ROWS, held_out=4, seed=3)
+    assert len(tasks.train) == 16
+    first = [tasks.draw(position).id for position in range(16)]
+    second = [tasks.draw(position).id for position in range(16, 32)]
+    assert sorted(first) == sorted(second) == sorted(task.id for task in tasks.train)
+    assert first != second
+    again = tasks_of(tmp_path, ROWS, held_out=4, seed=3)
+    assert [again.draw(position).id for position in range(16)] == first
+    other = tasks_of(tmp_path, ROWS, held_out=4, seed=4)
+    assert [other.draw(position).id for position in range(16)] != first
+
+
+@pytest.mark.parametrize(("held_out", "number"), [(5, 5), (0.25, 5), (0, 0)])
+def test_what_is_held_out_is_not_trained_on(held_out: float, number: int, tmp_path: Path) -> None:
+    tasks = tasks_of(tmp_path, ROWS, held_out=held_out)
+    assert len(tasks.held_out) == number
+    assert not {task.id for task in tasks.train} & {task.id for task in tasks.held_out}
+
+
+def test_tasks_held_out_in_a_file_may_not_be_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "held.jsonl").write_text(as_rows(ROWS[:2]))
+    with pytest.raises(ConfigError, match="has 2 of the tasks"):
+        tasks_of(tmp_path, ROWS, held_out="held.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"a": 1}\n{"a": \n', "tasks.jsonl:2: this line is not JSON"),
+        ('{"a": 1}\n\n[1]\n', "tasks.jsonl:3: a task is a JSON object"),
+        ('{"a": 1}\n{"a": 1}\n', "tasks.jsonl:2: the same task as in line 1"),
+        ('{"id": "a b"}\n', "tasks.jsonl:1: 'a b' cannot be an id"),
+        ('{"id": "%s"}' % ("x" * 121), "an `id` has 120 characters at the most"),
+        ("\n", "has no tasks"),
+    ],
+)
+def test_a_bad_line_is_named(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_rows(tmp_path / "tasks.jsonl")
+    assert says in str(caught.value)
+
+
+def test_an_id_may_be_a_number(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": 7, "q": 1}))
+    (task,) = read_rows(tmp_path / "tasks.jsonl")
+    assert task.id == "7"
+
+
+def test_holding_everything_out_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave none to train on"):
+        tasks_of(tmp_path, ROWS, held_out=20)
+
+
+def test_a_mixture_is_told_apart_by_a_key_that_tasks_have(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`algorithm\.mixture`: no task has a 'source'; their keys are question"):
+        tasks_of(tmp_path, ROWS, algorithm={"mixture": "source"})
+    assert tasks_of(tmp_path, [*ROWS, {"source": "sql"}], algorithm={"mixture": "source"}).train
+
+
+def test_tasks_that_are_no_json() -> None:
+    with pytest.raises(ConfigError, match="must be JSON"):
+        as_rows([{"x": object()}])
