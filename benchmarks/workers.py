@@ -86,7 +86,7 @@ async def measure(remote: Remote, name: str, agent: str, rollouts: int, options:
     try:
         await bench.finish(WARM_UP)
         beneath = psutil.Process(worker.process.pid).children()
-        hosts = [process for process in beneath if not any("warden" in word for word in process.cmdline())]
+        hosts = [process for process in beneath if not any("orphan_reaper" in word for word in process.cmdline())]
         here = psutil.Process()
         server = next(process for process in here.children() if "scripted_server.py" in " ".join(process.cmdline()))
         parts = (server, psutil.Process(worker.process.pid), hosts)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from leyden import defaults
 from leyden.outcomes import Outcome
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@~-]*$(?!\n)"
@@ -79,11 +80,11 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
 class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What the server needs to know of a run to look after its rollouts."""
 
-    lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 60.0
+    lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = defaults.LEASE_S
     """How long an attempt lives without a heartbeat."""
-    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = defaults.MAX_ATTEMPTS
     """Attempts of a rollout, the first included, before a retried ending becomes final."""
-    failure_reward: Real = 0.0
+    failure_reward: Real = defaults.FAILURE_REWARD
     """What a rollout scores that ends as `agent_error` or `timeout`."""
     agent_rewards: bool = False
     """Whether the agent's own key may set rewards."""

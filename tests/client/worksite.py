@@ -97,7 +97,7 @@ def hosts_of(worker: WorkerProcess) -> list[psutil.Process]:
 def is_warden(process: psutil.Process) -> bool:
     """Whether it is what remains of a worker that is killed."""
     try:
-        return any(word.endswith("warden.py") for word in process.cmdline())
+        return any(word.endswith("orphan_reaper.py") for word in process.cmdline())
     except psutil.Error:
         return False
 

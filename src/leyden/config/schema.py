@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
 
+from leyden import defaults
 from leyden.records import Id, Name, Real
 
 Whole = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -23,7 +24,7 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class RolloutConfig(_Section, frozen=True):
     """How long and how far one execution of the agent may go."""
 
-    time_limit_s: Positive = 600.0
+    time_limit_s: Positive = defaults.TIME_LIMIT_S
     memory_mb: AtLeastOne | None = None
     """Memory of each process of an agent that is a command."""
     cpu_s: Positive | None = None
@@ -32,17 +33,17 @@ class RolloutConfig(_Section, frozen=True):
     """Model calls, so that a looping policy ends."""
     max_tokens: AtLeastOne | None = None
     """Sampled tokens."""
-    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = defaults.MAX_ATTEMPTS
     """Attempts where the machinery fails; an agent's own failure is its result."""
-    failure_reward: Real = 0.0
+    failure_reward: Real = defaults.FAILURE_REWARD
     """What a rollout scores whose agent raises or runs out of time."""
     history: Literal["template", "exact"] = "template"
     """Whether earlier turns are shown as the model's template shows them, or with every token that was sampled."""
-    lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 60.0
+    lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = defaults.LEASE_S
     """How long a worker may be silent before its rollouts are given to another."""
-    reward_time_limit_s: Positive = 600.0
+    reward_time_limit_s: Positive = defaults.REWARD_TIME_LIMIT_S
     """How long one call of the reward function may take."""
-    reward_tries: Annotated[int, Meta(ge=1, le=100)] = 3
+    reward_tries: Annotated[int, Meta(ge=1, le=100)] = defaults.REWARD_TRIES
     """Calls of a reward function that fails, before the rollout ends without a reward."""
     agent_rewards: bool = False
     """Whether the agent's own key may set rewards over HTTP."""
@@ -210,11 +211,11 @@ class EngineConfig(_Section, frozen=True):
 class WorkerConfig(_Section, frozen=True):
     """What runs agents on this machine."""
 
-    hosts: Whole = 1
+    hosts: Whole = defaults.WORKER_PROCESSES
     """Processes with agents in them; 0: none here, `leyden worker` runs them elsewhere."""
-    concurrency: AtLeastOne = 64
+    concurrency: AtLeastOne = defaults.CONCURRENCY
     """Rollouts at once, over all hosts."""
-    drain_s: NotNegative = 30.0
+    drain_s: NotNegative = defaults.DRAIN_S
     """Where an agent hangs in a host, how long the others in it may go on before it is ended."""
 
 
@@ -255,7 +256,7 @@ class UpstreamConfig(_Section, frozen=True):
     """An OpenAI-compatible service for model names that the routes send there; its key is in LEYDEN_UPSTREAM_KEY."""
 
     url: str | None = None
-    timeout_s: Positive = 600.0
+    timeout_s: Positive = defaults.UPSTREAM_TIMEOUT_S
     """How long it may be silent."""
 
 

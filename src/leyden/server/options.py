@@ -5,6 +5,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from leyden import defaults
+
 REFUSED = 2
 """The exit status of a server that cannot serve, whatever is tried."""
 
@@ -24,11 +26,11 @@ class ServeOptions(Struct, frozen=True):
     advertise: str | None = None
     """The URL that workers and agents are told; None: where it listens."""
     keyless: bool = False
-    max_body_mb: int = 32
+    max_body_mb: int = defaults.MAX_BODY_MB
     upstream: str | None = None
     """The base URL of an OpenAI-compatible service that answers model calls."""
     upstream_key: str | None = None
-    upstream_timeout_s: float = 600.0
+    upstream_timeout_s: float = defaults.UPSTREAM_TIMEOUT_S
     """How long it may be silent."""
 
     @property

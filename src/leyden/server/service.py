@@ -5,6 +5,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from leyden import defaults
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.keys import Keyring
 from leyden.server.leases import ActiveLeases
@@ -21,7 +22,7 @@ class ServerSettings(Struct, frozen=True):
     """Where workers and agents reach it, which need not be where it listens."""
     keyless: bool = False
     """Whether a caller without a key may do everything; only ever on loopback."""
-    max_body: int = 32 * 2**20
+    max_body: int = defaults.MAX_BODY_MB * 2**20
     """Bytes in a request, packed or unpacked."""
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from leyden import defaults
 from leyden.client.attempt.errors import describe
 from leyden.client.attempt.result import NotAReward, read_reward
 from leyden.client.user_code import in_thread, loop_apart, on_loop
@@ -36,8 +37,8 @@ class Unrewarded(NoReward):
 class RetryPolicy(Struct, frozen=True):
     """How long one try may take, and how many there are."""
 
-    limit_s: float = 600.0
-    tries: int = 3
+    limit_s: float = defaults.REWARD_TIME_LIMIT_S
+    tries: int = defaults.REWARD_TRIES
 
 
 class RewardFunction:

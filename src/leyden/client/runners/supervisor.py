@@ -29,7 +29,7 @@ class TimeLimits(Struct, frozen=True):
     """One attempt."""
     drain_s: float
     """The others, where one hangs."""
-    deaf_s: float = 15.0
+    deaf_s: float
     """The runner, to answer."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from leyden.client.attempt.leased import ActiveAttempt
 from leyden.client.host_protocol import AttemptEnd
@@ -184,7 +185,7 @@ class LeaseLoop:
 
     async def _open(self, alone: Lease | None) -> tuple[RunnerSupervisor, asyncio.Task[None]]:
         runner = await self._terms.begin(alone)
-        limits = self._terms.limits if alone is None else TimeLimits(self._terms.limits.attempt_s, 0.0)
+        limits = self._terms.limits if alone is None else replace(self._terms.limits, drain_s=0.0)
         station = RunnerSupervisor(runner, limits, alone=alone is not None)
         working = self._tasks.create_task(station.work())
         self._working.add(working)

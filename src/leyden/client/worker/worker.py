@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leyden import defaults
 from leyden.client.agent_reference import AgentKind, kind_of
 from leyden.client.host_protocol import HostSetup
 from leyden.client.processes.orphan_reaper import OrphanReaper
@@ -54,21 +55,21 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The folder that relative references start from."""
     path: tuple[str, ...] = ()
     """More folders in which modules are looked for."""
-    hosts: int = 1
-    concurrency: int = 16
+    hosts: int = defaults.WORKER_PROCESSES
+    concurrency: int = defaults.CONCURRENCY
     """Attempts at once, over all hosts."""
-    time_limit_s: float = 600.0
+    time_limit_s: float = defaults.TIME_LIMIT_S
     memory_mb: int | None = None
     cpu_s: float | None = None
     """What each process of a command may use; None: as much as there is."""
     grace_s: float = 10.0
     """How long attempts may go on when the worker is told to stop; then they are given back."""
-    drain_s: float = 30.0
+    drain_s: float = defaults.DRAIN_S
     """How long attempts may go on in a process where another has outlived its time limit and does not return."""
     deaf_s: float = 15.0
     """How long an agent may block the event loop of its process; a process that is blocked longer takes no new work."""
-    reward_time_limit_s: float = 600.0
-    reward_tries: int = 3
+    reward_time_limit_s: float = defaults.REWARD_TIME_LIMIT_S
+    reward_tries: int = defaults.REWARD_TRIES
     """How long one call of the reward function may take, and how many there are where it fails."""
     services: dict[str, ServiceConfig] = {}
     """What this worker starts once and lends to one rollout at a time."""

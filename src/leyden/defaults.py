@@ -1,0 +1,24 @@
+"""Default values that more than one package needs. Each is defined here once; configuration and options import it."""
+
+LEASE_S = 60.0
+"""How long an attempt or a group scoring lives without a heartbeat."""
+MAX_ATTEMPTS = 3
+"""Attempts of a rollout, the first included, before a retryable failure is final."""
+FAILURE_REWARD = 0.0
+"""Reward of a rollout that ends as `agent_error` or `timeout`."""
+TIME_LIMIT_S = 600.0
+"""How long the agent may take for one attempt."""
+REWARD_TIME_LIMIT_S = 600.0
+"""How long one call of the reward function may take."""
+REWARD_TRIES = 3
+"""How often the reward function is called before a rollout ends as `no_reward`."""
+WORKER_PROCESSES = 1
+"""Host processes of one worker."""
+CONCURRENCY = 64
+"""Rollouts that one worker runs at the same time, over all its host processes."""
+DRAIN_S = 30.0
+"""How long other attempts may continue in a host process in which one hangs."""
+UPSTREAM_TIMEOUT_S = 600.0
+"""How long an upstream model service may be silent."""
+MAX_BODY_MB = 32
+"""Size limit of a request to the server, compressed or not."""
