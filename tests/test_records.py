@@ -208,14 +208,14 @@ def test_tokens_that_are_no_fair_draw_are_trained_on_only_where_asked_for(sampli
     whole = episode(fair, sampled("other", (1,), (2,), sampling=sampling), rewards=(Reward("r", 1.0),))
     assert [call.untrainable for call in whole.calls] == [None, why]
     assert [transition.call for transition in whole.transitions()] == ["fair"]
-    assert [transition.call for transition in whole.transitions(distorted=True)] == ["fair", "other"]
+    assert [transition.call for transition in whole.transitions(allow_biased_sampling=True)] == ["fair", "other"]
 
 
 @pytest.mark.parametrize(("sampling", "why"), DISTORTED)
 def test_a_run_cannot_draw_so_that_it_never_trains(sampling: Sampling, why: str) -> None:
     with pytest.raises(ValueError, match=f"{why}.*train_distorted"):
         RunSettings(sampling=sampling)
-    assert RunSettings(sampling=sampling, train_distorted=True).sampling == sampling
+    assert RunSettings(sampling=sampling, allow_biased_sampling=True).sampling == sampling
 
 
 @pytest.mark.parametrize(

@@ -143,22 +143,22 @@ class Episode(Struct, frozen=True, dict=True):
         self,
         call: Call,
         roles: Collection[str] | None = None,
-        distorted: bool = False,
+        allow_biased_sampling: bool = False,
         policy: str | None = None,
     ) -> str | None:
         """Why a call is not trained on where only these roles and this policy are (None: all); None where it is.
 
-        One drawn greedily, truncated or with penalties is left out unless `distorted` asks for such.
+        Calls sampled greedily, with truncation or with penalties are left out unless `allow_biased_sampling`.
         """
         if policy is not None and call.policy != policy:
             return "another policy"
-        why = call.unusable if distorted else call.untrainable
+        why = call.unusable if allow_biased_sampling else call.untrainable
         if why is None and roles is not None and self.role(call) not in roles:
             return "role not selected"
         return why
 
     def transitions(
-        self, failure_reward: float = 0.0, roles: Collection[str] | None = None, distorted: bool = False
+        self, failure_reward: float = 0.0, roles: Collection[str] | None = None, allow_biased_sampling: bool = False
     ) -> Iterator[Transition]:
         """Derive the transitions of the calls that are not left out.
 
@@ -168,7 +168,7 @@ class Episode(Struct, frozen=True, dict=True):
         final = self.final_reward(failure_reward)
         if final is None:
             return
-        selected = [call for call in self.calls if self.left_out(call, roles, distorted) is None]
+        selected = [call for call in self.calls if self.left_out(call, roles, allow_biased_sampling) is None]
         for call in selected:
             reward = self.earned[call.id] + (final if call is selected[-1] else 0.0)
             yield Transition(

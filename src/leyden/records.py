@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from leyden import defaults
 from leyden.outcomes import Outcome
@@ -66,8 +66,8 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     seed: int | None = None
 
     @property
-    def distorted(self) -> str | None:
-        """Why the tokens are not a fair draw from the model; None where they are, at whatever temperature."""
+    def biased(self) -> str | None:
+        """Why the tokens are not an unbiased sample of the model; None if they are, at any temperature."""
         if self.temperature == 0:
             return "greedy sampling"
         if self.top_p < 1 or self.top_k > 0 or self.min_p > 0:
@@ -90,8 +90,8 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the agent's own key may set rewards."""
     sampling: Sampling = Sampling()
     """How tokens are drawn in training rollouts, whatever the agent asks for."""
-    train_distorted: bool = False
-    """Whether calls are trained on whose tokens were drawn greedily, truncated or with penalties."""
+    allow_biased_sampling: bool = field(default=False, name="train_distorted")
+    """Whether to train on calls sampled greedily, with truncation or with penalties; the wire keeps its old name."""
     history: Literal["template", "exact"] = "template"
     """Whether reasoning of earlier turns is shown as the model's template shows it, or always as it was sampled."""
     max_calls: Annotated[int, Meta(ge=1)] | None = None
@@ -109,10 +109,10 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
                 re.compile(rule)
             except re.error as error:
                 raise ValueError(f"`roles`: the rule of {role!r} is no regular expression: {error}") from error
-        if self.sampling.distorted and not self.train_distorted:
+        if self.sampling.biased and not self.allow_biased_sampling:
             raise ValueError(
-                f"`sampling`: {self.sampling.distorted} is not trained on, and these are the training rollouts': "
-                "draw fairly (temperature above 0, no top_p, top_k, min_p or penalties), or set `train_distorted`"
+                f"`sampling`: {self.sampling.biased} is not trained on, and this is the sampling of training rollouts: "
+                "use temperature above 0 and no top_p, top_k, min_p or penalties, or set `train_distorted`"
             )
 
 
@@ -301,8 +301,8 @@ class Call(Struct, frozen=True, omit_defaults=True):
 
     @property
     def untrainable(self) -> str | None:
-        """Why no gradient may come from this call unless its run trains on distorted sampling; None where one may."""
-        return self.unusable or self.sampling.distorted
+        """Why no gradient may come from this call unless its run allows biased sampling; None if it may."""
+        return self.unusable or self.sampling.biased
 
 
 class RewardKind(StrEnum):

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from leyden.config import ConfigError, override, read_config, read_file, written
+from leyden.config import ConfigError, override, read_config, read_file, read_stored_config, written
+from leyden.config.reading import RENAMED
 
 WHOLE = {"run": "calc", "agent": "agent.py:solve", "tasks": "tasks.jsonl"}
 
@@ -36,7 +37,7 @@ def test_a_file_names_the_run_and_is_where_its_files_are(tmp_path: Path) -> None
         ("[training]\nsteps = -1\n", "/calc.toml:2: `training.steps`: expected `int` >= 0"),
         ("[training]\nmin_group = 20\n", "/calc.toml:2: `training.min_group` is 20, more than"),
         ("[training]\ngroup_size = 1\n", "(1): set `training.min_group = 1`"),
-        ("[sampling]\ntop_p = 0.9\n", "set `training.distorted = true`"),
+        ("[sampling]\ntop_p = 0.9\n", "set `training.allow_biased_sampling = true`"),
         ("[algorithm]\ncorrection_low = 3.0\n", "/calc.toml:2: `algorithm.correction_low` is 3.0, more than"),
         ('tasks = "t"\n', "`agent` is missing: set it"),
         ("tasks = \n", "/calc.toml: Invalid value"),
@@ -92,3 +93,45 @@ def test_an_estimate_that_is_not_named_is_written_out(where: str, estimate: str)
     config = read_config(override(WHOLE, [f"algorithm.kl_in={where}"]))
     assert f'kl_estimate = "{estimate}"' in written(config)
     assert config == read_config(override(WHOLE, [f"algorithm.kl_in={where}", f"algorithm.kl_estimate={estimate}"]))
+
+
+def values_of(config: object, key: str) -> object:
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
+OLD_VALUES = {"algorithm.mixture": "source", "training.distorted": True, "workers.hosts": 3}
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_key_is_accepted_with_one_line(
+    old: str, new: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    section, name = old.split(".")
+    value = OLD_VALUES[old]
+    path = tmp_path / "calc.toml"
+    written_value = f'"{value}"' if isinstance(value, str) else str(value).lower()
+    path.write_text(f'agent = "a"\ntasks = "t"\n[{section}]\n{name} = {written_value}\n')
+    from_file = read_config(read_file(path))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}:4: `{old}` is now `{new}`; the old name still works"
+    ]
+    caplog.clear()
+    from_setting = read_config(override(WHOLE, [f"{old}={written_value}"]))
+    assert [record.getMessage() for record in caplog.records] == [f"`{old}` is now `{new}`; the old name still works"]
+    caplog.clear()
+    stored = read_stored_config({**WHOLE, section: {name: value}})
+    assert not caplog.records
+    assert values_of(from_file, new) == values_of(from_setting, new) == values_of(stored, new) == value
+
+
+def test_an_old_key_beside_its_new_one_is_refused(tmp_path: Path) -> None:
+    said = wrong('tasks = "t"\n[workers]\nhosts = 1\nprocesses = 2\n', tmp_path)
+    assert "/calc.toml:3: `workers.hosts` is the old name of `workers.processes`, and both are set" in said
+
+
+def test_a_setting_under_an_old_key_replaces_what_the_file_says_under_the_new(tmp_path: Path) -> None:
+    path = tmp_path / "calc.toml"
+    path.write_text('agent = "a"\ntasks = "t"\n[workers]\nprocesses = 2\n')
+    assert read_config(override(read_file(path), ["workers.hosts=5"])).workers.processes == 5

@@ -289,7 +289,7 @@ if __name__ == "__main__":
 
 
 def test_agents_may_run_elsewhere(tmp_path: Path) -> None:
-    training = Training(tmp_path, "workers.hosts=0", "training.steps=1", "held_out=0")
+    training = Training(tmp_path, "workers.processes=0", "training.steps=1", "held_out=0")
     process = training.start()
     assert process.stdout is not None
     waiting = process.stdout.readline()

@@ -163,9 +163,9 @@ def test_functions_of_the_users_own_are_found_as_an_agent_is(place: str, tmp_pat
 
 
 def test_what_is_set_and_read_by_nobody_is_said() -> None:
-    said = idle(AlgorithmConfig(gamma=0.5, state="prompt", mixture="source", kl_estimate="k2"))
+    said = idle(AlgorithmConfig(gamma=0.5, state="prompt", normalize_by="source", kl_estimate="k2"))
     assert [line.split("`")[1] for line in said] == [
-        f"algorithm.{key}" for key in ("gamma", "state", "mixture", "kl_in")
+        f"algorithm.{key}" for key in ("gamma", "state", "normalize_by", "kl_in")
     ]
     assert said[0] == '`algorithm.gamma` does nothing with `credit = "identical"`'
     assert idle(AlgorithmConfig(credit="discounted", gamma=0.5, advantage="own.py:mine", state="prompt")) == []

@@ -19,7 +19,7 @@ from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_rew
 from leyden.client.rewards.rescorer import EpisodeSource, RescoredRollout, Rescorer
 from leyden.client.services.registry import ServiceRegistry
 from leyden.client.user_code import loop_apart
-from leyden.config import Config, ConfigError, read_config
+from leyden.config import Config, ConfigError, read_stored_config
 from leyden.records import Run
 
 _SHOWN_ERRORS = 3
@@ -89,7 +89,7 @@ def _services(config: Config | None, reward: RewardFunction) -> ServiceRegistry:
 def _config(run: Run) -> Config | None:
     """The configuration that a run was trained with, where it was."""
     try:
-        return read_config(run.config) if isinstance(run.config, dict) else None
+        return read_stored_config(run.config) if isinstance(run.config, dict) else None
     except ConfigError:  # of another program, or of another day
         return None
 

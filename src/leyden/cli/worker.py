@@ -24,7 +24,12 @@ def add_worker(commands: Any) -> argparse.ArgumentParser:
         "--server", metavar="URL", type=url, default=os.environ.get("LEYDEN_URL"), help="the server (or set LEYDEN_URL)"
     )
     command.add_argument("--key-file", type=Path, metavar="FILE", help="a file with a worker's key (or set LEYDEN_KEY)")
-    command.add_argument("--hosts", type=whole(1, 1000), help="processes with agents in them (default: workers.hosts)")
+    command.add_argument(
+        *("--processes", "--hosts"),
+        type=whole(1, 1000),
+        metavar="N",
+        help="processes that run agents (default: workers.processes; --hosts is the old name)",
+    )
     cluster = command.add_argument_group("on a Ray cluster")
     cluster.add_argument("--ray", action="store_true", help="keep a worker on every node of a Ray cluster")
     cluster.add_argument(
@@ -42,8 +47,8 @@ def add_worker(commands: Any) -> argparse.ArgumentParser:
 
 async def _run(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if options.hosts:
-        options.settings.append(f"workers.hosts={options.hosts}")
+    if options.processes:
+        options.settings.append(f"workers.processes={options.processes}")
     config = configuration(options)
     if options.server is None:
         raise ConfigError("which server? Name it with --server URL")

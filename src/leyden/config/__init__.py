@@ -1,10 +1,18 @@
-"""What a user writes, in TOML, on the command line or as arguments of `leyden.train`: the same keys in all three.
+"""The configuration of a run: the same keys in TOML, on the command line and as arguments of `leyden.train`.
 
-Needs no torch and knows nobody. A configuration that was read is whole and sound by itself; whether what it names
-(files, a model, an agent) exists is found out before any work starts, by whoever uses it.
+Imports neither torch nor another package. A `Config` is complete and valid by itself; whether the files, the model and
+the agent that it names exist is checked by the code that uses them, before any work starts.
 """
 
-from leyden.config.reading import ConfigError, override, read_config, read_file, written
+from leyden.config.reading import (
+    ConfigError,
+    current_keys,
+    override,
+    read_config,
+    read_file,
+    read_stored_config,
+    written,
+)
 from leyden.config.schema import (
     AdapterConfig,
     AlgorithmConfig,
@@ -36,8 +44,10 @@ __all__ = [
     "SignalsConfig",
     "TrainingConfig",
     "WorkerConfig",
+    "current_keys",
     "override",
     "read_config",
     "read_file",
+    "read_stored_config",
     "written",
 ]

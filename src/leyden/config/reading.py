@@ -1,9 +1,13 @@
-"""From what a user wrote to a `Config`, or to one line that names what to change and where."""
+"""Reads a configuration into a `Config`; a `ConfigError` is one line that names what to change and where.
+
+Keys that were renamed are accepted everywhere under their old names, with one line that says so.
+"""
 
 import difflib
+import logging
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -15,17 +19,26 @@ from leyden.config.schema import Config
 
 Document = dict[str, Any]
 
+RENAMED = {
+    "algorithm.mixture": "algorithm.normalize_by",
+    "training.distorted": "training.allow_biased_sampling",
+    "workers.hosts": "workers.processes",
+}
+"""Old key to new key, both with the same section."""
+
+_logger = logging.getLogger("leyden.config")
+
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]+)`(?: - at `\$\.?(?P<at>[^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
 _WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<at>[^`]*)`)?")
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be run, in one line."""
+    """A configuration that cannot be run; the message is one line."""
 
 
 def read_file(path: Path) -> Document:
-    """What a TOML file says. Its name is the run's where it gives none, and its folder is where its files are."""
+    """Read a TOML file, under the current keys. `run` defaults to the file's name, `base` to its folder."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -35,8 +48,9 @@ def read_file(path: Path) -> Document:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
     try:
+        document = current_keys(document, lambda key: f"{path}:{_line_of(text, key)}: ")
         read_config({"run": path.stem, "agent": "", "tasks": "", **document})
-    except ConfigError as error:  # said once more with the line
+    except ConfigError as error:  # raised again with the line
         key = re.match(r"`([^`]+)`", str(error))
         line = _line_of(text, key[1]) if key else None
         raise ConfigError(f"{path}{f':{line}' if line else ''}: {error}") from error
@@ -44,27 +58,64 @@ def read_file(path: Path) -> Document:
 
 
 def override(document: Document, settings: Iterable[str]) -> Document:
-    """A document with `key=value` settings on top; a key may be dotted, and a value is TOML or else a text."""
+    """Put `key=value` settings on top of a document; a key may be dotted, a value is TOML or else a string."""
     document = dict(document)
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{setting!r} sets nothing: write key=value, as in training.steps=20")
-        _put(document, key.strip(), _value(value.strip()))
+        _put(document, _current_key(key.strip()), _value(value.strip()))
     return document
 
 
 def read_config(document: Mapping[str, Any]) -> Config:
-    """The configuration that a document describes."""
+    """Convert a document into a configuration."""
     try:
-        return msgspec.convert(dict(document), Config)
+        return msgspec.convert(current_keys(document), Config)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error)).replace("[...]", ".NAME")) from error
 
 
+def read_stored_config(document: Mapping[str, Any]) -> Config:
+    """Convert a document that Leyden wrote, perhaps an earlier version: old keys are accepted without a line."""
+    return read_config(current_keys(document, None))
+
+
+def current_keys(document: Mapping[str, Any], source: Callable[[str], str] | None = lambda key: "") -> Document:
+    """Return the document with renamed keys under their new names.
+
+    `source` gives the beginning of the line that is logged for each old key, such as file and line; None: no line.
+    """
+    current = dict(document)
+    for old, new in RENAMED.items():
+        section, old_name = old.split(".")
+        inner = current.get(section)
+        if not isinstance(inner, Mapping) or old_name not in inner:
+            continue
+        new_name = new.removeprefix(f"{section}.")
+        if new_name in inner:
+            raise ConfigError(f"`{old}` is the old name of `{new}`, and both are set: remove `{old}`")
+        current[section] = {new_name if name == old_name else name: value for name, value in inner.items()}
+        if source is not None:
+            _say_renamed(old, new, source(old))
+    return current
+
+
 def written(config: Config) -> str:
-    """A configuration as TOML, with every default written out."""
+    """Write a configuration as TOML, with every default."""
     return tomli_w.dumps(_without_nothing(msgspec.to_builtins(config)))
+
+
+def _current_key(key: str) -> str:
+    new = RENAMED.get(key)
+    if new is None:
+        return key
+    _say_renamed(key, new)
+    return new
+
+
+def _say_renamed(old: str, new: str, source: str = "") -> None:
+    _logger.warning("%s`%s` is now `%s`; the old name still works", source, old, new)
 
 
 def _put(document: Document, key: str, value: Any) -> None:
@@ -113,7 +164,7 @@ def _join(section: str, name: str) -> str:
 
 
 def _line_of(text: str, key: str) -> int | None:
-    """Where a dotted key stands in a TOML text, as far as lines tell."""
+    """Find the line of a dotted key in a TOML text; None where it cannot be told."""
     inside, sought = "", re.escape(key).replace("NAME", r"[\w-]+")
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
@@ -124,7 +175,7 @@ def _line_of(text: str, key: str) -> int | None:
 
 
 def _without_nothing(value: Any) -> Any:
-    """TOML has no null: what is None is not written, and means the same."""
+    """Remove None values: TOML has no null, and a missing key means the same."""
     if isinstance(value, dict):
         return {key: _without_nothing(inner) for key, inner in value.items() if inner is not None}
     return value

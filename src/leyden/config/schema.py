@@ -82,8 +82,8 @@ class AlgorithmConfig(_Section, frozen=True):
     """By what `gigpo` knows that two calls were in the same state."""
     step_weight: NotNegative = 1.0
     """How much `gigpo` makes of a call against others in its state."""
-    mixture: str | None = None
-    """The key of a task that names its part of a mixture; what is normalised globally is normalised by part."""
+    normalize_by: str | None = None
+    """A key of the tasks, such as their source: global normalisation is done within each of its values."""
     loss: str = "ppo_clip"
     clip_low: Share = 0.2
     clip_high: Annotated[float, Meta(ge=0)] = 0.28
@@ -173,8 +173,8 @@ class TrainingConfig(_Section, frozen=True):
     """Whether tokens that calls share are computed once, or every call by itself; the gradient is the same."""
     roles: tuple[str, ...] = ()
     """Only the calls in these roles are trained on; none named: all."""
-    distorted: bool = False
-    """Whether calls that were drawn greedily, truncated or with penalties are trained on."""
+    allow_biased_sampling: bool = False
+    """Whether to train on calls that were sampled greedily, with truncation or with penalties."""
     critic_learning_rate: Positive = 1e-3
     """Of the critic, where the algorithm has one."""
     lora: AdapterConfig | None = None
@@ -211,10 +211,10 @@ class EngineConfig(_Section, frozen=True):
 class WorkerConfig(_Section, frozen=True):
     """What runs agents on this machine."""
 
-    hosts: Whole = defaults.WORKER_PROCESSES
-    """Processes with agents in them; 0: none here, `leyden worker` runs them elsewhere."""
+    processes: Whole = defaults.WORKER_PROCESSES
+    """Processes that run agents; 0: none here, `leyden worker` runs them elsewhere."""
     concurrency: AtLeastOne = defaults.CONCURRENCY
-    """Rollouts at once, over all hosts."""
+    """Rollouts at once, over all processes."""
     drain_s: NotNegative = defaults.DRAIN_S
     """Where an agent hangs in a host, how long the others in it may go on before it is ended."""
 
@@ -330,10 +330,10 @@ class Config(_Section, frozen=True):
             except re.error as error:
                 raise ValueError(f"`roles.{role}` is no regular expression: {error}") from error
         algorithm, training, sampling = self.algorithm, self.training, self.sampling
-        if (sampling.top_p < 1 or sampling.top_k or sampling.min_p) and not training.distorted:
+        if (sampling.top_p < 1 or sampling.top_k or sampling.min_p) and not training.allow_biased_sampling:
             raise ValueError(
-                "`sampling` leaves out tokens, and what is drawn so is not trained on: "
-                "take `top_p`, `top_k` and `min_p` away, or set `training.distorted = true`"
+                "`sampling` truncates the distribution, and such calls are not trained on: "
+                "remove `top_p`, `top_k` and `min_p`, or set `training.allow_biased_sampling = true`"
             )
         if algorithm.correction_low > algorithm.correction_high:
             raise ValueError(

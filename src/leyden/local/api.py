@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import uvloop
 from rich.console import Console
 
-from leyden.config import Config, ConfigError, read_config, read_file
+from leyden.config import Config, ConfigError, current_keys, read_config, read_file
 from leyden.loading import LoadError, refer
 from leyden.local.evaluate import EvaluatedModel, measure_model
 from leyden.local.run_folder import RunFolder
@@ -56,7 +56,7 @@ def evaluate(
 def configured(config: str | Path | None, *, restart: bool = False, **settings: Any) -> Config:
     """A configuration from a file, or none, and arguments."""
     document: dict[str, Any] = read_file(Path(config)) if config is not None else {"base": str(Path.cwd())}
-    given = {name: value for name, value in settings.items() if value is not None}
+    given = current_keys({name: value for name, value in settings.items() if value is not None})
     agent = given.get("agent", document.get("agent"))
     document.setdefault("run", getattr(agent, "__name__", "run").strip("<>_"))
     named = {name: value for name, value in given.items() if isinstance(value, (str, Path)) or name not in _OBJECTS}

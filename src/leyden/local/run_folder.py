@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
-from leyden.config import Config, ConfigError, written
+from leyden.config import Config, ConfigError, read_stored_config, written
 
 _MAY_CHANGE = (
     *("training.steps", "evaluation", "checkpoints", "report", "home", "base"),
@@ -125,6 +124,6 @@ def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def config_of(path: Path) -> Config:
     """The configuration that a run's folder has."""
     try:
-        return msgspec.convert(tomllib.loads((path / "config.toml").read_text(encoding="utf-8")), Config)
-    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        return read_stored_config(tomllib.loads((path / "config.toml").read_text(encoding="utf-8")))
+    except (OSError, tomllib.TOMLDecodeError, ConfigError) as error:
         raise ConfigError(f"{path} is not the folder of a run: {error}") from error

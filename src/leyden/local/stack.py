@@ -82,7 +82,7 @@ async def local_stack(
         ):
             await _make_run(remote, config, run)
             key = (await remote.make_key(KeySpec("worker", run))).key
-            if not config.workers.hosts:
+            if not config.workers.processes:
                 write_private(folder / "worker.key", key)
                 yield LocalStack(remote, engine, server, None)
                 return
@@ -111,7 +111,7 @@ def _told(config: Config, folder: Path, source: ModelSource, engine: TorchEngine
         context=engine.context,
         vocabulary=engine.vocabulary,
         at_once=config.engine.slots,
-        release=config.workers.hosts > 0,
+        release=config.workers.processes > 0,
     )
 
 
@@ -139,7 +139,7 @@ async def _make_run(remote: Remote, config: Config, run: str) -> None:
         max_tokens=rollout.max_tokens,
         history=rollout.history,
         agent_rewards=rollout.agent_rewards,
-        train_distorted=config.training.distorted,
+        allow_biased_sampling=config.training.allow_biased_sampling,
         routes=config.routes,
         roles=config.roles,
     )

@@ -70,7 +70,7 @@ def worker_options(config: Config, url: str, run: str) -> WorkerOptions:
         agent=config.agent,
         reward=config.reward,
         base=config.base,
-        hosts=max(1, config.workers.hosts),
+        processes=max(1, config.workers.processes),
         concurrency=1 if config.deterministic else config.workers.concurrency,
         time_limit_s=config.rollout.time_limit_s,
         reward_time_limit_s=config.rollout.reward_time_limit_s,

@@ -145,7 +145,7 @@ async def test_a_function_that_blocks_its_event_loop_does_not_cost_the_worker_it
 async def test_a_group_is_scored_together_when_its_last_rollout_has_ended(site: Worksite) -> None:
     await site.open()
     await site.queue("g", {"do": "rank"}, size=4)
-    with site.worker("grading.py:act", reward="grading.py:rank", concurrency=3, hosts=2):
+    with site.worker("grading.py:act", reward="grading.py:rank", concurrency=3, processes=2):
         found = await site.episodes("g")
         assert sorted(episode.final_reward(-1.0) or 0.0 for episode in found) == [0.0, 1.0, 2.0, 3.0]
         by_length = sorted(found, key=lambda episode: episode.attempt.result)

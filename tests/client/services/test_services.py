@@ -167,7 +167,7 @@ async def test_a_python_agent_is_lent_what_it_asks_for(
     database = ServiceConfig(
         make="serviced.py:make_slowly" if agent == "solve_async" else "serviced.py:Database", count=3
     )
-    options: dict[str, Any] = {"hosts": 2, "concurrency": 12, "services": {"db": database}}
+    options: dict[str, Any] = {"processes": 2, "concurrency": 12, "services": {"db": database}}
     with site.worker(f"serviced.py:{agent}", reward="serviced.py:score", **options) as worker:
         found = await site.episodes("g")
         worker.stop()
@@ -235,7 +235,7 @@ async def test_a_python_agent_is_lent_the_address_of_a_command(site: Worksite) -
     await site.open()
     await site.queue("g", {}, size=3)
     one = {"site": ServiceConfig(command=SITE.command)}  # for both hosts
-    with site.worker("serviced.py:visit", reward="serviced.py:same_site", services=one, hosts=2) as worker:
+    with site.worker("serviced.py:visit", reward="serviced.py:same_site", services=one, processes=2) as worker:
         found = await site.episodes("g")
         serving = [p for p in hosts_of(worker) if "http.server" in " ".join(p.cmdline())]
         for process in serving:
@@ -254,7 +254,7 @@ async def test_a_worker_whose_services_cannot_be_had_says_why(
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("serviced.py:solve", {"services": {"db": broken}}, "service 'db' cannot be started: OSError: no disk"),
         ("serviced.py:solve", {}, "and services by their names (there are none)"),
-        ("serviced.py:solve", {"services": {"db": database}, "hosts": 2}, "each of 2 hosts needs at least one"),
+        ("serviced.py:solve", {"services": {"db": database}, "processes": 2}, "each of 2 processes needs at least one"),
         ("sh -c true", {"services": {"db": database}}, "made in Python, which the agent is not"),
         ("serviced.py:solve", {"services": {"db": ServiceConfig(make="serviced.py:nobody")}}, "has no 'nobody'"),
     ]

@@ -33,7 +33,7 @@ async def test_tasks_and_threads_of_async_agents_keep_their_attempt(site: Worksi
     await site.open()
     for n in range(32):
         await site.queue(f"g{n}", {"n": n})
-    with site.worker("asking.py:solve_async", reward="scores.py:all_right", concurrency=32, hosts=2) as worker:
+    with site.worker("asking.py:solve_async", reward="scores.py:all_right", concurrency=32, processes=2) as worker:
         for n in range(32):
             episode = await site.episode(f"g{n}")
             assert episode.final_reward(0.0) == 1.0

@@ -130,7 +130,7 @@ def test_calls_in_the_same_state_are_compared() -> None:
     assert accounts.states_shared == [1.0]  # all prompts are the same
 
 
-def test_parts_of_a_mixture_are_told_apart_by_a_key_of_their_tasks() -> None:
+def test_global_normalisation_is_by_a_key_of_the_tasks() -> None:
     seen = []
 
     def looking(calls: object, terms: object) -> object:
@@ -141,5 +141,5 @@ def test_parts_of_a_mixture_are_told_apart_by_a_key_of_their_tasks() -> None:
         replace(episode(number, 1.0, [call("abcd"[number])]), task=Task("t", {"source": source}))
         for number, source in enumerate(["maths", "sql", "maths", "sql"])
     ]
-    valued(one_group(*episodes), replace(VALUATION, advantage=looking, mixture="source"))
+    valued(one_group(*episodes), replace(VALUATION, advantage=looking, normalize_by="source"))
     assert seen[0].part.tolist() == [0, 1, 0, 1]

@@ -60,7 +60,9 @@ def test_calls_that_may_not_be_trained_on_are_counted_by_why() -> None:
 
 def test_calls_that_were_not_drawn_fairly_are_trained_on_where_asked_for() -> None:
     whole = episode(0, 1.0, [call("a", sampling=Sampling(top_p=0.9))])
-    asked = algorithm_of(read_config({"run": "r", "agent": "a", "tasks": "t", "training": {"distorted": True}}))
+    asked = algorithm_of(
+        read_config({"run": "r", "agent": "a", "tasks": "t", "training": {"allow_biased_sampling": True}})
+    )
     scored = score([whole], replace(asked.admission, min_group=1), StepAccounting())
     assert scored is not None
     assert [one.id for _, one in scored[0].calls] == ["a"]

@@ -73,10 +73,12 @@ def test_holding_everything_out_leaves_nothing(tmp_path: Path) -> None:
         tasks_of(tmp_path, ROWS, held_out=20)
 
 
-def test_a_mixture_is_told_apart_by_a_key_that_tasks_have(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"`algorithm\.mixture`: no task has a 'source'; their keys are question"):
-        tasks_of(tmp_path, ROWS, algorithm={"mixture": "source"})
-    assert tasks_of(tmp_path, [*ROWS, {"source": "sql"}], algorithm={"mixture": "source"}).train
+def test_global_normalisation_is_by_a_key_that_tasks_have(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"`algorithm\.normalize_by`: no task has a 'source'; their keys are question"
+    ):
+        tasks_of(tmp_path, ROWS, algorithm={"normalize_by": "source"})
+    assert tasks_of(tmp_path, [*ROWS, {"source": "sql"}], algorithm={"normalize_by": "source"}).train
 
 
 def test_tasks_that_are_no_json() -> None:

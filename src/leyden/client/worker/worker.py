@@ -55,9 +55,9 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The folder that relative references start from."""
     path: tuple[str, ...] = ()
     """More folders in which modules are looked for."""
-    hosts: int = defaults.WORKER_PROCESSES
+    processes: int = defaults.WORKER_PROCESSES
     concurrency: int = defaults.CONCURRENCY
-    """Attempts at once, over all hosts."""
+    """Attempts at once, over all processes."""
     time_limit_s: float = defaults.TIME_LIMIT_S
     memory_mb: int | None = None
     cpu_s: float | None = None
@@ -76,8 +76,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: str = msgspec.field(default_factory=_name)
 
     def __post_init__(self) -> None:
-        if self.hosts < 1 or self.concurrency < self.hosts:
-            raise ValueError("`hosts` is at least 1, and `concurrency` at least as large as `hosts`")
+        if self.processes < 1 or self.concurrency < self.processes:
+            raise ValueError("`processes` must be at least 1, and `concurrency` at least `processes`")
         for name in ("time_limit_s", "deaf_s", "memory_mb", "cpu_s", "reward_time_limit_s", "reward_tries"):
             if (limit := getattr(self, name)) is not None and limit <= 0:
                 raise ValueError(f"`{name}` is more than 0")
@@ -149,7 +149,7 @@ async def _give_back(jobs: Heartbeat, reporter: Reporter) -> None:
 def _terms(options: WorkerOptions, contact: RetryingClient, mark: str) -> list[LeaseLoopOptions]:
     """What each lane is told. The places are dealt out evenly; only Python agents need more than one process."""
     kind = kind_of(options.agent, options.base)
-    lanes = options.hosts if kind is AgentKind.PYTHON else 1
+    lanes = options.processes if kind is AgentKind.PYTHON else 1
     terms = []
     for number in range(lanes):
         places = options.concurrency // lanes + (number < options.concurrency % lanes)
@@ -183,7 +183,7 @@ def _share(name: str, service: ServiceConfig, number: int, lanes: int) -> Servic
     if service.make is None:
         return service
     if service.count < lanes:
-        raise LoadError(f"`services.{name}.count` is {service.count}, and each of {lanes} hosts needs at least one")
+        raise LoadError(f"`services.{name}.count` is {service.count}, and each of {lanes} processes needs at least one")
     return replace(service, count=service.count // lanes + (number < service.count % lanes))
 
 

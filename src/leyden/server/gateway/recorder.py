@@ -42,6 +42,6 @@ class Recorder:
         for call in calls:
             ledger.conversation.add(call, history)
             self.counts[str(call.made), str(call.status)] += 1
-            why = call.unusable if ledger.settings.train_distorted else call.untrainable
+            why = call.unusable if ledger.settings.allow_biased_sampling else call.untrainable
             if why is not None and live.purpose is Purpose.TRAIN:
                 self.untrained[why] += 1

@@ -26,8 +26,8 @@ class AdvantageEstimator(Struct, frozen=True):
     level: Literal["rollout", "transition"]
     state: StateKey | None
     """By what the states of calls are told apart, where the advantage asks."""
-    mixture: str | None
-    """The key of a task's input that names its part of a mixture."""
+    normalize_by: str | None
+    """A key of the task's input: global normalisation is done within each of its values."""
 
 
 class StepInputs(Struct, frozen=True):
@@ -69,7 +69,7 @@ def value(
         weight=advantages.weights(rollout, rules.level),
         group=group_R[rollout],
         rollout=rollout,
-        part=numbered([0] * len(scored), [_part(one, rules.mixture) for one in scored])[rollout],
+        part=numbered([0] * len(scored), [_part(one, rules.normalize_by) for one in scored])[rollout],
         returns=np.array([one.total for one in earned])[rollout],
         baseline=np.array([known.values[index] if known.values else 0.0 for index in worth]),
         state=_states(scored, [rows[index] for index in worth], group_R, rules),

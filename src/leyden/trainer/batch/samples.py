@@ -83,7 +83,7 @@ class SampleFilter(Struct, frozen=True):
     failure_reward: float
     roles: Collection[str] | None
     """None: all."""
-    distorted: bool = False
+    allow_biased_sampling: bool = False
     """Whether calls that were not drawn fairly are."""
     policy: str = POLICY
     """Whose calls are."""
@@ -103,7 +103,8 @@ def score(group: Sequence[Episode], admission: SampleFilter, accounts: StepAccou
             reasons[str(outcome.ending)] += 1
             continue
         left_out = tuple(
-            episode.left_out(call, admission.roles, admission.distorted, admission.policy) for call in episode.calls
+            episode.left_out(call, admission.roles, admission.allow_biased_sampling, admission.policy)
+            for call in episode.calls
         )
         left.update(why for why in left_out if why is not None)
         if None in left_out:

@@ -42,7 +42,7 @@ def read_tasks(config: Config) -> Tasks:
     """The tasks that a configuration names, or one line that says what is wrong with them."""
     base = Path(config.base)
     tasks = read_rows(base / config.tasks)
-    _check_mixture(config.algorithm.mixture, tasks)
+    _check_normalize_by(config.algorithm.normalize_by, tasks)
     if isinstance(config.held_out, str):
         held_out = read_rows(base / config.held_out)
         both = {task.id for task in tasks} & {task.id for task in held_out}
@@ -91,10 +91,10 @@ def as_rows(tasks: Sequence[Any]) -> str:
         raise ConfigError(f"`tasks`: a task must be JSON: {error}") from error
 
 
-def _check_mixture(key: str | None, tasks: Sequence[Task]) -> None:
+def _check_normalize_by(key: str | None, tasks: Sequence[Task]) -> None:
     keys = dict.fromkeys(name for task in tasks for name in task.input)
     if key is not None and key not in keys:
-        raise ConfigError(f"`algorithm.mixture`: no task has a {key!r}; their keys are {', '.join(keys)}")
+        raise ConfigError(f"`algorithm.normalize_by`: no task has a {key!r}; their keys are {', '.join(keys)}")
 
 
 def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:

@@ -396,9 +396,9 @@ async def test_retries_of_one_call_are_linked(server: ModelServer) -> None:
 
 async def test_calls_that_are_not_trained_on_are_counted_by_reason(server: ModelServer) -> None:
     server.say = lambda _: "Hi" + END
-    distorted = Sampling(top_p=0.9)
+    biased = Sampling(top_p=0.9)
     for name, purpose, settings in (
-        ("asked", Purpose.TRAIN, {"sampling": distorted, "train_distorted": True}),
+        ("asked", Purpose.TRAIN, {"sampling": biased, "allow_biased_sampling": True}),
         ("fair", Purpose.TRAIN, {}),
         ("eval", Purpose.EVAL, {}),
     ):
