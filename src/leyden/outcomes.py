@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from leyden.backoff import Backoff
+
 
 class Ending(StrEnum):
     """The kinds of ending."""
@@ -33,7 +35,7 @@ class Retry(StrEnum):
     """At whose expense an attempt is repeated, where its ending says that it is: told by whoever saw it end."""
 
     CHARGED = "charged"
-    """It is one of the rollout's `max_attempts`, and the next is not made at once (`backoff_s`)."""
+    """It is one of the rollout's `max_attempts`, and the next is not made at once (`RETRY_BACKOFF`)."""
     FREE = "free"
     """Nothing that the rollout did: it costs none of its attempts, and the next may be made at once."""
     ALONE = "alone"
@@ -64,9 +66,5 @@ MEANING: dict[Ending, Meaning] = {
     Ending.CANCELLED: Meaning(retried=False, counted=False, scores="nothing"),
 }
 
-_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 60.0
-
-
-def backoff_s(attempts: int) -> float:
-    """How long a rollout that was tried so often waits to be tried again: twice as long each time, up to a minute."""
-    return float(min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (min(attempts, 32) - 1)))
+RETRY_BACKOFF = Backoff(first_s=0.5, max_s=60.0)
+"""How long a rollout waits before its next attempt. The store keeps the time, so that a restarted server knows it."""

@@ -18,12 +18,13 @@ import pytest
 from modelserving import eventually
 from worksite import AGENTS, Worksite
 
-from leyden import outcomes
+from leyden.backoff import Backoff
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.outcomes import Ending
 from leyden.records import Event, RunSettings, Task
 from leyden.server.keys import KeyKind
+from leyden.store import attempts
 from leyden.wire import GroupSpec, RunSpec
 
 MARK = "LEYDEN_CHAOS"
@@ -116,9 +117,8 @@ async def test_every_rollout_ends_once_and_as_it_deserves(
     print(f"LEYDEN_SEED={seed}")
     dice, mark = random.Random(seed), uuid4().hex
     monkeypatch.setenv(MARK, mark)
-    monkeypatch.setattr(
-        outcomes, "_LONGEST_BACKOFF_S", 2.0
-    )  # or those that are killed often are waited for, for minutes
+    # the default would have the test wait for minutes for rollouts that are killed often
+    monkeypatch.setattr(attempts, "RETRY_BACKOFF", Backoff(first_s=0.5, max_s=2.0))
     earned: dict[str, dict[str, Ending]] = {run: {} for run in RUNS}
     for run in RUNS:
         await site.remote.create_run(RunSpec(run, RunSettings(lease_s=3.0, max_attempts=50)))

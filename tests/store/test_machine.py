@@ -16,7 +16,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
-from leyden.outcomes import MEANING, Ending, Outcome, Retry, backoff_s
+from leyden.outcomes import MEANING, RETRY_BACKOFF, Ending, Outcome, Retry
 from leyden.records import Call, Reward, RunSettings, State, Task
 from leyden.store import queries
 from leyden.store.errors import Conflict
@@ -309,7 +309,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         self.may_try[rollout] = self.may_try.get(rollout, MAX_ATTEMPTS) + free
         self.alone |= {rollout} if retry is Retry.ALONE else set()
-        self.queued[rollout] = self.now + (0.0 if retry is Retry.FREE else backoff_s(tried))
+        self.queued[rollout] = self.now + (0.0 if retry is Retry.FREE else RETRY_BACKOFF.limit_s(tried))
 
     @invariant()
     def accounts_add_up(self) -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from leyden.outcomes import Ending, Outcome, Retry, backoff_s
+from leyden.outcomes import RETRY_BACKOFF, Ending, Outcome, Retry
 from leyden.records import Call, Metric, Reward, RewardKind, RunSettings, Span, State, Task, Version, VersionRun
 from leyden.store import queries
 from leyden.store.errors import Conflict, NotFound
@@ -169,7 +169,7 @@ async def test_each_retry_waits_longer_unless_it_is_nobodys_fault(store: Store) 
     assert await lease(store) == ["g.0.5"]
     await store.finish("r", "g.0.5", FinishRequest(Outcome(Ending.LOST), retry=Retry.FREE))
     assert await lease(store) == ["g.0.6"]
-    assert backoff_s(100) == 60
+    assert RETRY_BACKOFF.limit_s(100) == 60
 
 
 async def test_who_waits_is_served_when_the_time_of_a_retry_has_come(store: Store) -> None:

@@ -5,7 +5,6 @@ The agent's own standard streams stay its own. A socket that closes means that t
 
 import asyncio
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,12 +14,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from leyden.config.schema import ServiceConfig
+from leyden.framing import read_frame, read_frame_blocking, to_frame
 from leyden.outcomes import Outcome, Retry
 from leyden.records import Reward
 
 T = TypeVar("T")
-
-_LENGTH = struct.Struct(">I")
 
 
 class HostSetup(Struct, frozen=True, tag="setup"):
@@ -131,12 +129,6 @@ ToHost = StartAttempt | StopAttempt | Ping | FindBlocker
 ToWorker = HostReady | HostFailed | AttemptEnd | HostStopping | StepReward | Pong | BlockerFound
 
 
-def frame(message: Any) -> bytes:
-    """A message as it travels."""
-    body = msgspec.json.encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
 class MessageStream(Generic[T]):
     """An end that an event loop has: the worker's, and that of a process with nothing but commands in it."""
 
@@ -152,15 +144,12 @@ class MessageStream(Generic[T]):
     def send(self, message: Any) -> None:
         """Send, without waiting; to a side that is gone this does nothing."""
         if not self._writer.is_closing():
-            self._writer.write(frame(message))
+            self._writer.write(to_frame(msgspec.json.encode(message)))
 
     async def receive(self) -> T | None:
         """The next message; None when the other side is gone."""
-        try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            return self._decode(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, OSError):
-            return None
+        body = await read_frame(self._reader)
+        return None if body is None else self._decode(body)
 
     def close(self) -> None:
         """Hang up: a host ends of it."""
@@ -177,18 +166,11 @@ class MessagePipe:
 
     def send(self, message: Any) -> None:
         """Send from any thread; to a worker that is gone this does nothing."""
-        data = frame(message)
+        data = to_frame(msgspec.json.encode(message))
         with self._sending, suppress(OSError):
             self._socket.sendall(data)
 
     def receive(self, expected: type[T]) -> T | None:
         """The next message; None when the worker is gone."""
-        try:
-            header = self._file.read(_LENGTH.size)
-            if len(header) < _LENGTH.size:
-                return None
-            (length,) = _LENGTH.unpack(header)
-            body = self._file.read(length)
-        except OSError:
-            return None
-        return msgspec.json.decode(body, type=expected) if len(body) == length else None
+        body = read_frame_blocking(self._file)
+        return None if body is None else msgspec.json.decode(body, type=expected)

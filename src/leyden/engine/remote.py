@@ -1,6 +1,6 @@
 """An engine in another process: the one who has it lends it over a stream, the one who asks has this in its place.
 
-Every message is its length in four bytes and so much MessagePack. The stream's end is the end of the engine.
+Every message is one frame of MessagePack. The stream's end is the end of the engine.
 """
 
 import asyncio
@@ -8,17 +8,17 @@ import itertools
 import logging
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from leyden.engine.protocol import Engine, EngineError, EngineRequest, TokenChunk
+from leyden.framing import read_frame, to_frame
 
 log = logging.getLogger(__name__)
 
-_LENGTH = 4
 _GONE = "the engine's process is gone"
 
 
@@ -164,14 +164,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def _framed(message: Any) -> bytes:
-    body = _encoder.encode(message)
-    return len(body).to_bytes(_LENGTH, "big") + body
+    return to_frame(_encoder.encode(message))
 
 
 async def _messages(reader: StreamReader, kind: Any) -> AsyncIterator[Any]:
     """What arrives, until the stream ends, however it does."""
     decoder = msgspec.msgpack.Decoder(kind)
-    with suppress(asyncio.IncompleteReadError, ConnectionError):
-        while True:
-            length = int.from_bytes(await reader.readexactly(_LENGTH), "big")
-            yield decoder.decode(await reader.readexactly(length))
+    while (body := await read_frame(reader)) is not None:
+        yield decoder.decode(body)

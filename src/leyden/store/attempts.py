@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import bindparam, func, select, update
 
-from leyden.outcomes import MEANING, Ending, Outcome, Retry, backoff_s
+from leyden.outcomes import MEANING, RETRY_BACKOFF, Ending, Outcome, Retry
 from leyden.records import Rollout
 from leyden.store import scoring
 from leyden.store.codec import encode_json
@@ -148,7 +148,7 @@ def _try_again(tx: Transaction, row: Any, retry: Retry) -> bool:
         _ALLOW_ONE_MORE.run(tx, rollout=row.rollout_id)
     elif row.number >= row.max_attempts:
         return False
-    not_before = tx.now if retry is Retry.FREE else tx.now + backoff_s(row.number)
+    not_before = tx.now if retry is Retry.FREE else tx.now + RETRY_BACKOFF.limit_s(row.number)
     requeue(tx, row.rollout_id, not_before, alone=bool(row.alone) or retry is Retry.ALONE)
     tx.emit(row.run_id, "rollout.queued", row.rollout_id, after=row.id, not_before=not_before)
     return True

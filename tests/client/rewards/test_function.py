@@ -12,6 +12,7 @@ from modelserving import eventually
 from serving import ServerProcess
 from worksite import AGENTS, Worksite
 
+from leyden.backoff import Backoff
 from leyden.client.rewards import function as reward_function
 from leyden.client.rewards.function import NoReward, RetryPolicy, RewardFunction
 from leyden.client.worker.process import WorkerProcess
@@ -40,7 +41,7 @@ def episode(name: str) -> Episode:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reward_function, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(reward_function, "_BACKOFF", Backoff(0.001, 0.001))
 
 
 async def test_a_reward_that_fails_is_asked_for_again() -> None:

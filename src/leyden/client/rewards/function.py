@@ -6,13 +6,13 @@ what fails to the last has no reward, and says why. A function that takes `group
 
 import asyncio
 import inspect
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from leyden import defaults
+from leyden.backoff import Backoff
 from leyden.client.attempt.errors import describe
 from leyden.client.attempt.result import NotAReward, read_reward
 from leyden.client.user_code import in_thread, loop_apart, on_loop
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _ALONE = ("task", "result", "episode")
 _TOGETHER = ("task", "group")
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_BACKOFF = Backoff(first_s=0.5, max_s=30.0)
 
 
 class NoReward(Exception):
@@ -89,16 +89,15 @@ class RewardFunction:
 
     async def _insist(self, known: Mapping[str, Any], read: Callable[[Any], T]) -> T:
         arguments = {name: known[name] for name in (*self._asks, *self.services)}
-        pause = _FIRST_PAUSE_S
-        for left in reversed(range(self._patience.tries)):
+        tries = 0
+        while True:
+            tries += 1
             try:
                 return read(await self._try(arguments))
             except (_RewardFailed, NotAReward) as failed:
-                if not left:
+                if tries == self._patience.tries:
                     raise NoReward(str(failed)) from failed
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-        raise AssertionError("the last try raises")
+            await _BACKOFF.wait(tries)
 
     async def _try(self, arguments: dict[str, Any]) -> Any:
         try:
