@@ -162,7 +162,7 @@ def _refusal(error: Exception) -> ApiError:
     match error:
         case GatewayError():
             wait = [("retry-after", str(max(1, round(error.retry_after))))] if error.retry_after else []
-            return ApiError(STATUS[error.trouble], str(error.trouble), error.message, error.param, wait)
+            return ApiError(STATUS[error.kind], str(error.kind), error.message, error.param, wait)
         case ApiError():
             return error
         case KeyRefused():

@@ -62,11 +62,11 @@ async def test_a_full_queue_and_a_long_hold_are_errors_an_sdk_understands() -> N
     await settle()
     with pytest.raises(GatewayError) as busy:
         await visit(admission, "b", [], asyncio.Event())
-    assert busy.value.trouble is ErrorKind.BUSY
+    assert busy.value.kind is ErrorKind.BUSY
     assert busy.value.retry_after
     with pytest.raises(GatewayError) as held:
         await waiting
-    assert held.value.trouble is ErrorKind.FAILED
+    assert held.value.kind is ErrorKind.FAILED
 
 
 async def test_crowding_is_how_many_wait_for_each_place_and_nothing_while_weights_change() -> None:

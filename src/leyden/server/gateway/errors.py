@@ -1,10 +1,10 @@
-"""What a model call can be refused for. Each dialect writes these in the form that its SDK knows."""
+"""Why the gateway refuses a model call. Each dialect writes these errors in the format that its SDK reads."""
 
 from enum import StrEnum
 
 
 class ErrorKind(StrEnum):
-    """The kinds of refusal."""
+    """The kinds of error."""
 
     INVALID = "invalid_request"
     TOO_LONG = "context_length_exceeded"
@@ -22,7 +22,7 @@ STATUS: dict[ErrorKind, int] = {
     ErrorKind.TOO_LONG: 400,
     ErrorKind.BAD_KEY: 401,
     ErrorKind.FORBIDDEN: 403,
-    ErrorKind.SPENT: 403,  # not 429: an SDK would try again
+    ErrorKind.SPENT: 403,  # not 429, which SDKs retry
     ErrorKind.NO_MODEL: 404,
     ErrorKind.NOTHING: 404,
     ErrorKind.BUSY: 429,
@@ -34,7 +34,12 @@ class GatewayError(Exception):
     """A model call that cannot be answered; `param` names the field to change."""
 
     def __init__(
-        self, trouble: ErrorKind, message: str, param: str | None = None, retry_after: float | None = None
+        self, kind: ErrorKind, message: str, param: str | None = None, retry_after: float | None = None
     ) -> None:
         super().__init__(message)
-        self.trouble, self.message, self.param, self.retry_after = trouble, message, param, retry_after
+        self.kind, self.message, self.param, self.retry_after = kind, message, param, retry_after
+
+
+def no_model(name: str) -> GatewayError:
+    """Return the error for a model name that nothing serves."""
+    return GatewayError(ErrorKind.NO_MODEL, f"no model {name!r} is served here", "model")

@@ -97,7 +97,7 @@ class Gateway:
             if caller.live.attempt not in self._conversations:  # it ended meanwhile
                 self._forget(caller.live.attempt)
 
-    async def count(self, caller: Caller, ask: GenerationRequest) -> int:
+    async def count_tokens(self, caller: Caller, ask: GenerationRequest) -> int:
         """How many tokens the prompt of a call would have."""
         settings = await self._settings_of(caller.live.run)
         policy = self._route(ask.model, settings)
@@ -105,7 +105,7 @@ class Gateway:
             raise GatewayError(ErrorKind.NO_MODEL, f"the tokens of {ask.model!r} are not known here", "model")
         return len((await make_prompt(policy, await self._conversation_of(caller.live), ask, settings.history)).ids)
 
-    async def models(self, run: str | None) -> list[str]:
+    async def model_names(self, run: str | None) -> list[str]:
         """The names that a run can ask for; with one policy and no routes, any other name will do too."""
         routes = (await self._settings_of(run)).routes if run is not None else {}
         others = await self.upstream.models() if self.upstream is not None and not self.policies else []

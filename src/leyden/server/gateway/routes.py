@@ -1,12 +1,12 @@
-"""The routes of the gateway: each dialect's paths, and its own way of writing errors."""
+"""The HTTP routes of the gateway: those of every dialect, and the paths that are passed on to the upstream."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any, Protocol
-
-import msgspec
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
 
 from leyden.server.gateway.caller import Caller, identify
-from leyden.server.gateway.dialects import anthropic, chat
+from leyden.server.gateway.dialects.base import AnswerWriter, Dialect, DialectRoute, RouteRequest
+from leyden.server.gateway.dialects.registry import DIALECTS
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.gateway import Gateway
@@ -14,157 +14,158 @@ from leyden.server.http import JSON, ApiError, Raw, Request, Route, Stream
 from leyden.server.keys import Permission
 from leyden.server.service import ServerContext
 
+Handler = Callable[[ServerContext, Request[Any, Any]], Awaitable[Raw | Stream]]
 
-async def complete_chat(service: ServerContext, request: Request[Raw, None]) -> Raw | Stream:
-    """Answer a call of the OpenAI chat API."""
-    ask, usage = chat.read(request.body.content)
-    begun, events = await _begin(service, request, ask)
-    return await _written(ask, begun, chat.ChatWriter(ask, begun, usage), events)
-
-
-async def create_message(service: ServerContext, request: Request[Raw, Any]) -> Raw | Stream:
-    """Answer a call of the Anthropic Messages API."""
-    ask = anthropic.read(request.body.content)
-    begun, events = await _begin(service, request, ask)
-    return await _written(ask, begun, anthropic.MessagesWriter(ask, begun), events)
+_QUERY = dict[str, str]  # clients may add parameters of their own, such as Anthropic's ?beta=true
+_FORWARDED = frozenset({"audio", "classify", "embeddings", "images", "moderations", "pooling", "rerank", "score"})
+"""Paths that call a model and leave nothing behind, which is all that an agent's key is for. Other paths of an upstream
+(files, jobs, adapters) are for those who hold its key, and other dialects of chat would bypass the record."""
 
 
-async def count_tokens(service: ServerContext, request: Request[Raw, Any]) -> Raw:
-    """Say how many tokens the prompt of a message would have."""
-    ask = anthropic.read_count(request.body.content)
-    count = await _gateway(service).count(_caller(service, request), ask)
-    return Raw(anthropic.count_body(count), JSON)
+def generation_handler(dialect: Dialect) -> Handler:
+    """Return the handler that answers the model calls of a dialect."""
+
+    async def generate(service: ServerContext, request: Request[Raw, Any]) -> Raw | Stream:
+        access = _RequestAccess(service, request)
+        parsed = await dialect.read(request.body.content, access)
+        events = access.gateway.answer(access.caller, parsed.generation)
+        started = await anext(events)  # raises what is wrong with the request, before any byte of an answer
+        assert isinstance(started, AnswerStarted)
+        writer = parsed.writer(started)
+        headers = (("x-leyden-call", started.id),)  # the id in the record, by which a caller can reward the call
+        if parsed.generation.stream:
+            return Stream(_stream(writer, events), headers=headers)
+        async with aclosing(events):
+            return Raw(writer.whole([event async for event in events]), JSON, headers)
+
+    return generate
 
 
-async def list_models(service: ServerContext, request: Request[None, anthropic.ModelListQuery]) -> Raw:
-    """Say which models are served, to each client in its dialect."""
-    names = await _gateway(service).models(request.key.run)
-    listed = anthropic.models(names, request.query) if _is_anthropic(request) else chat.models(names)
-    return Raw(msgspec.json.encode(listed), JSON)
+def extra_handler(candidates: Sequence[DialectRoute]) -> Handler:
+    """Return the handler of a path that several dialects may share; a request's headers decide which one answers."""
+    ordered = sorted(candidates, key=lambda route: route.header is None)
+
+    async def answer(service: ServerContext, request: Request[Any, Any]) -> Raw:
+        route = next(route for route in ordered if route.header is None or route.header in request.headers)
+        body = request.body.content if request.body is not None else b""
+        access = _RequestAccess(service, request)
+        return Raw(await route.handler(access, RouteRequest(request.path, request.query, body)), JSON)
+
+    return answer
 
 
-async def get_model(service: ServerContext, request: Request[None, Any]) -> Raw:
-    """Say that a model is served."""
-    name = request.path["model"]
-    if not await _gateway(service).serves(name, request.key.run):
-        raise GatewayError(ErrorKind.NO_MODEL, f"no model {name!r} is served here", "model")
-    return Raw(msgspec.json.encode(anthropic.model(name) if _is_anthropic(request) else chat.model(name)), JSON)
-
-
-async def pass_on(service: ServerContext, request: Request[Raw, Any]) -> Stream:
+async def forward(service: ServerContext, request: Request[Raw, Any]) -> Stream:
     """Pass a call of another kind of model (embeddings, speech) on to the upstream; it is not recorded."""
     path = request.path["path"]
     upstream = service.gateway.upstream if service.gateway is not None else None
-    if path.partition("/")[0] not in _PASSED_ON:
-        raise _nothing_at(path)
+    if path.partition("/")[0] not in _FORWARDED:
+        raise _not_served(path)
     if upstream is None:
         how = "start the server with --upstream URL to have it passed on to a service that has it"
         raise GatewayError(ErrorKind.NOTHING, f"/v1/{path} is not served here: {how}")
-    _caller(service, request)
-    return await upstream.pass_on(path, request.body, request.query, request.headers.get("accept", ""))
+    identify(service.leases, request.key, request.headers, request.path.get("role"))
+    return await upstream.forward(path, request.body, request.query, request.headers.get("accept", ""))
 
 
 async def refuse(service: ServerContext, request: Request[Any, Any]) -> Raw:
-    """Say that there is nothing."""
-    raise _nothing_at(request.path["path"])
+    """Answer 404 on a path that is not served."""
+    raise _not_served(request.path["path"])
 
 
-def _nothing_at(path: str) -> GatewayError:
-    served = "/v1/chat/completions, /v1/messages and /v1/models are"
-    passed = f"{', '.join(sorted(_PASSED_ON))} are passed on by POST where the server has an --upstream"
-    return GatewayError(ErrorKind.NOTHING, f"/v1/{path} is not served: {served}; {passed}")
+def _not_served(path: str) -> GatewayError:
+    served = ", ".join(f"/v1{dialect.path}" for dialect in DIALECTS)
+    forwarded = f"{', '.join(sorted(_FORWARDED))} are passed on by POST where the server has an --upstream"
+    return GatewayError(ErrorKind.NOTHING, f"/v1/{path} is not served: {served} and /v1/models are; {forwarded}")
 
 
-def _is_anthropic(request: Request[Any, Any]) -> bool:
-    return "anthropic-version" in request.headers
+class _RequestAccess:
+    """The gateway as the caller of one request may use it; implements `ModelAccess`."""
+
+    def __init__(self, service: ServerContext, request: Request[Any, Any]) -> None:
+        self._service, self._request = service, request
+
+    @property
+    def gateway(self) -> Gateway:
+        if self._service.gateway is None:
+            raise GatewayError(ErrorKind.NO_MODEL, "this server serves no model", "model")
+        return self._service.gateway
+
+    @property
+    def caller(self) -> Caller:
+        request = self._request
+        return identify(self._service.leases, request.key, request.headers, request.path.get("role"))
+
+    async def count_tokens(self, request: GenerationRequest) -> int:
+        return await self.gateway.count_tokens(self.caller, request)
+
+    async def model_names(self) -> list[str]:
+        return await self.gateway.model_names(self._request.key.run)
+
+    async def serves(self, model: str) -> bool:
+        return await self.gateway.serves(model, self._request.key.run)
 
 
-async def _begin(
-    service: ServerContext, request: Request[Any, Any], ask: GenerationRequest
-) -> tuple[AnswerStarted, AsyncGenerator[AnswerEvent, None]]:
-    """Begin to answer: what is wrong with a request is raised here, before any byte of an answer."""
-    events = _gateway(service).answer(_caller(service, request), ask)
-    begun = await anext(events)
-    assert isinstance(begun, AnswerStarted)
-    return begun, events
+async def _stream(writer: AnswerWriter, events: AsyncGenerator[AnswerEvent, None]) -> AsyncGenerator[bytes, None]:
+    """Write events as they come; an error ends the stream in the dialect's format."""
+    try:
+        yield writer.stream_start()
+        async for event in events:
+            if chunk := writer.stream_event(event):
+                yield chunk
+    except GatewayError as error:
+        yield writer.stream_error(error)
+        return
+    finally:
+        await events.aclose()
+    if chunk := writer.stream_end():
+        yield chunk
 
 
-class _Writer(Protocol):
-    async def whole(self, events: AsyncIterator[AnswerEvent]) -> bytes: ...
+def _errors_of(dialect: Dialect) -> Callable[[ApiError], bytes]:
+    """Return a function that writes the errors of any part of the server in a dialect."""
 
-    def stream(self, events: AsyncGenerator[AnswerEvent, None]) -> AsyncGenerator[bytes, None]: ...
-
-
-async def _written(
-    ask: GenerationRequest, begun: AnswerStarted, writer: _Writer, events: AsyncGenerator[AnswerEvent, None]
-) -> Raw | Stream:
-    named = (("x-leyden-call", begun.id),)  # the id in the record, for whoever wants to reward it
-    if ask.stream:
-        return Stream(writer.stream(events), headers=named)
-    return Raw(await writer.whole(events), JSON, named)
-
-
-def _caller(service: ServerContext, request: Request[Any, Any]) -> Caller:
-    return identify(service.leases, request.key, request.headers, request.path.get("role"))
-
-
-def _gateway(service: ServerContext) -> Gateway:
-    if service.gateway is None:
-        raise GatewayError(ErrorKind.NO_MODEL, "this server serves no model", "model")
-    return service.gateway
-
-
-def _in(dialect: Callable[[GatewayError], bytes]) -> Callable[[ApiError], bytes]:
-    """Errors of any part of the server, written in a dialect."""
-
-    def written(error: ApiError) -> bytes:
-        troubles: dict[str, ErrorKind] = {str(trouble): trouble for trouble in ErrorKind}
+    def write(error: ApiError) -> bytes:
+        kinds: dict[str, ErrorKind] = {str(kind): kind for kind in ErrorKind}
         by_status = {401: ErrorKind.BAD_KEY, 403: ErrorKind.FORBIDDEN, 404: ErrorKind.NO_MODEL, 429: ErrorKind.BUSY}
         other = by_status.get(error.status, ErrorKind.INVALID if error.status < 500 else ErrorKind.FAILED)
         wait = dict(error.headers).get("retry-after")
-        trouble = troubles.get(error.reason, other)
-        return dialect(GatewayError(trouble, error.message, error.field, float(wait) if wait else None))
+        kind = kinds.get(error.reason, other)
+        return dialect.write_error(GatewayError(kind, error.message, error.field, float(wait) if wait else None))
 
-    return written
+    return write
 
 
-_OPENAI, _ANTHROPIC = _in(chat.error_body), _in(anthropic.error_body)
-_QUERY = dict[str, str]  # Anthropic's clients may add ?beta=true
-_PASSED_ON = frozenset({"audio", "classify", "embeddings", "images", "moderations", "pooling", "rerank", "score"})
-"""What calls a model and leaves nothing behind: that is what an agent's key is for. Whatever else an upstream has
-(files, jobs, adapters to load) is for those who hold its key, and other dialects of chat would escape the record."""
+def _route(method: str, path: str, handler: Handler, dialect: Dialect) -> Route:
+    posts = method == "POST"
+    return Route(
+        method,
+        path,
+        Permission.CALL,
+        handler,
+        body=Raw if posts else None,
+        query=_QUERY,
+        returns=Raw,
+        waits=posts,
+        error=_errors_of(dialect),
+    )
+
+
+def _routes() -> Iterator[tuple[str, str, Handler, Dialect]]:
+    """Yield method, path beneath /v1, handler and the dialect that writes errors."""
+    shared: dict[tuple[str, str], list[tuple[DialectRoute, Dialect]]] = {}
+    for dialect in DIALECTS:
+        yield "POST", dialect.path, generation_handler(dialect), dialect
+        for route in dialect.extra_routes:
+            shared.setdefault((route.method, route.path), []).append((route, dialect))
+    for (method, path), candidates in shared.items():
+        yield method, path, extra_handler([route for route, _ in candidates]), candidates[0][1]
+    yield "POST", "/{path*}", forward, DIALECTS[0]
+    yield "GET", "/{path*}", refuse, DIALECTS[0]
+    yield "DELETE", "/{path*}", refuse, DIALECTS[0]
+
 
 GATEWAY_ROUTES = [
-    route
+    _route(method, prefix + path, handler, dialect)
     for prefix in ("/v1", "/role/{role}/v1")
-    for route in (
-        *(
-            Route(
-                "POST",
-                prefix + path,
-                Permission.CALL,
-                handler,
-                body=Raw,
-                query=query,
-                returns=Raw,
-                waits=True,
-                error=error,
-            )
-            for path, handler, query, error in (
-                ("/chat/completions", complete_chat, _QUERY, _OPENAI),
-                ("/messages", create_message, _QUERY, _ANTHROPIC),
-                ("/messages/count_tokens", count_tokens, _QUERY, _ANTHROPIC),
-                ("/{path*}", pass_on, _QUERY, _OPENAI),
-            )
-        ),
-        *(
-            Route(method, prefix + path, Permission.CALL, handler, query=query, returns=Raw, error=_OPENAI)
-            for method, path, handler, query in (
-                ("GET", "/models", list_models, anthropic.ModelListQuery),
-                ("GET", "/models/{model*}", get_model, _QUERY),
-                ("GET", "/{path*}", refuse, _QUERY),
-                ("DELETE", "/{path*}", refuse, _QUERY),
-            )
-        ),
-    )
+    for method, path, handler, dialect in _routes()
 ]

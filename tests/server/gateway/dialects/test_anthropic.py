@@ -12,7 +12,7 @@ import pytest
 from modelserving import END, ModelServer, call, model_server
 
 from leyden.records import CallStatus, PromptOrigin, Purpose
-from leyden.server.gateway.dialects.anthropic import read
+from leyden.server.gateway.dialects.anthropic import read_request
 from leyden.server.gateway.dialects.types import ToolChoice
 
 ADD: Any = {
@@ -196,7 +196,9 @@ def test_results_come_before_the_text_beside_them_and_answers_in_parts_are_one()
             ],
         },
     ]
-    ask = read(msgspec.json.encode({**ASK, "messages": conversation, "metadata": {"user_id": "u"}, "new_field": 1}))
+    ask = read_request(
+        msgspec.json.encode({**ASK, "messages": conversation, "metadata": {"user_id": "u"}, "new_field": 1})
+    )
     assert ask.messages[1:] == (
         {
             "role": "assistant",
@@ -288,7 +290,7 @@ async def test_counted_tokens_are_those_of_the_prompt(server: ModelServer, clien
     ],
 )
 def test_tools_are_offered_as_they_are_chosen(choice: Any, wanted: ToolChoice) -> None:
-    ask = read(msgspec.json.encode({**ASK, "tools": [{**ADD, "cache_control": None}], "tool_choice": choice}))
+    ask = read_request(msgspec.json.encode({**ASK, "tools": [{**ADD, "cache_control": None}], "tool_choice": choice}))
     function = {"name": "add", "description": "Add two numbers.", "parameters": ADD["input_schema"]}
     assert ask.tools == ({"type": "function", "function": function},)
     assert ask.tool_choice == wanted

@@ -1,1 +1,4 @@
-"""One file per API dialect: a request in its format becomes a `GenerationRequest`, events become its answer."""
+"""API dialects. Each reads requests of one API into a `GenerationRequest` and writes `AnswerEvent`s as its answers.
+
+`registry.DIALECTS` lists them. No dialect knows the store, an engine or the web framework.
+"""

@@ -1,18 +1,19 @@
-"""The Anthropic Messages dialect: /v1/messages and /v1/messages/count_tokens.
+"""The Anthropic Messages dialect: /v1/messages, /v1/messages/count_tokens and /v1/models.
 
-Text stands joined where it came in blocks, tool results before the text that was sent beside them, and the blocks of
-assistant messages that follow each other are one answer, as the real service has it.
+As in Anthropic's service, text blocks are joined, tool results come before the text sent with them, and consecutive
+assistant messages are one answer.
 """
 
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from leyden.records import Sampling
+from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
+from leyden.server.gateway.dialects.encoding import decode_body, sse_event
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,
@@ -26,7 +27,7 @@ from leyden.server.gateway.dialects.types import (
     ToolCallDelta,
     ToolChoice,
 )
-from leyden.server.gateway.errors import STATUS, ErrorKind, GatewayError
+from leyden.server.gateway.errors import STATUS, ErrorKind, GatewayError, no_model
 
 _TYPES = {
     400: "invalid_request_error",
@@ -35,12 +36,12 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-_WITHOUT = {
-    "thread": "conversations are not kept here for the caller: send all of the messages",
-    "compaction": "conversations are not summed up here: send the messages that are to be kept",
+_UNSUPPORTED = {
+    "thread": "conversations are not stored for the caller: send all messages",
+    "compaction": "conversations are not summarised here: send the messages to keep",
     "mcp_servers": "tools of MCP servers are not supported",
 }
-_OURS = ("text", "thinking", "tool_use", "tool_result")
+_SUPPORTED_BLOCKS = ("text", "thinking", "tool_use", "tool_result")
 _BLOCKS: dict[str, dict[str, Any]] = {
     "text": {"type": "text", "text": ""},
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
@@ -48,7 +49,7 @@ _BLOCKS: dict[str, dict[str, Any]] = {
 
 
 class CountRequest(Struct, frozen=True):
-    """What a prompt is made of; all other fields are recorded and ignored."""
+    """The fields that make up a prompt; other fields are recorded and ignored."""
 
     model: str
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -63,7 +64,7 @@ class CountRequest(Struct, frozen=True):
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):
-    """And how it is to be answered."""
+    """A request for a message: the prompt, and how to answer it."""
 
     max_tokens: Annotated[int, Meta(ge=1)]
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -73,165 +74,194 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     stream: bool | None = None
 
 
-_Request = TypeVar("_Request", bound=CountRequest)
+class ModelListQuery(Struct, frozen=True):
+    """The page of the model list that a client wants."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 20
+    after_id: str | None = None
+    before_id: str | None = None
 
 
-def read(data: bytes) -> GenerationRequest:
-    """A request for an answer."""
-    request, document = _decode(data, MessagesRequest)
-    drawn = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
+class AnthropicDialect:
+    """Serves /v1/messages, its token counts, and /v1/models in Anthropic's format."""
+
+    path = "/messages"
+
+    @property
+    def extra_routes(self) -> Sequence[DialectRoute]:
+        """Count tokens; list and describe the models for clients that send Anthropic's version header."""
+        return (
+            DialectRoute("POST", "/messages/count_tokens", _count_tokens),
+            DialectRoute("GET", "/models", _list_models, header="anthropic-version"),
+            DialectRoute("GET", "/models/{model*}", _get_model, header="anthropic-version"),
+        )
+
+    async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
+        """Read a request for a message."""
+        request = read_request(body)
+        return DialectRequest(request, lambda started: MessagesWriter(request, started))
+
+    def write_error(self, error: GatewayError) -> bytes:
+        """Write an error as Anthropic's SDKs read it. The format has no field for the parameter: the message names it.
+
+        A client that sent `thread` gets the code that makes its SDK continue without threads.
+        """
+        kind = _TYPES.get(STATUS[error.kind], "overloaded_error" if error.retry_after else "api_error")
+        message = f"{error.param}: {error.message}" if error.param else error.message
+        if error.kind is ErrorKind.TOO_LONG:  # agents look for these words
+            message = f"prompt is too long: {error.message}"
+        body: dict[str, Any] = {"type": kind, "message": message}
+        if error.param == "thread":
+            body["details"] = {"error_code": "thread_unsupported_request", "unsupported": []}
+        return msgspec.json.encode({"type": "error", "error": body})
+
+
+def read_request(data: bytes) -> GenerationRequest:
+    """Read the body of a request for a message."""
+    request, document = decode_body(data, MessagesRequest, dotted=True)
+    given = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
     sampling = Sampling(
-        **{name: value for name, value in drawn.items() if value is not None},
+        **{name: value for name, value in given.items() if value is not None},
         max_tokens=request.max_tokens,
         stop=tuple(stop for stop in request.stop_sequences or () if stop),
     )
     others = {name: value for name, value in document.items() if name not in ("messages", "system", "tools")}
-    return replace(_ask(request), sampling=sampling, stream=bool(request.stream), request=others)
+    return replace(_generation(request), sampling=sampling, stream=bool(request.stream), request=others)
 
 
-def read_count(data: bytes) -> GenerationRequest:
-    """A request to count the tokens of a prompt."""
-    return _ask(_decode(data, CountRequest)[0])
-
-
-def _decode(data: bytes, wanted: type[_Request]) -> tuple[_Request, dict[str, Any]]:
-    try:
-        document = msgspec.json.decode(data)
-        return msgspec.convert(document, wanted), document
-    except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at `$.")
-        param = re.sub(r"\[(\d+)\]", r".\1", place.rstrip("`"))
-        raise GatewayError(ErrorKind.INVALID, message, param or None) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise GatewayError(ErrorKind.INVALID, f"the body is not JSON: {error}") from error
-
-
-def _ask(request: CountRequest) -> GenerationRequest:
-    asked = {
+def _generation(request: CountRequest) -> GenerationRequest:
+    unsupported = {
         "thread": request.thread,
         "compaction": request.compaction,
         "mcp_servers": request.mcp_servers,
     }
-    for param, given in asked.items():
+    for param, given in unsupported.items():
         if given:
-            raise GatewayError(ErrorKind.INVALID, _WITHOUT[param], param)
+            raise GatewayError(ErrorKind.INVALID, _UNSUPPORTED[param], param)
     tools = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools or ()))
-    said: list[Message] = []
+    messages: list[Message] = []
     if request.system:
-        said.append({"role": "system", "content": _text(request.system, "system")})
+        messages.append({"role": "system", "content": _text(request.system, "system")})
     for index, message in enumerate(request.messages):
-        _add(said, message, f"messages.{index}")
-    if said[-1]["role"] == "assistant":
-        why = "the last message is the user's: answers that are begun for the model are not supported"
+        _add(messages, message, f"messages.{index}")
+    if messages[-1]["role"] == "assistant":
+        why = "the last message must be the user's: prefilling the answer is not supported"
         raise GatewayError(ErrorKind.INVALID, why, f"messages.{len(request.messages) - 1}.role")
-    choice = _choice(request.tool_choice, tools)
-    wanted = _format(request)
-    return GenerationRequest(model=request.model, messages=tuple(said), tools=tools, tool_choice=choice, format=wanted)
+    return GenerationRequest(
+        model=request.model,
+        messages=tuple(messages),
+        tools=tools,
+        tool_choice=_tool_choice(request.tool_choice, tools),
+        format=_format(request),
+    )
 
 
 def _format(request: CountRequest) -> Format | None:
-    """The format of the answer, which older clients ask for in a field of its own."""
+    """Read the format of the answer; older clients send it as `output_format`."""
     match (request.output_config or {}).get("format") or request.output_format:
         case None | {"type": "text"}:
             return None
         case {"type": "json_schema", "schema": dict() as schema}:
             return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    why = "an answer is text, or what the schema of a json_schema says"
+    why = "the format must be text, or json_schema with a schema"
     raise GatewayError(ErrorKind.INVALID, why, "output_config.format")
 
 
-def _add(said: list[Message], message: dict[str, Any], place: str) -> None:
-    """Put a message behind those before it, in the one form that all dialects share."""
-    content, where = message.get("content"), f"{place}.content"
+def _add(messages: list[Message], message: dict[str, Any], field: str) -> None:
+    """Append a message in the format that all dialects share."""
+    content, content_field = message.get("content"), f"{field}.content"
     match message.get("role"):
         case "user":
-            said.extend(_asked(content, where))
+            messages.extend(_user_messages(content, content_field))
         case "assistant":
-            if not said or said[-1]["role"] != "assistant":
-                said.append({"role": "assistant", "content": ""})
-            _answer(said[-1], content, where)
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            _extend_answer(messages[-1], content, content_field)
         case "system":
-            said.append({"role": "system", "content": _text(content, where)})
+            messages.append({"role": "system", "content": _text(content, content_field)})
         case role:
-            raise GatewayError(ErrorKind.INVALID, f"{role!r} is not a role: write user or assistant", f"{place}.role")
+            raise GatewayError(ErrorKind.INVALID, f"{role!r} is not a role: write user or assistant", f"{field}.role")
 
 
-def _asked(content: Any, place: str) -> Iterator[Message]:
+def _user_messages(content: Any, field: str) -> Iterator[Message]:
+    """Split a user's content into tool messages and one user message."""
     texts: list[str] = []
     results = False
-    for block, where in _blocks(content, place):
+    for block, block_field in _blocks(content, field):
         match block:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case {"type": "tool_result", "tool_use_id": str(id)}:
                 results = True
-                result = _text(block.get("content") or "", f"{where}.content")
+                result = _text(block.get("content") or "", f"{block_field}.content")
                 failed = {"is_error": True} if block.get("is_error") else {}
                 yield {"role": "tool", "tool_call_id": id, "content": result, **failed}
             case _:
-                raise _unfit(block, where)
+                raise _bad_block(block, block_field)
     if texts or not results:
         yield {"role": "user", "content": "".join(texts)}
 
 
-def _answer(said: Message, content: Any, place: str) -> None:
-    """Add the blocks of an assistant's message to its answer."""
-    for block, where in _blocks(content, place):
+def _extend_answer(answer: Message, content: Any, field: str) -> None:
+    """Add the blocks of an assistant's message to an answer."""
+    for block, block_field in _blocks(content, field):
         match block:
             case {"type": "text", "text": str(text)}:
-                said["content"] += text
+                answer["content"] += text
             case {"type": "thinking", "thinking": str(text)}:
-                said["reasoning_content"] = said.get("reasoning_content", "") + text
+                answer["reasoning_content"] = answer.get("reasoning_content", "") + text
             case {"type": "redacted_thinking"}:
                 pass
             case {"type": "tool_use", "id": str(id), "name": str(name), "input": dict(given)}:
                 function = {"name": name, "arguments": msgspec.json.encode(given).decode()}
-                said.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
+                answer.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
             case _:
-                raise _unfit(block, where)
+                raise _bad_block(block, block_field)
 
 
-def _text(content: Any, place: str) -> str:
+def _text(content: Any, field: str) -> str:
     texts = []
-    for block, where in _blocks(content, place):
+    for block, block_field in _blocks(content, field):
         match block:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case _:
-                raise _unfit(block, where)
+                raise _bad_block(block, block_field)
     return "".join(texts)
 
 
-def _blocks(content: Any, place: str) -> Iterator[tuple[Any, str]]:
-    """The blocks of a content, each with its place; bare text is one."""
+def _blocks(content: Any, field: str) -> Iterator[tuple[Any, str]]:
+    """Yield the blocks of a content with their field names; plain text is one block."""
     if isinstance(content, str):
-        yield {"type": "text", "text": content}, place
+        yield {"type": "text", "text": content}, field
     elif isinstance(content, list):
-        yield from ((block, f"{place}.{index}") for index, block in enumerate(content))
+        yield from ((block, f"{field}.{index}") for index, block in enumerate(content))
     else:
-        raise GatewayError(ErrorKind.INVALID, "this is text, or a list of blocks", place)
+        raise GatewayError(ErrorKind.INVALID, "this must be text or a list of blocks", field)
 
 
-def _unfit(block: Any, place: str) -> GatewayError:
+def _bad_block(block: Any, field: str) -> GatewayError:
     kind = block.get("type") if isinstance(block, dict) else None
-    if kind in _OURS:
-        return GatewayError(ErrorKind.INVALID, f"a block of type {kind!r} does not belong here, or is not whole", place)
+    if kind in _SUPPORTED_BLOCKS:
+        return GatewayError(
+            ErrorKind.INVALID, f"a block of type {kind!r} does not belong here, or lacks a field", field
+        )
     message = f"blocks of type {kind!r} are not supported: this model takes text"
-    return GatewayError(ErrorKind.INVALID, message, f"{place}.type")
+    return GatewayError(ErrorKind.INVALID, message, f"{field}.type")
 
 
-def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
+def _tool(tool: dict[str, Any], field: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         message = f"tools of type {tool['type']!r} are not supported: only those that the caller runs"
-        raise GatewayError(ErrorKind.INVALID, message, f"{place}.type")
+        raise GatewayError(ErrorKind.INVALID, message, f"{field}.type")
     match tool:
         case {"name": str(name), "input_schema": dict(schema)}:
             about = {"description": tool["description"]} if tool.get("description") else {}
             return {"type": "function", "function": {"name": name, **about, "parameters": schema}}
-    raise GatewayError(ErrorKind.INVALID, "a tool has a name and an input_schema", place)
+    raise GatewayError(ErrorKind.INVALID, "a tool has a name and an input_schema", field)
 
 
-def _choice(choice: dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> ToolChoice:
+def _tool_choice(choice: dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> ToolChoice:
     match choice:
         case None | {"type": "auto"}:
             return ToolChoice()
@@ -250,108 +280,122 @@ def _choice(choice: dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> T
 
 
 class MessagesWriter:
-    """Writes an answer in this dialect: whole, or as a stream."""
+    """Writes a message, whole or as events. The content is a list of blocks; one block at a time is open."""
 
-    def __init__(self, ask: GenerationRequest, begun: AnswerStarted) -> None:
-        self._ask, self._begun = ask, begun
+    def __init__(self, request: GenerationRequest, started: AnswerStarted) -> None:
+        self._request, self._started = request, started
+        self._index = -1
+        self._open = ""
+        """The type of the open block; empty before the first one."""
 
-    async def whole(self, events: AsyncIterator[AnswerEvent]) -> bytes:
-        """The answer in one piece."""
+    def whole(self, events: Sequence[AnswerEvent]) -> bytes:
+        """Write a `message` object."""
         blocks: list[dict[str, Any]] = []
-        done: AnswerFinished | None = None
-        async for event in events:
+        finished: AnswerFinished | None = None
+        for event in events:
             match event:
                 case TextDelta(_, text) | ReasoningDelta(_, text) if text:
-                    kind = _kind(event)
+                    kind = _block_type(event)
                     if not blocks or blocks[-1]["type"] != kind:
                         blocks.append(dict(_BLOCKS[kind]))
                     blocks[-1][kind] += text
                 case ToolCallDelta(_, _, call):
                     blocks.append({**_tool_use(call), "input": _input(call)})
                 case AnswerFinished():
-                    done = event
-        return msgspec.json.encode(self._message(blocks, done))
+                    finished = event
+        return msgspec.json.encode(self._message(blocks, finished))
 
-    async def stream(self, events: AsyncGenerator[AnswerEvent, None]) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events, in the order that the SDKs expect."""
-        index, kind = -1, ""
-        try:
-            yield _line("message_start", message=self._message([], None)) + _line("ping")
-            async for event in events:
-                match event:
-                    case TextDelta(_, text) | ReasoningDelta(_, text) if text:
-                        turned = b""
-                        if kind != _kind(event):
-                            turned, index, kind = _close(index, kind), index + 1, _kind(event)
-                            turned += _line("content_block_start", index=index, content_block=_BLOCKS[kind])
-                        yield turned + _delta(index, f"{kind}_delta", kind, text)
-                    case ToolCallDelta(_, _, call):
-                        turned, index, kind = _close(index, kind), index + 1, "tool_use"
-                        turned += _line("content_block_start", index=index, content_block=_tool_use(call))
-                        given = msgspec.json.encode(_input(call)).decode()
-                        yield turned + _delta(index, "input_json_delta", "partial_json", given)
-                    case AnswerFinished():
-                        ending = _line("message_delta", delta=_ending(event), usage=_usage(event))
-                        yield _close(index, kind) + ending + _line("message_stop")
-        except GatewayError as error:
-            yield b"event: error\ndata: " + error_body(error) + b"\n\n"
-        finally:
-            await events.aclose()
+    def stream_start(self) -> bytes:
+        """Write the empty message."""
+        return _event("message_start", message=self._message([], None)) + _event("ping")
 
-    def _message(self, content: list[dict[str, Any]], done: AnswerFinished | None) -> dict[str, Any]:
+    def stream_event(self, event: AnswerEvent) -> bytes:
+        """Write a delta of the open block; open and close blocks where the type changes."""
+        match event:
+            case TextDelta(_, text) | ReasoningDelta(_, text) if text:
+                kind = _block_type(event)
+                opening = self._open_block(kind, _BLOCKS[kind]) if self._open != kind else b""
+                return opening + self._delta(f"{kind}_delta", kind, text)
+            case ToolCallDelta(_, _, call):
+                arguments = msgspec.json.encode(_input(call)).decode()
+                opening = self._open_block("tool_use", _tool_use(call))
+                return opening + self._delta("input_json_delta", "partial_json", arguments)
+            case AnswerFinished():
+                ending = _event("message_delta", delta=_stop_reason(event), usage=_usage(event))
+                return self._close_block() + ending + _event("message_stop")
+        return b""
+
+    def stream_end(self) -> bytes:
+        """Write nothing: `message_stop` is the last event."""
+        return b""
+
+    def stream_error(self, error: GatewayError) -> bytes:
+        """Write the error as the last event."""
+        return sse_event(AnthropicDialect().write_error(error), "error")
+
+    def _message(self, content: list[dict[str, Any]], finished: AnswerFinished | None) -> dict[str, Any]:
         return {
-            "id": f"msg_{self._begun.id}",
+            "id": f"msg_{self._started.id}",
             "type": "message",
             "role": "assistant",
-            "model": self._ask.model,
+            "model": self._request.model,
             "content": content,
-            **_ending(done),
-            "usage": _usage(done or self._begun),
+            **_stop_reason(finished),
+            "usage": _usage(finished or self._started),
         }
 
+    def _open_block(self, kind: str, block: dict[str, Any]) -> bytes:
+        closing = self._close_block()
+        self._index, self._open = self._index + 1, kind
+        return closing + _event("content_block_start", index=self._index, content_block=block)
 
-def count_body(tokens: int) -> bytes:
-    """The answer to a request to count."""
-    return msgspec.json.encode({"input_tokens": tokens})
+    def _close_block(self) -> bytes:
+        if not self._open:
+            return b""
+        signature = self._delta("signature_delta", "signature", "") if self._open == "thinking" else b""
+        return signature + _event("content_block_stop", index=self._index)
+
+    def _delta(self, kind: str, field: str, text: str) -> bytes:
+        return _event("content_block_delta", index=self._index, delta={"type": kind, field: text})
 
 
-class ModelListQuery(Struct, frozen=True):
-    """Which part of a list is asked for."""
-
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 20
-    after_id: str | None = None
-    before_id: str | None = None
+async def _count_tokens(access: ModelAccess, request: RouteRequest) -> bytes:
+    counted, _ = decode_body(request.body, CountRequest, dotted=True)
+    return msgspec.json.encode({"input_tokens": await access.count_tokens(_generation(counted))})
 
 
-def model(name: str) -> dict[str, Any]:
-    """A model, as Anthropic's SDKs read it."""
+async def _list_models(access: ModelAccess, request: RouteRequest) -> bytes:
+    try:
+        query = msgspec.convert(request.query, ModelListQuery, strict=False)
+    except msgspec.ValidationError as error:
+        raise GatewayError(ErrorKind.INVALID, str(error)) from error
+    return msgspec.json.encode(_page(await access.model_names(), query))
+
+
+async def _get_model(access: ModelAccess, request: RouteRequest) -> bytes:
+    name = request.path["model"]
+    if not await access.serves(name):
+        raise no_model(name)
+    return msgspec.json.encode(_model(name))
+
+
+def _model(name: str) -> dict[str, Any]:
     return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-def models(names: Sequence[str], window: ModelListQuery) -> dict[str, Any]:
-    """A page of the list of models."""
-    start = names.index(window.after_id) + 1 if window.after_id in names else 0
-    end = names.index(window.before_id) if window.before_id in names else len(names)
-    if window.before_id in names:
-        start = max(start, end - window.limit)
-    page = names[start : min(end, start + window.limit)]
-    more = start > 0 if window.before_id in names else start + len(page) < len(names)
+def _page(names: Sequence[str], query: ModelListQuery) -> dict[str, Any]:
+    """Cut a page out of the list of models."""
+    start = names.index(query.after_id) + 1 if query.after_id in names else 0
+    end = names.index(query.before_id) if query.before_id in names else len(names)
+    if query.before_id in names:
+        start = max(start, end - query.limit)
+    page = names[start : min(end, start + query.limit)]
+    more = start > 0 if query.before_id in names else start + len(page) < len(names)
     ends = {"first_id": page[0] if page else None, "last_id": page[-1] if page else None}
-    return {"data": list(map(model, page)), "has_more": more, **ends}
+    return {"data": list(map(_model, page)), "has_more": more, **ends}
 
 
-def error_body(error: GatewayError) -> bytes:
-    """An error as Anthropic's SDKs read it; the field to change stands before the message, for want of a place."""
-    kind = _TYPES.get(STATUS[error.trouble], "overloaded_error" if error.retry_after else "api_error")
-    message = f"{error.param}: {error.message}" if error.param else error.message
-    if error.trouble is ErrorKind.TOO_LONG:  # the words that agents look for
-        message = f"prompt is too long: {error.message}"
-    details = {"details": {"error_code": "thread_unsupported_request", "unsupported": []}}  # the SDK goes on without
-    shown = {"type": kind, "message": message, **(details if error.param == "thread" else {})}
-    return msgspec.json.encode({"type": "error", "error": shown})
-
-
-def _kind(event: TextDelta | ReasoningDelta) -> Literal["text", "thinking"]:
+def _block_type(event: TextDelta | ReasoningDelta) -> Literal["text", "thinking"]:
     return "text" if isinstance(event, TextDelta) else "thinking"
 
 
@@ -360,7 +404,7 @@ def _tool_use(call: ToolCall) -> dict[str, Any]:
 
 
 def _input(call: ToolCall) -> dict[str, Any]:
-    """A call's arguments; an object by the rules of this dialect, so that any others stand in one as they are."""
+    """Decode a call's arguments. This dialect requires an object: anything else is wrapped in one as text."""
     try:
         given = msgspec.json.decode(call.arguments)
     except (msgspec.DecodeError, RecursionError):
@@ -368,15 +412,19 @@ def _input(call: ToolCall) -> dict[str, Any]:
     return given if isinstance(given, dict) else {"arguments": call.arguments}
 
 
-def _ending(done: AnswerFinished | None) -> dict[str, str | None]:
-    if done is None:
+def _stop_reason(finished: AnswerFinished | None) -> dict[str, str | None]:
+    if finished is None:
         return {"stop_reason": None, "stop_sequence": None}
-    reasons = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "stop_sequence" if done.stop else "end_turn"}
-    return {"stop_reason": reasons[done.finish], "stop_sequence": done.stop}
+    reasons = {
+        "tool_calls": "tool_use",
+        "length": "max_tokens",
+        "stop": "stop_sequence" if finished.stop else "end_turn",
+    }
+    return {"stop_reason": reasons[finished.finish], "stop_sequence": finished.stop}
 
 
 def _usage(at: AnswerStarted | AnswerFinished) -> dict[str, int]:
-    """Tokens so far; unlike OpenAI's, `input_tokens` are only those that were not there before."""
+    """Count the tokens so far; unlike OpenAI's, `input_tokens` leaves out the cached ones."""
     return {
         "input_tokens": at.prompt_tokens - at.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -385,17 +433,5 @@ def _usage(at: AnswerStarted | AnswerFinished) -> dict[str, int]:
     }
 
 
-def _close(index: int, kind: str) -> bytes:
-    """The end of the block that is open, if one is."""
-    if index < 0:
-        return b""
-    signed = _delta(index, "signature_delta", "signature", "") if kind == "thinking" else b""
-    return signed + _line("content_block_stop", index=index)
-
-
-def _delta(index: int, kind: str, field: str, text: str) -> bytes:
-    return _line("content_block_delta", index=index, delta={"type": kind, field: text})
-
-
-def _line(kind: str, **fields: Any) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode({"type": kind, **fields}) + b"\n\n"
+def _event(kind: str, **fields: Any) -> bytes:
+    return sse_event(msgspec.json.encode({"type": kind, **fields}), kind)

@@ -1,13 +1,15 @@
-"""The OpenAI chat dialect: /v1/chat/completions."""
+"""The OpenAI chat dialect: /v1/chat/completions and /v1/models."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
 from leyden.records import Sampling
+from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
+from leyden.server.gateway.dialects.encoding import decode_body, sse_event
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,
@@ -18,10 +20,11 @@ from leyden.server.gateway.dialects.types import (
     ReasoningDelta,
     TextDelta,
     TokenInfo,
+    ToolCall,
     ToolCallDelta,
     ToolChoice,
 )
-from leyden.server.gateway.errors import STATUS, ErrorKind, GatewayError
+from leyden.server.gateway.errors import STATUS, ErrorKind, GatewayError, no_model
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
@@ -31,7 +34,7 @@ class _StreamOptions(Struct, frozen=True):
 
 
 class ChatRequest(Struct, frozen=True):
-    """The fields that mean something here; all others are recorded and ignored."""
+    """The fields that the gateway reads; it records the others and ignores them."""
 
     model: str
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -56,16 +59,33 @@ class ChatRequest(Struct, frozen=True):
     response_format: dict[str, Any] | None = None
 
 
-def read(data: bytes) -> tuple[GenerationRequest, bool]:
-    """A request as an ask, and whether its stream is to end with the usage."""
-    try:
-        document = msgspec.json.decode(data)
-        request = msgspec.convert(document, ChatRequest)
-    except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at `$.")
-        raise GatewayError(ErrorKind.INVALID, message, place.rstrip("`") or None) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise GatewayError(ErrorKind.INVALID, f"the body is not JSON: {error}") from error
+class ChatDialect:
+    """Serves /v1/chat/completions, and /v1/models in OpenAI's format."""
+
+    path = "/chat/completions"
+
+    @property
+    def extra_routes(self) -> Sequence[DialectRoute]:
+        """List and describe the models."""
+        return (DialectRoute("GET", "/models", _list_models), DialectRoute("GET", "/models/{model*}", _get_model))
+
+    async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
+        """Read a chat completion request."""
+        request, include_usage = read_request(body)
+        return DialectRequest(request, lambda started: ChatWriter(request, started, include_usage))
+
+    def write_error(self, error: GatewayError) -> bytes:
+        """Write an error as OpenAI's SDKs read it."""
+        status = STATUS[error.kind]
+        kind = "rate_limit_error" if status == 429 else _TYPES.get(status, "server_error")
+        return msgspec.json.encode(
+            {"error": {"message": error.message, "type": kind, "param": error.param, "code": str(error.kind)}}
+        )
+
+
+def read_request(data: bytes) -> tuple[GenerationRequest, bool]:
+    """Read a request body; also return whether the stream ends with the usage."""
+    request, document = decode_body(data, ChatRequest)
     tools = tuple(_tool(tool, index) for index, tool in enumerate(request.tools or ()))
     sampling = {
         name: value
@@ -76,11 +96,11 @@ def read(data: bytes) -> tuple[GenerationRequest, bool]:
         sampling["top_k"] = 0
     limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    ask = GenerationRequest(
+    generation = GenerationRequest(
         model=request.model,
         messages=tuple(_message(message, f"messages[{index}]") for index, message in enumerate(request.messages)),
         tools=tools,
-        tool_choice=_choice(request.tool_choice, tools),
+        tool_choice=_tool_choice(request.tool_choice, tools),
         sampling=Sampling(**sampling, max_tokens=min(limits, default=None), stop=tuple(s for s in stop if s)),
         n=request.n or 1,
         stream=bool(request.stream),
@@ -88,60 +108,60 @@ def read(data: bytes) -> tuple[GenerationRequest, bool]:
         format=_format(request.response_format),
         request={name: value for name, value in document.items() if name not in ("messages", "tools")},
     )
-    return ask, request.stream_options is not None and request.stream_options.include_usage
+    return generation, request.stream_options is not None and request.stream_options.include_usage
 
 
-def _message(message: dict[str, Any], place: str) -> Message:
-    """A message in the one form that all dialects share."""
+def _message(message: dict[str, Any], field: str) -> Message:
+    """Convert a message to the format that all dialects share."""
     role = message.get("role")
     match role:
         case "system" | "developer" | "user":
             named = {"name": message["name"]} if message.get("name") else {}
             kind = "system" if role == "developer" else role
-            return {"role": kind, "content": _text(message.get("content"), place), **named}
+            return {"role": kind, "content": _text(message.get("content"), field), **named}
         case "assistant":
-            calls = [_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(message.get("tool_calls") or ())]
-            content = _text(message.get("content"), place, refusal=message.get("refusal"))
+            calls = [_call(call, f"{field}.tool_calls[{i}]") for i, call in enumerate(message.get("tool_calls") or ())]
+            content = _text(message.get("content"), field, refusal=message.get("refusal"))
             reasoning = message.get("reasoning_content") or message.get("reasoning")
-            said: Message = {"role": "assistant", "content": content}
+            answer: Message = {"role": "assistant", "content": content}
             if isinstance(reasoning, str):
-                said["reasoning_content"] = reasoning
-            return {**said, "tool_calls": calls} if calls else said
+                answer["reasoning_content"] = reasoning
+            return {**answer, "tool_calls": calls} if calls else answer
         case "tool":
             if not isinstance(message.get("tool_call_id"), str):
-                raise GatewayError(ErrorKind.INVALID, "a tool's message names its call", f"{place}.tool_call_id")
-            content = _text(message.get("content"), place)
+                raise GatewayError(ErrorKind.INVALID, "a tool's message names its call", f"{field}.tool_call_id")
+            content = _text(message.get("content"), field)
             return {"role": "tool", "tool_call_id": message["tool_call_id"], "content": content}
     roles = "system, developer, user, assistant or tool"
-    raise GatewayError(ErrorKind.INVALID, f"{role!r} is not a role: write {roles}", f"{place}.role")
+    raise GatewayError(ErrorKind.INVALID, f"{role!r} is not a role: write {roles}", f"{field}.role")
 
 
-def _text(content: Any, place: str, refusal: Any = None) -> str:
+def _text(content: Any, field: str, refusal: Any = None) -> str:
     if content is None:
         return refusal if isinstance(refusal, str) else ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise GatewayError(ErrorKind.INVALID, "content is text, or a list of parts", f"{place}.content")
+        raise GatewayError(ErrorKind.INVALID, "content is text, or a list of parts", f"{field}.content")
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("text" if kind == "text" else "refusal") if isinstance(part, dict) else None
         if kind not in ("text", "refusal") or not isinstance(text, str):
             message = f"parts of type {kind!r} are not supported: this model takes text"
-            raise GatewayError(ErrorKind.INVALID, message, f"{place}.content[{index}].type")
+            raise GatewayError(ErrorKind.INVALID, message, f"{field}.content[{index}].type")
         texts.append(text)
     return "".join(texts)
 
 
-def _call(call: Any, place: str) -> dict[str, Any]:
+def _call(call: Any, field: str) -> dict[str, Any]:
     try:
         function = call["function"]
         id, name, arguments = call["id"], function["name"], function.get("arguments") or "{}"
     except (TypeError, KeyError) as error:
-        raise GatewayError(ErrorKind.INVALID, "a tool call has an id and a function with a name", place) from error
+        raise GatewayError(ErrorKind.INVALID, "a tool call has an id and a function with a name", field) from error
     if not (isinstance(id, str) and isinstance(name, str) and isinstance(arguments, str)):
-        raise GatewayError(ErrorKind.INVALID, "id, name and arguments of a tool call are text", place)
+        raise GatewayError(ErrorKind.INVALID, "id, name and arguments of a tool call are text", field)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -166,7 +186,7 @@ def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _choice(choice: str | dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> ToolChoice:
+def _tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> ToolChoice:
     match choice:
         case None | "auto":
             return ToolChoice()
@@ -185,120 +205,122 @@ def _choice(choice: str | dict[str, Any] | None, tools: Sequence[dict[str, Any]]
 
 
 class ChatWriter:
-    """Writes answers in this dialect: whole, or as a stream."""
+    """Writes chat completions, whole or as chunks."""
 
-    def __init__(self, ask: GenerationRequest, begun: AnswerStarted, usage: bool) -> None:
-        self._ask, self._id, self._usage = ask, begun.id, usage
+    def __init__(self, request: GenerationRequest, started: AnswerStarted, include_usage: bool) -> None:
+        self._request, self._id, self._include_usage = request, started.id, include_usage
         self._created = int(time.time())
+        self._finished: list[AnswerFinished] = []
 
-    async def whole(self, events: AsyncIterator[AnswerEvent]) -> bytes:
-        """The answer in one piece."""
+    def whole(self, events: Sequence[AnswerEvent]) -> bytes:
+        """Write a `chat.completion` object."""
         choices: list[dict[str, Any]] = [
             {"index": index, "message": {"role": "assistant", "content": None}, "finish_reason": None, "logprobs": None}
-            for index in range(self._ask.n)
+            for index in range(self._request.n)
         ]
-        done: list[AnswerFinished] = []
-        async for event in events:
+        for event in events:
             match event:
                 case TextDelta(choice, text, tokens):
                     message = choices[choice]["message"]
                     message["content"] = (message["content"] or "") + text
-                    if self._ask.top_logprobs is not None:
+                    if self._request.top_logprobs is not None:
                         logprobs = choices[choice]["logprobs"] = choices[choice]["logprobs"] or {"content": []}
-                        logprobs["content"].extend(map(self._logprob, tokens))
+                        logprobs["content"].extend(map(_logprob, tokens))
                 case ReasoningDelta(choice, text):
                     message = choices[choice]["message"]
                     message["reasoning_content"] = message.get("reasoning_content", "") + text
                 case ToolCallDelta(choice, _, call):
-                    choices[choice]["message"].setdefault("tool_calls", []).append(_written(call))
+                    choices[choice]["message"].setdefault("tool_calls", []).append(_tool_call(call))
                 case AnswerFinished(choice):
                     choices[choice]["finish_reason"] = event.finish
-                    done.append(event)
-        for shown in choices:
-            if shown["message"]["content"] is None and "tool_calls" not in shown["message"]:
-                shown["message"]["content"] = ""
-        return msgspec.json.encode({**self._head("chat.completion"), "choices": choices, "usage": _usage(done)})
+                    self._finished.append(event)
+        for written in choices:
+            if written["message"]["content"] is None and "tool_calls" not in written["message"]:
+                written["message"]["content"] = ""
+        return msgspec.json.encode(
+            {**self._head("chat.completion"), "choices": choices, "usage": _usage(self._finished)}
+        )
 
-    async def stream(self, events: AsyncGenerator[AnswerEvent, None]) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events, in the order that the SDKs expect."""
-        done: list[AnswerFinished] = []
-        try:
-            for choice in range(self._ask.n):
-                yield self._chunk(choice, {"role": "assistant", "content": ""})
-            async for event in events:
-                match event:
-                    case TextDelta(choice, text, tokens):
-                        logprobs = None
-                        if self._ask.top_logprobs is not None:
-                            logprobs = {"content": [self._logprob(token) for token in tokens]}
-                        yield self._chunk(choice, {"content": text}, logprobs=logprobs)
-                    case ReasoningDelta(choice, text):
-                        yield self._chunk(choice, {"reasoning_content": text})
-                    case ToolCallDelta(choice, index, call):
-                        yield self._chunk(choice, {"tool_calls": [{"index": index, **_written(call)}]})
-                    case AnswerFinished(choice):
-                        done.append(event)
-                        yield self._chunk(choice, {}, finish=event.finish)
-        except GatewayError as error:
-            yield b"data: " + error_body(error) + b"\n\n"
-            return
-        finally:
-            await events.aclose()
-        if self._usage:
-            yield _line({**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(done)})
-        yield b"data: [DONE]\n\n"
+    def stream_start(self) -> bytes:
+        """Open each choice with its role."""
+        opening = {"role": "assistant", "content": ""}
+        return b"".join(self._chunk(choice, opening) for choice in range(self._request.n))
+
+    def stream_event(self, event: AnswerEvent) -> bytes:
+        """Write one `chat.completion.chunk`."""
+        match event:
+            case TextDelta(choice, text, tokens):
+                logprobs = None
+                if self._request.top_logprobs is not None:
+                    logprobs = {"content": [_logprob(token) for token in tokens]}
+                return self._chunk(choice, {"content": text}, logprobs=logprobs)
+            case ReasoningDelta(choice, text):
+                return self._chunk(choice, {"reasoning_content": text})
+            case ToolCallDelta(choice, index, call):
+                return self._chunk(choice, {"tool_calls": [{"index": index, **_tool_call(call)}]})
+            case AnswerFinished(choice):
+                self._finished.append(event)
+                return self._chunk(choice, {}, finish=event.finish)
+        return b""
+
+    def stream_end(self) -> bytes:
+        """Write the usage where the caller wants it, and the end mark."""
+        usage = b""
+        if self._include_usage:
+            usage = self._event({"choices": [], "usage": _usage(self._finished)})
+        return usage + sse_event(b"[DONE]")
+
+    def stream_error(self, error: GatewayError) -> bytes:
+        """Write the error as the last event."""
+        return sse_event(ChatDialect().write_error(error))
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": f"chatcmpl-{self._id}", "object": kind, "created": self._created, "model": self._ask.model}
+        return {"id": f"chatcmpl-{self._id}", "object": kind, "created": self._created, "model": self._request.model}
+
+    def _event(self, fields: dict[str, Any]) -> bytes:
+        return sse_event(msgspec.json.encode({**self._head("chat.completion.chunk"), **fields}))
 
     def _chunk(self, choice: int, delta: Any, finish: str | None = None, logprobs: Any = None) -> bytes:
-        shown = {"index": choice, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
-        usage: dict[str, None] = {"usage": None} if self._usage else {}
-        return _line({**self._head("chat.completion.chunk"), "choices": [shown], **usage})
-
-    def _logprob(self, token: TokenInfo) -> dict[str, Any]:
-        return {
-            "token": token.text,
-            "logprob": token.logprob,
-            "bytes": list(token.data),
-            "top_logprobs": [
-                {"token": text, "logprob": logprob, "bytes": list(data)} for text, data, logprob in token.top
-            ],
-        }
+        choices = [{"index": choice, "delta": delta, "finish_reason": finish, "logprobs": logprobs}]
+        usage: dict[str, None] = {"usage": None} if self._include_usage else {}
+        return self._event({"choices": choices, **usage})
 
 
-def error_body(error: GatewayError) -> bytes:
-    """An error as OpenAI's SDKs read it."""
-    status = STATUS[error.trouble]
-    kind = "rate_limit_error" if status == 429 else _TYPES.get(status, "server_error")
-    return msgspec.json.encode(
-        {"error": {"message": error.message, "type": kind, "param": error.param, "code": str(error.trouble)}}
-    )
+async def _list_models(access: ModelAccess, request: RouteRequest) -> bytes:
+    models = [_model(name) for name in await access.model_names()]
+    return msgspec.json.encode({"object": "list", "data": models})
 
 
-def model(name: str) -> dict[str, Any]:
-    """A model, as OpenAI's SDKs read it."""
+async def _get_model(access: ModelAccess, request: RouteRequest) -> bytes:
+    name = request.path["model"]
+    if not await access.serves(name):
+        raise no_model(name)
+    return msgspec.json.encode(_model(name))
+
+
+def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "leyden"}
 
 
-def models(names: Sequence[str]) -> dict[str, Any]:
-    """The list of models."""
-    return {"object": "list", "data": list(map(model, names))}
+def _logprob(token: TokenInfo) -> dict[str, Any]:
+    return {
+        "token": token.text,
+        "logprob": token.logprob,
+        "bytes": list(token.data),
+        "top_logprobs": [{"token": text, "logprob": logprob, "bytes": list(data)} for text, data, logprob in token.top],
+    }
 
 
-def _written(call: Any) -> dict[str, Any]:
+def _tool_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _usage(done: Sequence[AnswerFinished]) -> dict[str, Any]:
-    prompt, completion = max(d.prompt_tokens for d in done), sum(d.completion_tokens for d in done)
+def _usage(finished: Sequence[AnswerFinished]) -> dict[str, Any]:
+    """Sum up the choices of a request, which share their prompt."""
+    prompt, completion = max(f.prompt_tokens for f in finished), sum(f.completion_tokens for f in finished)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": max(d.cached_tokens for d in done)},
+        "prompt_tokens_details": {"cached_tokens": max(f.cached_tokens for f in finished)},
     }
-
-
-def _line(document: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(document) + b"\n\n"

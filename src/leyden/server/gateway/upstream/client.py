@@ -46,7 +46,7 @@ class UpstreamClient:
         except (LookupError, TypeError) as error:
             raise self._failed("did not answer with its models") from error
 
-    async def pass_on(self, path: str, body: Raw, query: Mapping[str, str], accept: str) -> Stream:
+    async def forward(self, path: str, body: Raw, query: Mapping[str, str], accept: str) -> Stream:
         """Its answer to a request that is not ours to understand."""
         open_reply = AsyncExitStack()
         headers = {"content-type": body.content_type, "accept": accept or "*/*"}

@@ -1,0 +1,89 @@
+"""The protocol of an API dialect: its routes, how it reads a request, and how it writes answers and errors.
+
+Reading and writing are pure. The gateway's routes do the I/O: they read a request, generate, and pass each
+`AnswerEvent` to the request's writer.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
+from leyden.server.gateway.errors import GatewayError
+
+
+class AnswerWriter(Protocol):
+    """Writes the answer to one request, whole or as server-sent events. It may keep state between events."""
+
+    def whole(self, events: Sequence[AnswerEvent]) -> bytes:
+        """Return the JSON body for all the events of an answer."""
+
+    def stream_start(self) -> bytes:
+        """Return what a stream sends before the first event."""
+
+    def stream_event(self, event: AnswerEvent) -> bytes:
+        """Return what a stream sends for one event; empty where it sends nothing."""
+
+    def stream_end(self) -> bytes:
+        """Return what a stream sends after the last event; not called after an error."""
+
+    def stream_error(self, error: GatewayError) -> bytes:
+        """Return the last event of a stream that fails."""
+
+
+class DialectRequest(Struct, frozen=True):
+    """A request that a dialect has read. The writer keeps what only the dialect needs to know to answer it."""
+
+    generation: GenerationRequest
+    writer: Callable[[AnswerStarted], AnswerWriter]
+
+
+class ModelAccess(Protocol):
+    """What a dialect may ask of the gateway for the caller of one request."""
+
+    async def count_tokens(self, request: GenerationRequest) -> int:
+        """Return the number of tokens in the prompt of a request."""
+
+    async def model_names(self) -> list[str]:
+        """Return the model names that the caller may use."""
+
+    async def serves(self, model: str) -> bool:
+        """Return whether a request for this model name would be answered."""
+
+
+class RouteRequest(Struct, frozen=True):
+    """An HTTP request to an extra route of a dialect."""
+
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    body: bytes
+
+
+class DialectRoute(Struct, frozen=True):
+    """A route of a dialect beside the one that generates: `handler` returns the JSON body of the answer."""
+
+    method: str
+    path: str
+    """Beneath /v1. `{name}` matches one segment, `{name*}` all that are left."""
+    handler: Callable[[ModelAccess, RouteRequest], Awaitable[bytes]]
+    header: str | None = None
+    """Serves only requests that carry this header, where two dialects share a path."""
+
+
+class Dialect(Protocol):
+    """One API by which agents call models."""
+
+    @property
+    def path(self) -> str:
+        """The path beneath /v1 of the route that generates. It takes POST."""
+
+    @property
+    def extra_routes(self) -> Sequence[DialectRoute]:
+        """The other routes of the API: model lists, token counts, stored answers."""
+
+    async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
+        """Read the body of a request to `path`; raise `GatewayError` for one that cannot be served."""
+
+    def write_error(self, error: GatewayError) -> bytes:
+        """Return the JSON body of an error response."""

@@ -1,0 +1,34 @@
+"""What dialects share on the wire: JSON request bodies and server-sent events."""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from leyden.server.gateway.errors import ErrorKind, GatewayError
+
+T = TypeVar("T")
+
+
+def decode_body(data: bytes, wanted: type[T], *, dotted: bool = False) -> tuple[T, dict[str, Any]]:
+    """Decode a JSON body into a type and into a plain document.
+
+    An error names the field to change, as `messages[0].role` or, `dotted`, as `messages.0.role`.
+    """
+    try:
+        document = msgspec.json.decode(data)
+        return msgspec.convert(document, wanted), document
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        field = path.rstrip("`")
+        if dotted:
+            field = re.sub(r"\[(\d+)\]", r".\1", field)
+        raise GatewayError(ErrorKind.INVALID, message, field or None) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise GatewayError(ErrorKind.INVALID, f"the body is not JSON: {error}") from error
+
+
+def sse_event(data: bytes, name: str | None = None) -> bytes:
+    """Encode one server-sent event."""
+    head = b"event: " + name.encode() + b"\n" if name is not None else b""
+    return head + b"data: " + data + b"\n\n"

@@ -1,0 +1,10 @@
+"""The dialects that the gateway serves. A new dialect is one new file and one line here."""
+
+from leyden.server.gateway.dialects.anthropic import AnthropicDialect
+from leyden.server.gateway.dialects.base import Dialect
+from leyden.server.gateway.dialects.chat import ChatDialect
+
+DIALECTS: tuple[Dialect, ...] = (
+    ChatDialect(),  # the first one writes the errors of paths that belong to no dialect
+    AnthropicDialect(),
+)
