@@ -28,7 +28,7 @@ from gateway import leyden_server
 
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
-from leyden.records import RunSettings, Task
+from leyden.records import EventKind, RunSettings, Task
 from leyden.remote import Remote
 from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 
@@ -50,7 +50,9 @@ class Bench:
         began = time.perf_counter()
         spec = GroupSpec(f"{self._run}-{self._groups}", Task("t", {}), rollouts)
         await self._remote.enqueue(self._run, spec)
-        while not (log := await self._remote.events(self._run, self._after, wait=300, kind="group.finished")).events:
+        while not (
+            log := await self._remote.events(self._run, self._after, wait=300, kind=EventKind.GROUP_FINISHED)
+        ).events:
             pass
         self._after = log.after
         return time.perf_counter() - began

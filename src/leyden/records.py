@@ -408,12 +408,33 @@ class Metric(Struct, frozen=True):
             raise ValueError("`value` must be a finite number")
 
 
+class EventKind(StrEnum):
+    """What an event of a run's log reports."""
+
+    RUN_CREATED = "run.created"
+    RUN_DELETED = "run.deleted"
+    GROUP_QUEUED = "group.queued"
+    GROUP_FINISHED = "group.finished"
+    ROLLOUT_QUEUED = "rollout.queued"
+    ROLLOUT_FINISHED = "rollout.finished"
+    ATTEMPT_STARTED = "attempt.started"
+    ATTEMPT_ENDED = "attempt.ended"
+    ATTEMPT_LATE = "attempt.late"
+    ATTEMPT_REWARDED = "attempt.rewarded"
+    ATTEMPT_UNREWARDED = "attempt.unrewarded"
+    SCORING_QUEUED = "scoring.queued"
+    SCORING_STARTED = "scoring.started"
+    SCORING_LATE = "scoring.late"
+    VERSION_PUBLISHED = "version.published"
+    METRICS = "metrics"
+
+
 class Event(Struct, frozen=True):
     """One line of a run's log: something changed. Events are only ever added, and `seq` only grows."""
 
     seq: int
     run: str
-    kind: str
+    kind: EventKind
     subject: str
     at: Seconds
     data: dict[str, Any] = msgspec.field(default_factory=dict)

@@ -7,7 +7,7 @@ import aiohttp
 import msgspec
 
 from leyden.episodes import Episode
-from leyden.records import Call, Group, Metric, Reward, Run, Version
+from leyden.records import Call, EventKind, Group, Metric, Reward, Run, Version
 from leyden.wire import (
     CancelReply,
     Counted,
@@ -110,7 +110,7 @@ class Remote:
         """Delete a run and free its space."""
         await self.ask("DELETE", f"/api/runs/{run}", type(None))
 
-    async def events(self, run: str, after: int = 0, wait: float = 0.0, kind: str = "") -> EventLog:
+    async def events(self, run: str, after: int = 0, wait: float = 0.0, kind: EventKind | None = None) -> EventLog:
         """A run's log after a cursor."""
         return await self.ask("GET", f"/api/runs/{run}/events", EventLog, after=after, wait=wait, kind=kind)
 

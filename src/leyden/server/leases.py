@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from leyden.records import Event, trace_id
+from leyden.records import Event, EventKind, trace_id
 from leyden.store.queue import ActiveLease
 
 
@@ -22,9 +22,9 @@ class ActiveLeases:
 
     def hear(self, event: Event) -> None:
         """Follow the log."""
-        if event.kind == "attempt.started":
+        if event.kind is EventKind.ATTEMPT_STARTED:
             self._add(msgspec.convert(event.data, ActiveLease))
-        elif event.kind == "attempt.ended":
+        elif event.kind is EventKind.ATTEMPT_ENDED:
             self._by_id.pop(event.subject, None)
             self._by_trace.pop(trace_id(event.subject), None)
 

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from leyden.records import Event
+from leyden.records import Event, EventKind
 from leyden.server.gateway.recorder import Recorder
 from leyden.server.leases import ActiveLeases
 from leyden.store.store import Store
@@ -48,9 +48,9 @@ class Telemetry:
 
     def hear(self, event: Event) -> None:
         """Follow the log."""
-        if event.kind == "attempt.ended":
+        if event.kind is EventKind.ATTEMPT_ENDED:
             self._endings.labels(event.data["ending"]).inc()
-        elif event.kind == "attempt.late":
+        elif event.kind is EventKind.ATTEMPT_LATE:
             self._late.inc()
 
     def page(self) -> bytes:

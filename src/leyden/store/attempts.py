@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import bindparam, func, select, update
 
 from leyden.outcomes import MEANING, RETRY_BACKOFF, Ending, Outcome, Retry
-from leyden.records import Rollout
+from leyden.records import EventKind, Rollout
 from leyden.store import scoring
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
@@ -61,7 +61,9 @@ def finish(tx: Transaction, run: str, attempt: str, report: FinishRequest) -> Fi
     if row is None:
         raise NotFound(f"no attempt {attempt!r} in run {run!r}")
     if row.ended is not None:
-        tx.emit(run, "attempt.late", attempt, outcome=report.outcome, result=report.result, rewards=report.rewards)
+        tx.emit(
+            run, EventKind.ATTEMPT_LATE, attempt, outcome=report.outcome, result=report.result, rewards=report.rewards
+        )
         standing = outcome_from(row)
         assert standing is not None
         return FinishReply(False, standing, _rollout(tx, row.rollout_id))
@@ -137,7 +139,7 @@ def _end(
         with_result=None if result is None else encode_json(result),
         with_output=output.encode() or None,
     )
-    tx.emit(row.run_id, "attempt.ended", row.id, rollout=row.rollout_id, ending=ending, message=outcome.message)
+    tx.emit(row.run_id, EventKind.ATTEMPT_ENDED, row.id, rollout=row.rollout_id, ending=ending, message=outcome.message)
     if not (MEANING[outcome.ending].retried and _try_again(tx, row, retry)):
         _finish_rollout(tx, row.run_id, row.rollout_id, row.group_id, outcome)
 
@@ -150,14 +152,14 @@ def _try_again(tx: Transaction, row: Any, retry: Retry) -> bool:
         return False
     not_before = tx.now if retry is Retry.FREE else tx.now + RETRY_BACKOFF.limit_s(row.number)
     requeue(tx, row.rollout_id, not_before, alone=bool(row.alone) or retry is Retry.ALONE)
-    tx.emit(row.run_id, "rollout.queued", row.rollout_id, after=row.id, not_before=not_before)
+    tx.emit(row.run_id, EventKind.ROLLOUT_QUEUED, row.rollout_id, after=row.id, not_before=not_before)
     return True
 
 
 def _finish_rollout(tx: Transaction, run: str, rollout: str, group: str, outcome: Outcome) -> None:
     ending = str(outcome.ending)
     _FINISH_ROLLOUT.run(tx, rollout=rollout, now=tx.now, with_ending=ending, with_message=outcome.message.encode())
-    tx.emit(run, "rollout.finished", rollout, ending=ending)
+    tx.emit(run, EventKind.ROLLOUT_FINISHED, rollout, ending=ending)
     counted = _COUNT_DONE.first(tx, group=group)
     if counted.done == counted.size:
         scoring.close(tx, run, group)

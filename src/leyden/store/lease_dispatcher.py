@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import islice
 
-from leyden.records import Event
+from leyden.records import Event, EventKind
 from leyden.store.queue import LeasedAttempt, LeaseQuery
 
 _log = logging.getLogger("leyden.store")
@@ -77,10 +77,10 @@ class LeaseDispatcher:
 
     def hear(self, event: Event) -> None:
         """Learn of new work."""
-        if event.kind == "group.queued":
+        if event.kind is EventKind.GROUP_QUEUED:
             self._new_work[event.run] += event.data["size"]
             self._bell.set()
-        elif event.kind == "rollout.queued":
+        elif event.kind is EventKind.ROLLOUT_QUEUED:
             self.expect(event.run, event.data["not_before"])
 
     def expect(self, run: str, moment: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Table, func, select
 
 from leyden.episodes import Episode
-from leyden.records import Event, Group, Metric, Run, State, Version, Worker
+from leyden.records import Event, EventKind, Group, Metric, Run, State, Version, Worker
 from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.mapping import (
@@ -184,7 +184,7 @@ def log(connection: Connection, run: str, *, after: int, kind: str, limit: int) 
     if kind:
         query = query.where(events.c.kind == kind)
     rows = connection.execute(query.order_by(events.c.seq).limit(limit))
-    return [Event(row.seq, row.run_id, row.kind, row.subject, row.at, decode_json(row.data)) for row in rows]
+    return [Event(row.seq, row.run_id, EventKind(row.kind), row.subject, row.at, decode_json(row.data)) for row in rows]
 
 
 def metric_list(connection: Connection, run: str, *, after: int, limit: int) -> list[tuple[int, Metric]]:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import bindparam, func, select, update
 
-from leyden.records import Attempt, Group, Purpose, RunSettings, Task
+from leyden.records import Attempt, EventKind, Group, Purpose, RunSettings, Task
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.mapping import decode_settings, group_from, task_from
@@ -102,7 +102,7 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
             for index in range(spec.size)
         ),
     )
-    tx.emit(run, "group.queued", spec.id, size=spec.size, purpose=purpose)
+    tx.emit(run, EventKind.GROUP_QUEUED, spec.id, size=spec.size, purpose=purpose)
     return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, spec.priority, tx.now)
 
 
@@ -159,7 +159,9 @@ def _start(tx: Transaction, row: Any, want: LeaseQuery) -> LeasedAttempt:
         started=tx.now,
         expires=tx.now + settings.lease_s,
     )
-    tx.emit(attempt.run, "attempt.started", attempt.id, **msgspec.to_builtins(live(attempt, row.purpose, settings)))
+    tx.emit(
+        attempt.run, EventKind.ATTEMPT_STARTED, attempt.id, **msgspec.to_builtins(live(attempt, row.purpose, settings))
+    )
     return LeasedAttempt(attempt, task_from(row), Purpose(row.purpose), settings.lease_s, bool(row.alone))
 
 

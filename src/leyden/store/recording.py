@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, select, update
 
 from leyden.episodes import standing
 from leyden.outcomes import Ending
-from leyden.records import Call, Metric, Reward, RewardKind, Span, Version
+from leyden.records import Call, EventKind, Metric, Reward, RewardKind, Span, Version
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.mapping import call_row, decode_reward, reward_row, span_row
 from leyden.store.schema import attempts, calls, metrics, rewards, rollouts, runs, spans, versions
@@ -54,7 +54,7 @@ def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward
         if rescoring:
             _COUNT_ROLLOUT.run(tx, attempt=attempt)
             _COUNT_ATTEMPT.run(tx, attempt=attempt)
-            tx.emit(run, "attempt.rewarded", attempt, reward=total, source=final[-1].source)
+            tx.emit(run, EventKind.ATTEMPT_REWARDED, attempt, reward=total, source=final[-1].source)
     return recorded
 
 
@@ -65,7 +65,7 @@ def record_metrics(tx: Transaction, run: str, new: Sequence[Metric]) -> int:
         _ADD_METRIC.run_many(
             tx, ({"run_id": run, "step": m.step, "name": m.name, "value": m.value, "at": m.at or tx.now} for m in new)
         )
-        tx.emit(run, "metrics", run, step=max(metric.step for metric in new))
+        tx.emit(run, EventKind.METRICS, run, step=max(metric.step for metric in new))
     return len(new)
 
 
@@ -74,7 +74,7 @@ def publish_version(tx: Transaction, run: str, version: Version) -> int:
     _require_run(tx, run)
     if not _ADD_VERSION.run(tx, run_id=run, policy=version.policy, number=version.number, at=tx.now):
         return 0
-    tx.emit(run, "version.published", run, policy=version.policy, number=version.number)
+    tx.emit(run, EventKind.VERSION_PUBLISHED, run, policy=version.policy, number=version.number)
     return 1
 
 

@@ -2,7 +2,7 @@
 
 from sqlalchemy import Column, Table, bindparam, delete, select, update
 
-from leyden.records import Run
+from leyden.records import EventKind, Run
 from leyden.store.attempts import cancel_group
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
@@ -21,7 +21,7 @@ def create_run(tx: Transaction, spec: RunSpec) -> Run:
     row = _RUN.first(tx, run=spec.id)
     if row is None:
         _ADD_RUN.run(tx, id=spec.id, state="open", settings=settings, config=config, created=tx.now)
-        tx.emit(spec.id, "run.created", spec.id)
+        tx.emit(spec.id, EventKind.RUN_CREATED, spec.id)
         return Run(spec.id, spec.settings, spec.config, tx.now)
     if row.state != "open":
         raise Conflict(f"run {spec.id!r} is being deleted: wait until it is gone, or choose another id")
@@ -44,7 +44,7 @@ def delete_piece(tx: Transaction, run: str) -> bool:
     if any(piece.run(tx, run=run) for piece in _PIECES):
         return False
     _DELETE_RUN.run(tx, run=run)
-    tx.emit(run, "run.deleted", run)
+    tx.emit(run, EventKind.RUN_DELETED, run)
     return True
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import bindparam, delete, select, update
 
 from leyden.outcomes import Ending
-from leyden.records import Reward
+from leyden.records import EventKind, Reward
 from leyden.store.errors import NotFound
 from leyden.store.mapping import decode_settings, group_from
 from leyden.store.queue import seen
@@ -32,7 +32,7 @@ def expect(tx: Transaction, run: str, group: str) -> None:
 def close(tx: Transaction, run: str, group: str) -> None:
     """The last rollout of a group has ended: the group is finished, or scored first where one of them expects it."""
     if _READY.run(tx, group=group, now=tx.now):
-        tx.emit(run, "scoring.queued", group)
+        tx.emit(run, EventKind.SCORING_QUEUED, group)
     else:
         _finish(tx, run, group)
 
@@ -45,7 +45,7 @@ def lease(tx: Transaction, worker: str, run: str | None) -> GroupScoring | None:
     number, lease_s = row.number + 1, decode_settings(row.settings).lease_s
     expires = tx.now + lease_s
     _LEASE.run(tx, group=row.id, with_number=number, by=worker, length=lease_s, until=expires)
-    tx.emit(row.run_id, "scoring.started", row.id, worker=worker, number=number, expires=expires)
+    tx.emit(row.run_id, EventKind.SCORING_STARTED, row.id, worker=worker, number=number, expires=expires)
     seen(tx, [worker])
     return GroupScoring(group_from(row), number, lease_s)
 
@@ -63,7 +63,9 @@ def finish(tx: Transaction, run: str, group: str, scores: Scores) -> Counted:
     if _held(tx, run, group, scores.number) is None:
         if _GROUP.first(tx, group=group, run=run) is None:
             raise NotFound(f"no group {group!r} in run {run!r}")
-        tx.emit(run, "scoring.late", group, number=scores.number, rewards=scores.rewards, message=scores.message)
+        tx.emit(
+            run, EventKind.SCORING_LATE, group, number=scores.number, rewards=scores.rewards, message=scores.message
+        )
         return Counted(False)
     if scores.given_back:
         _requeue(tx, run, group, lost=0)
@@ -114,7 +116,7 @@ def _held(tx: Transaction, run: str, group: str, number: int) -> Any:
 
 def _requeue(tx: Transaction, run: str, group: str, lost: int) -> None:
     _REQUEUE.run(tx, group=group, times=lost)
-    tx.emit(run, "scoring.queued", group)
+    tx.emit(run, EventKind.SCORING_QUEUED, group)
 
 
 def _end(tx: Transaction, run: str, group: str, why: str) -> None:
@@ -123,14 +125,14 @@ def _end(tx: Transaction, run: str, group: str, why: str) -> None:
         if row.reward is None:
             for withhold, name in ((_WITHHOLD_ATTEMPT, row.id), (_WITHHOLD_ROLLOUT, row.rollout_id)):
                 withhold.run(tx, name=name, with_message=why.encode())
-            tx.emit(run, "attempt.unrewarded", row.id, message=why)
+            tx.emit(run, EventKind.ATTEMPT_UNREWARDED, row.id, message=why)
     _FORGET.run(tx, group=group)
     _finish(tx, run, group)
 
 
 def _finish(tx: Transaction, run: str, group: str) -> None:
     _FINISH_GROUP.run(tx, group=group, now=tx.now)
-    tx.emit(run, "group.finished", group)
+    tx.emit(run, EventKind.GROUP_FINISHED, group)
 
 
 _this = scorings.c.group_id == bindparam("group")

@@ -18,7 +18,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 from sqlalchemy import Connection, select
 
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Call, Event, Group, Metric, Reward, Run, Span, Version
+from leyden.records import Call, Event, EventKind, Group, Metric, Reward, Run, Span, Version
 from leyden.store import attempts, queries, queue, recording, runs, schema, scoring
 from leyden.store.database import Database
 from leyden.store.lease_dispatcher import LeaseDispatcher
@@ -161,7 +161,7 @@ class Store:
         """Lease a group to score; where there is none, wait for one."""
         deadline = time.monotonic() + wait
         while True:
-            with self.changes.listen(run, "scoring.queued") as woken:
+            with self.changes.listen(run, EventKind.SCORING_QUEUED) as woken:
                 leasing = asyncio.ensure_future(self._write(scoring.lease, worker, run))
                 try:
                     found = await asyncio.shield(leasing)
@@ -220,7 +220,7 @@ class Store:
         sooner = asyncio.Event()
 
         def hear(event: Event) -> None:
-            begins = event.kind in ("attempt.started", "scoring.started")
+            begins = event.kind in (EventKind.ATTEMPT_STARTED, EventKind.SCORING_STARTED)
             if begins and (planned is None or event.data["expires"] < planned):
                 sooner.set()
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from leyden.records import Event
+from leyden.records import Event, EventKind
 from leyden.store.codec import encode_json
 from leyden.store.database import Database
 from leyden.store.errors import StoreError, StoreUnavailable
@@ -37,7 +37,7 @@ class Transaction:
         self.events: list[Event] = []
         self._seq = int(_LAST_EVENT.scalar(self) or 0)
 
-    def emit(self, run: str, kind: str, subject: str, /, **data: Any) -> None:
+    def emit(self, run: str, kind: EventKind, subject: str, /, **data: Any) -> None:
         """Add a line to a run's log, and tell who waits for it once it is durable."""
         self.events.append(Event(self._seq + len(self.events) + 1, run, kind, subject, self.now, data))
 
@@ -59,7 +59,7 @@ class Transaction:
         _ADD_EVENT.run_many(
             self,
             (
-                {"seq": e.seq, "run_id": e.run, "kind": e.kind, "subject": e.subject, "at": e.at, "data": data}
+                {"seq": e.seq, "run_id": e.run, "kind": e.kind.value, "subject": e.subject, "at": e.at, "data": data}
                 for e, data in ((event, encode_json(event.data)) for event in self.events)
             ),
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from leyden.records import Purpose, RunSettings, Sampling
+from leyden.records import EventKind, Purpose, RunSettings, Sampling
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
@@ -40,12 +40,12 @@ class Gateway:
         store.changes.subscribe(self._hear)
 
     def _hear(self, event: Any) -> None:
-        if event.kind == "attempt.started":
+        if event.kind is EventKind.ATTEMPT_STARTED:
             self._conversations[event.subject] = PrefixIndex()  # it has said nothing yet: there is nothing to read
-        elif event.kind == "attempt.ended":
+        elif event.kind is EventKind.ATTEMPT_ENDED:
             self._conversations.pop(event.subject, None)
             self._forget(event.subject)
-        elif event.kind == "run.deleted":
+        elif event.kind is EventKind.RUN_DELETED:
             self._settings.pop(event.run, None)
 
     def crowding(self) -> float | None:

@@ -6,6 +6,7 @@ Groups are asked for by name, so asking twice is asking once: a trainer that is 
 from collections.abc import AsyncIterator, Sequence
 
 from leyden.episodes import Episode
+from leyden.records import EventKind
 from leyden.remote import Remote
 from leyden.wire import GroupSpec
 
@@ -36,6 +37,6 @@ class RolloutCollector:
                 await self._listen()
 
     async def _listen(self) -> None:
-        log = await self._remote.events(self._run, self._after, _WAIT_S, "group.finished")
+        log = await self._remote.events(self._run, self._after, _WAIT_S, EventKind.GROUP_FINISHED)
         self._after = log.after
         self._finished.update(event.subject for event in log.events)
