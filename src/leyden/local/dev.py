@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,14 +15,15 @@ from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
 from leyden.outcomes import MEANING
 from leyden.records import Purpose
+from leyden.rl.signals import SignalKind
+from leyden.rl.signals import find as find_signals
+from leyden.rl.signals.tool_calls import tool_calls_of
 from leyden.trainer.algorithm.resolve import algorithm_of
 from leyden.trainer.batch.samples import StepAccounting, score
 from leyden.trainer.policy.loading import check_tokenizer, find, load_model
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.tasks import read_tasks
 from leyden.wire import GroupSpec
-
-_FAILURES = ("error", "exception", "traceback", "failed")
 
 
 class DevReport(Struct, frozen=True):
@@ -99,16 +99,11 @@ def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> DevRepo
         if reward is not None:
             rewards.append(reward)
             failures += MEANING[outcome.ending].scores == "failure_reward"
-        names: dict[str, str] = {}
         for call in episode.calls:
             roles[episode.role(call) or "(none)"] += 1
             prompts[f"{call.made}: {call.made_why}" if call.made_why else str(call.made)] += 1
-            for used in _tool_calls(call.response):
-                called[used["function"]["name"]] += 1
-                names[used.get("id", "")] = used["function"]["name"]
-            failed.update(
-                names.get(message.get("tool_call_id", ""), "(unknown)") for message in call.messages if _failed(message)
-            )
+            called.update(used.name for used in tool_calls_of(call, call.response))
+        failed.update(str(signal.tool) for signal in find_signals(episode) if signal.kind is SignalKind.TOOL_FAILED)
     return DevReport(
         rollouts=len(episodes),
         outcomes=dict(outcomes),
@@ -128,13 +123,3 @@ def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> DevRepo
         folder=folder,
         run=folder.name,
     )
-
-
-def _tool_calls(response: Any) -> Sequence[dict[str, Any]]:
-    return response.get("tool_calls") or () if isinstance(response, dict) else ()
-
-
-def _failed(message: Any) -> bool:
-    """Whether a message is a tool's and reads like a failure."""
-    content = message.get("content") if isinstance(message, dict) and message.get("role") == "tool" else None
-    return isinstance(content, str) and content.lstrip("{[\"' ").lower().startswith(_FAILURES)
