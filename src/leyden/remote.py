@@ -48,6 +48,10 @@ class RemoteError(Exception):
         self.status, self.reason = status, reason
 
 
+class ServerUnreachable(ConnectionError):
+    """The server gave no answer. The message names its URL, and says whether it was unreachable or too slow."""
+
+
 class Remote:
     """A connection to a server, with a key. Use it as a context manager."""
 
@@ -69,24 +73,29 @@ class Remote:
     async def ask(self, method: str, path: str, returns: type[T], body: Any = None, **query: str | float | None) -> T:
         """Send one request and decode its answer."""
         data, content_type = _encode(body)
-        async with self._session.request(
-            method,
-            self.url + path,
-            data=data,
-            headers={"content-type": content_type},
-            params={name: value for name, value in query.items() if value is not None},
-        ) as reply:
-            answer = await reply.read()
-            if reply.status >= 400:
-                raise _error(reply.status, answer)
-            try:
-                if reply.content_type == _MSGPACK:
-                    return msgspec.msgpack.decode(answer, type=returns)
-                return msgspec.json.decode(answer or b"null", type=returns)
-            except msgspec.DecodeError as error:
-                raise RemoteError(
-                    reply.status, "unknown", f"{self.url} does not answer like a Leyden server of this version: {error}"
-                ) from error
+        try:
+            async with self._session.request(
+                method,
+                self.url + path,
+                data=data,
+                headers={"content-type": content_type},
+                params={name: value for name, value in query.items() if value is not None},
+            ) as reply:
+                answer = await reply.read()
+        except TimeoutError as error:
+            raise ServerUnreachable(f"the server at {self.url} did not answer within {_LONGEST_WAIT_S} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerUnreachable(f"cannot reach the server at {self.url} ({error})") from error
+        if reply.status >= 400:
+            raise _error(reply.status, answer)
+        try:
+            if reply.content_type == _MSGPACK:
+                return msgspec.msgpack.decode(answer, type=returns)
+            return msgspec.json.decode(answer or b"null", type=returns)
+        except msgspec.DecodeError as error:
+            raise RemoteError(
+                reply.status, "unknown", f"{self.url} does not answer like a Leyden server of this version: {error}"
+            ) from error
 
     # Runs, as a trainer or a person sees them
 

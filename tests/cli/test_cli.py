@@ -385,6 +385,18 @@ def test_the_admin_key_of_the_home_folder_is_used_where_no_key_is_given(leyden: 
     assert [run["id"] for run in found] == ["calc", "empty"]
 
 
+def test_a_timeout_within_a_command_is_not_called_an_unreachable_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def time_out(*_: object) -> None:
+        raise TimeoutError("the weights were not published in time")
+
+    monkeypatch.setattr("leyden.local.train.train", time_out)
+    (tmp_path / "one.toml").write_text('agent = "a:b"\ntasks = "t"\n')
+    with pytest.raises(TimeoutError, match="not published in time"):
+        main(["train", str(tmp_path / "one.toml"), "--home", str(tmp_path)])
+
+
 def test_a_training_that_is_stopped_at_once_says_how_to_go_on(leyden: Leyden, monkeypatch: pytest.MonkeyPatch) -> None:
     async def stopped(*_: object) -> None:
         raise asyncio.CancelledError

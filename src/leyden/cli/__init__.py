@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-import aiohttp
 import uvloop
 
 from leyden import __version__
@@ -21,7 +20,7 @@ from leyden.cli.train import add_dev, add_eval, add_export, add_train, going_on
 from leyden.cli.worker import add_worker
 from leyden.config import ConfigError
 from leyden.loading import LoadError
-from leyden.remote import RemoteError
+from leyden.remote import RemoteError, ServerUnreachable
 from leyden.server.options import ServeError
 from leyden.store.errors import StoreError
 from leyden.trainer.errors import TrainingError
@@ -60,8 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (ConfigError, LoadError, TrainingError, StoreError, RemoteError, ServeError) as error:
         return _fail(str(error))
-    except (aiohttp.ClientError, TimeoutError) as error:
-        return _fail(f"cannot reach the server ({error}): start one with `leyden serve`, or correct --server")
+    except ServerUnreachable as error:
+        return _fail(f"{error}: start one with `leyden serve`, or correct --server")
+    except TimeoutError:  # an OSError, but nothing that the user can correct
+        raise
     except OSError as error:  # a home folder that cannot be one
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     return 0

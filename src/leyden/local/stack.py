@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import aiohttp
 import msgspec
 from msgspec import Struct
 from transformers import PreTrainedModel
@@ -48,7 +47,7 @@ class LocalStack(Struct, frozen=True):
         needed = [asyncio.create_task(one.failed()) for one in (self.server, self.workers) if one is not None]
         try:
             await asyncio.wait({task, *needed}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and isinstance(task.exception(), (aiohttp.ClientError, OSError)):
+            if task.done() and isinstance(task.exception(), OSError):
                 await asyncio.wait(needed, timeout=_MOMENT_S, return_when=asyncio.FIRST_COMPLETED)  # which is why
             if not task.done() or task.exception() is not None:
                 for failing in needed:
