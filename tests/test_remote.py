@@ -1,30 +1,54 @@
-"""A server that gives no answer is one error, which says whether it could not be reached or was too slow."""
+"""A server that cannot be reached and a server that does not reply in time are different errors."""
 
 import asyncio
+import socket
+from contextlib import closing
 
 import pytest
 
-from leyden import remote as remote_module
-from leyden.remote import Remote, ServerUnreachable
+from leyden import remote
+from leyden.cli import main
+from leyden.remote import Remote, ReplyTimeout, ServerUnreachable
 
 
-async def test_a_server_that_nobody_runs_cannot_be_reached() -> None:
-    async with Remote("http://127.0.0.1:1") as remote:
-        with pytest.raises(ServerUnreachable, match=r"cannot reach the server at http://127\.0\.0\.1:1 \("):
-            await remote.runs()
+def unused_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
-async def test_a_server_that_is_too_slow_is_not_called_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_module, "_LONGEST_WAIT_S", 0.1)
-    finished = asyncio.Event()
+async def test_no_connection_is_an_unreachable_server() -> None:
+    url = f"http://127.0.0.1:{unused_port()}"
+    async with Remote(url) as server:
+        with pytest.raises(ServerUnreachable, match=f"cannot reach the server at {url}"):
+            await server.runs()
 
-    async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await finished.wait()
+
+async def test_no_reply_in_time_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_REPLY_TIMEOUT_S", 0.2)
+    over = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
         writer.close()
 
-    server = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with server, Remote(f"http://{host}:{port}") as remote:
-        with pytest.raises(ServerUnreachable, match=r"did not answer within 0\.1 s"):
-            await remote.runs()
-        finished.set()
+    silent = await asyncio.start_server(accept, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    try:
+        async with Remote(url) as server:
+            with pytest.raises(ReplyTimeout, match=r"did not answer within 0\.2 s"):
+                await server.runs()
+    finally:
+        over.set()
+        silent.close()
+
+
+def test_the_command_line_says_which_of_the_two_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["runs", "--server", f"http://127.0.0.1:{unused_port()}"]) == 1
+    assert "cannot reach the server" in (said := capsys.readouterr().err) and "leyden serve" in said
+    monkeypatch.setattr(remote, "_REPLY_TIMEOUT_S", 0.2)
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:  # the kernel accepts, and nobody replies
+        assert main(["runs", "--server", f"http://127.0.0.1:{silent.getsockname()[1]}"]) == 1
+    assert "did not answer within 0.2 s" in (said := capsys.readouterr().err) and "leyden serve" not in said

@@ -1,4 +1,8 @@
-"""A Leyden server, from elsewhere: the control API as methods. Workers, trainers and the command line use this."""
+"""HTTP client of the control API. Workers, the trainer and the command line use it to talk to a Leyden server.
+
+A request fails in one of three ways: the server refuses it (`RemoteError`), the server cannot be reached
+(`ServerUnreachable`), or it is reached and does not answer in time (`ReplyTimeout`).
+"""
 
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar
@@ -37,11 +41,13 @@ T = TypeVar("T")
 
 _JSON = "application/json"
 _MSGPACK = "application/msgpack"
-_LONGEST_WAIT_S = 330
+_CONNECT_TIMEOUT_S = 10.0
+_REPLY_TIMEOUT_S = 330.0
+"""Longer than the longest `wait` that a request may ask for."""
 
 
 class RemoteError(Exception):
-    """The server refused; `status` and `reason` say how, the message says why."""
+    """The server refused a request. `status` and `reason` classify the refusal; the message explains it."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -49,11 +55,15 @@ class RemoteError(Exception):
 
 
 class ServerUnreachable(ConnectionError):
-    """The server gave no answer. The message names its URL, and says whether it was unreachable or too slow."""
+    """The connection to the server could not be made, or broke."""
+
+
+class ReplyTimeout(TimeoutError):
+    """The server was connected but did not reply in time. It may still carry out the request."""
 
 
 class Remote:
-    """A connection to a server, with a key. Use it as a context manager."""
+    """A server and the key to use with it. Use it as an async context manager."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/")
@@ -62,7 +72,7 @@ class Remote:
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=_LONGEST_WAIT_S),
+            timeout=aiohttp.ClientTimeout(total=_REPLY_TIMEOUT_S, sock_connect=_CONNECT_TIMEOUT_S),
             connector=aiohttp.TCPConnector(limit=0),
         )
         return self
@@ -70,142 +80,146 @@ class Remote:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def ask(self, method: str, path: str, returns: type[T], body: Any = None, **query: str | float | None) -> T:
-        """Send one request and decode its answer."""
+    async def request(
+        self, method: str, path: str, returns: type[T], body: Any = None, **query: str | float | None
+    ) -> T:
+        """Send one request and decode its reply."""
         data, content_type = _encode(body)
+        params = {name: value for name, value in query.items() if value is not None}
+        headers = {"content-type": content_type}
         try:
             async with self._session.request(
-                method,
-                self.url + path,
-                data=data,
-                headers={"content-type": content_type},
-                params={name: value for name, value in query.items() if value is not None},
-            ) as reply:
-                answer = await reply.read()
+                method, self.url + path, data=data, headers=headers, params=params
+            ) as response:
+                reply = await response.read()
+        except aiohttp.ConnectionTimeoutError as error:
+            raise ServerUnreachable(f"cannot reach the server at {self.url} ({error})") from error
         except TimeoutError as error:
-            raise ServerUnreachable(f"the server at {self.url} did not answer within {_LONGEST_WAIT_S} s") from error
+            raise ReplyTimeout(f"the server at {self.url} did not answer within {_REPLY_TIMEOUT_S:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ServerUnreachable(f"cannot reach the server at {self.url} ({error})") from error
-        if reply.status >= 400:
-            raise _error(reply.status, answer)
+        if response.status >= 400:
+            raise _error(response.status, reply)
         try:
-            if reply.content_type == _MSGPACK:
-                return msgspec.msgpack.decode(answer, type=returns)
-            return msgspec.json.decode(answer or b"null", type=returns)
+            if response.content_type == _MSGPACK:
+                return msgspec.msgpack.decode(reply, type=returns)
+            return msgspec.json.decode(reply or b"null", type=returns)
         except msgspec.DecodeError as error:
             raise RemoteError(
-                reply.status, "unknown", f"{self.url} does not answer like a Leyden server of this version: {error}"
+                response.status, "unknown", f"{self.url} does not answer like a Leyden server of this version: {error}"
             ) from error
 
-    # Runs, as a trainer or a person sees them
+    # Runs
 
     async def runs(self) -> list[RunSummary]:
-        """Every run that the key may see."""
-        return await self.ask("GET", "/api/runs", list[RunSummary])
+        """List the runs that the key may see."""
+        return await self.request("GET", "/api/runs", list[RunSummary])
 
     async def create_run(self, spec: RunSpec) -> Run:
         """Create a run, idempotently."""
-        return await self.ask("POST", "/api/runs", Run, spec)
+        return await self.request("POST", "/api/runs", Run, spec)
 
     async def run(self, run: str) -> Run:
-        """A run with its configuration."""
-        return await self.ask("GET", f"/api/runs/{run}", Run)
+        """Return a run with its configuration."""
+        return await self.request("GET", f"/api/runs/{run}", Run)
 
     async def summary(self, run: str) -> RunSummary:
-        """A run in numbers."""
-        return await self.ask("GET", f"/api/runs/{run}/summary", RunSummary)
+        """Return the counts and mean reward of a run."""
+        return await self.request("GET", f"/api/runs/{run}/summary", RunSummary)
 
     async def delete_run(self, run: str) -> None:
-        """Delete a run and free its space."""
-        await self.ask("DELETE", f"/api/runs/{run}", type(None))
+        """Delete a run with everything recorded for it."""
+        await self.request("DELETE", f"/api/runs/{run}", type(None))
 
     async def events(self, run: str, after: int = 0, wait: float = 0.0, kind: EventKind | None = None) -> EventLog:
-        """A run's log after a cursor."""
-        return await self.ask("GET", f"/api/runs/{run}/events", EventLog, after=after, wait=wait, kind=kind)
+        """Return the events after a cursor, waiting up to `wait` seconds for the first."""
+        return await self.request("GET", f"/api/runs/{run}/events", EventLog, after=after, wait=wait, kind=kind)
 
     async def metrics(self, run: str, after: int = 0) -> Metrics:
-        """A run's numbers after a cursor."""
-        return await self.ask("GET", f"/api/runs/{run}/metrics", Metrics, after=after)
+        """Return the metrics after a cursor."""
+        return await self.request("GET", f"/api/runs/{run}/metrics", Metrics, after=after)
 
     async def record_metrics(self, run: str, metrics: Sequence[Metric]) -> Recorded:
-        """Record numbers of a run."""
-        return await self.ask("POST", f"/api/runs/{run}/metrics", Recorded, metrics)
+        """Record metrics of a run."""
+        return await self.request("POST", f"/api/runs/{run}/metrics", Recorded, metrics)
 
     async def publish_version(self, run: str, version: Version) -> Recorded:
-        """Record that a version is being served."""
-        return await self.ask("POST", f"/api/runs/{run}/versions", Recorded, version)
+        """Record that a version of the weights is being served."""
+        return await self.request("POST", f"/api/runs/{run}/versions", Recorded, version)
 
     # Groups and rollouts
 
     async def enqueue(self, run: str, spec: GroupSpec) -> Group:
         """Queue a group of rollouts, idempotently."""
-        return await self.ask("POST", f"/api/runs/{run}/groups", Group, spec)
+        return await self.request("POST", f"/api/runs/{run}/groups", Group, spec)
 
     async def group_episodes(self, run: str, group: str) -> list[Episode]:
-        """What the latest attempt of each rollout of a group left behind."""
-        return await self.ask("GET", f"/api/runs/{run}/groups/{group}/episodes", list[Episode])
+        """Return the episode of the latest attempt of each rollout of a group."""
+        return await self.request("GET", f"/api/runs/{run}/groups/{group}/episodes", list[Episode])
 
     async def cancel_group(self, run: str, group: str) -> CancelReply:
-        """Cancel what is unfinished of a group."""
-        return await self.ask("POST", f"/api/runs/{run}/groups/{group}/cancel", CancelReply)
+        """Cancel the unfinished rollouts of a group."""
+        return await self.request("POST", f"/api/runs/{run}/groups/{group}/cancel", CancelReply)
 
     async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
-        """Rollouts in the order in which they were queued."""
-        return await self.ask("GET", f"/api/runs/{run}/rollouts", list[ListedRollout], after=after, limit=limit)
+        """List rollouts in the order in which they were queued."""
+        return await self.request("GET", f"/api/runs/{run}/rollouts", list[ListedRollout], after=after, limit=limit)
 
     async def rollout(self, run: str, rollout: str) -> RolloutDetail:
-        """A rollout with its task and attempts."""
-        return await self.ask("GET", f"/api/runs/{run}/rollouts/{rollout}", RolloutDetail)
+        """Return a rollout with its task and attempts."""
+        return await self.request("GET", f"/api/runs/{run}/rollouts/{rollout}", RolloutDetail)
 
     async def cancel_rollout(self, run: str, rollout: str) -> CancelReply:
         """Cancel a rollout."""
-        return await self.ask("POST", f"/api/runs/{run}/rollouts/{rollout}/cancel", CancelReply)
+        return await self.request("POST", f"/api/runs/{run}/rollouts/{rollout}/cancel", CancelReply)
 
     async def episode(self, run: str, attempt: str) -> Episode:
-        """All that an attempt left behind."""
-        return await self.ask("GET", f"/api/runs/{run}/attempts/{attempt}", Episode)
+        """Return everything recorded for an attempt."""
+        return await self.request("GET", f"/api/runs/{run}/attempts/{attempt}", Episode)
 
-    # Work, as a worker does it
+    # Leases
 
     async def lease(self, request: LeaseRequest) -> list[Lease]:
-        """Lease rollouts, waiting for some."""
-        return await self.ask("POST", "/api/lease", list[Lease], request)
+        """Lease rollouts, waiting up to `request.wait` seconds for one."""
+        return await self.request("POST", "/api/lease", list[Lease], request)
 
     async def withdraw(self, worker: str) -> None:
-        """Have what a worker has asked for answered at once: it will take no more."""
-        await self.ask("POST", f"/api/workers/{worker}/withdraw", type(None))
+        """End the waiting lease requests of a worker that takes no more work."""
+        await self.request("POST", f"/api/workers/{worker}/withdraw", type(None))
 
-    async def beat(self, worker: str, attempts: Sequence[str]) -> HeartbeatReply:
-        """Keep attempts alive."""
-        return await self.ask("POST", f"/api/workers/{worker}/beat", HeartbeatReply, HeartbeatRequest(tuple(attempts)))
+    async def heartbeat(self, worker: str, attempts: Sequence[str]) -> HeartbeatReply:
+        """Renew the leases of attempts."""
+        return await self.request(
+            "POST", f"/api/workers/{worker}/beat", HeartbeatReply, HeartbeatRequest(tuple(attempts))
+        )
 
     async def record_calls(self, run: str, attempt: str, calls: Sequence[Call]) -> Recorded:
         """Record model calls."""
-        return await self.ask("POST", f"/api/runs/{run}/attempts/{attempt}/calls", Recorded, calls)
+        return await self.request("POST", f"/api/runs/{run}/attempts/{attempt}/calls", Recorded, calls)
 
     async def record_rewards(self, run: str, attempt: str, rewards: Sequence[Reward]) -> Recorded:
         """Record rewards."""
-        return await self.ask("POST", f"/api/runs/{run}/attempts/{attempt}/rewards", Recorded, rewards)
+        return await self.request("POST", f"/api/runs/{run}/attempts/{attempt}/rewards", Recorded, rewards)
 
     async def finish(self, run: str, attempt: str, report: FinishRequest) -> FinishReply:
-        """End an attempt."""
-        return await self.ask("POST", f"/api/runs/{run}/attempts/{attempt}/finish", FinishReply, report)
+        """Report the end of an attempt."""
+        return await self.request("POST", f"/api/runs/{run}/attempts/{attempt}/finish", FinishReply, report)
 
     async def lease_scoring(self, request: ScoringRequest) -> list[GroupScoring]:
-        """Lease a group to score, waiting for one."""
-        return await self.ask("POST", "/api/scorings", list[GroupScoring], request)
+        """Lease a group to score, waiting up to `request.wait` seconds for one."""
+        return await self.request("POST", "/api/scorings", list[GroupScoring], request)
 
-    async def beat_scoring(self, run: str, group: str, number: int) -> Counted:
-        """Keep the lease of a scoring alive."""
-        return await self.ask("POST", f"/api/runs/{run}/groups/{group}/beat", Counted, ScoringHeartbeat(number))
+    async def heartbeat_scoring(self, run: str, group: str, number: int) -> Counted:
+        """Renew the lease of a group scoring."""
+        return await self.request("POST", f"/api/runs/{run}/groups/{group}/beat", Counted, ScoringHeartbeat(number))
 
     async def score(self, run: str, group: str, scores: Scores) -> Counted:
-        """Give the scores of a group."""
-        return await self.ask("POST", f"/api/runs/{run}/groups/{group}/scores", Counted, scores)
+        """Report the rewards of a scored group."""
+        return await self.request("POST", f"/api/runs/{run}/groups/{group}/scores", Counted, scores)
 
     async def make_key(self, spec: KeySpec) -> NewKey:
-        """Make a key."""
-        return await self.ask("POST", "/api/keys", NewKey, spec)
+        """Create a key."""
+        return await self.request("POST", "/api/keys", NewKey, spec)
 
 
 def _encode(body: Any) -> tuple[bytes | None, str]:

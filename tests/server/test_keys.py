@@ -205,7 +205,7 @@ async def test_a_worker_of_one_run_gets_work_of_that_run_only(server: ServerProc
         assert [lease.attempt.run for lease in await worker.lease(LeaseRequest("w", count=9))] == ["ours"]
     (lease,) = await remote.lease(LeaseRequest("w", run="theirs"))
     async with Remote(server.url, server.key(KeyKind.WORKER, run="ours")) as worker:
-        reply = await worker.beat("w", [lease.attempt.id])
+        reply = await worker.heartbeat("w", [lease.attempt.id])
         assert (reply.expires, [ended.outcome for ended in reply.ended]) == ({}, [None])
 
 

@@ -153,7 +153,7 @@ async def patient(server: ServerProcess) -> AsyncIterator[Remote]:
 
 async def until_asked_for_work(remote: Remote, worker: str) -> None:
     """Return when the server has heard of a worker: it has looked for work for it, and lets it wait."""
-    while worker not in {known.id for known in await remote.ask("GET", "/api/workers", list[Worker])}:
+    while worker not in {known.id for known in await remote.request("GET", "/api/workers", list[Worker])}:
         pass
 
 

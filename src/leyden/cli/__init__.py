@@ -20,7 +20,7 @@ from leyden.cli.train import add_dev, add_eval, add_export, add_train, going_on
 from leyden.cli.worker import add_worker
 from leyden.config import ConfigError
 from leyden.loading import LoadError
-from leyden.remote import RemoteError, ServerUnreachable
+from leyden.remote import RemoteError, ReplyTimeout, ServerUnreachable
 from leyden.server.options import ServeError
 from leyden.store.errors import StoreError
 from leyden.trainer.errors import TrainingError
@@ -61,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except ServerUnreachable as error:
         return _fail(f"{error}: start one with `leyden serve`, or correct --server")
+    except ReplyTimeout as error:
+        return _fail(f"{error}: it is overloaded or hangs; look at its log, and try again")
     except TimeoutError:  # an OSError, but nothing that the user can correct
         raise
     except OSError as error:  # a home folder that cannot be one

@@ -101,7 +101,7 @@ class GroupScorer:
                 await asyncio.sleep(interval)
                 with suppress(RemoteError):
                     await self._contact.insist(
-                        lambda: self._contact.remote.beat_scoring(run, group, scoring.number),
+                        lambda: self._contact.remote.heartbeat_scoring(run, group, scoring.number),
                         within_s=max(1.0, interval),
                         pause_s=interval,
                     )

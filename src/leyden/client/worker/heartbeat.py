@@ -53,7 +53,7 @@ class Heartbeat:
     async def _beat(self, interval: float) -> None:
         ids = list(self._live)
         reply = await self._contact.insist(
-            lambda: self._contact.remote.beat(self._worker, ids), within_s=max(1.0, interval), pause_s=interval
+            lambda: self._contact.remote.heartbeat(self._worker, ids), within_s=max(1.0, interval), pause_s=interval
         )
         for ended in reply.ended:
             job = self._live.get(ended.attempt)
