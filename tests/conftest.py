@@ -1,5 +1,6 @@
 """Fixtures: a real store, and a real server in a process of its own."""
 
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported; see leyden.local.openmp
 sys.path.insert(0, str(Path(__file__).parent))
 
 from databases import Postgres, find_programs
@@ -17,8 +19,9 @@ from leyden.remote import Remote
 from leyden.store.store import Store
 
 # Random examples are the same for everybody; `make test-all` draws new ones with --hypothesis-profile=random.
-settings.register_profile("fixed", derandomize=True)
-settings.register_profile("random", derandomize=False, print_blob=True)
+# A deadline would fail on a busy machine.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("random", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("fixed")
 
 

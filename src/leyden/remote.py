@@ -22,6 +22,7 @@ from leyden.wire import (
     GroupSpec,
     HeartbeatReply,
     HeartbeatRequest,
+    HoldReply,
     KeySpec,
     Lease,
     LeaseRequest,
@@ -143,8 +144,12 @@ class Remote:
         """Record metrics of a run."""
         return await self.request("POST", f"/api/runs/{run}/metrics", Recorded, metrics)
 
+    async def hold_calls(self, run: str, policy: str) -> HoldReply:
+        """Start no model call of a policy until its next version is published; how many calls wait already."""
+        return await self.request("POST", f"/api/runs/{run}/policies/{policy}/hold", HoldReply)
+
     async def publish_version(self, run: str, version: Version) -> Recorded:
-        """Record that a version of the weights is being served."""
+        """Record that a version of the weights is being served; calls that were held for it go on."""
         return await self.request("POST", f"/api/runs/{run}/versions", Recorded, version)
 
     # Groups and rollouts

@@ -169,6 +169,13 @@ class Recorded(Struct, frozen=True):
     new: Count
 
 
+class HoldReply(Struct, frozen=True):
+    """Model calls are held until the next version of their policy is published."""
+
+    waiting: int
+    """Calls that wait for the engine already."""
+
+
 class CancelReply(Struct, frozen=True):
     """How many rollouts were cancelled; finished ones stay as they were."""
 

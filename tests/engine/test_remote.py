@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 from modelserving import eventually
 
-from leyden.engine.protocol import EngineError, EngineRequest, TokenChunk
+from leyden.engine.protocol import EngineError, EngineRequest, SocketAddress, TokenChunk
 from leyden.engine.remote import EngineServer, RemoteEngine
 from leyden.engine.scripted import ScriptedEngine
 from leyden.records import Sampling
@@ -36,9 +36,9 @@ class Line:
         self.engine = ScriptedEngine(script, delay_s=delay_s)
         one, other = socket.socketpair()
         reader, self.writer = await asyncio.open_connection(sock=one)
-        self.lending = asyncio.create_task(EngineServer(self.engine, self.writer).lend(reader))
+        self.lending = asyncio.create_task(EngineServer(self.engine, self.writer).serve(reader))
         asking, self.asking = await asyncio.open_connection(sock=other)
-        self.distant = RemoteEngine(asking, self.asking, 1000, 500)
+        self.distant = RemoteEngine(asking, self.asking, SocketAddress(1000, 500, 8))
         return self
 
     async def close(self) -> None:
@@ -67,7 +67,7 @@ async def test_many_at_once_are_answered_as_the_engine_answers(line: Line) -> No
     answers = await asyncio.gather(*(all_of(line.distant, request) for request in requests))
     assert answers == [await all_of(ScriptedEngine(script), request) for request in requests]
     assert sorted(line.engine.asked, key=lambda request: request.prompt_ids) == requests
-    assert (line.distant.context, line.distant.vocabulary) == (1000, 500)
+    assert (line.distant.context_length, line.distant.vocab_size) == (1000, 500)
 
 
 async def test_one_that_fails_says_why_and_disturbs_nobody(line: Line) -> None:
@@ -98,8 +98,8 @@ async def test_who_goes_away_stops_the_engine(slow: Line) -> None:
 
 async def test_a_completion_that_is_over_is_not_stopped(line: Line) -> None:
     await all_of(line.distant, ask(1))
-    line.distant.forget("over")
-    await eventually(lambda: line.engine.forgotten == ["over"])
+    line.distant.end_session("over")
+    await eventually(lambda: line.engine.ended_sessions == ["over"])
     assert line.engine.cancelled == 0
 
 
@@ -113,7 +113,7 @@ async def test_when_the_engine_is_gone_everybody_hears_of_it(slow: Line) -> None
     assert all(isinstance(error, EngineError) for error in found)
     with pytest.raises(EngineError, match="gone"):
         await all_of(slow.distant, ask(4))
-    slow.distant.forget("nobody hears this, and nobody minds")
+    slow.distant.end_session("nobody hears this, and nobody minds")
 
 
 async def test_when_the_asker_is_gone_nothing_more_is_drawn(slow: Line) -> None:

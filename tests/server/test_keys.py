@@ -57,6 +57,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", RUN + "/metrics"): STEER,
     ("GET", RUN + "/versions"): SEE,
     ("POST", RUN + "/versions"): STEER,
+    ("POST", RUN + "/policies/{policy}/hold"): STEER,
     ("POST", RUN + "/groups"): STEER,
     ("GET", GROUP): SEE,
     ("GET", GROUP + "/episodes"): SEE | WORKERS,
@@ -143,7 +144,15 @@ async def knock(
 ) -> int:
     """Ask for what would change nothing if it were let in: the body is broken, or the thing named is not there."""
     run = "absent" if route.method == "DELETE" else "mine"
-    named = {"run": run, "group": "absent", "rollout": "absent", "attempt": "mine-g.0.1", "worker": "w", "role": "r"}
+    named = {
+        "run": run,
+        "group": "absent",
+        "rollout": "absent",
+        "attempt": "mine-g.0.1",
+        "worker": "w",
+        "role": "r",
+        "policy": "p",
+    }
     path = route.path.format(**named, **{"path*": "embeddings/x", "model*": "a/b"})
     headers = {} if key is None else {header: f"Bearer {key}" if header == "authorization" else key}
     if route.body is not None:

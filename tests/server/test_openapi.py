@@ -69,6 +69,7 @@ def aim(case: schemathesis.Case) -> None:
         "rollout": f"{name}.{index}",
         "attempt": f"{name}.{index}.1",
         "worker": "w",
+        "policy": "p",
     }
     if case.path_parameters and chance >> 8 & 3:
         case.path_parameters = {parameter: real[parameter] for parameter in case.path_parameters}

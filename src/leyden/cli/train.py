@@ -10,6 +10,7 @@ from leyden.cli.arguments import identifier, whole
 from leyden.cli.dev import counted, show_caught
 from leyden.cli.printing import console_of_stdout, print_json
 from leyden.config import Config, ConfigError, override, read_config, read_file
+from leyden.local.openmp import wait_asleep
 
 
 def add_train(commands: Any) -> argparse.ArgumentParser:
@@ -64,6 +65,7 @@ def configuration(options: argparse.Namespace) -> Config:
 
 
 def _needs_torch() -> None:
+    wait_asleep()
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise ConfigError(f"training needs {package}: pip install 'leyden[train]'")

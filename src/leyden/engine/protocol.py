@@ -1,50 +1,49 @@
-"""Tokens in, tokens out. An engine knows nothing of messages, agents or training.
+"""The engine protocol: token ids in, token ids out. An engine knows nothing of messages, agents or training.
 
-Whoever asks closes the stream to cancel. The logprobs are those of the distribution that a token was drawn from,
-temperature and grammar applied; each piece names the version of the weights that drew it.
+Closing the stream of a request cancels it. The logprobs are those of the distribution that a token was sampled from,
+with temperature and grammar applied; each chunk names the version of the weights that sampled it.
 """
 
-import os
-from collections.abc import AsyncGenerator
-from typing import Literal, Protocol
+from collections.abc import AsyncGenerator, Iterator
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
 from leyden.records import Sampling
 
-# torch's threads spin while they wait for each other. On cores that agents, engine and trainer share, one that runs
-# burns its core waiting for one that does not. They wait asleep, unless the user says otherwise; it has to be said
-# before torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if TYPE_CHECKING:
+    from asyncio import StreamReader, StreamWriter
+
+    from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
 
 
 class EngineRequest(Struct, frozen=True):
-    """What an engine is asked for: one completion."""
+    """One completion to sample."""
 
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     stop_ids: tuple[int, ...]
-    """Drawing one of these ends the completion, and is part of it."""
+    """Sampling one of these ends the completion; the stop token is part of it."""
     max_tokens: int
     session: str
-    """Requests of one session share prefixes: an engine may keep what it computed for them."""
+    """Requests of one session share prefixes: an engine may keep their KV cache."""
     top_logprobs: int = 0
     grammar: str | None = None
-    """What the completion has to follow; see `leyden.engine.grammar`."""
+    """The grammar that the completion must follow; see `leyden.engine.grammar`."""
 
 
 class TokenChunk(Struct, frozen=True):
-    """Some tokens, as they were drawn. The last piece says why there are no more."""
+    """Some sampled tokens. The last chunk of a completion has a finish reason."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     version: int
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """For each token the likeliest ones with their logprobs, where they were asked for."""
+    """For each token the most likely tokens with their logprobs, where the request asks for them."""
     allowed: tuple[float, ...] = ()
-    """For each token, where there is a grammar: how likely all those were that it left to choose from, 0 for one."""
+    """For each token under a grammar: the probability of all tokens that the grammar allowed, 0 where it was one."""
     finish: FinishReason | None = None
 
 
@@ -53,18 +52,69 @@ class EngineError(Exception):
 
 
 class Engine(Protocol):
-    """Anything that can complete."""
+    """Samples completions: what the gateway needs."""
 
     @property
-    def context(self) -> int:
+    def context_length(self) -> int:
         """The longest sequence, prompt and completion together."""
 
     @property
-    def vocabulary(self) -> int:
+    def vocab_size(self) -> int:
         """Token ids are below this."""
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Draw a completion, piece by piece."""
+        """Sample a completion, chunk by chunk."""
 
-    def forget(self, session: str) -> None:
-        """Let go of what is kept for a session: no more requests of it will come. It may be told more than once."""
+    def end_session(self, session: str) -> None:
+        """Free what is kept for a session: no more of its requests will come. Repeating it is harmless."""
+
+    def hold(self) -> None:
+        """The weights are about to change: start nothing new until `resume`."""
+
+    def resume(self, version: int) -> None:
+        """The weights have changed: tokens sampled from now on are of this version."""
+
+
+class WeightUpdate(Protocol):
+    """New weights on their way from the trainer to an engine."""
+
+    def apply(self) -> None:
+        """Write them into the trainer's parameters, once."""
+
+    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
+        """After `apply`, every tensor of the model to serve, by its Hugging Face name."""
+
+
+class Publication(Struct, frozen=True):
+    """What publishing new weights took."""
+
+    seconds: float
+    transferred_bytes: int
+    """0 where engine and trainer share their parameters."""
+
+
+class SocketAddress(Struct, frozen=True, tag="socket"):
+    """The engine answers over the socket that its process shares with the server's process."""
+
+    context_length: int
+    vocab_size: int
+    concurrency: int
+    """Requests that the engine computes at once."""
+
+
+EngineAddress = SocketAddress
+"""How a server process reaches the engine."""
+
+
+class EngineBackend(Protocol):
+    """A running engine as the training process has it: where servers reach it, and how it gets new weights."""
+
+    @property
+    def address(self) -> EngineAddress:
+        """How a server process reaches it."""
+
+    async def serve(self, reader: "StreamReader", writer: "StreamWriter") -> None:
+        """Serve a server process at the other end of a socket, as the address says, until that is gone."""
+
+    async def publish(self, update: WeightUpdate, version: int) -> Publication:
+        """Apply an update and serve it. No token is sampled from a mixture of old and new weights."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from leyden.engine.protocol import Engine, EngineError, EngineRequest, TokenChunk
+from leyden.engine.protocol import Engine, EngineError, EngineRequest, SocketAddress, TokenChunk
 from leyden.framing import read_frame, to_frame
 
 log = logging.getLogger(__name__)
@@ -54,8 +54,8 @@ EngineMessage = StartGeneration | CancelGeneration | EndSession
 class RemoteEngine:
     """Asks the engine at the other end of a stream."""
 
-    def __init__(self, reader: StreamReader, writer: StreamWriter, context: int, vocabulary: int) -> None:
-        self.context, self.vocabulary = context, vocabulary
+    def __init__(self, reader: StreamReader, writer: StreamWriter, address: SocketAddress) -> None:
+        self.context_length, self.vocab_size = address.context_length, address.vocab_size
         self._writer = writer
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Queue[TokenChunk | EngineError]] = {}
@@ -82,9 +82,15 @@ class RemoteEngine:
             if not finished:
                 self._say(CancelGeneration(number))
 
-    def forget(self, session: str) -> None:
-        """Let go of what is kept for a session."""
+    def end_session(self, session: str) -> None:
+        """Free what is kept for a session."""
         self._say(EndSession(session))
+
+    def hold(self) -> None:
+        """Do nothing: the engine's own process keeps sampling and weight changes apart."""
+
+    def resume(self, version: int) -> None:
+        """Do nothing: every chunk names its version."""
 
     def _say(self, question: EngineMessage) -> None:
         if not self._writer.is_closing():
@@ -114,7 +120,7 @@ class EngineServer:
         self._drawing: dict[int, asyncio.Task[None]] = {}
         self._drawn = GenerationUpdates([], [])
 
-    async def lend(self, reader: StreamReader) -> None:
+    async def serve(self, reader: StreamReader) -> None:
         """Answer until the other end is gone."""
         try:
             async for question in _messages(reader, EngineMessage):
@@ -125,7 +131,7 @@ class EngineServer:
                         if (drawing := self._drawing.get(number)) is not None:
                             drawing.cancel()
                     case EndSession(session):
-                        self._engine.forget(session)
+                        self._engine.end_session(session)
         finally:
             self._writer.close()  # whatever ended this, nobody is answered any longer, and they shall hear of it
             left = list(self._drawing.values())

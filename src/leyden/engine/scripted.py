@@ -15,8 +15,8 @@ class ScriptedEngine:
     script is where the engine dies.
     """
 
-    context = 32_768
-    vocabulary = 2**17
+    context_length = 32_768
+    vocab_size = 2**17
 
     def __init__(self, script: Script, piece: int = 4, delay_s: float = 0.0) -> None:
         self.script = script
@@ -25,7 +25,7 @@ class ScriptedEngine:
         self.version = 0
         self.asked: list[EngineRequest] = []
         self.cancelled = 0
-        self.forgotten: list[str] = []
+        self.ended_sessions: list[str] = []
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         """Play the script."""
@@ -49,6 +49,13 @@ class ScriptedEngine:
             self.cancelled += done < len(ids)
             raise
 
-    def forget(self, session: str) -> None:
-        """Nothing is kept for a session but the knowledge that it is over."""
-        self.forgotten.append(session)
+    def end_session(self, session: str) -> None:
+        """Record that the session is over."""
+        self.ended_sessions.append(session)
+
+    def hold(self) -> None:
+        """Do nothing: there are no weights."""
+
+    def resume(self, version: int) -> None:
+        """Name another version from now on."""
+        self.version = version

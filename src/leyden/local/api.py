@@ -4,18 +4,20 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 from rich.console import Console
 
 from leyden.config import Config, ConfigError, current_keys, read_config, read_file
 from leyden.loading import LoadError, refer
-from leyden.local.evaluate import EvaluatedModel, measure_model
+from leyden.local.openmp import wait_asleep
 from leyden.local.run_folder import RunFolder
-from leyden.local.train import TrainingResult
-from leyden.local.train import train as train_run
 from leyden.trainer.rollouts.tasks import as_rows
+
+if TYPE_CHECKING:
+    from leyden.local.evaluate import EvaluatedModel
+    from leyden.local.train import TrainingResult
 
 T = TypeVar("T")
 
@@ -29,13 +31,16 @@ def train(
     reward: str | Callable[..., Any] | None = None,
     restart: bool = False,
     **settings: Any,
-) -> TrainingResult:
+) -> "TrainingResult":
     """Train the model behind an agent, or go on with a run of the same name.
 
     The arguments are the keys of a configuration file, put on top of one where a path is given; sections are
     dictionaries: `training={"steps": 20}`. `agent` and `reward` may be the functions themselves, `tasks` a list.
     """
     made = configured(config, restart=restart, agent=agent, tasks=tasks, reward=reward, **settings)
+    wait_asleep()
+    from leyden.local.train import train as train_run  # imports torch
+
     return _wait_for(train_run(made))
 
 
@@ -47,9 +52,12 @@ def evaluate(
     tasks: str | Path | Sequence[Any] | None = None,
     reward: str | Callable[..., Any] | None = None,
     **settings: Any,
-) -> EvaluatedModel:
+) -> "EvaluatedModel":
     """Measure a model on the tasks held out, without training it. The arguments are those of `train`."""
     made = configured(config, agent=agent, tasks=tasks, reward=reward, **settings)
+    wait_asleep()
+    from leyden.local.evaluate import measure_model  # imports torch
+
     return _wait_for(measure_model(made))
 
 

@@ -16,8 +16,7 @@ from typing import NoReturn
 import msgspec
 
 from leyden.config import ConfigError
-from leyden.engine.protocol import Engine
-from leyden.engine.remote import EngineServer
+from leyden.engine.protocol import EngineBackend
 from leyden.server.options import REFUSED, RunningServer, ServerProcessOptions
 from leyden.trainer.errors import TrainingError
 
@@ -38,11 +37,11 @@ class LocalServer:
 
 
 @asynccontextmanager
-async def server_beside(options: ServerProcessOptions, engine: Engine, log: Path) -> AsyncIterator[LocalServer]:
+async def server_beside(options: ServerProcessOptions, engine: EngineBackend, log: Path) -> AsyncIterator[LocalServer]:
     """A server that answers model calls from an engine of this process, within this context."""
     ours, its = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=ours)
-    lending = asyncio.create_task(EngineServer(engine, writer).lend(reader))
+    serving = asyncio.create_task(engine.serve(reader, writer))
     said = _Log(log)
     try:
         with its, log.open("ab") as output:
@@ -61,7 +60,7 @@ async def server_beside(options: ServerProcessOptions, engine: Engine, log: Path
             await _end(process)
     finally:
         writer.close()
-        lending.cancel()
+        serving.cancel()
 
 
 async def _started(process: Process, options: ServerProcessOptions, said: "_Log") -> RunningServer:

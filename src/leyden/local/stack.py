@@ -15,12 +15,12 @@ from msgspec import Struct
 from transformers import PreTrainedModel
 
 from leyden.config import Config
-from leyden.engine.torch.engine import TorchEngine
+from leyden.engine.protocol import EngineBackend
+from leyden.local.engine import running_engine
 from leyden.local.server_process import LocalServer, server_beside
 from leyden.local.worker_process import LocalWorker, worker_options, working
 from leyden.records import RunSettings, Sampling
 from leyden.remote import Remote
-from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.keys import write_private
 from leyden.server.options import ServeOptions, ServerProcessOptions
 from leyden.trainer.batch.samples import POLICY
@@ -36,7 +36,7 @@ class LocalStack(Struct, frozen=True):
     """What runs."""
 
     remote: Remote
-    engine: TorchEngine
+    engine: EngineBackend
     server: LocalServer
     workers: LocalWorker | None
     """None where the configuration wants none here."""
@@ -65,35 +65,23 @@ async def local_stack(
     config: Config, folder: Path, model: PreTrainedModel, source: ModelSource, version: int, run: str
 ) -> AsyncIterator[LocalStack]:
     """Serve a model to the agents of a run."""
-    alone = config.deterministic
-    engine = TorchEngine(
-        model,
-        slots=1 if alone else config.engine.slots,
-        version=version,
-        reuse=not alone,
-        tokenizer=Tokenizer.load(source.folder).marked,
-    )
-    engine.start()
-    try:
-        async with (
-            server_beside(_told(config, folder, source, engine), engine, folder / "server.log") as server,
-            Remote(server.running.url, admin_key(folder)) as remote,
-        ):
-            await _make_run(remote, config, run)
-            key = (await remote.make_key(KeySpec("worker", run))).key
-            if not config.workers.processes:
-                write_private(folder / "worker.key", key)
-                yield LocalStack(remote, engine, server, None)
-                return
-            told = worker_options(config, server.running.url, run)
-            async with working(told, key, folder / "worker.log") as workers:
-                yield LocalStack(remote, engine, server, workers)
-    finally:
-        engine.close()
+    async with (
+        running_engine(config, model, source, version) as engine,
+        server_beside(_server_options(config, folder, source, engine), engine, folder / "server.log") as server,
+        Remote(server.running.url, admin_key(folder)) as remote,
+    ):
+        await _make_run(remote, config, run)
+        key = (await remote.make_key(KeySpec("worker", run))).key
+        if not config.workers.processes:
+            write_private(folder / "worker.key", key)
+            yield LocalStack(remote, engine, server, None)
+            return
+        options = worker_options(config, server.running.url, run)
+        async with working(options, key, folder / "worker.log") as workers:
+            yield LocalStack(remote, engine, server, workers)
 
 
-def _told(config: Config, folder: Path, source: ModelSource, engine: TorchEngine) -> ServerProcessOptions:
-    """What the server is told."""
+def _server_options(config: Config, folder: Path, source: ModelSource, engine: EngineBackend) -> ServerProcessOptions:
     server, upstream = config.server, config.upstream
     return ServerProcessOptions(
         serve=ServeOptions(
@@ -107,9 +95,7 @@ def _told(config: Config, folder: Path, source: ModelSource, engine: TorchEngine
         policy=POLICY,
         model=str(source.folder),
         name=source.name,
-        context=engine.context,
-        vocabulary=engine.vocabulary,
-        at_once=config.engine.slots,
+        engine=engine.address,
         release=config.workers.processes > 0,
     )
 

@@ -17,7 +17,7 @@ import uvloop
 from msgspec.structs import replace
 
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
-from leyden.engine.remote import RemoteEngine
+from leyden.engine.connect import connect
 from leyden.rendering.chatml import renderer_for
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 from leyden.server.gateway.scheduler import Scheduler
@@ -46,9 +46,9 @@ def main(stream: int) -> int:
 
 
 async def _serve(options: ServerProcessOptions, stream: socket.socket, announce: int) -> None:
-    engine = RemoteEngine(*await asyncio.open_connection(sock=stream), options.context, options.vocabulary)
+    engine, lost = connect(options.engine, *await asyncio.open_connection(sock=stream))
     tokenizer = Tokenizer.load(options.model, options.name)
-    admission = Scheduler(at_once=options.at_once)
+    admission = Scheduler(at_once=options.engine.concurrency)
     policy = ServedModel(options.policy, engine, renderer_for(tokenizer), tokenizer, admission)
     serve = replace(options.serve, upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
     async with serving(serve, policy) as server:
@@ -57,9 +57,9 @@ async def _serve(options: ServerProcessOptions, stream: socket.socket, announce:
         with os.fdopen(announce, "wb") as told:
             told.write(msgspec.json.encode(server.running) + b"\n")
         enough = asyncio.create_task(_end_of_input())
-        await asyncio.wait({enough, server.stopped, engine.ended}, return_when=asyncio.FIRST_COMPLETED)
-        if engine.ended.done():
-            if (error := engine.ended.exception()) is not None:
+        await asyncio.wait({enough, server.stopped, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if lost.done():
+            if (error := lost.exception()) is not None:
                 logging.error("the engine cannot be understood", exc_info=error)
             os._exit(1)
 

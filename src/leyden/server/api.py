@@ -28,6 +28,7 @@ from leyden.wire import (
     GroupSpec,
     HeartbeatReply,
     HeartbeatRequest,
+    HoldReply,
     KeySpec,
     Lease,
     LeaseRequest,
@@ -185,9 +186,22 @@ async def list_metrics(service: ServerContext, request: Request[None, Cursor]) -
     return Metrics(tuple(metric for _, metric in found), found[-1][0] if found else after)
 
 
+async def hold_calls(service: ServerContext, request: Plain) -> HoldReply:
+    """Start no model call of a policy until its next version is published; how many calls wait already."""
+    served = service.gateway.policies.get(request.path["policy"]) if service.gateway is not None else None
+    if served is None:
+        return HoldReply(0)  # it is not served here: there is nothing to hold
+    served.hold()
+    return HoldReply(served.admission.waiting)
+
+
 async def publish_version(service: ServerContext, request: Request[Version, None]) -> Recorded:
-    """Record that a version of a policy is being served from now on."""
-    return Recorded(await service.store.publish_version(request.path["run"], request.body))
+    """Record that a version of a policy is being served from now on; calls that were held for it go on."""
+    version = request.body
+    recorded = await service.store.publish_version(request.path["run"], version)
+    if service.gateway is not None and (served := service.gateway.policies.get(version.policy)) is not None:
+        served.resume(version.number)
+    return Recorded(recorded)
 
 
 async def list_versions(service: ServerContext, request: Plain) -> list[Version]:

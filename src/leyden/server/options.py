@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from leyden import defaults
+from leyden.engine.protocol import EngineAddress
 
 REFUSED = 2
 """The exit status of a server that cannot serve, whatever is tried."""
@@ -49,10 +50,7 @@ class ServerProcessOptions(Struct, frozen=True):
     """The folder with its tokenizer."""
     name: str
     """What that is known by."""
-    context: int
-    vocabulary: int
-    at_once: int
-    """How many calls the engine takes."""
+    engine: EngineAddress
     release: bool = False
     """Whether every attempt under way is of workers that are gone."""
 

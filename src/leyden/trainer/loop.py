@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from leyden.config import Config
+from leyden.engine.protocol import EngineBackend
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
 from leyden.records import Call, RewardKind, Task, Version
@@ -20,7 +21,7 @@ from leyden.trainer.algorithm.resolve import Algorithm
 from leyden.trainer.batch.samples import POLICY, SelectedRollout, StepAccounting, score
 from leyden.trainer.checkpoint import Checkpoints, TrainerState
 from leyden.trainer.errors import TrainingError
-from leyden.trainer.policy.policy import Policy, UpdateMetrics
+from leyden.trainer.policy.policy import Policy, PolicyUpdate, UpdateMetrics
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate
 from leyden.trainer.rollouts.signals import reward_automatically
@@ -31,13 +32,6 @@ from leyden.wire import GroupSpec
 T = TypeVar("T")
 _TRIES = 3
 """How often a group is asked for, each time of another task, before a step does without it."""
-
-
-class Weights(Protocol):
-    """Whatever serves the weights while they change."""
-
-    async def change(self, change: Callable[[], None], version: int) -> None:
-        """Change the weights when no token is being drawn."""
 
 
 class StepReport(Struct):
@@ -101,13 +95,13 @@ class Trainer:
         remote: Remote,
         algorithm: Algorithm,
         policy: Policy,
-        weights: Weights,
+        engine: EngineBackend,
         checkpoints: Checkpoints,
         state: TrainerState,
         watchers: Sequence[TrainingObserver],
     ) -> None:
         self._config, self._tasks, self._remote = config, tasks, remote
-        self._policy, self._weights, self._checkpoints = policy, weights, checkpoints
+        self._policy, self._engine, self._checkpoints = policy, engine, checkpoints
         self._watchers = watchers
         self._collection = RolloutCollector(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
@@ -152,8 +146,9 @@ class Trainer:
         objective = self._algorithm.objective
         figures = await self._on_thread(lambda: self._policy.accumulate(update.rows, update.before, objective))
         version = self.state.version + 1
-        await self._weights.change(lambda: self._policy.apply(figures.grad_norm), version)
-        await self._remote.publish_version(self._config.run, Version(POLICY, version))
+        await self._remote.hold_calls(self._config.run, POLICY)
+        await self._engine.publish(PolicyUpdate(self._policy, figures.grad_norm), version)
+        await self._remote.publish_version(self._config.run, Version(POLICY, version))  # held calls go on
         self.state = replace(self.state, version=version)
         return figures
 

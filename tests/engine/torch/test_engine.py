@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -74,6 +74,19 @@ def ask(
     ids: tuple[int, ...], tokens: int = 20, session: str = "s", stop: tuple[int, ...] = (), **sampling: float
 ) -> EngineRequest:
     return EngineRequest(ids, Sampling(**{"seed": 1, **sampling}), stop, tokens, session)  # type: ignore[arg-type]
+
+
+class Update:
+    """New weights: what a test writes into the parameters."""
+
+    def __init__(self, write: Callable[[], object] = lambda: None) -> None:
+        self._write = write
+
+    def apply(self) -> None:
+        self._write()
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        raise AssertionError("an engine that shares the parameters asks for no copy")
 
 
 @dataclass
@@ -293,7 +306,7 @@ async def draw_across_a_change(model: PreTrainedModel, old: PreTrainedModel, eng
 
     readers = [asyncio.create_task(read(answer)) for answer in answers]
     await begun.wait()
-    await engine.change(write, 4)
+    await engine.publish(Update(write), 4)
     assert engine.version == 4
     await asyncio.gather(*readers)
     for answer in answers:
@@ -327,7 +340,7 @@ async def test_they_share_nothing_with_siblings_whose_prompts_a_change_finds_hal
     answers = Answer(ask(prompt(0, 300))), Answer(ask(prompt(0, 300)))
     waiting = asyncio.create_task(anext(second))
     answers[0].pieces.append(await anext(first))
-    await engine.change(lambda: None, 1)
+    await engine.publish(Update(), 1)
     answers[1].pieces.append(await waiting)
     for answer, generator in zip(answers, (first, second), strict=True):
         answer.pieces.extend([piece async for piece in generator])
@@ -343,7 +356,7 @@ async def test_a_change_that_fails_says_so_and_the_engine_goes_on(llama: PreTrai
         raise ZeroDivisionError("no step")
 
     with pytest.raises(ZeroDivisionError):
-        await engine.change(fail, 1)
+        await engine.publish(Update(fail), 1)
     assert engine.version == 0
     check(llama, await going)
     engine.close()
@@ -410,10 +423,10 @@ async def test_weights_that_are_not_numbers_fail_requests_until_they_are_mended(
         with torch.no_grad():
             next(iter(llama.parameters())).fill_(torch.nan)
 
-    await engine.change(ruin, 1)
+    await engine.publish(Update(ruin), 1)
     with pytest.raises(EngineError, match="diverged"):
         await complete(engine, ask(prompt(0, 100)))
-    await engine.change(lambda: (llama.load_state_dict(weights), None)[1], 2)
+    await engine.publish(Update(lambda: llama.load_state_dict(weights)), 2)
     check(llama, await complete(engine, ask(prompt(0, 10))))
     engine.close()
 
@@ -428,7 +441,7 @@ async def test_closing_fails_what_is_under_way(llama: PreTrainedModel) -> None:
     with pytest.raises(EngineError, match="closed"):
         await complete(engine, ask(prompt(0, 10)))
     with pytest.raises(EngineError, match="closed"):
-        await engine.change(lambda: None, 1)
+        await engine.publish(Update(), 1)
     engine.close()
 
 
@@ -436,7 +449,7 @@ async def test_a_forgotten_session_makes_room_before_others(llama: PreTrainedMod
     engine = TorchEngine(llama, slots=2)
     await complete(engine, ask(prompt(0, 100), 5, "kept"))
     await complete(engine, ask(prompt(1, 100), 5, "over"))
-    engine.forget("over")
+    engine.end_session("over")
     await complete(engine, ask(prompt(2, 100), 5, "new"))
     before = engine.stats.prompt_reused
     await complete(engine, ask(prompt(0, 100), 5, "kept"))

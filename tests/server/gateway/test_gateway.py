@@ -64,7 +64,7 @@ async def test_calls_made_at_the_same_time_share_a_budget(server: ModelServer) -
 async def test_the_engine_is_told_when_an_attempt_is_over(server: ModelServer) -> None:
     await server.new_attempt()
     await end_attempt(server)
-    assert server.engine.forgotten == [server.attempt]
+    assert server.engine.ended_sessions == [server.attempt]
 
 
 async def test_the_engine_is_told_again_when_a_call_ends_after_its_attempt(server: ModelServer) -> None:
@@ -76,7 +76,7 @@ async def test_the_engine_is_told_again_when_a_call_ends_after_its_attempt(serve
         await end_attempt(server)
         with pytest.raises(openai.PermissionDeniedError):
             await asking
-    assert server.engine.forgotten == [server.attempt] * 2
+    assert server.engine.ended_sessions == [server.attempt] * 2
 
 
 async def test_each_choice_waits_for_a_turn_of_its_own(server: ModelServer) -> None:

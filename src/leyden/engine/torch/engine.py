@@ -2,7 +2,7 @@
 
 One thread computes. Between two of its steps requests join and leave and weights change; in a step every request that
 is drawing gets one token, and those whose prompts are not computed yet share `chunk` tokens of them. It sleeps when
-there is nothing to do. The parameters are the trainer's own: publishing new weights is writing them, in `change`.
+there is nothing to do. The parameters are the trainer's own: publishing new weights is writing them, in `publish`.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import math
 import os
 import threading
 import time
+from asyncio import StreamReader, StreamWriter
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
@@ -20,7 +21,8 @@ import torch
 from transformers import PreTrainedModel
 
 from leyden.engine.grammar import GrammarError, Grammars, Matcher
-from leyden.engine.protocol import EngineError, EngineRequest, TokenChunk
+from leyden.engine.protocol import EngineError, EngineRequest, Publication, SocketAddress, TokenChunk, WeightUpdate
+from leyden.engine.remote import EngineServer
 from leyden.engine.torch.forward import EngineForward, HubForward, RecomputeForward, Segment
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.llama import LlamaForward
@@ -90,14 +92,23 @@ class TorchEngine:
         self._posted = 0.0
 
     @property
-    def context(self) -> int:
+    def context_length(self) -> int:
         """The longest sequence, prompt and completion together."""
         return self._context
 
     @property
-    def vocabulary(self) -> int:
+    def vocab_size(self) -> int:
         """Token ids are below this."""
         return self._vocabulary
+
+    @property
+    def address(self) -> SocketAddress:
+        """A server process reaches it over a socket to this process."""
+        return SocketAddress(self._context, self._vocabulary, len(self._slots.all))
+
+    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Answer the requests of a server process until it is gone."""
+        await EngineServer(self, writer).serve(reader)
 
     def start(self) -> None:
         """Start the engine's thread, unless it runs."""
@@ -131,18 +142,26 @@ class TorchEngine:
         finally:
             completion.cancelled = True
 
-    async def change(self, change: Callable[[], None], version: int) -> None:
-        """Run `change`, which writes the parameters, between two steps; what follows is drawn by the new weights.
+    async def publish(self, update: WeightUpdate, version: int) -> Publication:
+        """Apply an update to the shared parameters between two steps; later tokens are sampled by the new weights.
 
-        What was computed with the old ones is dropped, and requests under way are computed again and go on.
+        The KV cache of the old weights is dropped; requests in flight are computed again and go on.
         """
+        began = time.monotonic()
         done: Future[None] = Future()
-        self._submit(lambda: self._changes.append((change, version, done)))
+        self._submit(lambda: self._changes.append((update.apply, version, done)))
         await asyncio.wrap_future(done)
+        return Publication(time.monotonic() - began, 0)
 
-    def forget(self, session: str) -> None:
-        """The session is over: its slots are the first to be used for something else."""
+    def end_session(self, session: str) -> None:
+        """Mark the slots of a session as the first to be reused."""
         self._forgotten.append(session)
+
+    def hold(self) -> None:
+        """Do nothing: `publish` itself keeps sampling and weight changes apart."""
+
+    def resume(self, version: int) -> None:
+        """Do nothing: `publish` has set the version."""
 
     def _check(self, request: EngineRequest) -> None:
         ids, room = request.prompt_ids, self._context - len(request.prompt_ids)

@@ -75,9 +75,10 @@ class Gateway:
         """Answer a call with tokens of a policy."""
         settings, conversation = ledger.settings, ledger.conversation
         prompt = await make_prompt(policy, conversation, ask, settings.history)
-        room = policy.engine.context - len(prompt.ids)
+        longest = policy.engine.context_length
+        room = longest - len(prompt.ids)
         if room < 1:
-            message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {policy.engine.context} in all"
+            message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {longest} in all"
             raise GatewayError(ErrorKind.TOO_LONG, message, "messages")
         grammar = None
         if ask.format is not None and not prompt.forced:  # what must be a tool call has no other format
@@ -134,7 +135,7 @@ class Gateway:
 
     def _forget(self, attempt: str) -> None:
         for policy in self.policies.values():
-            policy.engine.forget(attempt)
+            policy.engine.end_session(attempt)
 
     async def _settings_of(self, run: str) -> RunSettings:
         if run not in self._settings:

@@ -21,6 +21,16 @@ class ServedModel(Struct, frozen=True, dict=True):
     tokenizer: Tokenizer
     admission: Scheduler
 
+    def hold(self) -> None:
+        """Start no generation until `resume`: the weights are about to change."""
+        self.admission.hold()
+        self.engine.hold()
+
+    def resume(self, version: int) -> None:
+        """Go on, with the weights of this version."""
+        self.engine.resume(version)
+        self.admission.resume()
+
     @cached_property
     def exact_renderer(self) -> Any:
         """The renderer of runs that keep reasoning as it was sampled, whatever the model's template drops."""
@@ -29,4 +39,4 @@ class ServedModel(Struct, frozen=True, dict=True):
     @cached_property
     def formats(self) -> StructuredOutput:
         """How its answers are held to a format."""
-        return StructuredOutput(self.renderer, self.tokenizer, self.engine.vocabulary)
+        return StructuredOutput(self.renderer, self.tokenizer, self.engine.vocab_size)

@@ -3,7 +3,7 @@
 However the rows are divided into batches, the gradient is the same: weights are those of the whole update.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from math import isfinite
@@ -52,6 +52,21 @@ class UpdateMetrics(Struct, frozen=True):
     statistics: dict[str, float]
     """See `leyden.rl.statistics`."""
     critic_loss: float | None = None
+
+
+class PolicyUpdate:
+    """An optimiser step that is about to be made: the weights that an engine is to serve next."""
+
+    def __init__(self, policy: "Policy", grad_norm: float) -> None:
+        self._policy, self._grad_norm = policy, grad_norm
+
+    def apply(self) -> None:
+        """Make the optimiser step."""
+        self._policy.apply(self._grad_norm)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights of the model that is served, after `apply`."""
+        return ((name, parameter.detach()) for name, parameter in self._policy.served.named_parameters())
 
 
 class Policy:

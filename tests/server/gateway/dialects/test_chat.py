@@ -11,7 +11,9 @@ import openai
 import pytest
 from modelserving import END, ModelServer, call, eventually, model_server
 
-from leyden.records import CallStatus, PromptOrigin, Purpose, Sampling
+from leyden.records import CallStatus, PromptOrigin, Purpose, Sampling, Version
+from leyden.remote import Remote
+from leyden.server.keys import KeyKind
 
 ADD = {
     "type": "function",
@@ -353,12 +355,14 @@ async def test_calls_wait_while_the_engine_changes_its_weights(server: ModelServ
     assert server.service.gateway is not None
     admission = server.service.gateway.policies["spark"].admission
     server.say = lambda _: "Done" + END
-    admission.hold()
-    asking = asyncio.create_task(client.chat.completions.create(model="m", messages=[QUESTION]))  # type: ignore[list-item]
-    await eventually(lambda: admission.waiting == 1)
-    assert not server.engine.asked
-    server.engine.version = 7
-    admission.resume()
+    admin_key = server.service.keyring.make(KeyKind.ADMIN, 3600)[0]
+    async with Remote(server.url, admin_key) as trainer:
+        assert (await trainer.hold_calls(server.run, "spark")).waiting == 0
+        asking = asyncio.create_task(client.chat.completions.create(model="m", messages=[QUESTION]))  # type: ignore[list-item]
+        await eventually(lambda: admission.waiting == 1)
+        assert not server.engine.asked
+        assert (await trainer.hold_calls(server.run, "spark")).waiting == 1
+        await trainer.publish_version(server.run, Version("spark", 7))
     assert (await asking).choices[0].message.content == "Done"
     (made,) = (await server.check(calls=1)).calls
     assert [run.number for run in made.versions] == [7]

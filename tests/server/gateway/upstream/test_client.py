@@ -224,7 +224,7 @@ async def test_a_caller_who_goes_away_closes_the_request_upstream(
 
 
 async def test_a_refusal_comes_before_the_stream_begins(far: ModelServer, near: ModelServer) -> None:
-    far.engine.context = 4
+    far.engine.context_length = 4
     async with openai_at(near) as client:
         with pytest.raises(openai.BadRequestError, match=r"upstream.*tokens"):
             await client.chat.completions.create(model="m", messages=[QUESTION], stream=True)
