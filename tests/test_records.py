@@ -69,15 +69,15 @@ def test_further_choices_share_the_prompt_of_the_first() -> None:
     assert whole.messages(other) == ("u",)
 
 
-def test_transitions_carry_step_rewards_where_they_fell_and_the_final_one_at_the_end() -> None:
+def test_a_transition_is_the_input_the_output_and_the_reward_of_a_call() -> None:
     whole = episode(
         sampled("a", (1,), (2,)),
         sampled("b", (3,), (4,), parent="a", kept_ids=2),
         rewards=(Reward("s", 0.5, RewardKind.STEP, weight=0.2, call="a"), Reward("f", 1.0)),
     )
-    assert [(t.prompt_ids, t.completion_ids, t.reward) for t in whole.transitions()] == [
+    assert [(t.prompt_ids, t.completion_ids, t.reward) for t in whole.transitions] == [
         ((1,), (2,), pytest.approx(0.1)),
-        ((1, 2, 3), (4,), 1.0),
+        ((1, 2, 3), (4,), 0.0),
     ]
 
 
@@ -86,7 +86,7 @@ def test_a_later_reward_of_the_same_name_replaces_an_earlier() -> None:
     assert whole.final_reward(failure_reward=-1.0) == 1.0
 
 
-def test_only_selected_and_trainable_calls_become_transitions() -> None:
+def test_only_selected_and_trainable_calls_are_trained_on() -> None:
     whole = episode(
         sampled("writer", (1,), (2,), role="writer"),
         sampled("critic", (1,), (2,), role="critic"),
@@ -95,7 +95,9 @@ def test_only_selected_and_trainable_calls_become_transitions() -> None:
         Call("blind", role="writer", completion_ids=(1,)),
         rewards=(Reward("f", 1.0),),
     )
-    assert [(t.call, t.reward) for t in whole.transitions(roles={"writer"})] == [("writer", 1.0)]
+    assert [whole.left_out(call, roles={"writer"}) for call in whole.calls] == [
+        *(None, "role not selected", "abandoned", "no tokens", "no logprobs")
+    ]
     assert [call.untrainable for call in whole.calls] == [None, None, "abandoned", "no tokens", "no logprobs"]
 
 
@@ -103,8 +105,7 @@ def test_what_a_grammar_chose_is_not_the_models() -> None:
     free, bound = (sampled(name, (1,), (2, 3, 4), allowed=allowed) for name, allowed in CONSTRAINED.items())
     assert (list(free.chosen), free.untrainable) == ([0, 2], None)
     assert (list(bound.chosen), bound.untrainable) == ([], "chosen by a grammar")
-    whole = episode(free, bound, sampled("text", (1,), (2, 3)), rewards=(Reward("f", 1.0),))
-    assert [(made.call, made.chosen) for made in whole.transitions()] == [("free", (0, 2)), ("text", (0, 1))]
+    assert list(sampled("text", (1,), (2, 3)).chosen) == [0, 1]
 
 
 CONSTRAINED = {"free": (1.0, 0.5, 0.99), "bound": (0.98, 0.0, 0.0)}
@@ -123,7 +124,6 @@ def test_what_an_attempt_is_worth_follows_from_the_table(ending: Ending) -> None
     whole = episode(sampled("a", (1,), (2,)), rewards=rewards, ending=ending)
     expected = {"its reward": 1.0, "failure_reward": -1.0, "nothing": None}[MEANING[ending].scores]
     assert whole.final_reward(failure_reward=-1.0) == expected
-    assert len(list(whole.transitions(-1.0))) == (0 if expected is None else 1)
 
 
 def test_a_rescoring_takes_the_place_of_every_final_reward_before_it() -> None:
@@ -137,11 +137,10 @@ def test_a_rescoring_takes_the_place_of_every_final_reward_before_it() -> None:
 def test_a_success_that_is_still_to_be_scored_has_no_value() -> None:
     waiting = episode(sampled("a", (1,), (2,)), rewards=(Reward("s", 0.3, RewardKind.STEP),))
     assert waiting.final_reward(0.0) is None
-    assert list(waiting.transitions()) == []
 
 
-def test_an_attempt_that_is_still_alive_has_no_transitions() -> None:
-    assert list(episode(sampled("a", (1,), (2,)), ending=None).transitions()) == []
+def test_an_attempt_that_is_still_alive_has_no_value() -> None:
+    assert episode(sampled("a", (1,), (2,)), ending=None).final_reward(0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -207,8 +206,8 @@ def test_tokens_that_are_no_fair_draw_are_trained_on_only_where_asked_for(sampli
     fair = sampled("fair", (1,), (2,), sampling=Sampling(temperature=0.7, max_tokens=1, stop=("x",)), finish="length")
     whole = episode(fair, sampled("other", (1,), (2,), sampling=sampling), rewards=(Reward("r", 1.0),))
     assert [call.untrainable for call in whole.calls] == [None, why]
-    assert [transition.call for transition in whole.transitions()] == ["fair"]
-    assert [transition.call for transition in whole.transitions(allow_biased_sampling=True)] == ["fair", "other"]
+    assert [whole.left_out(call) for call in whole.calls] == [None, why]
+    assert [whole.left_out(call, allow_biased_sampling=True) for call in whole.calls] == [None, None]
 
 
 @pytest.mark.parametrize(("sampling", "why"), DISTORTED)

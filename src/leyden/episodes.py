@@ -3,29 +3,24 @@
 Whole prompts, messages and tools of a call that holds only what it adds; its role; what it earned; transitions.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
 
 from leyden.outcomes import MEANING
-from leyden.records import Attempt, Call, Reward, RewardKind, Rollout, Span, Task, VersionRun
+from leyden.records import Attempt, Call, Reward, RewardKind, Rollout, Span, Task
 
 
 class Transition(Struct, frozen=True):
-    """One step of the decision process: what the model was given, what it said, and the reward it had for it."""
+    """One step of the decision process: the input of a model call, its output, and its reward."""
 
-    call: str
-    role: str | None
-    policy: str
-    versions: tuple[VersionRun, ...]
+    call: Call
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    chosen: tuple[int, ...]
-    """The places in the completion that the model chose; what a grammar chose is context."""
     reward: float
+    """The weighted sum of the call's step and automatic rewards. The final reward is `Episode.final_reward`."""
 
 
 def standing(rewards: Sequence[Reward]) -> tuple[Reward, ...]:
@@ -103,16 +98,18 @@ class Episode(Struct, frozen=True, dict=True):
         return standing(self.rewards)
 
     @cached_property
-    def earned(self) -> Mapping[str, float]:
-        """What each call earned on the way, weighted, by its id.
+    def transitions(self) -> tuple[Transition, ...]:
+        """The episode as (input, output, reward), one for each call. Which of them are trained on is not decided here.
 
-        A reward on a span is for the last call made within it; one that no call can be found for, for the last of all.
+        A reward on a span goes to the last call within it. One that belongs to no known call goes to the last call.
         """
-        earned = dict.fromkeys(self._by_id, 0.0)
+        rewards = dict.fromkeys(self._by_id, 0.0)
         for reward in self.standing_rewards:
             if reward.kind is not RewardKind.FINAL and self.calls:
-                earned[reward.call or self._last_within(reward.span)] += reward.weight * reward.value
-        return earned
+                rewards[reward.call or self._last_within(reward.span)] += reward.weight * reward.value
+        return tuple(
+            Transition(call, self._prompts[call.id], call.completion_ids, rewards[call.id]) for call in self.calls
+        )
 
     def _last_within(self, span: str | None) -> str:
         within = [call for call in self.calls if any(around.span_id == span for around in self._around(call))]
@@ -156,29 +153,3 @@ class Episode(Struct, frozen=True, dict=True):
         if why is None and roles is not None and self.role(call) not in roles:
             return "role not selected"
         return why
-
-    def transitions(
-        self, failure_reward: float = 0.0, roles: Collection[str] | None = None, allow_biased_sampling: bool = False
-    ) -> Iterator[Transition]:
-        """Derive the transitions of the calls that are not left out.
-
-        Rewards of a call come with it, weighted; the final reward comes with the last. An attempt without a value
-        (still alive, or left out by the outcome table) has no transitions.
-        """
-        final = self.final_reward(failure_reward)
-        if final is None:
-            return
-        selected = [call for call in self.calls if self.left_out(call, roles, allow_biased_sampling) is None]
-        for call in selected:
-            reward = self.earned[call.id] + (final if call is selected[-1] else 0.0)
-            yield Transition(
-                call=call.id,
-                role=self.role(call),
-                policy=call.policy,
-                versions=call.versions,
-                prompt_ids=self.prompt_ids(call),
-                completion_ids=call.completion_ids,
-                logprobs=call.logprobs or (),
-                chosen=tuple(call.chosen),
-                reward=reward,
-            )

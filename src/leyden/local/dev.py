@@ -84,7 +84,7 @@ def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> DevRepo
     accounts = StepAccounting()
     admission = replace(algorithm_of(config).admission, min_group=1)  # here one rollout is enough to look at
     scored = score(episodes, admission, accounts) or []
-    trained = [call for one in scored for _, call in one.calls]
+    trained = [transition.call for one in scored for _, transition in one.transitions]
     outcomes, roles, prompts = Counter[str](), Counter[str](), Counter[str]()
     called, failed = Counter[str](), Counter[str]()
     messages: dict[str, None] = {}

@@ -46,7 +46,7 @@ def test_rewards_stand_beside_each_other_with_what_is_known(talk: Talk) -> None:
     assert given[0].why == "tool call 1 (divide): its result is an error: Error: by zero"
     episode = replace(talk.episode, rewards=(*given, Reward("s", 1.0, RewardKind.STEP, call="a")))
     assert episode.standing_rewards[:2] == given
-    assert episode.earned["a"] == 0.0
+    assert episode.transitions[0].reward == 0.0
 
 
 def test_rewards_of_one_episode_are_the_same_rewards_every_time(talk: Talk) -> None:

@@ -53,7 +53,7 @@ def test_calls_that_may_not_be_trained_on_are_counted_by_why() -> None:
     ]
     scored = score([episode(0, 1.0, calls)], rules, accounts)
     assert scored is not None
-    assert [(turn, one.id) for turn, one in scored[0].calls] == [(0, "a")]
+    assert [(turn, one.call.id) for turn, one in scored[0].transitions] == [(0, "a")]
     why = ("role not selected", "abandoned", "no logprobs", "another policy", "truncated sampling")
     assert accounts.calls_left == dict.fromkeys(why, 1)
 

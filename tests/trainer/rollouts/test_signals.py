@@ -21,10 +21,10 @@ async def test_a_signal_becomes_a_reward_in_the_record(remote: Remote) -> None:
     for weight in (-0.5, -0.25, -0.25):
         rules = SignalRules({SignalKind.CUT: weight})
         (given,) = await reward_automatically(remote, await remote.group_episodes("r", "g"), rules, 1)
-        assert given.earned == {"c": weight}
+        assert [transition.reward for transition in given.transitions] == [weight]
         assert given.final_reward(0.0) == 1.0  # apart from the task's reward
     (recorded,) = await remote.group_episodes("r", "g")
-    assert recorded.earned == {"c": -0.25}
+    assert [transition.reward for transition in recorded.transitions] == [-0.25]
     automatic = [reward for reward in recorded.rewards if reward.kind is RewardKind.AUTOMATIC]
     assert [reward.weight for reward in automatic] == [-0.5, -0.25]
     assert all(reward.source == "signals" and reward.why for reward in automatic)

@@ -94,7 +94,7 @@ def value(
 def _earned(
     scored: SelectedRollout, rows: Sequence[Sample], indices: Sequence[int], known: StepInputs
 ) -> RolloutRewards:
-    steps = [scored.episode.earned[call.id] for call in scored.episode.calls]
+    steps = [transition.reward for transition in scored.episode.transitions]
     critic = [0.0] * len(steps)
     for index in indices:
         if known.penalties is not None:

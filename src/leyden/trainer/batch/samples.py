@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from msgspec import Struct, field
 
-from leyden.episodes import Episode
+from leyden.episodes import Episode, Transition
 from leyden.outcomes import MEANING
 from leyden.records import Call
 
@@ -71,9 +71,9 @@ class SelectedRollout(Struct, frozen=True):
     left_out: tuple[str | None, ...]
 
     @property
-    def calls(self) -> Iterator[tuple[int, Call]]:
-        """The calls that may be trained on, with their places among all."""
-        return ((n, call) for n, call in enumerate(self.episode.calls) if self.left_out[n] is None)
+    def transitions(self) -> Iterator[tuple[int, Transition]]:
+        """The transitions to train on, each with its index in the episode."""
+        return ((n, one) for n, one in enumerate(self.episode.transitions) if self.left_out[n] is None)
 
 
 class SampleFilter(Struct, frozen=True):
@@ -127,17 +127,18 @@ def score(group: Sequence[Episode], admission: SampleFilter, accounts: StepAccou
 def lay_out(groups: Sequence[Sequence[SelectedRollout]]) -> list[Sample]:
     """The rows of an update, before anybody knows what they are worth: group by group, rollout by rollout."""
     rollouts = enumerate(scored for group in groups for scored in group)
-    return [_row(scored.episode, call, number, turn) for number, scored in rollouts for turn, call in scored.calls]
+    return [_row(one, number, turn) for number, scored in rollouts for turn, one in scored.transitions]
 
 
-def _row(episode: Episode, call: Call, rollout: int, turn: int) -> Sample:
+def _row(transition: Transition, rollout: int, turn: int) -> Sample:
+    call = transition.call
     assert call.logprobs is not None, "a call without logprobs is not selected"
     return Sample(
         call=call.id,
         rollout=rollout,
         turn=turn,
-        prompt_ids=episode.prompt_ids(call),
-        completion_ids=call.completion_ids,
+        prompt_ids=transition.prompt_ids,
+        completion_ids=transition.completion_ids,
         chosen=call.chosen,
         sampler=_sampler(call.logprobs, call),
         temperature=call.sampling.temperature,
