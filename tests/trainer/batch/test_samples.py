@@ -65,7 +65,7 @@ def test_calls_that_were_not_drawn_fairly_are_trained_on_where_asked_for() -> No
     )
     scored = score([whole], replace(asked.admission, min_group=1), StepAccounting())
     assert scored is not None
-    assert [one.id for _, one in scored[0].calls] == ["a"]
+    assert [one.call.id for _, one in scored[0].transitions] == ["a"]
 
 
 def test_only_what_the_model_chose_is_trained_on() -> None:
