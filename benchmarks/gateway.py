@@ -5,6 +5,7 @@ Both answer at once from within their own process: Leyden from an engine that pl
 last byte leaves; LiteLLM keeps nothing. The same load generator drives both, one after the other on the same machine.
 
     python benchmarks/gateway.py
+    python benchmarks/gateway.py --against ../other    beside another checkout of Leyden instead, in alternating rounds
 
 Measured at 1, 64 and 512 clients: calls per second, latency (p50, p99), and the time to the first text when streaming;
 then the time of turn 20 of a conversation of 16,000 tokens against that of turn 2. The last line is one JSON object;
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from checkouts import THIS, Measured, alternate, measure
 from scripted_server import ANSWER
 
 from leyden.records import RunSettings, Task
@@ -66,6 +68,7 @@ async def drive(base: str, headers: list[Headers], clients: int, seconds: float)
         took = time.perf_counter() - began
     latencies.sort()
     return {
+        "calls": len(latencies) + len(first_texts),
         "per_s": round((len(latencies) + len(first_texts)) / took, 1),
         "p50_ms": round(latencies[len(latencies) // 2] * 1e3, 2),
         "p99_ms": round(latencies[int(len(latencies) * 0.99)] * 1e3, 2),
@@ -102,14 +105,15 @@ async def ask_streamed(session: aiohttp.ClientSession, base: str, headers: Heade
 
 
 @contextlib.contextmanager
-def leyden_server(home: Path) -> Iterator[tuple[str, str]]:
-    """A server of ours: its URL and its admin key."""
-    command = [sys.executable, str(Path(__file__).with_name("scripted_server.py")), str(home)]
+def leyden_server(home: Path, checkout: Path = THIS) -> Iterator[tuple[str, str, int]]:
+    """Run a server of a checkout: its URL, its admin key and its process id."""
+    python = sys.executable if checkout == THIS else str(checkout / ".venv" / "bin" / "python")
+    command = [python, str(checkout / "benchmarks" / "scripted_server.py"), str(home)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         running = json.loads(process.stdout.readline())
-        yield running["url"], Path(running["admin_key_file"]).read_text().strip()
+        yield running["url"], Path(running["admin_key_file"]).read_text().strip(), process.pid
     finally:
         process.terminate()
         process.wait()
@@ -159,16 +163,9 @@ async def ready(base: str) -> None:
 
 async def measure_leyden(seconds: float, folder: Path) -> dict[str, Any]:
     """Rates and latencies of ours, through one pool's key as a process that hosts many rollouts has it."""
-    with leyden_server(folder) as (base, key):
+    with leyden_server(folder) as (base, key, _):
         async with Remote(base, key) as remote:
-            await remote.create_run(RunSpec("bench", RunSettings(lease_s=3600)))
-            pool = await remote.make_key(KeySpec("pool"))
-            await remote.enqueue("bench", GroupSpec("g", Task("t", None), size=max(CLIENTS)))
-            leases = await remote.lease(LeaseRequest("w", count=max(CLIENTS), pool=pool.pool))
-            headers = [
-                {"authorization": f"Bearer {pool.key}", "baggage": f"leyden.attempt={lease.attempt.id}"}
-                for lease in leases
-            ]
+            headers = await lease_rollouts(remote)
             figures: dict[str, Any] = {str(n): await drive(base, headers, n, seconds) for n in CLIENTS}
             summary = await remote.summary("bench")
             made = sum(figures[str(n)]["per_s"] for n in CLIENTS) * seconds
@@ -176,6 +173,44 @@ async def measure_leyden(seconds: float, folder: Path) -> dict[str, Any]:
             figures["captured_calls"] = summary.calls
             figures |= await late_over_early(base, headers[0])
     return figures
+
+
+async def lease_rollouts(remote: Remote) -> list[Headers]:
+    """Lease a rollout for every client; the headers of each."""
+    await remote.create_run(RunSpec("bench", RunSettings(lease_s=3600)))
+    pool = await remote.make_key(KeySpec("pool"))
+    await remote.enqueue("bench", GroupSpec("g", Task("t", None), size=max(CLIENTS)))
+    leases = await remote.lease(LeaseRequest("w", count=max(CLIENTS), pool=pool.pool))
+    return [
+        {"authorization": f"Bearer {pool.key}", "baggage": f"leyden.attempt={lease.attempt.id}"} for lease in leases
+    ]
+
+
+async def compare(other: Path, rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
+    """Compare this checkout with another one."""
+    with (
+        leyden_server(folder / "this") as (base, key, pid),
+        leyden_server(folder / "other", other) as (other_base, other_key, other_pid),
+    ):
+        async with Remote(base, key) as remote, Remote(other_base, other_key) as other_remote:
+            headers, other_headers = await lease_rollouts(remote), await lease_rollouts(other_remote)
+
+            def round_of(base: str, headers: list[Headers], pid: int, clients: int) -> Any:
+                async def operations() -> int:
+                    return int((await drive(base, headers, clients, seconds))["calls"])
+
+                async def measured() -> Measured:
+                    return await measure(pid, operations)
+
+                return measured
+
+            ratios = {}
+            for clients in CLIENTS:
+                this = round_of(base, headers, pid, clients)
+                ratios[str(clients)] = await alternate(
+                    this, round_of(other_base, other_headers, other_pid, clients), rounds
+                )
+            return ratios
 
 
 async def late_over_early(base: str, headers: Headers) -> dict[str, float]:
@@ -209,8 +244,13 @@ def main() -> None:
     """Measure, print a table, and end with one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="for each number of clients")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of Leyden, with its .venv")
+    parser.add_argument("--rounds", type=int, default=7, help="with --against: how often each is measured")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if options.against:
+            print(json.dumps(asyncio.run(compare(options.against, options.rounds, options.seconds, Path(folder)))))
+            return
         ours = asyncio.run(measure_leyden(options.seconds, Path(folder)))
         theirs = asyncio.run(measure_litellm(options.seconds, Path(folder)))
     print(f"{'clients':>8} {'':20}{'leyden':>10}{'litellm':>10}{'ratio':>8}")

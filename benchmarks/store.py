@@ -7,6 +7,7 @@ other on the same machine; the peer lives in a virtual environment of its own (.
 
     python benchmarks/store.py                  both, at 1, 100 and 1,000 workers
     python benchmarks/store.py --soak 200000    Leyden alone: is memory flat?
+    python benchmarks/store.py --against ../other    beside another checkout of Leyden instead, in alternating rounds
 
 The last line is one JSON object; `ratio` is Leyden's rate over the peer's at 1,000 workers.
 """
@@ -31,6 +32,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import peer_agentlightning as peer
+from checkouts import THIS, Measured, alternate, measure
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
@@ -136,9 +138,10 @@ async def drive(lifecycle: Lifecycle, base: str, workers: int, seconds: float, n
 
 
 @contextlib.contextmanager
-def leyden_server(home: Path) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
-    """A server of ours: its process, its URL and its admin key."""
-    command = [sys.executable, "-m", "leyden.cli", "serve", "--json", "--port", "0", "--home", str(home)]
+def leyden_server(home: Path, checkout: Path = THIS) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
+    """Run a server of a checkout: its process, its URL and its admin key."""
+    python = sys.executable if checkout == THIS else str(checkout / ".venv" / "bin" / "python")
+    command = [python, "-m", "leyden.cli", "serve", "--json", "--port", "0", "--home", str(home)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -189,6 +192,39 @@ async def measure_leyden(seconds: float, home: Path) -> dict[str, Any]:
             await load.check(session, base, total)
         memory = resident(process) - before
     return figures(rates, total, memory, stored(home))
+
+
+async def compare(other: Path, rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
+    """Compare this checkout with another one."""
+    with (
+        leyden_server(folder / "this") as (process, base, key),
+        leyden_server(folder / "other", other) as (other_process, other_base, other_key),
+    ):
+        load, other_load = Leyden(key), Leyden(other_key)
+        async with aiohttp.ClientSession() as session:
+            await load.create_run(session, base)
+            await other_load.create_run(session, other_base)
+        numbers = itertools.count()
+
+        def round_of(load: Leyden, base: str, pid: int, workers: int) -> Any:
+            async def operations() -> int:
+                first = next(numbers)
+                await drive(load.lifecycle, base, workers, seconds, numbers)
+                return next(numbers) - first - 1
+
+            async def measured() -> Measured:
+                return await measure(pid, operations)
+
+            return measured
+
+        return {
+            f"at_{workers}": await alternate(
+                round_of(load, base, process.pid, workers),
+                round_of(other_load, other_base, other_process.pid, workers),
+                rounds,
+            )
+            for workers in WORKERS
+        }
 
 
 async def measure_peer(seconds: float) -> dict[str, Any]:
@@ -248,8 +284,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="for each number of workers")
     parser.add_argument("--soak", type=int, metavar="LIFECYCLES", help="measure Leyden's memory instead")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of Leyden, with its .venv")
+    parser.add_argument("--rounds", type=int, default=7, help="with --against: how often each is measured")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if options.against:
+            print(json.dumps(asyncio.run(compare(options.against, options.rounds, options.seconds, Path(folder)))))
+            return
         if options.soak:
             print(json.dumps(asyncio.run(soak(options.soak, Path(folder)))))
             return

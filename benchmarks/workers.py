@@ -124,7 +124,7 @@ async def main() -> None:
     parser.add_argument("--rollouts", type=int, default=2000, help="of functions, and calls of the limit")
     parser.add_argument("--concurrency", type=int, default=32)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, leyden_server(Path(folder)) as (url, key):
+    with tempfile.TemporaryDirectory() as folder, leyden_server(Path(folder)) as (url, key, _):
         async with Remote(url, key) as remote:
             limit = await measure_calls(remote, options.rollouts, options.concurrency)
             functions = await measure(remote, "functions", "workers_agent.py:answer", options.rollouts, options)

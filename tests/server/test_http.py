@@ -14,7 +14,7 @@ from yarl import URL
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Run, Task
 from leyden.remote import Remote
-from leyden.server.http import ErrorBody
+from leyden.server.errors import ErrorBody
 from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RolloutDetail, RunSpec
 
 JSON = "application/json"

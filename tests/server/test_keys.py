@@ -83,11 +83,11 @@ MAY: dict[tuple[str, str], set[str]] = {
             ("POST", "/chat/completions"),
             ("POST", "/messages"),
             ("POST", "/messages/count_tokens"),
-            ("POST", "/{path*}"),
+            ("POST", "/{path:path}"),
             ("GET", "/models"),
-            ("GET", "/models/{model*}"),
-            ("GET", "/{path*}"),
-            ("DELETE", "/{path*}"),
+            ("GET", "/models/{model:path}"),
+            ("GET", "/{path:path}"),
+            ("DELETE", "/{path:path}"),
         )
     },
     ("POST", "/v1/traces"): EVERYBODY - NO_GOOD - VIEWERS - {"viewer of another run", "attempt that ended"},
@@ -153,7 +153,7 @@ async def knock(
         "role": "r",
         "policy": "p",
     }
-    path = route.path.format(**named, **{"path*": "embeddings/x", "model*": "a/b"})
+    path = route.path.replace(":path}", "}").format(**named, path="embeddings/x", model="a/b")
     headers = {} if key is None else {header: f"Bearer {key}" if header == "authorization" else key}
     if route.body is not None:
         headers["content-type"] = "application/json"

@@ -18,7 +18,8 @@ from schemathesis.specs.openapi.checks import (
 )
 from serving import ServerProcess
 
-from leyden.server.http import JSON, MSGPACK, Raw
+from leyden.server.content import JSON, MSGPACK
+from leyden.server.http import Raw
 from leyden.server.openapi import document_of
 from leyden.server.routes import ROUTES
 

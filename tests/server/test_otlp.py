@@ -28,7 +28,7 @@ from serving import ServerProcess
 from leyden.outcomes import Ending, Outcome
 from leyden.records import RunSettings, Span, Task
 from leyden.remote import Remote
-from leyden.server.http import ApiError
+from leyden.server.errors import ApiError
 from leyden.server.keys import KeyKind
 from leyden.server.otlp import read_spans
 from leyden.wire import FinishRequest, GroupSpec, Lease, LeaseRequest, RunSpec

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from leyden.episodes import Episode
 from leyden.records import Call, Group, Metric, Reward, Run, Span, Version, Worker
 from leyden.server import otlp
-from leyden.server.http import ApiError, Raw, Request
+from leyden.server.errors import ApiError
+from leyden.server.http import Raw, Request
 from leyden.server.keys import AGENTS, Key, KeyKind, KeyRefused, speak_for
 from leyden.server.service import ServerContext
 from leyden.server.telemetry import CONTENT_TYPE

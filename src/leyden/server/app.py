@@ -1,220 +1,157 @@
-"""The server as an ASGI application: every request finds its route, shows its key, is weighed, and is answered."""
+"""The server as an ASGI application: Starlette's router over our table of routes.
+
+Every request is matched to its route, authenticated, counted against its key's limits, decoded, handled and answered.
+"""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing
+from collections.abc import Awaitable, Iterable
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
-from msgspec.structs import replace
+from starlette import routing
+from starlette.datastructures import Headers
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyden.server.address import is_loopback
-from leyden.server.gateway.errors import STATUS, GatewayError
-from leyden.server.http import (
-    EVENT_STREAM,
-    JSON,
-    ApiError,
-    ErrorBody,
-    ErrorDetail,
-    Raw,
-    Receive,
-    Request,
-    Route,
-    Scope,
-    Send,
-    Stream,
-    Table,
-    check_path,
-    decode,
-    decode_query,
-    encode,
-    media_type,
-    read_body,
-)
+from leyden.server.content import JSON, check_path, decode, decode_query, encode, read_body
+from leyden.server.errors import ApiError, ErrorBody, ErrorDetail, api_error
+from leyden.server.http import Raw, Request, Route
 from leyden.server.keys import Key, KeyKind, KeyRefused, Permission, permit
-from leyden.server.limits import TooMany
 from leyden.server.routes import ROUTES
 from leyden.server.service import ServerContext
-from leyden.store.errors import Conflict, NotFound, NotStorable, StoreUnavailable
 
-_KEEP_OPEN_S = 15.0
 _log = logging.getLogger("leyden.server")
 _ANYBODY = Key(KeyKind.VIEWER, "anybody", float("inf"))
 _KEYLESS = Key(KeyKind.ADMIN, "keyless", float("inf"))
 
 
-class App:
-    """The application."""
+def application(service: ServerContext) -> ASGIApp:
+    """Build the application."""
+    by_path: dict[str, list[Route]] = {}
+    for route in sorted(ROUTES, key=_match_order):
+        by_path.setdefault(route.path, []).append(route)
+    endpoints = [routing.Route(path, Endpoint(service, path, routes)) for path, routes in by_path.items()]
+    router = routing.Router(endpoints, redirect_slashes=False, default=Endpoint(service, "none", ()))
 
-    def __init__(self, service: ServerContext) -> None:
-        self.service = service
-        self._table = Table(ROUTES)
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["path"] = scope["path"].rstrip("/")  # a slash at the end changes nothing
+        await router(scope, receive, send)
+
+    return app
+
+
+def _match_order(route: Route) -> tuple[bool, int]:
+    """Starlette takes the first route that matches, so paths that match any rest come last, the longest first."""
+    return ":path}" in route.path, -len(route.path)
+
+
+class Endpoint:
+    """Answers all requests for one path; an ASGI application."""
+
+    def __init__(self, service: ServerContext, path: str, routes: Iterable[Route]) -> None:
+        self._service = service
+        self._path = path
+        self._routes = {route.method: route for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            raise RuntimeError(f"Leyden serves HTTP, not {scope['type']}")
-        began = time.perf_counter()
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        name, extra, route = "none", [], None
-        body: bytes | Stream
-        try:
-            route, path = self._table.find(scope["method"], scope["path"])
-            name = route.path
-            answer = await self._answer(route, path, scope, headers, receive)
-            status = 200 if route.returns is not None else 204
-            body, content_type = _written(answer, headers.get("accept", ""))
-            extra = list(answer.headers) if isinstance(answer, Raw | Stream) else []
-        except Exception as error:
-            refusal = _refusal(error)
-            status, extra, content_type = refusal.status, list(refusal.headers), JSON
-            body = _error_body(route, refusal)
-            if status < 500:
-                self.service.telemetry.refused.labels(refusal.reason).inc()
-            else:
-                _log.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
-        if isinstance(body, Stream):
-            await _send_stream(send, receive, body)
-        else:
-            await _send(send, status, body, content_type, extra)
-        self.service.telemetry.answered(name, status, time.perf_counter() - began)
+        """Answer one request. The request counts against the limits of its key until its response is sent."""
+        started = time.perf_counter()
+        request = HttpRequest(scope, receive)
+        route = self._routes.get(request.method)
+        with ExitStack() as admission:
+            try:
+                response = await self._respond(route, request, admission)
+            except Exception as error:
+                response = self._refuse(route, request, error)
+            await response(scope, receive, send)
+        self._service.telemetry.answered(self._path, response.status_code, time.perf_counter() - started)
 
-    async def _answer(
-        self, route: Route, path: dict[str, str], scope: Scope, headers: dict[str, str], receive: Receive
-    ) -> Any:
-        key = _ANYBODY if route.act is None else self._key(route.act, path, headers)
-        with ExitStack() as admitted:
-            if key is not _ANYBODY:
-                admitted.enter_context(self.service.limiter.admit(key.kind, key.id))
-            check_path(path)
-            query = decode_query(scope["query_string"], route.query)
-            body: Any = None
-            if route.body is not None:
-                data = await read_body(receive, headers, self.service.settings.max_body)
-                content_type = headers.get("content-type", "")
-                body = Raw(data, content_type) if route.body is Raw else decode(data, content_type, route.body)
-            request: Request[Any, Any] = Request(path, query, body, key, headers)
-            if not route.waits:
-                return await route.handler(self.service, request)
-            if route.body is None:
-                await read_body(receive, headers, self.service.settings.max_body)
-            answer = await _while_connected(route.handler(self.service, request), receive)
-            if isinstance(answer, Stream):  # it counts as one of the key's requests until it ends
-                return replace(answer, chunks=_until(answer.chunks, admitted.pop_all()))
-            return answer
+    async def _respond(self, route: Route | None, request: HttpRequest, admission: ExitStack) -> Response:
+        if route is None:
+            raise self._not_allowed(request) if self._routes else _not_found(request)
+        service, path, headers = self._service, request.path_params, request.headers
+        key = _ANYBODY
+        if route.act is not None:
+            key = self._authenticate(route.act, path, headers)
+            admission.enter_context(service.limiter.admit(key.kind, key.id))
+        check_path(path)
+        query = decode_query(request.scope["query_string"], route.query)
+        body: Any = None
+        if route.body is not None or route.waits:
+            data = await read_body(request, service.settings.max_body)
+            content_type = headers.get("content-type", "")
+            if route.body is Raw:
+                body = Raw(data, content_type)
+            elif route.body is not None:
+                body = decode(data, content_type, route.body)
+        handling = route.handler(service, Request(path, query, body, key, headers))
+        answer = await (_while_connected(handling, request) if route.waits else handling)
+        return _response(route, answer, headers.get("accept", ""))
 
-    def _key(self, act: Permission, path: dict[str, str], headers: dict[str, str]) -> Key:
+    def _authenticate(self, act: Permission, path: dict[str, str], headers: Headers) -> Key:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         text = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not text:
-            if self.service.settings.keyless and _from_here(headers):
+            if self._service.settings.keyless and _is_local(headers):
                 return _KEYLESS
             raise KeyRefused(401, "invalid_api_key", "no key: send one as `Authorization: Bearer ...`")
-        key = self.service.keyring.read(text)
-        permit(key, act, self.service.leases, run=path.get("run"), attempt=path.get("attempt"))
+        key = self._service.keyring.read(text)
+        permit(key, act, self._service.leases, run=path.get("run"), attempt=path.get("attempt"))
         return key
 
+    def _not_allowed(self, request: HttpRequest) -> ApiError:
+        allowed = ", ".join(sorted(self._routes))
+        message = f"{request.scope['path']} takes {allowed}"
+        return ApiError(405, "method_not_allowed", message, headers=[("allow", allowed)])
 
-def _from_here(headers: dict[str, str]) -> bool:
-    """Whether a request was meant for loopback, and not sent by a page of another site that a browser shows."""
-    asked, origin = headers.get("host", ""), headers.get("origin")
-    return is_loopback(urlsplit(f"//{asked}").hostname) and (origin is None or is_loopback(urlsplit(origin).hostname))
+    def _refuse(self, route: Route | None, request: HttpRequest, exception: Exception) -> Response:
+        error = api_error(exception)
+        if error.status < 500:
+            self._service.telemetry.refused.labels(error.reason).inc()
+        else:
+            _log.exception("%s %s failed", request.method, request.scope["path"], exc_info=exception)
+        if route is not None and route.error is not None:
+            body = route.error(error)
+        else:
+            body = encode(ErrorBody(ErrorDetail(error.reason, error.message, error.field)), JSON)[0]
+        return Response(body, error.status, dict(error.headers), JSON)
 
 
-async def _while_connected(work: Any, receive: Receive) -> Any:
-    """Await work, and cancel it when the caller hangs up."""
+def _not_found(request: HttpRequest) -> ApiError:
+    return ApiError(404, "not_found", f"there is nothing at {request.scope['path'] or '/'}")
+
+
+def _is_local(headers: Headers) -> bool:
+    """Whether a request is meant for loopback and was not sent by a web page of another site."""
+    host, origin = headers.get("host", ""), headers.get("origin")
+    return is_loopback(urlsplit(f"//{host}").hostname) and (origin is None or is_loopback(urlsplit(origin).hostname))
+
+
+async def _while_connected(work: Awaitable[Any], request: HttpRequest) -> Any:
+    """Await work, and cancel it when the client disconnects. The body must have been read."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(receive())  # the body is read: all that can come is the disconnect
+    disconnected = asyncio.ensure_future(request.receive())  # after the body, the only message is the disconnect
     try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ApiError(499, "disconnected", "the caller hung up")
+            raise ApiError(499, "disconnected", "the client disconnected")
         return working.result()
     finally:
         working.cancel()
-        gone.cancel()
+        disconnected.cancel()
 
 
-def _written(answer: Any, accept: str) -> tuple[bytes | Stream, str]:
-    if answer is None:
-        return b"", JSON
-    if isinstance(answer, Stream):
-        return answer, answer.content_type
-    return (answer.content, answer.content_type) if isinstance(answer, Raw) else encode(answer, accept)
-
-
-async def _until(chunks: AsyncGenerator[bytes, None], admitted: ExitStack) -> AsyncGenerator[bytes, None]:
-    with admitted:
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
-
-
-def _error_body(route: Route | None, refusal: ApiError) -> bytes:
-    if route is not None and route.error is not None:
-        return route.error(refusal)
-    return encode(ErrorBody(ErrorDetail(refusal.reason, refusal.message, refusal.field)), JSON)[0]
-
-
-def _refusal(error: Exception) -> ApiError:
-    match error:
-        case GatewayError():
-            wait = [("retry-after", str(max(1, round(error.retry_after))))] if error.retry_after else []
-            return ApiError(STATUS[error.kind], str(error.kind), error.message, error.param, wait)
-        case ApiError():
-            return error
-        case KeyRefused():
-            challenge = [("www-authenticate", "Bearer")] if error.status == 401 else []
-            return ApiError(error.status, error.reason, error.message, headers=challenge)
-        case TooMany():
-            wait = [("retry-after", str(max(1, round(error.retry_after))))]
-            return ApiError(429, "rate_limit", f"{error}: come again in {error.retry_after:.3g} s", headers=wait)
-        case NotFound():
-            return ApiError(404, "not_found", str(error))
-        case Conflict():
-            return ApiError(409, "conflict", str(error))
-        case NotStorable():
-            return ApiError(400, "invalid_request", str(error))
-        case StoreUnavailable():
-            return ApiError(503, "store_unavailable", str(error), headers=[("retry-after", "1")])
-        case _:
-            return ApiError(500, "server_error", "the server failed; its log says how")
-
-
-async def _send(send: Send, status: int, body: bytes, content_type: str, extra: list[tuple[str, str]]) -> None:
-    headers = [(name.encode(), value.encode()) for name, value in extra]
-    if status != 204:
-        headers += [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _send_stream(send: Send, receive: Receive, stream: Stream) -> None:
-    """Send pieces as they come, comments while no event does, and stop when the caller hangs up."""
-    headers = [(b"content-type", stream.content_type.encode()), (b"cache-control", b"no-cache")]
-    headers += [(name.encode(), value.encode()) for name, value in stream.headers]
-    quiet_s = _KEEP_OPEN_S if media_type(stream.content_type) == EVENT_STREAM else None
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    gone = asyncio.ensure_future(receive())
-    coming = asyncio.ensure_future(anext(stream.chunks, None))
-    try:
-        while True:
-            await asyncio.wait((coming, gone), timeout=quiet_s, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
-                return
-            if not coming.done():
-                await send({"type": "http.response.body", "body": b": waiting\n\n", "more_body": True})
-                continue
-            chunk = coming.result()
-            if chunk is None:
-                await send({"type": "http.response.body", "body": b""})
-                return
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            coming = asyncio.ensure_future(anext(stream.chunks, None))
-    finally:
-        gone.cancel()
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
-        await stream.chunks.aclose()
+def _response(route: Route, answer: Any, accept: str) -> Response:
+    if isinstance(answer, Response):
+        return answer
+    if isinstance(answer, Raw):
+        return Response(answer.content, headers={**dict(answer.headers), "content-type": answer.content_type})
+    if route.returns is None:
+        return Response(status_code=204)
+    content, content_type = encode(answer, accept)
+    return Response(content, media_type=content_type)

@@ -8,7 +8,9 @@ import msgspec
 
 from leyden import __version__
 from leyden.records import Id
-from leyden.server.http import JSON, MSGPACK, ErrorBody, Raw, Route
+from leyden.server.content import JSON, MSGPACK
+from leyden.server.errors import ErrorBody
+from leyden.server.http import Raw, Route
 
 _REFS = "#/components/schemas/{name}"
 
@@ -66,7 +68,8 @@ def _content(kind: Any, *media: str) -> dict[str, Any]:
 def _path_parameters(route: Route) -> list[dict[str, Any]]:
     (schema,), _ = msgspec.json.schema_components([Id], ref_template=_REFS)
     return [
-        {"name": name, "in": "path", "required": True, "schema": schema} for name in re.findall(r"{(\w+)}", route.path)
+        {"name": name, "in": "path", "required": True, "schema": schema}
+        for name in re.findall(r"{(\w+)(?::path)?}", route.path)
     ]
 
 

@@ -17,7 +17,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from leyden.records import Span
-from leyden.server.http import JSON, ApiError, media_type
+from leyden.server.content import JSON, media_type
+from leyden.server.errors import ApiError
 
 PROTOBUF = "application/x-protobuf"
 ATTEMPT = "leyden.attempt"

@@ -13,7 +13,7 @@ import uvicorn
 
 from leyden.descriptors import raise_file_limit
 from leyden.server.address import is_loopback, is_wildcard
-from leyden.server.app import App
+from leyden.server.app import application
 from leyden.server.bounded import BoundedHttp
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.served_model import ServedModel
@@ -89,7 +89,7 @@ class Server(uvicorn.Server):
     def __init__(self, service: ServerContext, running: RunningServer) -> None:
         super().__init__(
             uvicorn.Config(
-                App(service),
+                application(service),
                 http=BoundedHttp,
                 lifespan="off",
                 ws="none",

@@ -4,17 +4,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import aclosing
 from typing import Any
 
+from leyden.server.content import JSON
+from leyden.server.errors import ApiError
 from leyden.server.gateway.caller import Caller, identify
 from leyden.server.gateway.dialects.base import AnswerWriter, Dialect, DialectRoute, RouteRequest
 from leyden.server.gateway.dialects.registry import DIALECTS
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.gateway import Gateway
-from leyden.server.http import JSON, ApiError, Raw, Request, Route, Stream
+from leyden.server.http import Raw, Request, Route
 from leyden.server.keys import Permission
 from leyden.server.service import ServerContext
+from leyden.server.streaming import StreamResponse
 
-Handler = Callable[[ServerContext, Request[Any, Any]], Awaitable[Raw | Stream]]
+Handler = Callable[[ServerContext, Request[Any, Any]], Awaitable[Raw | StreamResponse]]
 
 _QUERY = dict[str, str]  # clients may add parameters of their own, such as Anthropic's ?beta=true
 _FORWARDED = frozenset({"audio", "classify", "embeddings", "images", "moderations", "pooling", "rerank", "score"})
@@ -25,7 +28,7 @@ _FORWARDED = frozenset({"audio", "classify", "embeddings", "images", "moderation
 def generation_handler(dialect: Dialect) -> Handler:
     """Return the handler that answers the model calls of a dialect."""
 
-    async def generate(service: ServerContext, request: Request[Raw, Any]) -> Raw | Stream:
+    async def generate(service: ServerContext, request: Request[Raw, Any]) -> Raw | StreamResponse:
         access = _RequestAccess(service, request)
         parsed = await dialect.read(request.body.content, access)
         events = access.gateway.answer(access.caller, parsed.generation)
@@ -34,7 +37,7 @@ def generation_handler(dialect: Dialect) -> Handler:
         writer = parsed.writer(started)
         headers = (("x-leyden-call", started.id),)  # the id in the record, by which a caller can reward the call
         if parsed.generation.stream:
-            return Stream(_stream(writer, events), headers=headers)
+            return StreamResponse(_stream(writer, events), headers=dict(headers))
         async with aclosing(events):
             return Raw(writer.whole([event async for event in events]), JSON, headers)
 
@@ -54,7 +57,7 @@ def extra_handler(candidates: Sequence[DialectRoute]) -> Handler:
     return answer
 
 
-async def forward(service: ServerContext, request: Request[Raw, Any]) -> Stream:
+async def forward(service: ServerContext, request: Request[Raw, Any]) -> StreamResponse:
     """Pass a call of another kind of model (embeddings, speech) on to the upstream; it is not recorded."""
     path = request.path["path"]
     upstream = service.gateway.upstream if service.gateway is not None else None
@@ -159,9 +162,9 @@ def _routes() -> Iterator[tuple[str, str, Handler, Dialect]]:
             shared.setdefault((route.method, route.path), []).append((route, dialect))
     for (method, path), candidates in shared.items():
         yield method, path, extra_handler([route for route, _ in candidates]), candidates[0][1]
-    yield "POST", "/{path*}", forward, DIALECTS[0]
-    yield "GET", "/{path*}", refuse, DIALECTS[0]
-    yield "DELETE", "/{path*}", refuse, DIALECTS[0]
+    yield "POST", "/{path:path}", forward, DIALECTS[0]
+    yield "GET", "/{path:path}", refuse, DIALECTS[0]
+    yield "DELETE", "/{path:path}", refuse, DIALECTS[0]
 
 
 GATEWAY_ROUTES = [

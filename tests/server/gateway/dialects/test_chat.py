@@ -440,7 +440,7 @@ async def test_several_choices_are_streamed_side_by_side(server: ModelServer, cl
 async def test_a_stream_that_is_held_is_kept_open_by_comments(
     server: ModelServer, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leyden.server.app._KEEP_OPEN_S", 0.02)
+    monkeypatch.setattr("leyden.server.streaming._KEEP_ALIVE_S", 0.02)
     assert server.service.gateway is not None
     admission = server.service.gateway.policies["spark"].admission
     admission.hold()

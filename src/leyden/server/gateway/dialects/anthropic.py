@@ -93,7 +93,7 @@ class AnthropicDialect:
         return (
             DialectRoute("POST", "/messages/count_tokens", _count_tokens),
             DialectRoute("GET", "/models", _list_models, header="anthropic-version"),
-            DialectRoute("GET", "/models/{model*}", _get_model, header="anthropic-version"),
+            DialectRoute("GET", "/models/{model:path}", _get_model, header="anthropic-version"),
         )
 
     async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:

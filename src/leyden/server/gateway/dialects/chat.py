@@ -67,7 +67,7 @@ class ChatDialect:
     @property
     def extra_routes(self) -> Sequence[DialectRoute]:
         """List and describe the models."""
-        return (DialectRoute("GET", "/models", _list_models), DialectRoute("GET", "/models/{model*}", _get_model))
+        return (DialectRoute("GET", "/models", _list_models), DialectRoute("GET", "/models/{model:path}", _get_model))
 
     async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
         """Read a chat completion request."""

@@ -14,7 +14,8 @@ from leyden.records import Sampling
 from leyden.server.gateway.dialects.types import GenerationRequest, Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.upstream.sse import read_events
-from leyden.server.http import Raw, Stream
+from leyden.server.http import Raw
+from leyden.server.streaming import StreamResponse
 
 _UNTOUCHED = Sampling()
 _CONNECT_S = 30.0
@@ -46,7 +47,7 @@ class UpstreamClient:
         except (LookupError, TypeError) as error:
             raise self._failed("did not answer with its models") from error
 
-    async def forward(self, path: str, body: Raw, query: Mapping[str, str], accept: str) -> Stream:
+    async def forward(self, path: str, body: Raw, query: Mapping[str, str], accept: str) -> StreamResponse:
         """Its answer to a request that is not ours to understand."""
         open_reply = AsyncExitStack()
         headers = {"content-type": body.content_type, "accept": accept or "*/*"}
@@ -58,7 +59,7 @@ class UpstreamClient:
                 async for chunk in reply.content.iter_any():
                     yield chunk
 
-        return Stream(chunks(), reply.headers.get("content-type", "application/octet-stream"))
+        return StreamResponse(chunks(), reply.headers.get("content-type", "application/octet-stream"))
 
     @asynccontextmanager
     async def _send(self, method: str, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientResponse]:

@@ -1,0 +1,135 @@
+"""Request and response content: reading bodies within a size limit, decompression, JSON and MessagePack."""
+
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from leyden.records import ID_PATTERN, ID_RULE
+from leyden.server.errors import ApiError
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Read and decompress the whole body. The limit holds for the compressed and for the decompressed size."""
+    try:
+        declared = int(request.headers.get("content-length", "0"))
+    except ValueError as error:
+        raise ApiError(400, "invalid_request", "content-length is not a number") from error
+    if declared > limit:
+        raise too_large(limit)
+    data = bytearray()
+    try:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > limit:
+                raise too_large(limit)
+    except ClientDisconnect as error:
+        raise ApiError(400, "disconnected", "the client disconnected before the request was complete") from error
+    match request.headers.get("content-encoding", "identity").lower():
+        case "identity":
+            return bytes(data)
+        case "gzip" | "deflate":
+            return _inflate(data, limit)
+        case other:
+            raise ApiError(415, "unsupported_encoding", f"content-encoding {other} is not known: use gzip or none")
+
+
+def _inflate(data: bytearray, limit: int) -> bytes:
+    inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+    try:
+        plain = inflater.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise ApiError(400, "invalid_request", f"the compressed body is broken: {error}") from error
+    if len(plain) > limit:
+        raise too_large(limit)
+    if not inflater.eof or inflater.unused_data:
+        wrong = "has something behind it" if inflater.eof else "is cut short"
+        raise ApiError(400, "invalid_request", f"the compressed body {wrong}")
+    return plain
+
+
+def too_large(limit: int) -> ApiError:
+    """The error for a body over the limit."""
+    return ApiError(413, "too_large", f"the body is larger than the {limit} bytes this server takes (--max-body-mb)")
+
+
+_JSON_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+_MSGPACK_DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def media_type(content_type: str) -> str:
+    """What a content-type header names, without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def decode(data: bytes, content_type: str, wanted: Any) -> Any:
+    """A body as the type its route names."""
+    if not data:
+        raise ApiError(400, "invalid_request", "a body is needed")
+    media = media_type(content_type) or JSON
+    decoder: msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]
+    if media == JSON:
+        decoder = _JSON_DECODERS.get(wanted) or _JSON_DECODERS.setdefault(wanted, msgspec.json.Decoder(wanted))
+    elif media == MSGPACK:
+        decoder = _MSGPACK_DECODERS.get(wanted) or _MSGPACK_DECODERS.setdefault(wanted, msgspec.msgpack.Decoder(wanted))
+    else:
+        raise ApiError(415, "unsupported_media_type", f"send {JSON} or {MSGPACK}, not {media}")
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, "invalid_request", f"the body is not valid {media}: {error}") from error
+
+
+def decode_query(query: bytes, wanted: Any) -> Any:
+    """A query string as the type its route names."""
+    if wanted is None:
+        if query:
+            raise ApiError(400, "invalid_request", "this takes no query parameters")
+        return None
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+        return msgspec.convert(dict(pairs), wanted, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from error
+    except ValueError as error:
+        raise ApiError(400, "invalid_request", f"the query string cannot be read: {error}") from error
+
+
+def check_path(values: Mapping[str, str]) -> None:
+    """Refuse a path that names something no identifier can be."""
+    for name, value in values.items():
+        if len(value) > 160 or not all(map(_is_id, value.split("/"))):
+            raise ApiError(400, "invalid_request", f"{name}: an id is {ID_RULE}", field=name)
+
+
+_is_id = re.compile(ID_PATTERN).match
+
+
+def encode(value: Any, accept: str) -> tuple[bytes, str]:
+    """An answer in the form that the caller asked for; JSON where MessagePack cannot hold it or nothing was asked."""
+    if MSGPACK in accept:
+        try:
+            return _TO_MSGPACK.encode(value), MSGPACK
+        except OverflowError:  # an integer of more than 64 bits, in a document that came as JSON
+            pass
+    return _TO_JSON.encode(value), JSON
+
+
+_TO_JSON = msgspec.json.Encoder()
+_TO_MSGPACK = msgspec.msgpack.Encoder()
+
+
+def _invalid(error: msgspec.ValidationError) -> ApiError:
+    """Name the field: msgspec puts its path behind the message."""
+    message, _, place = str(error).partition(" - at `$")
+    field = place.rstrip("`").lstrip(".") or None
+    return ApiError(400, "invalid_request", f"{field}: {message}" if field else message, field=field)
