@@ -65,7 +65,7 @@ class DialectRoute(Struct, frozen=True):
 
     method: str
     path: str
-    """Beneath /v1. `{name}` matches one segment, `{name*}` all that are left."""
+    """Beneath /v1. `{name}` matches one segment, `{name:path}` all that follow."""
     handler: Callable[[ModelAccess, RouteRequest], Awaitable[bytes]]
     header: str | None = None
     """Serves only requests that carry this header, where two dialects share a path."""
