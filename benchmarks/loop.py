@@ -35,6 +35,10 @@ import peer_trl as peer
 import uvloop
 from msgspec.structs import replace
 
+from leyden.local.openmp import wait_asleep
+
+wait_asleep()  # before torch is imported, as `leyden train` does
+
 from leyden.config import Config, read_config
 from leyden.engine.protocol import EngineRequest, TokenChunk
 from leyden.engine.torch.engine import TorchEngine

@@ -1,0 +1,130 @@
+"""The structure of the source: one order of packages, no import cycle, no class name twice, nothing set at import."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src"
+
+LAYERS = (
+    ("defaults", "backoff", "framing", "descriptors"),
+    ("outcomes",),
+    ("records",),
+    ("episodes", "config", "wire", "loading"),
+    ("rendering", "rl", "engine", "store", "remote"),
+    ("client", "server", "trainer"),
+    ("local",),
+    ("cli",),
+)
+"""A package imports only packages of layers above its own in this list, and none of its own layer.
+
+`docs/architecture.md` describes the same order. The package `leyden` itself only imports its public names when they are
+used, and anything may import it (for the version), so it has no layer.
+"""
+LAYER = {package: number for number, layer in enumerate(LAYERS) for package in layer}
+
+ENGINES = ("leyden.engine.torch", "leyden.engine.vllm")
+"""Engines, which only the engine package and `local.engine` name: everything else knows the protocol."""
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the source by its name, parsed."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return found
+
+
+def imports(name: str) -> Iterator[tuple[str, int]]:
+    """The modules of ours that a module imports anywhere, for type checking too, with the line."""
+    for node in ast.walk(modules()[name]):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{name}:{node.lineno}: a relative import"
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            targets = [target if target in modules() else node.module for target in inner]
+        else:
+            continue
+        yield from ((target, node.lineno) for target in targets if target.partition(".")[0] == "leyden")
+
+
+def package(name: str) -> str:
+    """The part of a module's name after `leyden.`, up to the next dot; empty for `leyden` itself."""
+    return [*name.split("."), ""][1]
+
+
+def test_every_package_has_a_layer() -> None:
+    assert {package(name) for name in modules()} - {""} == set(LAYER)
+
+
+def test_no_package_imports_upwards_or_sideways() -> None:
+    wrong = [
+        f"{name}:{line} imports {target}"
+        for name in modules()
+        for target, line in imports(name)
+        if package(name) and package(target) and package(name) != package(target)
+        if LAYER[package(target)] >= LAYER[package(name)]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_local_names_an_engine() -> None:
+    wrong = [
+        f"{name}:{line} imports {target}"
+        for name in modules()
+        for target, line in imports(name)
+        if target.startswith(ENGINES) and package(name) != "engine" and name != "leyden.local.engine"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    graph = {name: {target for target, _ in imports(name)} - {name} for name in modules() if package(name)}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(reversed(error.args[1]))) from None
+
+
+def test_a_class_name_is_defined_once() -> None:
+    places = defaultdict(list)
+    for name, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{name}:{node.lineno}")
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not twice
+
+
+def test_no_environment_variable_is_set_at_import() -> None:
+    wrong = [
+        f"{name}:{node.lineno}"
+        for name, tree in modules().items()
+        for node in _at_import(tree)
+        if _sets_environment(node)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a module that run when it is imported: those outside functions."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from _at_import(child)
+
+
+def _sets_environment(node: ast.AST) -> bool:
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+        return ast.unparse(node.value) in ("os.environ", "environ")
+    if isinstance(node, ast.Call):
+        called = ast.unparse(node.func).removeprefix("os.")
+        return called in ("putenv", "unsetenv", *(f"environ.{method}" for method in ("setdefault", "update", "pop")))
+    return False
