@@ -2,16 +2,26 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := $(VENV)/demo-installed
 INSTALLED := $(VENV)/installed
+# Modules are compiled when they are first imported: most of what is installed never is.
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
 .PHONY: demo test test-all check format bench clean
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+
+# What the demo needs and nothing else: no test tools, no agent frameworks, no Ray.
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[train,demo]'
 	touch $@
 
-demo: $(INSTALLED)
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[dev]'
+	touch $@ $(DEMO)
+
+demo: $(DEMO)
 	$(BIN)/python examples/calc_plain/demo.py
 
 check: $(INSTALLED)
