@@ -95,7 +95,7 @@ def test_only_selected_and_trainable_calls_are_trained_on() -> None:
         Call("blind", role="writer", completion_ids=(1,)),
         rewards=(Reward("f", 1.0),),
     )
-    assert [whole.left_out(call, roles={"writer"}) for call in whole.calls] == [
+    assert [whole.exclusion_reason(call, roles={"writer"}) for call in whole.calls] == [
         *(None, "role not selected", "abandoned", "no tokens", "no logprobs")
     ]
     assert [call.untrainable for call in whole.calls] == [None, None, "abandoned", "no tokens", "no logprobs"]
@@ -114,15 +114,15 @@ CONSTRAINED = {"free": (1.0, 0.5, 0.99), "bound": (0.98, 0.0, 0.0)}
 def test_only_calls_of_the_policy_under_training_are_trained_on() -> None:
     own, other = sampled("a", (1,), (2,)), sampled("b", (1,), (2,), policy="upstream")
     whole = episode(own, other)
-    assert [whole.left_out(call, policy="policy") for call in whole.calls] == [None, "another policy"]
-    assert [whole.left_out(call) for call in whole.calls] == [None, None]
+    assert [whole.exclusion_reason(call, policy="policy") for call in whole.calls] == [None, "another policy"]
+    assert [whole.exclusion_reason(call) for call in whole.calls] == [None, None]
 
 
 @pytest.mark.parametrize("ending", Ending)
 def test_what_an_attempt_is_worth_follows_from_the_table(ending: Ending) -> None:
     rewards = (Reward("f", 1.0),) if ending is Ending.SUCCEEDED else ()
     whole = episode(sampled("a", (1,), (2,)), rewards=rewards, ending=ending)
-    expected = {"its reward": 1.0, "failure_reward": -1.0, "nothing": None}[MEANING[ending].scores]
+    expected = {"given": 1.0, "failure_reward": -1.0, "none": None}[MEANING[ending].reward]
     assert whole.final_reward(failure_reward=-1.0) == expected
 
 
@@ -131,7 +131,7 @@ def test_a_rescoring_takes_the_place_of_every_final_reward_before_it() -> None:
     assert episode(rewards=given).final_reward(0.0) == 1.5
     rescored = episode(rewards=(*given, Reward("d", 0.25, source="rescore f"), Reward("e", 0.75, source="rescore f")))
     assert rescored.final_reward(0.0) == 0.75
-    assert [reward.id for reward in rescored.standing_rewards] == ["c", "e"]
+    assert [reward.id for reward in rescored.effective_rewards] == ["c", "e"]
 
 
 def test_a_success_that_is_still_to_be_scored_has_no_value() -> None:
@@ -206,8 +206,8 @@ def test_tokens_that_are_no_fair_draw_are_trained_on_only_where_asked_for(sampli
     fair = sampled("fair", (1,), (2,), sampling=Sampling(temperature=0.7, max_tokens=1, stop=("x",)), finish="length")
     whole = episode(fair, sampled("other", (1,), (2,), sampling=sampling), rewards=(Reward("r", 1.0),))
     assert [call.untrainable for call in whole.calls] == [None, why]
-    assert [whole.left_out(call) for call in whole.calls] == [None, why]
-    assert [whole.left_out(call, allow_biased_sampling=True) for call in whole.calls] == [None, None]
+    assert [whole.exclusion_reason(call) for call in whole.calls] == [None, why]
+    assert [whole.exclusion_reason(call, allow_biased_sampling=True) for call in whole.calls] == [None, None]
 
 
 @pytest.mark.parametrize(("sampling", "why"), DISTORTED)

@@ -1,6 +1,6 @@
-"""An episode: everything that one attempt left behind, and what is derived from it and never stored.
+"""Episodes: everything recorded for one attempt, with views that are derived and never stored.
 
-Whole prompts, messages and tools of a call that holds only what it adds; its role; what it earned; transitions.
+The views are the whole prompt, messages, tools and role of a call, the effective rewards, and the transitions.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -23,10 +23,10 @@ class Transition(Struct, frozen=True):
     """The weighted sum of the call's step and automatic rewards. The final reward is `Episode.final_reward`."""
 
 
-def standing(rewards: Sequence[Reward]) -> tuple[Reward, ...]:
-    """The rewards in force: a later one replaces an earlier of the same kind, name and owner.
+def effective(rewards: Sequence[Reward]) -> tuple[Reward, ...]:
+    """Return the rewards in effect: a later one replaces an earlier one of the same kind, name, call and span.
 
-    The final reward has one source: where it was rescored, that of the last rescoring, whatever the names.
+    Final rewards come from one source, the latest: a rescoring replaces all of them, whatever their names.
     """
     source = next((r.source for r in reversed(rewards) if r.kind is RewardKind.FINAL), None)
     kept = (r for r in rewards if r.kind is not RewardKind.FINAL or r.source == source)
@@ -34,7 +34,7 @@ def standing(rewards: Sequence[Reward]) -> tuple[Reward, ...]:
 
 
 class Episode(Struct, frozen=True, dict=True):
-    """Everything one attempt left behind, with the calls in the order in which they were recorded."""
+    """Everything recorded for one attempt. Calls are in recorded order, so a parent precedes its children."""
 
     rollout: Rollout
     attempt: Attempt
@@ -42,9 +42,9 @@ class Episode(Struct, frozen=True, dict=True):
     calls: tuple[Call, ...] = ()
     spans: tuple[Span, ...] = ()
     rewards: tuple[Reward, ...] = ()
-    """In the order in which they were given, those included that a later one has replaced."""
+    """In the order in which they were given, including those that were replaced."""
     output: str = ""
-    """What the agent printed, the middle left out where it is long."""
+    """What the agent printed; a long output has its middle cut out."""
 
     @cached_property
     def _by_id(self) -> dict[str, Call]:
@@ -61,11 +61,11 @@ class Episode(Struct, frozen=True, dict=True):
         return prompts
 
     def prompt_ids(self, call: Call) -> tuple[int, ...]:
-        """Every token that the model was given in this call."""
+        """Return the whole prompt of a call, as tokens."""
         return self._prompts[call.id]
 
     def messages(self, call: Call) -> tuple[Any, ...]:
-        """Every message that the model was given in this call."""
+        """Return all messages of a call's prompt."""
         chain = [call]
         while (parent := chain[-1].parent) is not None and chain[-1].kept_messages:
             chain.append(self._by_id[parent])
@@ -77,7 +77,7 @@ class Episode(Struct, frozen=True, dict=True):
         return messages
 
     def tools(self, call: Call) -> tuple[Any, ...]:
-        """The tools that the model was offered in this call."""
+        """Return the tools offered in a call."""
         while call.tools is None and call.parent is not None:
             call = self._by_id[call.parent]
         return call.tools or ()
@@ -87,15 +87,15 @@ class Episode(Struct, frozen=True, dict=True):
         return {span.span_id: span for span in self.spans}
 
     def role(self, call: Call) -> str | None:
-        """In which role a call was made: as it said, or as the nearest span around it that names one."""
+        """Return the role of a call: its own, or that of the nearest enclosing span that names one."""
         if call.role is not None:
             return call.role
-        return next((span.role for span in self._around(call) if span.role is not None), None)
+        return next((span.role for span in self._enclosing_spans(call) if span.role is not None), None)
 
     @cached_property
-    def standing_rewards(self) -> tuple[Reward, ...]:
-        """The rewards in force."""
-        return standing(self.rewards)
+    def effective_rewards(self) -> tuple[Reward, ...]:
+        """The rewards in effect."""
+        return effective(self.rewards)
 
     @cached_property
     def transitions(self) -> tuple[Transition, ...]:
@@ -104,7 +104,7 @@ class Episode(Struct, frozen=True, dict=True):
         A reward on a span goes to the last call within it. One that belongs to no known call goes to the last call.
         """
         rewards = dict.fromkeys(self._by_id, 0.0)
-        for reward in self.standing_rewards:
+        for reward in self.effective_rewards:
             if reward.kind is not RewardKind.FINAL and self.calls:
                 rewards[reward.call or self._last_within(reward.span)] += reward.weight * reward.value
         return tuple(
@@ -112,11 +112,11 @@ class Episode(Struct, frozen=True, dict=True):
         )
 
     def _last_within(self, span: str | None) -> str:
-        within = [call for call in self.calls if any(around.span_id == span for around in self._around(call))]
+        within = [call for call in self.calls if any(outer.span_id == span for outer in self._enclosing_spans(call))]
         return (within or self.calls)[-1].id
 
-    def _around(self, call: Call) -> Iterator[Span]:
-        """The spans within which a call was made, the nearest first."""
+    def _enclosing_spans(self, call: Call) -> Iterator[Span]:
+        """Yield the spans that enclose a call, the innermost first."""
         span, seen = self._spans.get(call.span or ""), set[str]()
         while span is not None and span.span_id not in seen:
             yield span
@@ -124,28 +124,28 @@ class Episode(Struct, frozen=True, dict=True):
             span = self._spans.get(span.parent_id or "")
 
     def final_reward(self, failure_reward: float) -> float | None:
-        """The value of the whole attempt, by the outcome table; None where it has none and is left out."""
+        """Return the final reward according to the outcome table; None if the attempt has none and is excluded."""
         if self.attempt.outcome is None:
             return None
-        match MEANING[self.attempt.outcome.ending].scores:
-            case "its reward":
-                final = [r.weight * r.value for r in self.standing_rewards if r.kind is RewardKind.FINAL]
-                return sum(final) if final else None  # none yet: its group is still to be scored
+        match MEANING[self.attempt.outcome.ending].reward:
+            case "given":
+                final = [r.weight * r.value for r in self.effective_rewards if r.kind is RewardKind.FINAL]
+                return sum(final) if final else None  # its group is not scored yet
             case "failure_reward":
                 return failure_reward
-            case "nothing":
+            case "none":
                 return None
 
-    def left_out(
+    def exclusion_reason(
         self,
         call: Call,
         roles: Collection[str] | None = None,
         allow_biased_sampling: bool = False,
         policy: str | None = None,
     ) -> str | None:
-        """Why a call is not trained on where only these roles and this policy are (None: all); None where it is.
+        """Return why a call is not trained on, or None if it is. `roles` and `policy` of None select all.
 
-        Calls sampled greedily, with truncation or with penalties are left out unless `allow_biased_sampling`.
+        Calls sampled greedily, with truncation or with penalties are excluded unless `allow_biased_sampling`.
         """
         if policy is not None and call.policy != policy:
             return "another policy"

@@ -1,7 +1,7 @@
-"""How an attempt can end, and what each ending means.
+"""How an attempt can end, and the consequences of each ending.
 
-Every attempt ends exactly once, with one of these. What follows from it (another attempt or not, a place in the
-group's statistics or not, which reward) is read from the one table `MEANING` and decided nowhere else.
+Every attempt ends exactly once. Whether it is retried, whether it counts in its group's statistics and which reward it
+gets is defined by the table `MEANING` and nowhere else.
 """
 
 from enum import StrEnum
@@ -13,7 +13,7 @@ from leyden.backoff import Backoff
 
 
 class Ending(StrEnum):
-    """The kinds of ending."""
+    """How an attempt ended."""
 
     SUCCEEDED = "succeeded"
     AGENT_ERROR = "agent_error"
@@ -25,45 +25,44 @@ class Ending(StrEnum):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """An ending, with a message that tells a person what to do about it."""
+    """An ending, with a message for the user."""
 
     ending: Ending
     message: str = ""
 
 
 class Retry(StrEnum):
-    """At whose expense an attempt is repeated, where its ending says that it is: told by whoever saw it end."""
+    """How a retry is charged, if the ending is retried. The component that saw the attempt end decides."""
 
     CHARGED = "charged"
-    """It is one of the rollout's `max_attempts`, and the next is not made at once (`RETRY_BACKOFF`)."""
+    """The attempt counts against `max_attempts`, and the next one waits (`RETRY_BACKOFF`)."""
     FREE = "free"
-    """Nothing that the rollout did: it costs none of its attempts, and the next may be made at once."""
+    """The rollout did not cause the failure: the attempt is not counted, and the next may start at once."""
     ALONE = "alone"
-    """Its process died, of this attempt or of another: the first time it is free, and the next has a process to itself.
-    """
+    """The host process died, perhaps because of this attempt. The first time is free; the next attempt runs alone."""
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """What follows from an ending."""
+    """The consequences of an ending."""
 
     retried: bool
-    """Another attempt is made, as long as the rollout has attempts left."""
+    """Another attempt is made while the rollout has attempts left."""
     counted: bool
-    """The rollout takes part in its group's statistics."""
-    scores: Literal["its reward", "failure_reward", "nothing"]
-    """Where the value of the rollout comes from."""
+    """The rollout counts in its group's statistics."""
+    reward: Literal["given", "failure_reward", "none"]
+    """Which final reward the rollout has: the one it was given, the run's `failure_reward`, or none."""
 
 
 MEANING: dict[Ending, Meaning] = {
-    # An agent that fails because of what the model did must not fare better than one that answers wrongly, so its
-    # failure counts; a failure of the machinery says nothing about the model, so it is repeated and then left out.
-    Ending.SUCCEEDED: Meaning(retried=False, counted=True, scores="its reward"),
-    Ending.AGENT_ERROR: Meaning(retried=False, counted=True, scores="failure_reward"),
-    Ending.TIMEOUT: Meaning(retried=False, counted=True, scores="failure_reward"),
-    Ending.LOST: Meaning(retried=True, counted=False, scores="nothing"),
-    Ending.ENGINE_ERROR: Meaning(retried=True, counted=False, scores="nothing"),
-    Ending.NO_REWARD: Meaning(retried=False, counted=False, scores="nothing"),
-    Ending.CANCELLED: Meaning(retried=False, counted=False, scores="nothing"),
+    # An agent that fails because of the model must not get a better reward than one that answers wrongly, so its
+    # failure counts. An infrastructure failure says nothing about the model, so it is retried and then excluded.
+    Ending.SUCCEEDED: Meaning(retried=False, counted=True, reward="given"),
+    Ending.AGENT_ERROR: Meaning(retried=False, counted=True, reward="failure_reward"),
+    Ending.TIMEOUT: Meaning(retried=False, counted=True, reward="failure_reward"),
+    Ending.LOST: Meaning(retried=True, counted=False, reward="none"),
+    Ending.ENGINE_ERROR: Meaning(retried=True, counted=False, reward="none"),
+    Ending.NO_REWARD: Meaning(retried=False, counted=False, reward="none"),
+    Ending.CANCELLED: Meaning(retried=False, counted=False, reward="none"),
 }
 
 RETRY_BACKOFF = Backoff(first_s=0.5, max_s=60.0)

@@ -1,8 +1,7 @@
-"""The unified data interface: what one execution of an agent leaves behind.
+"""The records of the unified data interface: runs, tasks, rollouts, attempts, calls, rewards, spans and events.
 
-A record never changes once made, and cannot hold nonsense: what is wrong raises where it is built. A call holds only
-what it adds to the call before it, so a conversation takes space linear in its tokens; whole prompts, and transitions,
-are views that `Episode` derives.
+Records are immutable and validated when they are built. A call stores only what it adds to its parent call, so a
+conversation takes space linear in its tokens; `Episode` derives whole prompts and transitions.
 """
 
 import math
@@ -32,12 +31,12 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e11, description="seconds since 1970")]
 
 
-FREE = 0.99
-"""A token that follows a grammar counts as chosen where the model gave this much to what the grammar allowed."""
+MIN_ALLOWED_MASS = 0.99
+"""A constrained token is trained on if the model gave at least this probability to the tokens the grammar allowed."""
 
 
 class Purpose(StrEnum):
-    """What a rollout is made for; only `train` ever reaches a gradient."""
+    """Purpose of a rollout. Only `train` rollouts contribute gradients."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -52,7 +51,7 @@ class Version(Struct, frozen=True):
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
-    """How tokens were drawn. What is not said was not applied."""
+    """Sampling parameters of a call. Defaults mean that the parameter was not applied."""
 
     temperature: Real = 1.0
     top_p: Real = 1.0
@@ -78,37 +77,37 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
 
 
 class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the server needs to know of a run to look after its rollouts."""
+    """Settings of a run that the server and the gateway apply to its rollouts."""
 
     lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = defaults.LEASE_S
     """How long an attempt lives without a heartbeat."""
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = defaults.MAX_ATTEMPTS
-    """Attempts of a rollout, the first included, before a retried ending becomes final."""
+    """Attempts of a rollout, the first included, before a retryable ending becomes final."""
     failure_reward: Real = defaults.FAILURE_REWARD
-    """What a rollout scores that ends as `agent_error` or `timeout`."""
+    """Reward of a rollout that ends as `agent_error` or `timeout`."""
     agent_rewards: bool = False
-    """Whether the agent's own key may set rewards."""
+    """Whether agents may set rewards with their own key."""
     sampling: Sampling = Sampling()
-    """How tokens are drawn in training rollouts, whatever the agent asks for."""
+    """Sampling of training rollouts; it replaces what the agent requests."""
     allow_biased_sampling: bool = field(default=False, name="train_distorted")
     """Whether to train on calls sampled greedily, with truncation or with penalties; the wire keeps its old name."""
     history: Literal["template", "exact"] = "template"
-    """Whether reasoning of earlier turns is shown as the model's template shows it, or always as it was sampled."""
+    """Whether earlier turns are rendered by the model's template, which may drop reasoning, or exactly as sampled."""
     max_calls: Annotated[int, Meta(ge=1)] | None = None
-    """Model calls of a rollout, so that a looping policy ends."""
+    """Limit of model calls per rollout, so that a looping policy ends."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Sampled tokens of a rollout."""
+    """Limit of sampled tokens per rollout."""
     routes: dict[str, Name] = {}
-    """Which policy, or `upstream`, serves which model name; empty: every name is the policy."""
+    """Maps model names to a policy or to `upstream`. If empty, the policy serves every name."""
     roles: dict[Name, str] = {}
-    """By role, a regular expression that the system prompt of its calls matches; for agents that cannot say it."""
+    """Maps roles to a regular expression on the system prompt, for agents that do not name roles themselves."""
 
     def __post_init__(self) -> None:
         for role, rule in self.roles.items():
             try:
                 re.compile(rule)
             except re.error as error:
-                raise ValueError(f"`roles`: the rule of {role!r} is no regular expression: {error}") from error
+                raise ValueError(f"`roles`: the rule of {role!r} is not a regular expression: {error}") from error
         if self.sampling.biased and not self.allow_biased_sampling:
             raise ValueError(
                 f"`sampling`: {self.sampling.biased} is not trained on, and this is the sampling of training rollouts: "
@@ -117,24 +116,24 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Run(Struct, frozen=True):
-    """A training or evaluation run: the scope of tasks, rollouts, versions and keys."""
+    """A training or evaluation run; tasks, rollouts, versions and keys belong to one run."""
 
     id: Id
     settings: RunSettings
     config: Any
-    """The written-out configuration, as the user would write it."""
+    """The complete configuration, in the form a user writes it."""
     created: Seconds
 
 
 class Task(Struct, frozen=True, forbid_unknown_fields=True):
-    """One row of the user's data: what an agent is given."""
+    """One item of the user's data: the input of the agent."""
 
     id: Id
     input: Any
 
 
 class Group(Struct, frozen=True):
-    """The rollouts of one task that are normalised together and stay in one optimiser step."""
+    """Rollouts of one task. They are normalised together and stay in one optimiser step."""
 
     id: Id
     run: Id
@@ -147,7 +146,7 @@ class Group(Struct, frozen=True):
 
 
 class State(StrEnum):
-    """Where a rollout stands."""
+    """State of a rollout."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -155,7 +154,7 @@ class State(StrEnum):
 
 
 class Rollout(Struct, frozen=True):
-    """One execution that was asked for; it may take several attempts, and ends once."""
+    """One requested execution of the agent. It may take several attempts and ends exactly once."""
 
     id: Id
     run: Id
@@ -172,7 +171,7 @@ class Rollout(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """One try at a rollout by one worker, alive until its lease expires or it ends."""
+    """One execution of a rollout by one worker, until it ends or its lease expires."""
 
     id: Id
     run: Id
@@ -185,21 +184,21 @@ class Attempt(Struct, frozen=True):
     ended: Seconds | None = None
     outcome: Outcome | None = None
     result: Any = None
-    """What the agent returned."""
+    """Return value of the agent."""
 
     @property
     def trace_id(self) -> str:
-        """The W3C trace id under which this attempt's spans are found."""
+        """W3C trace id of this attempt's spans."""
         return trace_id(self.id)
 
 
 def trace_id(attempt: str) -> str:
-    """Derive an attempt's trace id from its identity, so that it needs no look-up on either side."""
+    """Derive the trace id of an attempt from its id, so that neither side needs to look it up."""
     return blake2b(attempt.encode(), digest_size=16).hexdigest()
 
 
 class PromptOrigin(StrEnum):
-    """How the prompt of a call came about."""
+    """How the prompt of a call was built."""
 
     FRESH = "fresh"
     CONTINUED = "continued"
@@ -207,7 +206,7 @@ class PromptOrigin(StrEnum):
 
 
 class CallStatus(StrEnum):
-    """Whether a call came to its end."""
+    """Whether a call completed."""
 
     OK = "ok"
     ABANDONED = "abandoned"
@@ -215,17 +214,17 @@ class CallStatus(StrEnum):
 
 
 class VersionRun(Struct, frozen=True, array_like=True):
-    """So many tokens in a row that were sampled by the same version."""
+    """A run of consecutive tokens sampled by one version of the weights."""
 
     tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     number: Count
 
 
 class Call(Struct, frozen=True, omit_defaults=True):
-    """One model call, as the difference to its parent.
+    """One model call, stored as the difference to its parent.
 
-    Its prompt is the first `kept_ids` of the parent's prompt and completion, followed by `prompt_ids`; likewise its
-    messages. Further choices of one request name the first choice as their parent and keep just its prompt.
+    Its prompt is the first `kept_ids` tokens of the parent's prompt and completion, followed by `prompt_ids`; messages
+    work the same way. Further choices of one request have the first choice as parent and keep only its prompt.
     """
 
     id: Id
@@ -236,9 +235,9 @@ class Call(Struct, frozen=True, omit_defaults=True):
     choice: Count = 0
     policy: Name = "policy"
     role: Name | None = None
-    """As the call itself said, or a rule of the run; `Episode.role` also asks the spans."""
+    """Role named by the call or by a rule of the run. `Episode.role` also considers spans."""
     span: SpanId | None = None
-    """The span within which it was made."""
+    """Span in which the call was made."""
     made: PromptOrigin = PromptOrigin.FRESH
     made_why: str = ""
     status: CallStatus = CallStatus.OK
@@ -246,27 +245,27 @@ class Call(Struct, frozen=True, omit_defaults=True):
     prompt_ids: tuple[Token, ...] = ()
     completion_ids: tuple[Token, ...] = ()
     logprobs: tuple[Real, ...] | None = None
-    """Of each completion token, in the distribution it was drawn from; None where the engine could not say."""
+    """Logprob of each completion token in the distribution it was sampled from; None if the engine gave none."""
     allowed: tuple[Share, ...] | None = None
-    """Where there was a grammar, of each completion token: how likely the model thought all that it allowed there.
+    """For constrained calls: the probability mass of the tokens that the grammar allowed at each completion token.
 
-    0 where that was one token, or the engine could not say."""
+    0 if the grammar allowed a single token, or if the engine gave no value."""
     versions: tuple[VersionRun, ...] = ()
     sampling: Sampling = Sampling()
     messages: tuple[Any, ...] = ()
     response: Any = None
     tools: tuple[Any, ...] | None = None
-    """The tools offered; None where they are the parent's."""
+    """Tools offered in the request; None if they are the parent's."""
     request: Any = None
-    """What else the caller asked for, as it was asked."""
+    """The other fields of the request, unchanged."""
     started: Seconds = 0.0
     ended: Seconds = 0.0
 
     def __post_init__(self) -> None:
         if self.parent is None and (self.kept_ids or self.kept_messages):
-            raise ValueError("`kept_ids` and `kept_messages` need a `parent` to keep them of")
+            raise ValueError("`kept_ids` and `kept_messages` need a `parent`")
         if self.parent == self.id or self.retry_of == self.id:
-            raise ValueError("`parent` and `retry_of` name another call, not the call itself")
+            raise ValueError("`parent` and `retry_of` must name another call")
         if self.logprobs is not None:
             if len(self.logprobs) != len(self.completion_ids):
                 raise ValueError(
@@ -281,14 +280,14 @@ class Call(Struct, frozen=True, omit_defaults=True):
 
     @property
     def chosen(self) -> Sequence[int]:
-        """The places in the completion whose tokens the model chose; a grammar chose the others."""
+        """Indices of the completion tokens that the model chose; a grammar forced the others."""
         if self.allowed is None:
             return range(len(self.completion_ids))
-        return [place for place, share in enumerate(self.allowed) if share >= FREE]
+        return [index for index, share in enumerate(self.allowed) if share >= MIN_ALLOWED_MASS]
 
     @property
     def unusable(self) -> str | None:
-        """Why no gradient can come from this call; None where one can."""
+        """Why this call cannot contribute a gradient; None if it can."""
         if self.status is not CallStatus.OK:
             return str(self.status)
         if not self.completion_ids:
@@ -301,12 +300,12 @@ class Call(Struct, frozen=True, omit_defaults=True):
 
     @property
     def untrainable(self) -> str | None:
-        """Why no gradient may come from this call unless its run allows biased sampling; None if it may."""
+        """Why this call is not trained on unless the run allows biased sampling; None if it is."""
         return self.unusable or self.sampling.biased
 
 
 class RewardKind(StrEnum):
-    """`final` for the whole attempt, `step` given on the way, `automatic` read off what happened."""
+    """`final`: for the whole attempt. `step`: given by the agent during it. `automatic`: derived from signals."""
 
     FINAL = "final"
     STEP = "step"
@@ -314,7 +313,7 @@ class RewardKind(StrEnum):
 
 
 class Reward(Struct, frozen=True, omit_defaults=True):
-    """A number somebody gave: to a call, to a span, or (neither named) to the attempt."""
+    """A reward of a call, of a span, or (if it names neither) of the whole attempt."""
 
     id: Id
     value: Real
@@ -326,7 +325,7 @@ class Reward(Struct, frozen=True, omit_defaults=True):
     span: SpanId | None = None
     at: Seconds = 0.0
     why: str = ""
-    """What it is for, in words; an automatic reward says by what it is known."""
+    """Explanation of the reward; for automatic rewards, the evidence."""
 
     def __post_init__(self) -> None:
         for name in ("value", "weight"):
@@ -339,7 +338,7 @@ class Reward(Struct, frozen=True, omit_defaults=True):
 
 
 class Span(Struct, frozen=True, omit_defaults=True):
-    """One OpenTelemetry span, as it came over OTLP."""
+    """One OpenTelemetry span received over OTLP."""
 
     trace_id: str
     span_id: str
@@ -358,14 +357,14 @@ class Span(Struct, frozen=True, omit_defaults=True):
 
     @property
     def role(self) -> str | None:
-        """Which part of an agent it says that it belongs to."""
-        said = {**_metadata(self.attributes.get("metadata")), **self.attributes}
-        found = (said.get(name) for name in ROLE_ATTRIBUTES)
+        """Role (part of the agent) named by the span's attributes."""
+        attributes = {**_metadata(self.attributes.get("metadata")), **self.attributes}
+        found = (attributes.get(name) for name in ROLE_ATTRIBUTES)
         return next((role for role in found if isinstance(role, str) and role), None)
 
 
 def _metadata(text: Any) -> dict[str, Any]:
-    """OpenInference keeps what LangChain and LangGraph know of a run in one attribute, as JSON."""
+    """Decode the attribute in which OpenInference stores LangChain's and LangGraph's metadata as JSON."""
     if not isinstance(text, str):
         return {}
     try:
@@ -383,7 +382,7 @@ ROLE_ATTRIBUTES = (
     "lc_agent_name",
     "langgraph_node",
 )
-"""Where spans say which part of an agent they belong to, the surest first."""
+"""Span attributes that name a role, the most specific first."""
 
 
 class Worker(Struct, frozen=True):
@@ -392,11 +391,11 @@ class Worker(Struct, frozen=True):
     id: Id
     seen: Seconds
     attempts: Count = 0
-    """How many of its attempts are alive."""
+    """Number of attempts it has leased now."""
 
 
 class Metric(Struct, frozen=True):
-    """One number of a run at one step."""
+    """One metric of a run at one step."""
 
     step: Count
     name: Name
@@ -430,7 +429,7 @@ class EventKind(StrEnum):
 
 
 class Event(Struct, frozen=True):
-    """One line of a run's log: something changed. Events are only ever added, and `seq` only grows."""
+    """One entry of a run's append-only log. `seq` increases with every event."""
 
     seq: int
     run: str

@@ -16,7 +16,7 @@ async def test_a_reward_belongs_to_the_latest_call_unless_told_otherwise(site: W
     assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.SUCCEEDED, episode.attempt.outcome
     first, streamed, second, in_span = [call.id for call in episode.calls]
     (span,) = [span for span in episode.spans if span.scope == "leyden"]
-    given = [(r.name, r.value, r.weight, r.call, r.span) for r in episode.standing_rewards if r.kind == "step"]
+    given = [(r.name, r.value, r.weight, r.call, r.span) for r in episode.effective_rewards if r.kind == "step"]
     assert given == [
         ("early", 0.1, 1.0, in_span, None),
         ("reward", 0.2, 1.0, first, None),

@@ -190,4 +190,4 @@ def test_terms_that_nobody_sets_are_those_of_a_configuration() -> None:
 
 def test_scored_rollouts_know_their_calls() -> None:
     (scored, *_), _ = groups()
-    assert [one.id for _, one in replace(scored, left_out=("role not selected", None)).calls] == ["b"]
+    assert [one.call.id for _, one in replace(scored, left_out=("role not selected", None)).transitions] == ["b"]

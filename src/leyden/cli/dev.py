@@ -82,8 +82,8 @@ def _earned(episode: Episode, failure_reward: float) -> str:
     outcome = episode.attempt.outcome
     if outcome is None:
         return "none  (unfinished)"
-    failed = MEANING[outcome.ending].scores == "failure_reward"
-    given = [f"{r.value:g}" for r in episode.standing_rewards if not failed or r.kind is not RewardKind.FINAL]
+    failed = MEANING[outcome.ending].reward == "failure_reward"
+    given = [f"{r.value:g}" for r in episode.effective_rewards if not failed or r.kind is not RewardKind.FINAL]
     if failed:
         given.append(f"{failure_reward:g} (failure_reward)")
     return f"{', '.join(given) or 'none'}  ({outcome.ending})"

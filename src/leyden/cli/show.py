@@ -146,7 +146,7 @@ def _print_episode(console: Console, episode: Episode) -> None:
         owner = f"call {reward.call}" if reward.call else f"span {reward.span}" if reward.span else "the attempt"
         console.print(
             f"{reward.kind} reward {escape(reward.name)} = {reward.value:g} (weight {reward.weight:g}) for {owner}, "
-            f"from {escape(reward.source)}{'' if reward in episode.standing_rewards else ', replaced since'}",
+            f"from {escape(reward.source)}{'' if reward in episode.effective_rewards else ', replaced since'}",
             highlight=False,
             soft_wrap=True,
         )

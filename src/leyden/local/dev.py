@@ -98,7 +98,7 @@ def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> DevRepo
         reward = episode.final_reward(config.rollout.failure_reward)
         if reward is not None:
             rewards.append(reward)
-            failures += MEANING[outcome.ending].scores == "failure_reward"
+            failures += MEANING[outcome.ending].reward == "failure_reward"
         for call in episode.calls:
             roles[episode.role(call) or "(none)"] += 1
             prompts[f"{call.made}: {call.made_why}" if call.made_why else str(call.made)] += 1

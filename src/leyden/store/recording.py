@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 from sqlalchemy import bindparam, select, update
 
-from leyden.episodes import standing
+from leyden.episodes import effective
 from leyden.outcomes import Ending
 from leyden.records import Call, EventKind, Metric, Reward, RewardKind, Span, Version
 from leyden.store.errors import Conflict, NotFound
@@ -137,7 +137,7 @@ def _length(tx: Transaction, attempt: str, call: str) -> Any:
 def _sum_up(tx: Transaction, attempt: str) -> float:
     """Write the final reward in force beside the attempt, where lists and means find it."""
     given = [decode_reward(row.body) for row in _FINAL_REWARDS.all(tx, attempt=attempt)]
-    total = sum(reward.weight * reward.value for reward in standing(given))
+    total = sum(reward.weight * reward.value for reward in effective(given))
     _SET_REWARD.run(tx, attempt=attempt, total=total)
     return total
 

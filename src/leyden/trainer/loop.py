@@ -181,7 +181,7 @@ class Trainer:
         for episode in episodes:
             report.count_tokens(episode.calls)
             if self._algorithm.signals.ask:
-                given = [reward for reward in episode.standing_rewards if reward.kind is RewardKind.AUTOMATIC]
+                given = [reward for reward in episode.effective_rewards if reward.kind is RewardKind.AUTOMATIC]
                 report.signals.update(reward.name.partition("/")[0] for reward in given)
                 report.automatic.append(sum(reward.weight * reward.value for reward in given))
             reward = episode.final_reward(self._config.rollout.failure_reward)

@@ -69,7 +69,7 @@ async def branches(task: dict[str, Any]) -> float:
 
 
 def on_the_way(episode: Episode) -> float:
-    return sum(reward.value for reward in episode.standing_rewards)
+    return sum(reward.value for reward in episode.effective_rewards)
 
 
 if __name__ == "__main__":

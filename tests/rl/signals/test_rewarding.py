@@ -45,7 +45,7 @@ def test_rewards_stand_beside_each_other_with_what_is_known(talk: Talk) -> None:
     assert {(reward.kind, reward.source, reward.value) for reward in given} == {(RewardKind.AUTOMATIC, "signals", 1.0)}
     assert given[0].why == "tool call 1 (divide): its result is an error: Error: by zero"
     episode = replace(talk.episode, rewards=(*given, Reward("s", 1.0, RewardKind.STEP, call="a")))
-    assert episode.standing_rewards[:2] == given
+    assert episode.effective_rewards[:2] == given
     assert episode.transitions[0].reward == 0.0
 
 
@@ -55,7 +55,7 @@ def test_rewards_of_one_episode_are_the_same_rewards_every_time(talk: Talk) -> N
     assert len({reward.id for reward in given}) == len({(r.call, r.name) for r in given}) == len(given)
     other = automatic(talk.episode, SignalRules(dict.fromkeys(SignalKind, 0.25)), 1)
     episode = replace(talk.episode, rewards=given + other)
-    assert episode.standing_rewards == other  # other weights take the place of the first
+    assert episode.effective_rewards == other  # other weights take the place of the first
 
 
 def test_weights_fall_to_nothing_over_the_steps_given(talk: Talk) -> None:

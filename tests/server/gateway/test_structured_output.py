@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from leyden.engine.grammar import Grammars
 from leyden.engine.protocol import EngineRequest
 from leyden.engine.torch.engine import TorchEngine
-from leyden.records import FREE, Purpose, Sampling
+from leyden.records import MIN_ALLOWED_MASS, Purpose, Sampling
 from leyden.rendering.chat_template import TemplateError
 from leyden.rendering.chatml import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ async def test_the_openai_client_parses_what_it_asked_for(server: ModelServer, c
     for made in calls:
         assert made.allowed is not None and len(made.allowed) == len(made.completion_ids)
         assert 0.0 in made.allowed  # a key of the schema is not the model's choice
-        assert list(made.chosen) == [place for place, share in enumerate(made.allowed) if share >= FREE]
+        assert list(made.chosen) == [place for place, share in enumerate(made.allowed) if share >= MIN_ALLOWED_MASS]
         assert made.unusable == (None if made.chosen else "chosen by a grammar")
 
 

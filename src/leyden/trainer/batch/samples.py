@@ -103,7 +103,7 @@ def score(group: Sequence[Episode], admission: SampleFilter, accounts: StepAccou
             reasons[str(outcome.ending)] += 1
             continue
         left_out = tuple(
-            episode.left_out(call, admission.roles, admission.allow_biased_sampling, admission.policy)
+            episode.exclusion_reason(call, admission.roles, admission.allow_biased_sampling, admission.policy)
             for call in episode.calls
         )
         left.update(why for why in left_out if why is not None)
