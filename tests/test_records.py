@@ -147,7 +147,7 @@ def test_an_attempt_that_is_still_alive_has_no_value() -> None:
     ("fields", "complaint"),
     [
         ({"kept_ids": 1}, "parent"),
-        ({"parent": "x"}, "itself"),
+        ({"parent": "x"}, "another call"),
         ({"completion_ids": (1, 2), "logprobs": (-0.1,)}, "logprobs"),
         ({"completion_ids": (1,), "logprobs": (float("nan"),)}, "finite"),
         ({"completion_ids": (1, 2), "allowed": (0.5,)}, "allowed"),

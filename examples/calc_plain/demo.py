@@ -60,7 +60,7 @@ def transcript(episode: Episode) -> str:
     for message in (*episode.messages(last)[1:], last.response):
         calls = [f"calculator({call['function']['arguments']})" for call in message.get("tool_calls") or ()]
         lines.append(f"  {message['role']:>9}  {escape(' '.join(filter(None, [message.get('content'), *calls])))}")
-    reward = sum(reward.value for reward in episode.standing_rewards)
+    reward = sum(reward.value for reward in episode.effective_rewards)
     mark = "[green]right[/]" if reward else "[red]wrong[/]"
     return "\n".join([*lines, f"  {mark}: the answer is {episode.task.input['answer']}\n"])
 
