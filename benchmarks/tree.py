@@ -33,8 +33,7 @@ from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import leyden
-from leyden.config import TrainingConfig
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters, TrainingConfig
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.rl.tree import grow
 from leyden.trainer.batch.microbatch import lay_lines

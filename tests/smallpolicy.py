@@ -5,8 +5,7 @@ from random import Random
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from leyden.config import TrainingConfig
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters, TrainingConfig
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.trainer.batch.samples import Sample
 from leyden.trainer.policy.objective import Objective

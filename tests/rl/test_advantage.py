@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from leyden.rl.advantage import Advantage, CallBatch, Floats, GroupIndex, groups, total, weights
+from leyden.config import Hyperparameters
+from leyden.rl.advantage import Advantage, CallBatch, Floats, GroupCounts, groups, total, weights
 from leyden.rl.advantage.dr_grpo import dr_grpo
 from leyden.rl.advantage.gigpo import gigpo
 from leyden.rl.advantage.grpo import grpo
@@ -16,7 +17,6 @@ from leyden.rl.advantage.ppo import ppo
 from leyden.rl.advantage.reinforce_pp import reinforce_pp
 from leyden.rl.advantage.reinforce_pp_baseline import reinforce_pp_baseline
 from leyden.rl.advantage.rloo import rloo
-from leyden.rl.hyperparameters import Hyperparameters
 
 ROOT = 0.5**0.5
 GROUP_RELATIVE = [grpo, dr_grpo, rloo, reinforce_pp_baseline]
@@ -47,8 +47,8 @@ def calls(update: Sequence[Sequence[Sequence[float]]], level: str = "rollout", *
     return replace(made, **{name: np.array(of, np.int64 if name in ints else None) for name, of in others.items()})
 
 
-def told(advantage: Advantage, of: CallBatch, terms: Hyperparameters | None = None) -> list[float]:
-    return advantage(of, terms or Hyperparameters()).tolist()
+def told(advantage: Advantage, of: CallBatch, hyperparameters: Hyperparameters | None = None) -> list[float]:
+    return advantage(of, hyperparameters or Hyperparameters()).tolist()
 
 
 # By hand, rollouts (1, 3) and (5): the mean is (2 + 5) / 2, the variance ((6.25 + 0.25) / 2 + 2.25) / (2 - 1) = 5.5.
@@ -173,8 +173,8 @@ def test_an_update_without_calls_has_no_advantages(advantage: Advantage) -> None
 
 def test_groups_that_say_nothing_are_counted_by_why() -> None:
     update = calls([[[1.0], [0.0]], [[1.0, 2.0]], [[0.3], [0.1 + 0.2]], [[0.0, 0.0], [0.0]]])
-    assert groups(update) == GroupIndex(alone=1, flat=2)
-    assert groups(calls([])) == GroupIndex(alone=0, flat=0)
+    assert groups(update) == GroupCounts(alone=1, flat=2)
+    assert groups(calls([])) == GroupCounts(alone=0, flat=0)
 
 
 VALUES = st.integers(-20, 20).map(lambda value: value / 4)

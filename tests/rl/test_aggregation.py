@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leyden.config import Hyperparameters
 from leyden.rl.aggregation import Aggregation
 from leyden.rl.aggregation.call_mean import call_mean
 from leyden.rl.aggregation.constant import constant
 from leyden.rl.aggregation.rollout_mean import rollout_mean
 from leyden.rl.aggregation.token_mean import token_mean
-from leyden.rl.hyperparameters import Hyperparameters
 
 LENGTHS = [[2, 6], [4], [], [0]]
 

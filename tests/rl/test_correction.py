@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from leyden.config import Hyperparameters
 from leyden.rl.correction import ratios
 from leyden.rl.correction.masked import masked
 from leyden.rl.correction.truncated import truncated
-from leyden.rl.hyperparameters import Hyperparameters
 
 RATIO = torch.tensor([0.25, 0.5, 1.0, 2.0, 3.0])
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leyden.config import Hyperparameters
 from leyden.rl.credit import Credit, RolloutRewards
 from leyden.rl.credit.discounted import discounted
 from leyden.rl.credit.gae import gae
 from leyden.rl.credit.identical import identical
 from leyden.rl.credit.last_call import last_call
 from leyden.rl.credit.stepwise import stepwise
-from leyden.rl.hyperparameters import Hyperparameters
 
 ALL = RolloutRewards((0.5, 0.0, 0.25), 1.0, (True, True, True), (0.3, 0.4, 0.6))
 REWARDS = st.floats(-10, 10)
@@ -69,10 +69,10 @@ def test_gae_less_the_critic_is_the_discounted_sum_of_surprises() -> None:
 
 
 def test_gae_passes_time_and_rewards_through_calls_that_are_not_selected() -> None:
-    terms = Hyperparameters(gamma=0.5, lam=0.8)
-    assert gae(with_selected(True, False, True), terms) == [pytest.approx(0.78), None, 1.25]
-    assert gae(with_selected(True, True, False), terms) == [pytest.approx(0.79), pytest.approx(0.625), None]
-    assert gae(with_selected(False, True, True), terms) == [None, pytest.approx(0.56), 1.25]
+    hyperparameters = Hyperparameters(gamma=0.5, lam=0.8)
+    assert gae(with_selected(True, False, True), hyperparameters) == [pytest.approx(0.78), None, 1.25]
+    assert gae(with_selected(True, True, False), hyperparameters) == [pytest.approx(0.79), pytest.approx(0.625), None]
+    assert gae(with_selected(False, True, True), hyperparameters) == [None, pytest.approx(0.56), 1.25]
 
 
 def test_gae_without_a_critic_says_so() -> None:

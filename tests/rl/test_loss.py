@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters
 from leyden.rl.loss import Loss, TokenBatch
 from leyden.rl.loss.cispo import cispo
 from leyden.rl.loss.gspo import gspo
@@ -27,10 +27,10 @@ def tokens(
 
 
 def told(
-    loss: Loss, of: TokenBatch, terms: Hyperparameters | None = None
+    loss: Loss, of: TokenBatch, hyperparameters: Hyperparameters | None = None
 ) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """The loss of each token, the gradient of their sum, the figures."""
-    losses, figures = loss(of, terms or Hyperparameters())
+    losses, figures = loss(of, hyperparameters or Hyperparameters())
     losses.sum().backward()
     assert of.current.grad is not None
     return losses.tolist(), of.current.grad.tolist(), figures

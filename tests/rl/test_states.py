@@ -7,8 +7,10 @@ import pytest
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Attempt, Call, Purpose, Rollout, State, Task
-from leyden.rl.choosing import UnknownName
-from leyden.rl.states import messages, numbered, prompt, shared, state_key
+from leyden.rl.registry import UnknownAlgorithm, load
+from leyden.rl.state import numbered, shared
+from leyden.rl.state.messages import messages
+from leyden.rl.state.prompt import prompt
 
 ASKED = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which room?"})
 
@@ -58,12 +60,12 @@ def test_prompt_wants_the_same_tokens_all_the_way() -> None:
 
 
 def test_a_key_is_chosen_by_its_name() -> None:
-    assert state_key("messages") is messages
-    assert state_key("prompt") is prompt
+    assert load("state", "messages") is messages
+    assert load("state", "prompt") is prompt
     with pytest.raises(
-        UnknownName, match=r"`algorithm\.state`: there is no 'board'; there are messages, prompt, or module"
+        UnknownAlgorithm, match=r"`algorithm\.state`: there is no 'board'; there are messages, prompt, or module"
     ):
-        state_key("board")
+        load("state", "board")
 
 
 def test_equal_keys_have_equal_numbers_within_a_group_only() -> None:

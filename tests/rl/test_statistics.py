@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters
 from leyden.rl.loss import TokenBatch
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.rl.loss.reinforce import reinforce

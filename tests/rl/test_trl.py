@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from leyden.config import Hyperparameters
 from leyden.rl.aggregation import Aggregation
 from leyden.rl.aggregation.constant import constant
 from leyden.rl.aggregation.rollout_mean import rollout_mean
 from leyden.rl.aggregation.token_mean import token_mean
-from leyden.rl.hyperparameters import Hyperparameters
 from leyden.rl.kl import k3
 from leyden.rl.loss import Loss, TokenBatch
 from leyden.rl.loss.cispo import cispo
@@ -44,7 +44,7 @@ def test_loss_gradient_and_figures_are_those_of_trl(name: str) -> None:
     given = {key: torch.tensor(rows, dtype=torch.float64) for key, rows in RECORD["tensors"].items()}
     mask = given["mask"].bool()
     high = settings["epsilon_high"] - (loss is cispo)  # for cispo, TRL's is the bound itself
-    terms = Hyperparameters(
+    hyperparameters = Hyperparameters(
         clip_low=settings["epsilon"],
         clip_high=high,
         clip_dual=settings.get("delta"),
@@ -58,9 +58,9 @@ def test_loss_gradient_and_figures_are_those_of_trl(name: str) -> None:
         advantages=given["advantages"].repeat_interleave(lengths),
         call=torch.arange(len(mask)).repeat_interleave(lengths),
     )
-    losses, figures = loss(tokens, terms)
+    losses, figures = loss(tokens, hyperparameters)
     penalty = k3(tokens.current, given["reference"][mask])
-    shares = aggregation([[length] for length in lengths.tolist()], terms)
+    shares = aggregation([[length] for length in lengths.tolist()], hyperparameters)
     weights = torch.tensor([share for (share,) in shares], dtype=torch.float64).repeat_interleave(lengths)
     whole = (weights * (losses + settings["beta"] * penalty)).sum()
     (gradient,) = torch.autograd.grad(whole, current)

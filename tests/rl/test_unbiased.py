@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from leyden.config import Hyperparameters
 from leyden.rl.advantage import Advantage, CallBatch, Floats, weights
 from leyden.rl.advantage.dr_grpo import dr_grpo
 from leyden.rl.advantage.grpo import grpo
@@ -25,7 +26,6 @@ from leyden.rl.credit import Credit, RolloutRewards
 from leyden.rl.credit.discounted import discounted
 from leyden.rl.credit.gae import gae
 from leyden.rl.credit.identical import identical
-from leyden.rl.hyperparameters import Hyperparameters
 from leyden.rl.kl import k1
 from leyden.rl.loss import Loss, TokenBatch
 from leyden.rl.loss.cispo import cispo
@@ -77,7 +77,7 @@ def estimated(
     loss: Loss = reinforce,
     size: int = 2,
     aggregation: Aggregation = constant,
-    terms: Hyperparameters = EXACT,
+    hyperparameters: Hyperparameters = EXACT,
     sampler: Table = POLICY,
     level: Level | None = None,
     critic: Sequence[float] = (0.0, 0.0, 0.0),
@@ -89,12 +89,12 @@ def estimated(
     groups = list(product(PATHS, repeat=size))
     for group in groups:
         chance = torch.stack([logprobs(sampler, path).sum() for path in group]).sum().exp()
-        shares = aggregation([[1] * len(path) for path in group], terms)
+        shares = aggregation([[1] * len(path) for path in group], hyperparameters)
         for path, share in zip(group, shares, strict=True):
             costs = k1(logprobs(POLICY, path), logprobs(OTHER, path)).tolist()
             earned = [step - penalty * cost for step, cost in zip(steps(path), costs, strict=True)]
             seen = tuple(critic[state] for state, _ in path)
-            values += credit(RolloutRewards(tuple(earned), FINAL[path], (True,) * len(path), seen), terms)
+            values += credit(RolloutRewards(tuple(earned), FINAL[path], (True,) * len(path), seen), hyperparameters)
             baselines += seen
             rollouts += [path]
             chances += [chance] * len(path)
@@ -113,12 +113,14 @@ def estimated(
     )
     current = torch.cat([logprobs(table, path) for path in rollouts])
     tokens = TokenBatch(
-        current, current.detach(), torch.from_numpy(advantage(calls, terms)), torch.arange(len(current))
+        current, current.detach(), torch.from_numpy(advantage(calls, hyperparameters)), torch.arange(len(current))
     )
-    losses, _ = loss(tokens, terms)
+    losses, _ = loss(tokens, hyperparameters)
     if level is not None:
         gap = current.detach() - torch.cat([logprobs(sampler, path) for path in rollouts])
-        losses = losses * truncated(ratios(gap, torch.from_numpy(rollout) if level == "rollout" else None), terms)
+        losses = losses * truncated(
+            ratios(gap, torch.from_numpy(rollout) if level == "rollout" else None), hyperparameters
+        )
     weight = torch.tensor(weights_R, dtype=torch.float64) * torch.stack(chances)
     (gradient,) = torch.autograd.grad((weight * losses).sum(), table)
     return gradient
@@ -146,24 +148,24 @@ def test_dr_grpo_is_unbiased_but_for_the_own_part_in_the_mean(size: int) -> None
     assert apart(estimated(identical, dr_grpo, size=size), (size - 1) / size * exact()) < 1e-12
 
 
-def surprise(calls: CallBatch, terms: Hyperparameters) -> Floats:
+def surprise(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
     """`ppo` before it is normalised."""
     return calls.value - calls.baseline
 
 
 @pytest.mark.parametrize("critic", [(0.0, 0.0, 0.0), (3.0, -2.0, 0.7)])
 def test_gae_with_lambda_one_is_unbiased_whatever_the_critic_says(critic: Sequence[float]) -> None:
-    terms = Hyperparameters(length=1, lam=1.0)
-    assert apart(estimated(discounted, surprise, terms=terms, critic=critic), exact()) < 1e-12
-    assert apart(estimated(gae, surprise, terms=terms, critic=critic), exact()) < 1e-12
+    hyperparameters = Hyperparameters(length=1, lam=1.0)
+    assert apart(estimated(discounted, surprise, hyperparameters=hyperparameters, critic=critic), exact()) < 1e-12
+    assert apart(estimated(gae, surprise, hyperparameters=hyperparameters, critic=critic), exact()) < 1e-12
 
 
 def test_gae_with_less_is_unbiased_where_the_critic_is_right_and_biased_where_not() -> None:
     chances = POLICY.softmax(-1)
     later = [sum((chances[a + 1, b] * FINAL[(0, a), (a + 1, b)]).item() for b in range(3)) for a in range(2)]
-    terms = Hyperparameters(length=1, lam=0.3)
-    assert apart(estimated(gae, surprise, terms=terms, critic=(5.0, *later)), exact()) < 1e-12
-    assert apart(estimated(gae, surprise, terms=terms, critic=(5.0, 3.0, -2.0)), exact()) > 1e-2
+    hyperparameters = Hyperparameters(length=1, lam=0.3)
+    assert apart(estimated(gae, surprise, hyperparameters=hyperparameters, critic=(5.0, *later)), exact()) < 1e-12
+    assert apart(estimated(gae, surprise, hyperparameters=hyperparameters, critic=(5.0, 3.0, -2.0)), exact()) > 1e-2
 
 
 @pytest.mark.parametrize("loss", [reinforce, ppo_clip])
@@ -176,7 +178,7 @@ def test_without_it_or_by_tokens_or_truncated_a_bias_is_left() -> None:
     bounded = Hyperparameters(length=1, correction_high=1.1)
     assert apart(estimated(identical, rloo, sampler=OTHER), exact()) > 1e-2
     assert apart(estimated(identical, rloo, sampler=OTHER, level="token"), exact()) > 1e-2
-    assert apart(estimated(identical, rloo, sampler=OTHER, level="rollout", terms=bounded), exact()) > 1e-2
+    assert apart(estimated(identical, rloo, sampler=OTHER, level="rollout", hyperparameters=bounded), exact()) > 1e-2
 
 
 @pytest.mark.parametrize("credit", [identical, discounted])
@@ -189,4 +191,4 @@ def test_deviations_and_lengths_in_denominators_turn_the_gradient() -> None:
     assert askew(estimated(identical, dr_grpo, size=3), exact()) < 1e-7
     assert askew(estimated(identical, grpo, size=3), exact()) > 1e-2
     assert askew(estimated(identical, rloo, aggregation=rollout_mean), exact()) > 1e-2
-    assert askew(estimated(discounted, rloo, terms=Hyperparameters(length=1, gamma=0.5)), exact()) > 1e-2
+    assert askew(estimated(discounted, rloo, hyperparameters=Hyperparameters(length=1, gamma=0.5)), exact()) > 1e-2

@@ -14,10 +14,9 @@ from smallepisodes import call, episode
 from smallpolicy import small_policy
 from torch import Tensor
 
-from leyden.config import AdapterConfig, AlgorithmConfig, ConfigError, read_config
-from leyden.rl.choosing import names
-from leyden.rl.hyperparameters import Hyperparameters
-from leyden.trainer.algorithm.resolve import READ_BY, Algorithm, algorithm_of, idle
+from leyden.config import AdapterConfig, AlgorithmConfig, ConfigError, Hyperparameters, read_config
+from leyden.rl.registry import KINDS, declaration, names
+from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of, unused_settings
 from leyden.trainer.batch.samples import SampleFilter, SelectedRollout, StepAccounting, score
 from leyden.trainer.updates import prepare
 
@@ -137,11 +136,11 @@ def test_an_algorithm_that_makes_no_sense_is_refused_before_any_work(named: dict
 
 
 OWN = """
-def value(earned, terms): return [1.0] * len(earned.steps)
-def above(calls, terms): return calls.value
-def loss(tokens, terms): return -tokens.current, {}
-def even(lengths, terms): return [[1.0] * len(calls) for calls in lengths]
-def plain(ratio, terms): return ratio
+def value(earned, hyperparameters): return [1.0] * len(earned.steps)
+def above(calls, hyperparameters): return calls.value
+def loss(tokens, hyperparameters): return -tokens.current, {}
+def even(lengths, hyperparameters): return [[1.0] * len(calls) for calls in lengths]
+def plain(ratio, hyperparameters): return ratio
 def place(episode, call): return call.id
 def worth(signal): return 0.5
 """
@@ -163,29 +162,32 @@ def test_functions_of_the_users_own_are_found_as_an_agent_is(place: str, tmp_pat
 
 
 def test_what_is_set_and_read_by_nobody_is_said() -> None:
-    said = idle(AlgorithmConfig(gamma=0.5, state="prompt", normalize_by="source", kl_estimate="k2"))
+    said = unused_settings(AlgorithmConfig(gamma=0.5, state="prompt", normalize_by="source", kl_estimate="k2"))
     assert [line.split("`")[1] for line in said] == [
         f"algorithm.{key}" for key in ("gamma", "state", "normalize_by", "kl_in")
     ]
     assert said[0] == '`algorithm.gamma` does nothing with `credit = "identical"`'
-    assert idle(AlgorithmConfig(credit="discounted", gamma=0.5, advantage="own.py:mine", state="prompt")) == []
-    assert idle(AlgorithmConfig(kl=0.1, kl_in="reward", kl_estimate="k2")) == []
+    assert (
+        unused_settings(AlgorithmConfig(credit="discounted", gamma=0.5, advantage="own.py:mine", state="prompt")) == []
+    )
+    assert unused_settings(AlgorithmConfig(kl=0.1, kl_in="reward", kl_estimate="k2")) == []
 
 
-def test_who_reads_what_is_written_in_the_functions_themselves() -> None:
-    rooms = ("credit", "advantage", "loss", "aggregation", "correction")
-    read: dict[str, set[str]] = {}
-    for room in rooms:
-        for name in names(room):  # type: ignore[arg-type]
-            for key in re.findall(r"terms\.(\w+)", inspect.getsource(import_module(f"leyden.rl.{room}.{name}"))):
-                read.setdefault(key, set()).add(name)
-    for key in ("clip_low", "clip_high", "clip_dual"):
-        read[key].add("gspo")  # which clips as ppo_clip does
-    assert read == {key: READ_BY[key][1] for key in Hyperparameters.__struct_fields__}
+def test_each_algorithm_declares_the_hyperparameters_that_its_file_reads() -> None:
+    for kind in KINDS:
+        for name in names(kind):
+            source = inspect.getsource(import_module(f"leyden.rl.{kind}.{name}"))
+            read = set(re.findall(r"hyperparameters\.(\w+)", source))
+            if name == "gspo":  # which clips as ppo_clip does
+                read |= {"clip_low", "clip_high", "clip_dual"}
+            declared = declaration(kind, name)
+            assert declared is not None
+            assert read == set(declared.reads) & set(Hyperparameters.__struct_fields__), name
 
 
-def test_terms_that_nobody_sets_are_those_of_a_configuration() -> None:
-    assert algorithm().objective.terms == Hyperparameters()
+def test_hyperparameters_that_nobody_sets_are_those_of_a_configuration() -> None:
+    named = algorithm().objective.hyperparameters
+    assert all(getattr(named, key) == getattr(Hyperparameters(), key) for key in Hyperparameters.__struct_fields__)
 
 
 def test_scored_rollouts_know_their_calls() -> None:

@@ -63,48 +63,61 @@ class SamplingConfig(_Section, frozen=True):
     """Only from those with this share of the likeliest's probability."""
 
 
-class AlgorithmConfig(_Section, frozen=True):
-    """From rewards to a loss."""
+class Hyperparameters(_Section, frozen=True):
+    """The numbers in the formulas of credits, advantages, losses, aggregations and corrections.
+
+    They are keys of `[algorithm]`. Each algorithm's file declares which it reads.
+    """
+
+    gamma: UpToOne = 1.0
+    """`discounted`, `gae`: the discount from one call to the next. All calls count as time, trained on or not."""
+    lam: UpToOne = 0.95
+    """`gae`: the weight of rewards against the critic; 1 uses rewards alone, 0 the next state's value."""
+    spread: Literal["all", "last", "even"] = "all"
+    """`stepwise`: the final reward goes whole to every selected call, to the last, or to each an equal part."""
+    step_weight: NotNegative = 1.0
+    """`gigpo`: the weight of the step level beside the episode level."""
+    clip_low: Share = 0.2
+    """Losses: ratios are clipped below 1 - clip_low."""
+    clip_high: Annotated[float, Meta(ge=0)] = 0.28
+    """Losses: ratios are clipped above 1 + clip_high."""
+    clip_dual: Annotated[float, Meta(gt=1)] | None = None
+    """`ppo_clip`, `gspo`: the largest ratio, more than 1, at which a token with a negative advantage still has a
+    gradient; None: no limit."""
+    length: AtLeastOne | None = None
+    """`constant`: the tokens that every rollout is divided by."""
+    correction_low: NotNegative = 0.5
+    """`masked`: tokens with a smaller ratio of the proximal policy to the sampler are not trained on."""
+    correction_high: Positive = 2.0
+    """`masked`: tokens with a larger ratio are not trained on; `truncated`: larger ratios count as this."""
+
+
+class AlgorithmConfig(Hyperparameters, frozen=True):
+    """From rewards to a loss: an algorithm for each part, and its hyperparameters."""
 
     credit: str = "identical"
     """How an episode's rewards become a value for each call."""
-    gamma: UpToOne = 1.0
-    """The discount from one call to the next."""
-    lam: UpToOne = 0.95
-    """How far `gae` trusts what was earned over what its critic expects."""
-    spread: Literal["all", "last", "even"] = "all"
-    """To which calls `stepwise` gives the final reward: to every one, to the last, or to each an equal part."""
     advantage: str = "grpo"
     """How a group's values become advantages."""
     level: Literal["rollout", "transition"] = "rollout"
     """Whether each rollout or each call counts once in a group's mean and deviation."""
     state: str = "messages"
-    """By what `gigpo` knows that two calls were in the same state."""
-    step_weight: NotNegative = 1.0
-    """How much `gigpo` makes of a call against others in its state."""
+    """How `gigpo` recognises that two calls were in the same state."""
     normalize_by: str | None = None
     """A key of the tasks, such as their source: global normalisation is done within each of its values."""
     loss: str = "ppo_clip"
-    clip_low: Share = 0.2
-    clip_high: Annotated[float, Meta(ge=0)] = 0.28
-    clip_dual: Annotated[float, Meta(gt=1)] | None = None
-    """Up to which ratio, more than 1, a bad token is pushed down; None: any."""
     aggregation: str = "rollout_mean"
     """How the losses of tokens become one number."""
-    length: AtLeastOne | None = None
-    """The tokens that `constant` divides each rollout by."""
     correction: str = "truncated"
-    """What is done where the policy that samples and the one that is trained disagree; `none`: nothing."""
+    """How tokens are weighted whose probability differs between sampler and trainer; `none`: not at all."""
     correction_level: Literal["token", "call", "rollout"] = "token"
-    correction_low: NotNegative = 0.5
-    correction_high: Positive = 2.0
     kl: NotNegative = 0.0
-    """The weight of the distance to the model that training began with."""
+    """The weight of the KL divergence from the model that training began with."""
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimate: Literal["k1", "k2", "k3"] | None = None
-    """Where none is named, `k3` in the loss and `k1` in the reward take its place."""
+    """Default: `k3` in the loss, `k1` in the reward."""
     entropy: NotNegative = 0.0
-    """The weight of a bonus for not being sure."""
+    """The weight of an entropy bonus."""
 
     def __post_init__(self) -> None:
         if self.kl_estimate is None:

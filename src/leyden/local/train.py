@@ -17,7 +17,7 @@ from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
 from leyden.store import queries
 from leyden.store.database import Database
-from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of, idle
+from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of, unused_settings
 from leyden.trainer.checkpoint import Checkpoints, TrainerState, newest, restore
 from leyden.trainer.loop import Trainer
 from leyden.trainer.policy.loading import ModelSource, check_tokenizer, find, load_model
@@ -65,7 +65,7 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     began = time.monotonic()
     algorithm = algorithm_of(config)
     tasks = read_tasks(config)
-    for note in (*idle(config.algorithm), *_scarce(config, tasks)):
+    for note in (*unused_settings(config.algorithm), *_scarce(config, tasks)):
         console.print(note, highlight=False, soft_wrap=True)
     source = find(config.model, config.base)
     check_tokenizer(source)

@@ -1,7 +1,7 @@
-"""From episodes to numbers: pure functions, no I/O.
+"""Pure functions from episodes to numbers, no I/O.
 
-`credit` turns the rewards of an episode into a value for each call, `advantage` the values of an update's calls into
-advantages, `loss` logprobs and advantages into a loss for each token, `correction` makes up for tokens that another
-policy drew, `aggregation` makes the losses of all tokens one. Each idea is one file, found by its name; a user's own
-takes the same. `terms` are the numbers that they can be told.
+`signals` finds automatic rewards, `credit` turns the rewards of an episode into a value for each call, `advantage`
+turns the values of an update's calls into advantages, `loss` computes a loss for each token, `correction` weighs tokens
+that another policy sampled, `aggregation` combines the losses of all tokens. Each algorithm is one file, found by its
+name (`registry`); a user's function takes the same arguments.
 """

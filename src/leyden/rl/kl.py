@@ -1,8 +1,8 @@
-"""Estimates of KL(current || reference) from tokens that the current policy drew, one for each token.
+"""Estimates of KL(current || reference) from tokens that the current policy sampled, one for each token.
 
-With d = log p_current - log p_reference, all three have about the same value. As a penalty on the reward, k1 has the
-right expectation. In a loss, it is k2 whose gradient is that of the KL; k1's is 0 on average, and k3's is that of the
-KL in the other direction.
+With d = log p_current - log p_reference, all three have about the same value. As a penalty on the reward, k1 is
+unbiased. In a loss, the gradient of k2 is that of the KL; the gradient of k1 is 0 in expectation, and that of k3 is the
+gradient of the KL in the other direction.
 """
 
 from collections.abc import Callable

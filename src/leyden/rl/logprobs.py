@@ -1,4 +1,4 @@
-"""Logprobs without all logits: so many tokens at a time, and computed again where a gradient is wanted."""
+"""Computes logprobs without holding all logits: in chunks of tokens, recomputed in the backward pass."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-_LOGITS = 2**26
-"""How many logits are there at once: 256 MiB of them in single precision."""
+_CHUNK_LOGITS = 2**26
+"""Logits of one chunk: 256 MiB in single precision."""
 
 
 Head = Callable[[Tensor], Tensor]
@@ -17,17 +17,17 @@ Head = Callable[[Tensor], Tensor]
 def logprobs(
     head: Head, hidden: Tensor, targets: Tensor, temperatures: Tensor, vocabulary: int, bonus: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The logprob of each target, and the entropy that it was drawn with, in single precision at least.
+    """Compute the logprob of each target and the entropy of its distribution, in single precision or better.
 
-    The entropy has a gradient where it is a `bonus`.
+    `bonus`: whether the entropy has a gradient.
     """
-    tokens = max(1, _LOGITS // vocabulary)
-    again = torch.is_grad_enabled() and len(targets) > tokens
-    parts = [
-        checkpoint(_logprobs, head, *part, bonus, use_reentrant=False) if again else _logprobs(head, *part, bonus)
-        for part in zip(hidden.split(tokens), targets.split(tokens), temperatures.split(tokens), strict=True)
+    tokens = max(1, _CHUNK_LOGITS // vocabulary)
+    recompute = torch.is_grad_enabled() and len(targets) > tokens
+    chunks = [
+        checkpoint(_logprobs, head, *chunk, bonus, use_reentrant=False) if recompute else _logprobs(head, *chunk, bonus)
+        for chunk in zip(hidden.split(tokens), targets.split(tokens), temperatures.split(tokens), strict=True)
     ]
-    return torch.cat([logprob for logprob, _ in parts]), torch.cat([entropy for _, entropy in parts])
+    return torch.cat([logprob for logprob, _ in chunks]), torch.cat([entropy for _, entropy in chunks])
 
 
 def _logprobs(head: Head, hidden: Tensor, targets: Tensor, temperatures: Tensor, bonus: bool) -> tuple[Tensor, Tensor]:

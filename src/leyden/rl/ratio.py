@@ -1,18 +1,18 @@
-"""How much likelier one policy makes something than another does: the exponential of a gap of logprobs."""
+"""Probability ratios of two policies: the exponential of a difference of logprobs."""
 
 import torch
 from torch import Tensor
 
-_FURTHEST = 20.0
-"""Gaps beyond count as this: e^20 is past every bound of a clip or a correction, and its square is no infinity."""
+_MAX_GAP = 20.0
+"""Larger gaps are clamped to this: e^20 exceeds every clip or correction bound, and its square is still finite."""
 
 
 def ratio(gap: Tensor) -> Tensor:
-    """p / q of log p - log q."""
-    return torch.exp(gap.clamp(-_FURTHEST, _FURTHEST))
+    """Compute p / q from log p - log q."""
+    return torch.exp(gap.clamp(-_MAX_GAP, _MAX_GAP))
 
 
 def total(of: Tensor, unit: Tensor) -> Tensor:
-    """The sum over the tokens of each unit (a call, a rollout), for each unit by its number."""
+    """Sum over the tokens of each unit (a call, a rollout); indexed by the unit's number."""
     units = int(unit.max()) + 1 if len(unit) else 0
     return of.new_zeros(units).index_add(0, unit, of)

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from leyden.config import ConfigError
+from leyden.config import ConfigError, Hyperparameters
 from leyden.rl.advantage import CallBatch
 from leyden.rl.credit import RolloutRewards
-from leyden.rl.hyperparameters import Hyperparameters
 from leyden.rl.loss import TokenBatch
 from leyden.trainer.algorithm.user_functions import load_user_function
 from leyden.trainer.errors import TrainingError
@@ -89,11 +88,13 @@ def test_what_it_does_right_is_passed_on(mine: Callable[..., Any]) -> None:
     assert mine("signals.rule", "s", "return None")(None) is None
 
 
-@pytest.mark.parametrize("takes", ["earned", "earned, terms, more", "*, earned, terms"])
+@pytest.mark.parametrize("takes", ["rewards", "rewards, hyperparameters, more", "*, rewards, hyperparameters"])
 def test_one_that_cannot_be_called_with_what_it_gets_is_refused_before_any_work(
     mine: Callable[..., Any], takes: str
 ) -> None:
-    with pytest.raises(ConfigError, match=r"`algorithm\.credit`: 'mine0.py:f' is called with \(earned, terms\)"):
+    with pytest.raises(
+        ConfigError, match=r"`algorithm\.credit`: 'mine0.py:f' is called with \(rewards, hyperparameters\)"
+    ):
         mine("algorithm.credit", takes, "return []")
 
 

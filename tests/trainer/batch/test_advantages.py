@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 from smallepisodes import call, episode
 
+from leyden.config import Hyperparameters
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
 from leyden.records import CallStatus, Reward, RewardKind, Span, Task
@@ -16,8 +17,7 @@ from leyden.rl.credit.gae import gae
 from leyden.rl.credit.identical import identical
 from leyden.rl.credit.last_call import last_call
 from leyden.rl.credit.stepwise import stepwise
-from leyden.rl.hyperparameters import Hyperparameters
-from leyden.rl.states import prompt
+from leyden.rl.state.prompt import prompt
 from leyden.trainer.batch.advantages import AdvantageEstimator, StepInputs, value
 from leyden.trainer.batch.samples import Sample, SampleFilter, SelectedRollout, StepAccounting, lay_out, score
 
@@ -101,14 +101,14 @@ def test_a_call_without_credit_is_counted_and_not_trained_on() -> None:
 def test_a_call_that_is_left_out_stays_in_time() -> None:
     calls = [call("a"), call("b", status=CallStatus.FAILED), call("c")]
     groups = one_group(episode(0, 1.0, calls), episode(1, 0.0, [call("d")]))
-    rows = valued(groups, replace(VALUATION, credit=discounted, terms=Hyperparameters(gamma=0.5)))
+    rows = valued(groups, replace(VALUATION, credit=discounted, hyperparameters=Hyperparameters(gamma=0.5)))
     assert {row.call: row.target for row in rows} == {"a": 0.25, "c": 1.0, "d": 0.0}
     assert {row.call: row.turn for row in rows} == {"a": 0, "c": 2, "d": 0}
 
 
 def test_what_the_critic_expected_is_taken_off() -> None:
     groups = one_group(episode(0, 1.0, [call("a"), call("b")]), episode(1, 0.0, [call("c")]))
-    rules = replace(VALUATION, credit=gae, advantage=ppo, terms=Hyperparameters(lam=0.0))
+    rules = replace(VALUATION, credit=gae, advantage=ppo, hyperparameters=Hyperparameters(lam=0.0))
     accounts = StepAccounting()
     rows = valued(groups, rules, accounts, StepInputs(values=[0.25, 0.5, 0.125]))
     assert [row.target for row in rows] == [0.5, 1.0, 0.0]  # what the next state was worth, and the ends
@@ -118,7 +118,7 @@ def test_what_the_critic_expected_is_taken_off() -> None:
 
 def test_distance_to_the_reference_is_taken_from_the_reward_of_its_call() -> None:
     groups = one_group(episode(0, 1.0, [call("a"), call("b")]), episode(1, 0.0, [call("c")]))
-    rules = replace(VALUATION, credit=stepwise, terms=Hyperparameters(spread="last"))
+    rules = replace(VALUATION, credit=stepwise, hyperparameters=Hyperparameters(spread="last"))
     rows = valued(groups, rules, known=StepInputs(penalties=[0.5, 0.25, 0.125]))
     assert [row.target for row in rows] == [-0.5, 0.75, -0.125]
 
@@ -134,7 +134,7 @@ def test_calls_in_the_same_state_are_compared() -> None:
 def test_global_normalisation_is_by_a_key_of_the_tasks() -> None:
     seen = []
 
-    def looking(calls: object, terms: object) -> object:
+    def looking(calls: object, hyperparameters: object) -> object:
         seen.append(calls)
         return calls.value  # type: ignore[attr-defined]
 

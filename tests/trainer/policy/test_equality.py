@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, MambaConfig, PreTrainedModel
 
-from leyden.config import AdapterConfig, TrainingConfig
+from leyden.config import AdapterConfig, Hyperparameters, TrainingConfig
 from leyden.rl.correction.masked import masked
 from leyden.rl.correction.truncated import truncated
-from leyden.rl.hyperparameters import Hyperparameters
 from leyden.rl.kl import k1, k2, k3
 from leyden.rl.loss.cispo import cispo
 from leyden.rl.loss.gspo import gspo

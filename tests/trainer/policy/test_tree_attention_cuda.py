@@ -7,8 +7,7 @@ import torch
 from msgspec.structs import replace
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
-from leyden.config import TrainingConfig
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters, TrainingConfig
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.trainer.batch.samples import Sample
 from leyden.trainer.policy.objective import Objective, OldLogprobs

@@ -1,7 +1,7 @@
-"""The values of an update's calls, turned into advantages.
+"""Advantage functions turn the values of an update's calls into advantages.
 
 An advantage function takes `CallBatch` and `Hyperparameters` and returns an advantage for each call, in float64. A call
-with nothing to compare it with, or only equals, has advantage 0; nothing is ever divided by a number close to zero.
+that has nothing to be compared with, or only equal values, has advantage 0; nothing is divided by almost zero.
 """
 
 from collections.abc import Callable
@@ -11,43 +11,43 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 _NOISE = 1e-7
-"""Values this close, absolutely or as a share of the largest, are equal: single precision could not tell them apart."""
+"""Values this close, absolutely or relative to the largest, count as equal: single precision cannot separate them."""
 
 
 class CallBatch(Struct, frozen=True):
     """The calls of an optimiser update that carry credit, one entry each."""
 
     value: Floats
-    """By the credit."""
+    """From the credit."""
     weight: Floats
     """In statistics, see `weights`."""
     group: Ints
     rollout: Ints
-    """No number is in two groups."""
+    """Numbered over all groups."""
     part: Ints
-    """Which part of a mixture its task is of: what is normalised over the whole update, is so within a part."""
+    """The value of its task under `algorithm.normalize_by`: global normalisation is done within each part."""
     returns: Floats
     """Of its whole rollout."""
     baseline: Floats
-    """What the critic had expected, 0 without one."""
+    """The critic's value of the state before the call; 0 without a critic."""
     state: Ints
-    """Equal numbers: the same state of the same group."""
+    """Calls with equal numbers are in the same state of the same group."""
 
     def mean(self, of: Floats, by: Ints) -> Floats:
         """The weighted mean of each class, for each of its calls."""
         return total(self.weight * of, by) / total(self.weight, by)
 
     def deviation(self, of: Floats, by: Ints) -> Floats:
-        """The sample's deviation in each class, for each of its calls, with weights as frequencies.
+        """The sample standard deviation of each class, for each of its calls, with weights as frequencies.
 
-        sqrt(sum w (x - mean)^2 / (sum w - 1)); 0 where a class is of one, or its values are equal but for noise.
+        sqrt(sum w (x - mean)^2 / (sum w - 1)); 0 where a class has one member, or its values are equal up to rounding.
         """
         more = total(self.weight, by) - 1
         squares = total(self.weight * (of - self.mean(of, by)) ** 2, by)
@@ -56,36 +56,36 @@ class CallBatch(Struct, frozen=True):
 
     @property
     def alone(self) -> Bools:
-        """Which calls are of a rollout that has no other beside it in its group."""
+        """Which calls belong to the only rollout of their group."""
         return total(weights(self.rollout, "rollout"), self.group) < 1.5
 
     @property
     def comparable(self) -> Bools:
-        """Which calls can be compared within their group: it has two rollouts, and not all values are equal."""
+        """Which calls can be compared within their group: it has at least two rollouts, and values that differ."""
         return ~self.alone & (self.deviation(self.value, self.group) > 0)
 
 
 Advantage = Callable[[CallBatch, Hyperparameters], Floats]
 
 
-class GroupIndex(Struct, frozen=True):
-    """In how many groups nobody can be compared."""
+class GroupCounts(Struct, frozen=True):
+    """How many groups have nothing to compare."""
 
     alone: int
-    """Of one rollout."""
+    """Groups of one rollout."""
     flat: int
-    """Of more, but the values of all calls are equal; equal returns whose calls have different values are not flat."""
+    """Groups of several rollouts whose calls all have the same value."""
 
 
-def groups(calls: CallBatch) -> GroupIndex:
-    """Count the groups of an update."""
+def groups(calls: CallBatch) -> GroupCounts:
+    """Count the groups of an update that have nothing to compare."""
     numbers, firsts = np.unique(calls.group, return_index=True)
     alone = int(calls.alone[firsts].sum())
-    return GroupIndex(alone, len(numbers) - alone - int(calls.comparable[firsts].sum()))
+    return GroupCounts(alone, len(numbers) - alone - int(calls.comparable[firsts].sum()))
 
 
 def weights(rollout: Ints, level: Literal["rollout", "transition"]) -> Floats:
-    """What each call counts: 1/(calls of its rollout) at the level of rollouts, 1 at that of transitions."""
+    """The weight of each call in statistics: 1/(calls of its rollout) at level `rollout`, 1 at level `transition`."""
     ones = np.ones(len(rollout))
     return ones if level == "transition" else 1 / total(ones, rollout)
 
@@ -101,12 +101,12 @@ def largest(of: Floats, by: Ints) -> Floats:
 
 
 def _gathered(join: np.ufunc, start: float, of: Floats, by: Ints) -> Floats:
-    classes, place = np.unique(by, return_inverse=True)
+    classes, index = np.unique(by, return_inverse=True)
     found = np.full(len(classes), start)
-    join.at(found, place, of)
-    return found[place]
+    join.at(found, index, of)
+    return found[index]
 
 
 def over(above: Floats, below: Floats) -> Floats:
-    """A quotient that is 0 where it would be divided by 0."""
+    """Divide; 0 where the divisor is 0."""
     return np.divide(above, below, out=np.zeros_like(above), where=below != 0)

@@ -1,14 +1,16 @@
-"""GRPO done right: how far above its group's mean a value lies.
+"""Dr. GRPO: the value minus the mean of its group.
 
-Without the deviation, which makes much of groups that are almost always right or wrong.
+It does not divide by the deviation, which would give groups that are almost always right or wrong a large weight.
 """
 
 import numpy as np
 
+from leyden.config import Hyperparameters
 from leyden.rl.advantage import CallBatch, Floats
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.registry import advantage
 
 
-def dr_grpo(calls: CallBatch, terms: Hyperparameters) -> Floats:
+@advantage(credits=("identical", "discounted", "stepwise", "last_call"), compares_group=True)
+def dr_grpo(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
     """A = V - mean of the group."""
     return np.where(calls.comparable, calls.value - calls.mean(calls.value, calls.group), 0.0)

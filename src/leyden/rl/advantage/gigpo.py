@@ -1,19 +1,22 @@
-"""Group in group: rollouts of a task are compared by their returns, and calls in the same state by their values.
+"""Group-in-group policy optimisation: compares rollouts of a task by return, and calls in the same state by value.
 
-Two rollouts that came to the same state and went on differently say which way is better, at no cost of sampling.
+Rollouts that reach the same state and continue differently show which continuation is better, without more sampling.
 """
 
 import numpy as np
 from msgspec.structs import replace
 
+from leyden.config import Hyperparameters
 from leyden.rl.advantage import CallBatch, Floats, over, weights
 from leyden.rl.advantage.grpo import grpo
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.registry import advantage
 
 
-def gigpo(calls: CallBatch, terms: Hyperparameters) -> Floats:
+@advantage(credits=("discounted", "stepwise"), reads=("state", "step_weight"))
+def gigpo(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
     """A = grpo of the returns, each rollout once + step_weight (V - mean) / deviation of the state, each call once."""
     episodes = replace(calls, value=calls.returns, weight=weights(calls.rollout, "rollout"))
     steps = replace(calls, weight=np.ones(len(calls.value)))
     above = steps.value - steps.mean(steps.value, steps.state)
-    return grpo(episodes, terms) + terms.step_weight * over(above, steps.deviation(steps.value, steps.state))
+    step_level = over(above, steps.deviation(steps.value, steps.state))
+    return grpo(episodes, hyperparameters) + hyperparameters.step_weight * step_level

@@ -1,10 +1,12 @@
-"""Group relative policy optimisation: how far above its group's mean a value lies, in deviations of the group."""
+"""Group relative policy optimisation: the value minus its group's mean, in standard deviations of the group."""
 
+from leyden.config import Hyperparameters
 from leyden.rl.advantage import CallBatch, Floats, over
 from leyden.rl.advantage.dr_grpo import dr_grpo
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.registry import advantage
 
 
-def grpo(calls: CallBatch, terms: Hyperparameters) -> Floats:
+@advantage(credits=("identical", "discounted", "stepwise", "last_call"), compares_group=True)
+def grpo(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
     """A = (V - mean) / deviation, both of the group."""
-    return over(dr_grpo(calls, terms), calls.deviation(calls.value, calls.group))
+    return over(dr_grpo(calls, hyperparameters), calls.deviation(calls.value, calls.group))

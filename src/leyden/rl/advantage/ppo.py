@@ -1,10 +1,12 @@
-"""Proximal policy optimisation's advantage: better than the critic had expected, over all of the update."""
+"""The advantage of proximal policy optimisation: the value minus the critic's, normalised over the update."""
 
+from leyden.config import Hyperparameters
 from leyden.rl.advantage import CallBatch, Floats, over
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.registry import advantage
 
 
-def ppo(calls: CallBatch, terms: Hyperparameters) -> Floats:
+@advantage(credits=("gae",), reads=("normalize_by",), needs_critic=True)
+def ppo(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
     """A = (D - mean) / deviation, both of the update's part, D = V - the critic's value."""
-    surprise = calls.value - calls.baseline
-    return over(surprise - calls.mean(surprise, calls.part), calls.deviation(surprise, calls.part))
+    difference = calls.value - calls.baseline
+    return over(difference - calls.mean(difference, calls.part), calls.deviation(difference, calls.part))

@@ -1,9 +1,11 @@
-"""REINFORCE++: a value against all of the update's, whatever their group; a group may be of one."""
+"""REINFORCE++: a value normalised over the whole update, not its group; a group may have one rollout."""
 
+from leyden.config import Hyperparameters
 from leyden.rl.advantage import CallBatch, Floats, over
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.registry import advantage
 
 
-def reinforce_pp(calls: CallBatch, terms: Hyperparameters) -> Floats:
+@advantage(credits=("identical", "discounted", "stepwise", "last_call"), reads=("normalize_by",))
+def reinforce_pp(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
     """A = (V - mean) / deviation, both of the update's part."""
     return over(calls.value - calls.mean(calls.value, calls.part), calls.deviation(calls.value, calls.part))

@@ -1,14 +1,16 @@
-"""REINFORCE++ with a baseline: above the group's mean as in dr_grpo, in deviations of the whole update.
+"""REINFORCE++ with a baseline: the value minus the group's mean, in standard deviations of the whole update.
 
-Those differences have the mean 0 in every group, so there is no further mean to take away.
+The differences have mean 0 in every group, so no further mean is subtracted.
 """
 
+from leyden.config import Hyperparameters
 from leyden.rl.advantage import CallBatch, Floats, over
 from leyden.rl.advantage.dr_grpo import dr_grpo
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.registry import advantage
 
 
-def reinforce_pp_baseline(calls: CallBatch, terms: Hyperparameters) -> Floats:
+@advantage(credits=("identical", "discounted", "stepwise", "last_call"), reads=("normalize_by",), compares_group=True)
+def reinforce_pp_baseline(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
     """A = D / (deviation of D in the update's part), D = V - mean of the group."""
-    difference = dr_grpo(calls, terms)
+    difference = dr_grpo(calls, hyperparameters)
     return over(difference, calls.deviation(difference, calls.part))

@@ -1,15 +1,17 @@
-"""REINFORCE, leave one out: how far above the other rollouts of its group a value lies.
+"""REINFORCE leave-one-out: the value minus the mean of the other rollouts of its group.
 
-A baseline that the own rollout has no part in, so the gradient's expectation is exact.
+The baseline does not depend on the rollout itself, so the gradient is unbiased.
 """
 
 import numpy as np
 
+from leyden.config import Hyperparameters
 from leyden.rl.advantage import CallBatch, Floats, over, total
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.registry import advantage
 
 
-def rloo(calls: CallBatch, terms: Hyperparameters) -> Floats:
+@advantage(credits=("identical", "discounted", "stepwise", "last_call"), compares_group=True)
+def rloo(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
     """A = V - mean of the calls of the group's other rollouts."""
 
     def others(of: Floats) -> Floats:

@@ -1,18 +1,19 @@
-"""The losses of all tokens of an optimiser update, made one.
+"""Aggregations combine the losses of all tokens of an optimiser update.
 
-An aggregation takes how many tokens each selected call of each rollout has, and gives the weight of a token of each
-call; the loss is the weighted sum. The denominators are thus those of the whole update, however it is divided.
+An aggregation takes the number of tokens of each selected call of each rollout and returns the weight of a token of
+each call; the loss is the weighted sum. So the denominators are those of the whole update, however it is divided into
+micro-batches.
 """
 
 from collections.abc import Callable, Sequence
 
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters
 
 Lengths = Sequence[Sequence[int]]
-"""Tokens by rollout, then by call. A rollout without tokens counts for nothing."""
+"""Tokens by rollout, then by call. A rollout without tokens does not count."""
 Aggregation = Callable[[Lengths, Hyperparameters], list[list[float]]]
 
 
 def rollouts(lengths: Lengths) -> int:
-    """How many rollouts have tokens."""
+    """Count the rollouts that have tokens."""
     return sum(any(calls) for calls in lengths)

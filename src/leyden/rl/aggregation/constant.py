@@ -1,11 +1,13 @@
-"""Tokens are added up and divided by a constant: how long anything turned out weighs on nothing (Dr. GRPO)."""
+"""The sum over tokens is divided by a constant, so that lengths do not change a token's weight (Dr. GRPO)."""
 
+from leyden.config import Hyperparameters
 from leyden.rl.aggregation import Lengths, rollouts
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.registry import aggregation
 
 
-def constant(lengths: Lengths, terms: Hyperparameters) -> list[list[float]]:
+@aggregation(reads=("length",), requires=("length",))
+def constant(lengths: Lengths, hyperparameters: Hyperparameters) -> list[list[float]]:
     """w = 1 / (rollouts x length)."""
-    assert terms.length is not None, "a configuration that asks for `constant` says by what to divide"
-    weight = 1 / (max(rollouts(lengths), 1) * terms.length)
+    assert hyperparameters.length is not None, "`constant` requires `length`"
+    weight = 1 / (max(rollouts(lengths), 1) * hyperparameters.length)
     return [[weight] * len(calls) for calls in lengths]

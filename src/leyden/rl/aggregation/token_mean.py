@@ -1,10 +1,12 @@
 """Every token counts the same: long rollouts count more."""
 
+from leyden.config import Hyperparameters
 from leyden.rl.aggregation import Lengths
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.registry import aggregation
 
 
-def token_mean(lengths: Lengths, terms: Hyperparameters) -> list[list[float]]:
+@aggregation()
+def token_mean(lengths: Lengths, hyperparameters: Hyperparameters) -> list[list[float]]:
     """w = 1 / tokens."""
     weight = 1 / max(sum(map(sum, lengths)), 1)
     return [[weight] * len(calls) for calls in lengths]

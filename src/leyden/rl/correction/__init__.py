@@ -1,8 +1,8 @@
-"""What a token counts that another policy drew: an engine computes differently, and its weights may be older.
+"""Corrections weigh tokens that another policy sampled: the engine computes differently, or has older weights.
 
-A correction takes the ratio of the proximal policy to the sampler for each token, taken at a level, and gives the
-weight of the token's loss; no gradient goes through it. Unbounded and at the level of rollouts, it makes up for the
-difference exactly, on average; bounds and lower levels trade that for less variance.
+A correction takes the ratio of the proximal policy to the sampler for each token, at a level (token, call or rollout),
+and returns the weight of the token's loss; no gradient flows through it. Unbounded and at the rollout level it is
+unbiased; bounds and lower levels trade bias for less variance.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters
 from leyden.rl.ratio import ratio, total
 
 Correction = Callable[[Tensor, Hyperparameters], Tensor]
@@ -18,8 +18,8 @@ Level = Literal["token", "call", "rollout"]
 
 
 def ratios(gap: Tensor, unit: Tensor | None = None) -> Tensor:
-    """p_proximal / p_sampler of each token's unit, of `gap`, the difference of each token's logprobs.
+    """Compute p_proximal / p_sampler of each token's unit from `gap`, the difference of each token's logprobs.
 
-    `unit` numbers the call or the rollout of each token, all of whose tokens must be there; None: each token is one.
+    `unit` numbers the call or the rollout of each token, all of whose tokens must be present; None: each token alone.
     """
     return ratio(gap if unit is None else total(gap, unit)[unit]).detach()

@@ -1,10 +1,12 @@
-"""Masked importance sampling: what the two policies disagree on too much is not learnt from."""
+"""Masked importance sampling: tokens on which the two policies disagree too much are not trained on."""
 
 from torch import Tensor
 
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters
+from leyden.rl.registry import correction
 
 
-def masked(ratio: Tensor, terms: Hyperparameters) -> Tensor:
+@correction(reads=("correction_level", "correction_low", "correction_high"))
+def masked(ratio: Tensor, hyperparameters: Hyperparameters) -> Tensor:
     """w = r where low <= r <= high, otherwise 0."""
-    return ratio.where((ratio >= terms.correction_low) & (ratio <= terms.correction_high), 0.0)
+    return ratio.where((ratio >= hyperparameters.correction_low) & (ratio <= hyperparameters.correction_high), 0.0)

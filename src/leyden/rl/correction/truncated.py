@@ -1,10 +1,12 @@
-"""Truncated importance sampling: what has become likelier counts more, but no more than the bound."""
+"""Truncated importance sampling: the ratio is the weight, up to a bound."""
 
 from torch import Tensor
 
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters
+from leyden.rl.registry import correction
 
 
-def truncated(ratio: Tensor, terms: Hyperparameters) -> Tensor:
+@correction(reads=("correction_level", "correction_high"))
+def truncated(ratio: Tensor, hyperparameters: Hyperparameters) -> Tensor:
     """w = min(r, high)."""
-    return ratio.clamp(max=terms.correction_high)
+    return ratio.clamp(max=hyperparameters.correction_high)

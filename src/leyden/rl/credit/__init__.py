@@ -1,4 +1,4 @@
-"""The rewards of one rollout, turned into a value for each of its calls.
+"""Credit functions turn the rewards of one rollout into a value for each of its calls.
 
 A credit function takes `RolloutRewards` and `Hyperparameters` and returns one value per call, in order.
 None means that the call is not trained on. The values of calls that are not selected are ignored, but such calls keep
@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters
 
 
 class RolloutRewards(Struct, frozen=True):
-    """What a rollout earned: at each of its calls, and in the end."""
+    """The rewards of a rollout: of each of its calls, and the final one."""
 
     steps: tuple[float, ...]
     """The weighted step and automatic rewards of each call."""
@@ -21,16 +21,16 @@ class RolloutRewards(Struct, frozen=True):
     selected: tuple[bool, ...]
     """Which of the calls are trained on."""
     critic: tuple[float, ...] = ()
-    """What the state before each call is worth, by a critic; empty where there is none, unread where not selected."""
+    """A critic's value of the state before each call; empty without a critic, ignored for unselected calls."""
 
     @property
     def total(self) -> float:
-        """The return of the rollout."""
+        """The return of the rollout: all its rewards."""
         return self.final + sum(self.steps)
 
     @property
-    def rewards(self) -> tuple[float, ...]:
-        """In time: those on the way, and the final one with the last call."""
+    def per_call(self) -> tuple[float, ...]:
+        """The rewards in time: the final reward comes with the last call."""
         return (*self.steps[:-1], self.steps[-1] + self.final) if self.steps else ()
 
 

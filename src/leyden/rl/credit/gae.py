@@ -1,23 +1,27 @@
-"""Lambda-returns: what followed a call, part as it was rewarded and part as a critic saw it coming.
+"""Lambda-returns, for generalised advantage estimation: a mix of the rewards that followed and a critic's values.
 
-The decision process is that of the selected calls, since only before those does the critic see a state. What other
-calls earned accrues to the last selected call before them, discounted by their distance in calls; what was earned
-before the first selected call no decision could change, and it counts for none. So `lam = 1` is `discounted`, and less
-changes what is believed, never when things happened. G_t less the critic's value is the generalised advantage estimate.
+Only selected calls are decisions, because the critic sees a state only before those. Rewards of other calls go to the
+last selected call before them, discounted by the distance in calls; rewards before the first selected call count for
+none. `lam = 1` equals `discounted`. G_t minus the critic's value is the generalised advantage estimate.
 """
 
+from leyden.config import Hyperparameters
 from leyden.rl.credit import RolloutRewards
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.registry import credit
 
 
-def gae(earned: RolloutRewards, terms: Hyperparameters) -> list[float | None]:
-    """G_t = r_t + gamma ((1 - lam) V_t+1 + lam G_t+1); where t+1 is not selected it is passed through, lam as 1."""
-    if len(earned.critic) != len(earned.steps):
-        raise ValueError(f"gae takes a critic's value for each of {len(earned.steps)} calls, got {len(earned.critic)}")
+@credit(reads=("gamma", "lam"), needs_critic=True)
+def gae(rewards: RolloutRewards, hyperparameters: Hyperparameters) -> list[float | None]:
+    """G_t = r_t + gamma ((1 - lam) V_t+1 + lam G_t+1); where t+1 is not selected, lam is 1."""
+    if len(rewards.critic) != len(rewards.steps):
+        raise ValueError(
+            f"gae needs a critic's value for each of {len(rewards.steps)} calls, got {len(rewards.critic)}"
+        )
     values: list[float | None] = []
     ahead = 0.0
-    for reward, selected, critic in reversed(list(zip(earned.rewards, earned.selected, earned.critic, strict=True))):
-        value = reward + terms.gamma * ahead
-        ahead = (1 - terms.lam) * critic + terms.lam * value if selected else value
+    calls = list(zip(rewards.per_call, rewards.selected, rewards.critic, strict=True))
+    for reward, selected, critic in reversed(calls):
+        value = reward + hyperparameters.gamma * ahead
+        ahead = (1 - hyperparameters.lam) * critic + hyperparameters.lam * value if selected else value
         values.append(value if selected else None)
     return values[::-1]

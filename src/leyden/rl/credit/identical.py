@@ -1,9 +1,11 @@
-"""The paper's assignment: every call has the return of its rollout."""
+"""Identical assignment, as in the paper: every call has the return of its rollout."""
 
+from leyden.config import Hyperparameters
 from leyden.rl.credit import RolloutRewards
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl.registry import credit
 
 
-def identical(earned: RolloutRewards, terms: Hyperparameters) -> list[float]:
+@credit()
+def identical(rewards: RolloutRewards, hyperparameters: Hyperparameters) -> list[float]:
     """V_t = r_final + sum of all r_t."""
-    return [earned.total] * len(earned.steps)
+    return [rewards.total] * len(rewards.steps)

@@ -1,8 +1,8 @@
-"""Losses of tokens.
+"""Loss functions compute a loss for each token.
 
-A loss takes `TokenBatch` and `Hyperparameters` and returns the loss of each token, and what to report of it: `ratio`
-as the loss uses it, and `clipped_low`, `clipped_high`, `clipped_dual`, whether a bound clips the token. How the
-losses of all tokens become one is the `aggregation`'s.
+A loss takes `TokenBatch` and `Hyperparameters` and returns the loss of each token and metrics of each token: `ratio` as
+the loss uses it, and `clipped_low`, `clipped_high`, `clipped_dual`, whether a bound clips the token. The `aggregation`
+combines the losses of all tokens.
 """
 
 from collections.abc import Callable
@@ -10,20 +10,20 @@ from collections.abc import Callable
 from msgspec import Struct
 from torch import Tensor
 
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters
 
 
 class TokenBatch(Struct, frozen=True):
-    """Sampled tokens, flat, call after call; the calls are whole."""
+    """Sampled tokens, flat, call after call; calls are never split."""
 
     current: Tensor
-    """Logprobs of the policy as it is, with gradient."""
+    """Logprobs under the current policy, with gradient."""
     proximal: Tensor
-    """Logprobs of the policy as it was when the step began."""
+    """Logprobs under the policy at the start of the step."""
     advantages: Tensor
     """Of each token's call."""
     call: Tensor
-    """Which call each token is of: 0, 1, 2, ..."""
+    """The call of each token: 0, 1, 2, ..."""
 
 
 Loss = Callable[[TokenBatch, Hyperparameters], tuple[Tensor, dict[str, Tensor]]]

@@ -1,14 +1,16 @@
-"""Clipped importance sampling: no token is left out of the gradient, but none weighs more than the bound."""
+"""Clipped importance sampling (CISPO): every token has a gradient, and its weight is bounded."""
 
 from torch import Tensor
 
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters
 from leyden.rl.loss import TokenBatch
 from leyden.rl.ratio import ratio
+from leyden.rl.registry import loss
 
 
-def cispo(tokens: TokenBatch, terms: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
+@loss(reads=("clip_high",))
+def cispo(tokens: TokenBatch, hyperparameters: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
     """L = -min(r, 1 + high) A log p_current, with no gradient through r = p_current / p_proximal."""
     r = ratio(tokens.current - tokens.proximal).detach()
-    bound = 1 + terms.clip_high
+    bound = 1 + hyperparameters.clip_high
     return -r.clamp(max=bound) * tokens.advantages * tokens.current, {"ratio": r, "clipped_high": r > bound}

@@ -1,11 +1,13 @@
-"""The policy gradient itself: for one update on what the policy has just sampled."""
+"""The plain policy gradient, for one update on samples of the current policy."""
 
 from torch import Tensor
 
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.config import Hyperparameters
 from leyden.rl.loss import TokenBatch
+from leyden.rl.registry import loss
 
 
-def reinforce(tokens: TokenBatch, terms: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
+@loss()
+def reinforce(tokens: TokenBatch, hyperparameters: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
     """L = -A log p_current."""
     return -tokens.advantages * tokens.current, {}

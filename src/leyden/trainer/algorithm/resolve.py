@@ -1,4 +1,4 @@
-"""What a configuration says of the way from rewards to a loss, found by its names."""
+"""Resolves the names in a configuration into the functions of an algorithm, and checks that they go together."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,74 +6,47 @@ from typing import Any
 from msgspec import Struct
 
 from leyden.config import AlgorithmConfig, Config, ConfigError
-from leyden.rl.choosing import Room, UnknownName, choose
-from leyden.rl.hyperparameters import Hyperparameters
+from leyden.rl import registry
 from leyden.rl.kl import ESTIMATES, Estimate
-from leyden.rl.pairing import OF_GROUPS, IncompatibleChoice, check_pair, needs_critic
+from leyden.rl.registry import KINDS, IncompatibleAlgorithms, Kind, UnknownAlgorithm, declaration
 from leyden.rl.signals import SignalKind, SignalRules
-from leyden.rl.states import StateKey, state_key
 from leyden.trainer.algorithm.user_functions import load_user_function
 from leyden.trainer.batch.advantages import AdvantageEstimator
 from leyden.trainer.batch.samples import SampleFilter
 from leyden.trainer.policy.objective import Objective
 
-READ_BY: dict[str, tuple[Room, frozenset[str]]] = {
-    "gamma": ("credit", frozenset({"discounted", "gae"})),
-    "lam": ("credit", frozenset({"gae"})),
-    "spread": ("credit", frozenset({"stepwise"})),
-    "state": ("advantage", frozenset({"gigpo"})),
-    "step_weight": ("advantage", frozenset({"gigpo"})),
-    "normalize_by": ("advantage", frozenset({"reinforce_pp", "reinforce_pp_baseline", "ppo"})),
-    "clip_low": ("loss", frozenset({"ppo_clip", "gspo"})),
-    "clip_high": ("loss", frozenset({"ppo_clip", "gspo", "cispo"})),
-    "clip_dual": ("loss", frozenset({"ppo_clip", "gspo"})),
-    "length": ("aggregation", frozenset({"constant"})),
-    "correction_level": ("correction", frozenset({"masked", "truncated"})),
-    "correction_low": ("correction", frozenset({"masked"})),
-    "correction_high": ("correction", frozenset({"masked", "truncated"})),
-}
-"""By key of the configuration: which of our functions read it. A user's own may read any."""
-
 
 class KlPenalty(Struct, frozen=True):
-    """A distance to the reference, and what each nat of it costs."""
+    """A penalty on the reward: the KL estimate, and its weight."""
 
     estimate: Estimate
     weight: float
 
 
 class Algorithm(Struct, frozen=True):
-    """How a run goes from episodes to a loss."""
+    """The functions and rules that turn episodes into a loss."""
 
     admission: SampleFilter
     valuation: AdvantageEstimator
     objective: Objective
     critic: bool
-    """Whether it asks for a critic's values."""
+    """Whether it reads a critic's values."""
     signals: SignalRules
-    """What is given for what the record shows by itself."""
+    """The rules of automatic rewards."""
     penalty: KlPenalty | None
-    """What is taken from the reward of a call for its distance to the reference."""
+    """The penalty on the reward of a call for its KL divergence from the reference."""
 
     @property
     def reference(self) -> bool:
-        """Whether it asks for the model that training began with."""
+        """Whether it needs the model that training began with."""
         return self.penalty is not None or self.objective.kl is not None
 
 
 def algorithm_of(config: Config) -> Algorithm:
-    """The algorithm that a configuration names; one that is not there is said before any work starts."""
+    """Resolve the algorithm that a configuration names; raises a `ConfigError` that says what to change."""
     named = config.algorithm
     try:
-        check_pair(named.credit, named.advantage)
-        if named.aggregation == "constant" and named.length is None:
-            raise ConfigError("`algorithm.aggregation` is constant: set `algorithm.length`, the tokens to divide by")
-        if named.advantage in OF_GROUPS and config.training.group_size == 1:
-            raise ConfigError(
-                f'`training.group_size` is 1, and `algorithm.advantage = "{named.advantage}"` compares a group: '
-                'write 2 or more, or `algorithm.advantage = "reinforce_pp"`'
-            )
-        terms = Hyperparameters(**{name: getattr(named, name) for name in Hyperparameters.__struct_fields__})
+        _check(config)
         return Algorithm(
             admission=SampleFilter(
                 min_group=config.training.min_group,
@@ -82,49 +55,76 @@ def algorithm_of(config: Config) -> Algorithm:
                 allow_biased_sampling=config.training.allow_biased_sampling,
             ),
             valuation=AdvantageEstimator(
-                credit=_chosen("credit", config),
-                advantage=_chosen("advantage", config),
-                aggregation=_chosen("aggregation", config),
-                terms=terms,
+                credit=_function("credit", config),
+                advantage=_function("advantage", config),
+                aggregation=_function("aggregation", config),
+                hyperparameters=named,
                 level=named.level,
-                state=_state(config) if named.advantage == "gigpo" or _is_own(named.advantage) else None,
+                state=_function("state", config) if _reads("advantage", named, "state") else None,
                 normalize_by=named.normalize_by,
             ),
-            objective=_objective(config, terms),
-            critic=needs_critic(named.credit, named.advantage),
+            objective=_objective(config),
+            critic=registry.needs_critic(named.credit, named.advantage),
             signals=_signals(config),
             penalty=KlPenalty(_estimate(named), named.kl) if named.kl > 0 and named.kl_in == "reward" else None,
         )
-    except (UnknownName, IncompatibleChoice) as error:
+    except (UnknownAlgorithm, IncompatibleAlgorithms) as error:
         raise ConfigError(str(error)) from error
 
 
-def idle(named: AlgorithmConfig) -> list[str]:
-    """What was set and does nothing, because what would read it was not chosen; each in words."""
+def unused_settings(named: AlgorithmConfig) -> list[str]:
+    """List the keys that were set and that none of the chosen algorithms reads, each as a sentence."""
     untouched = AlgorithmConfig(kl_in=named.kl_in)
-    idle = [
-        f'`algorithm.{key}` does nothing with `{room} = "{getattr(named, room)}"`'
-        for key, (room, readers) in READ_BY.items()
-        if getattr(named, key) != getattr(untouched, key)
-        and getattr(named, room) not in readers
-        and not _is_own(getattr(named, room))
-    ]
+    unused = []
+    for key in AlgorithmConfig.__struct_fields__:
+        kinds = registry.readers(key) if getattr(named, key) != getattr(untouched, key) else {}
+        if kinds and not any(_reads(kind, named, key) for kind in kinds):
+            chosen = " and ".join(f'`{kind} = "{getattr(named, kind)}"`' for kind in kinds)
+            unused.append(f"`algorithm.{key}` does nothing with {chosen}")
     if named.kl == 0 and (named.kl_in, named.kl_estimate) != ("loss", untouched.kl_estimate):
-        idle.append("`algorithm.kl_in` and `algorithm.kl_estimate` do nothing while `algorithm.kl` is 0")
-    return idle
+        unused.append("`algorithm.kl_in` and `algorithm.kl_estimate` do nothing while `algorithm.kl` is 0")
+    return unused
 
 
-def _chosen(room: Room, config: Config) -> Callable[..., Any]:
-    name: str = getattr(config.algorithm, room)
-    return load_user_function(f"algorithm.{room}", name, config.base) if _is_own(name) else choose(room, name)
+def _check(config: Config) -> None:
+    """Refuse algorithms that do not go together, or lack a setting."""
+    named = config.algorithm
+    registry.check_pair(named.credit, named.advantage, preferred=AlgorithmConfig().advantage)
+    for kind in KINDS:
+        declared = declaration(kind, getattr(named, kind))
+        for key in declared.requires if declared is not None else ():
+            if getattr(named, key) is None:
+                raise ConfigError(f"`algorithm.{kind}` is {getattr(named, kind)}: set `algorithm.{key}`")
+    advantage = declaration("advantage", named.advantage)
+    if advantage is not None and advantage.compares_group and config.training.group_size == 1:
+        others = [
+            f'`algorithm.advantage = "{name}"`'
+            for name in registry.names("advantage")
+            if registry.goes_with(named.credit, name)
+            and (other := declaration("advantage", name)) is not None
+            and not other.compares_group
+        ]
+        raise ConfigError(
+            f'`training.group_size` is 1, and `algorithm.advantage = "{named.advantage}"` compares a group: '
+            f"write {', or '.join(['2 or more', *others])}"
+        )
 
 
-def _state(config: Config) -> StateKey:
-    name = config.algorithm.state
-    return load_user_function("algorithm.state", name, config.base) if _is_own(name) else state_key(name)
+def _function(kind: Kind, config: Config) -> Callable[..., Any]:
+    name: str = getattr(config.algorithm, kind)
+    if _is_user_function(name):
+        return load_user_function(f"algorithm.{kind}", name, config.base)
+    return registry.load(kind, name)
 
 
-def _is_own(name: str) -> bool:
+def _reads(kind: Kind, named: AlgorithmConfig, key: str) -> bool:
+    """Whether the chosen algorithm of a kind reads a key; a user's function may read any."""
+    name: str = getattr(named, kind)
+    declared = declaration(kind, name)
+    return _is_user_function(name) or (declared is not None and key in declared.reads)
+
+
+def _is_user_function(name: str) -> bool:
     return ":" in name
 
 
@@ -139,17 +139,17 @@ def _signals(config: Config) -> SignalRules:
 
 
 def _estimate(named: AlgorithmConfig) -> Estimate:
-    """Of the distance to the reference."""
-    assert named.kl_estimate is not None, "a configuration that was read names one"
+    """The estimator of the KL divergence from the reference."""
+    assert named.kl_estimate is not None, "`AlgorithmConfig` sets a default"
     return ESTIMATES[named.kl_estimate]
 
 
-def _objective(config: Config, terms: Hyperparameters) -> Objective:
+def _objective(config: Config) -> Objective:
     named = config.algorithm
     return Objective(
-        loss=_chosen("loss", config),
-        terms=terms,
-        correction=None if named.correction == "none" else _chosen("correction", config),
+        loss=_function("loss", config),
+        hyperparameters=named,
+        correction=None if named.correction == "none" else _function("correction", config),
         level=named.correction_level,
         kl=_estimate(named) if named.kl > 0 and named.kl_in == "loss" else None,
         kl_weight=named.kl,

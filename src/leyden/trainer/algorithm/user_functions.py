@@ -55,8 +55,8 @@ def load_user_function(key: str, reference: str, base: str) -> Callable[..., Any
     return called
 
 
-def _credit(found: Any, earned: RolloutRewards, _: Any) -> str | None:
-    if (what := _not_one_each(found, len(earned.steps), "calls")) is not None:
+def _credit(found: Any, rewards: RolloutRewards, _: Any) -> str | None:
+    if (what := _not_one_each(found, len(rewards.steps), "calls")) is not None:
         return what
     bad = [f"{value!r} for call {n}" for n, value in enumerate(found) if value is not None and not _is_number(value)]
     return f"{bad[0]} of a rollout: return a finite number, or None" if bad else None
@@ -139,11 +139,11 @@ def _is_number(value: Any) -> bool:
 
 
 FUNCTION_KINDS = {
-    "algorithm.credit": FunctionKind(("earned", "terms"), _credit),
-    "algorithm.advantage": FunctionKind(("calls", "terms"), _advantage),
-    "algorithm.aggregation": FunctionKind(("lengths", "terms"), _aggregation),
-    "algorithm.loss": FunctionKind(("tokens", "terms"), _loss),
-    "algorithm.correction": FunctionKind(("ratios", "terms"), _correction),
+    "algorithm.credit": FunctionKind(("rewards", "hyperparameters"), _credit),
+    "algorithm.advantage": FunctionKind(("calls", "hyperparameters"), _advantage),
+    "algorithm.aggregation": FunctionKind(("lengths", "hyperparameters"), _aggregation),
+    "algorithm.loss": FunctionKind(("tokens", "hyperparameters"), _loss),
+    "algorithm.correction": FunctionKind(("ratios", "hyperparameters"), _correction),
     "algorithm.state": FunctionKind(("episode", "call"), _state),
     "signals.rule": FunctionKind(("signal",), _rule),
 }

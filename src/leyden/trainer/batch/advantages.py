@@ -7,12 +7,12 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leyden.config import Hyperparameters
 from leyden.rl import advantage as advantages
 from leyden.rl.advantage import Advantage, CallBatch, Ints
 from leyden.rl.aggregation import Aggregation
 from leyden.rl.credit import Credit, RolloutRewards
-from leyden.rl.hyperparameters import Hyperparameters
-from leyden.rl.states import StateKey, numbered, shared
+from leyden.rl.state import StateKey, numbered, shared
 from leyden.trainer.batch.samples import Sample, SelectedRollout, StepAccounting
 
 
@@ -22,7 +22,7 @@ class AdvantageEstimator(Struct, frozen=True):
     credit: Credit
     advantage: Advantage
     aggregation: Aggregation
-    terms: Hyperparameters
+    hyperparameters: Hyperparameters
     level: Literal["rollout", "transition"]
     state: StateKey | None
     """By what the states of calls are told apart, where the advantage asks."""
@@ -52,7 +52,7 @@ def value(
     for index, row in enumerate(rows):
         rows_R[row.rollout].append(index)
     earned = [_earned(one, rows, indices, known) for one, indices in zip(scored, rows_R, strict=True)]
-    credit = [rules.credit(one, rules.terms) for one in earned]
+    credit = [rules.credit(one, rules.hyperparameters) for one in earned]
     worth = {
         index: found
         for values, indices in zip(credit, rows_R, strict=True)
@@ -82,11 +82,11 @@ def value(
     if known.values is not None and (variance := calls.value.var()) > 0:
         accounts.critic_explained.append(float(1 - (calls.value - calls.baseline).var() / variance))
     tokens = [[len(rows[index].chosen) for index in indices if index in worth] for indices in rows_R]
-    weights = (weight for weights_C in rules.aggregation(tokens, rules.terms) for weight in weights_C)
+    weights = (weight for weights_C in rules.aggregation(tokens, rules.hyperparameters) for weight in weights_C)
     return [
         replace(rows[index], advantage=float(advantage), weight=weight, target=target)
         for (index, target), advantage, weight in zip(
-            worth.items(), rules.advantage(calls, rules.terms), weights, strict=True
+            worth.items(), rules.advantage(calls, rules.hyperparameters), weights, strict=True
         )
     ]
 

@@ -7,8 +7,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch import Tensor
 
+from leyden.config import Hyperparameters
 from leyden.rl.correction import Correction, Level, ratios
-from leyden.rl.hyperparameters import Hyperparameters
 from leyden.rl.kl import Estimate
 from leyden.rl.loss import Loss, TokenBatch
 from leyden.rl.value_loss import value_loss
@@ -20,7 +20,7 @@ class Objective(Struct, frozen=True):
     """Loss, correction, and the weights of what is added."""
 
     loss: Loss
-    terms: Hyperparameters
+    hyperparameters: Hyperparameters
     correction: Correction | None = None
     level: Level = "token"
     kl: Estimate | None = None
@@ -70,14 +70,14 @@ def total(
     sampler = torch.tensor([lp for row in rows for lp in row.sampler], device=current.device, dtype=current.dtype)
     proximal = current.detach() if before.proximal is None else torch.cat(list(before.proximal))
     tokens = TokenBatch(current, proximal, advantages, call)
-    loss, figures = objective.loss(tokens, objective.terms)
+    loss, figures = objective.loss(tokens, objective.hyperparameters)
     turn = torch.tensor([row.turn for row in rows], device=current.device)[call]
     if objective.correction is not None:
         if before.corrections is not None:
             ratio = torch.cat(list(before.corrections))
         else:
             ratio = ratios(proximal - sampler, call if objective.level == "call" else None)
-        weight = objective.correction(ratio, objective.terms)
+        weight = objective.correction(ratio, objective.hyperparameters)
         loss = loss * weight
         figures = figures | {"corrected": weight != ratio}
     if objective.kl is not None and before.reference is not None:

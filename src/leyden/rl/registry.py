@@ -1,0 +1,176 @@
+"""Finds algorithms by name. Each is one file: `rl/<kind>/<name>.py` holds the function `<name>`, which declares itself.
+
+The declaration says which hyperparameters the function reads and which other algorithms it goes with. Files are found
+by walking the package, so a new algorithm is a new file and no other edit. Listing names and checking a credit against
+an advantage do not import torch.
+"""
+
+import difflib
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from typing import Any, Literal, TypeVar, get_args
+
+from msgspec import Struct
+
+Kind = Literal["credit", "advantage", "loss", "aggregation", "correction", "state"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+USER_FUNCTION = "module:function, or file.py:function"
+"""How a configuration names a user's function, which the registry does not load."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Declaration(Struct, frozen=True, kw_only=True):
+    """What an algorithm says of itself."""
+
+    kind: Kind
+    reads: tuple[str, ...] = ()
+    """Keys of `[algorithm]` that change what it computes. A run says which keys were set and are not read."""
+    requires: tuple[str, ...] = ()
+    """Those of them that must be set, because they have no default."""
+    credits: tuple[str, ...] = ()
+    """Of an advantage: the credits that it goes with, the most usual first."""
+    advantages: tuple[str, ...] = ()
+    """Of a credit: advantages that it goes with although they do not name it."""
+    needs_critic: bool = False
+    """Whether it reads the values of a critic."""
+    compares_group: bool = False
+    """Of an advantage: whether it is 0 for a rollout that is alone in its group."""
+
+
+class UnknownAlgorithm(Exception):
+    """There is no algorithm of that name; the message lists those that exist."""
+
+
+class IncompatibleAlgorithms(Exception):
+    """A credit and an advantage that do not go together; the message says what to write instead."""
+
+
+def credit(
+    *, reads: tuple[str, ...] = (), advantages: tuple[str, ...] = (), needs_critic: bool = False
+) -> Callable[[F], F]:
+    """Declare a credit function."""
+    return _declare(Declaration(kind="credit", reads=reads, advantages=advantages, needs_critic=needs_critic))
+
+
+def advantage(
+    *,
+    credits: tuple[str, ...],
+    reads: tuple[str, ...] = (),
+    needs_critic: bool = False,
+    compares_group: bool = False,
+) -> Callable[[F], F]:
+    """Declare an advantage function."""
+    return _declare(
+        Declaration(
+            kind="advantage", credits=credits, reads=reads, needs_critic=needs_critic, compares_group=compares_group
+        )
+    )
+
+
+def loss(*, reads: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Declare a loss function."""
+    return _declare(Declaration(kind="loss", reads=reads))
+
+
+def aggregation(*, reads: tuple[str, ...] = (), requires: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Declare an aggregation."""
+    return _declare(Declaration(kind="aggregation", reads=reads, requires=requires))
+
+
+def correction(*, reads: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Declare a correction."""
+    return _declare(Declaration(kind="correction", reads=reads))
+
+
+def state() -> Callable[[F], F]:
+    """Declare a state key."""
+    return _declare(Declaration(kind="state"))
+
+
+def names(kind: Kind) -> list[str]:
+    """List the algorithms of a kind."""
+    spec = find_spec(f"leyden.rl.{kind}")
+    assert spec is not None and spec.submodule_search_locations is not None, f"leyden.rl.{kind} is a package"
+    return sorted(module.name for module in iter_modules(spec.submodule_search_locations))
+
+
+def load(kind: Kind, name: str) -> Callable[..., Any]:
+    """Import the function that a name stands for."""
+    known = names(kind)
+    if name not in known:
+        known += ["none"] if kind == "correction" else []
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}? There" if near else "there"
+        raise UnknownAlgorithm(
+            f"`algorithm.{kind}`: there is no {name!r}; {hint} are {', '.join(known)}, or {USER_FUNCTION}"
+        )
+    function = getattr(import_module(f"leyden.rl.{kind}.{name}"), name, None)
+    found = getattr(function, "declaration", None)
+    if function is None or not isinstance(found, Declaration) or found.kind != kind:
+        raise TypeError(f"leyden/rl/{kind}/{name}.py needs a function `{name}` with the decorator `@{kind}(...)`")
+    return function  # type: ignore[no-any-return]  # an attribute of a module is Any
+
+
+def declaration(kind: Kind, name: str) -> Declaration | None:
+    """What an algorithm declares; None for a user's function, for `none`, and for a name that does not exist."""
+    if name not in names(kind):
+        return None
+    found: Declaration = load(kind, name).declaration  # type: ignore[attr-defined]  # set by the decorator
+    return found
+
+
+def readers(key: str) -> dict[Kind, list[str]]:
+    """The algorithms that read a key of `[algorithm]`, by kind."""
+    found = {kind: [name for name in names(kind) if key in _declared(kind, name).reads] for kind in KINDS}
+    return {kind: readers for kind, readers in found.items() if readers}
+
+
+def check_pair(credit: str, advantage: str, preferred: str) -> None:
+    """Refuse a credit and an advantage that do not go together; `preferred` is the advantage to suggest if it fits.
+
+    A user's function goes with everything, except as the credit of an advantage that needs a critic.
+    """
+    its_credit, its_advantage = declaration("credit", credit), declaration("advantage", advantage)
+    if its_advantage is None or goes_with(credit, advantage):
+        return  # a user's function, or a name that `load` refuses
+    if its_credit is None and not its_advantage.needs_critic:
+        return
+    others = [name for name in names("advantage") if its_credit is not None and goes_with(credit, name)]
+    instead = preferred if preferred in others else next(iter(others), None)
+    raise IncompatibleAlgorithms(
+        f'`algorithm.advantage = "{advantage}"` does not go with `algorithm.credit = "{credit}"`: '
+        f'write `algorithm.credit = "{its_advantage.credits[0]}"`'
+        + (f', or `algorithm.advantage = "{instead}"` to keep that credit' if instead else "")
+    )
+
+
+def goes_with(credit: str, advantage: str) -> bool:
+    """Whether either of the two names the other."""
+    of_credit, of_advantage = declaration("credit", credit), declaration("advantage", advantage)
+    return (of_advantage is not None and credit in of_advantage.credits) or (
+        of_credit is not None and advantage in of_credit.advantages
+    )
+
+
+def needs_critic(credit: str, advantage: str) -> bool:
+    """Whether a credit or an advantage reads the values of a critic."""
+    found = (declaration("credit", credit), declaration("advantage", advantage))
+    return any(one is not None and one.needs_critic for one in found)
+
+
+def _declare(declared: Declaration) -> Callable[[F], F]:
+    def attach(function: F) -> F:
+        vars(function)["declaration"] = declared
+        return function
+
+    return attach
+
+
+def _declared(kind: Kind, name: str) -> Declaration:
+    found = declaration(kind, name)
+    assert found is not None
+    return found

@@ -1,0 +1,27 @@
+"""State keys: two calls of a group are in the same state if their keys are equal.
+
+A state key takes an episode and one of its calls and returns something hashable.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+
+from leyden.episodes import Episode
+from leyden.records import Call
+from leyden.rl.advantage import Ints, total
+
+StateKey = Callable[[Episode, Call], Hashable]
+
+
+def numbered(groups: Sequence[int], keys: Sequence[Hashable]) -> Ints:
+    """Number the states of calls: equal keys of the same group have the same number."""
+    numbers: dict[Hashable, int] = {}
+    return np.array(
+        [numbers.setdefault(state, len(numbers)) for state in zip(groups, keys, strict=True)], dtype=np.int64
+    )
+
+
+def shared(states: Ints) -> float:
+    """The share of calls that have another call in their state; the step level of `gigpo` compares only those."""
+    return float((total(np.ones(len(states)), states) > 1.5).mean()) if len(states) else 0.0

@@ -1,0 +1,20 @@
+"""A state is what came in since the model last answered: two rollouts can meet again after different histories."""
+
+from collections.abc import Hashable
+
+import msgspec
+
+from leyden.episodes import Episode
+from leyden.records import Call
+from leyden.rl.registry import state
+
+
+@state()
+def messages(episode: Episode, call: Call) -> Hashable:
+    """The role, and the messages after the last answer; without the ids of tool calls, which always differ."""
+    new = []
+    for message in reversed(episode.messages(call)):
+        if message["role"] == "assistant":
+            break
+        new.append({name: value for name, value in message.items() if name != "tool_call_id"})
+    return episode.role(call), msgspec.json.encode(new, order="deterministic")
