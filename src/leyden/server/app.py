@@ -76,8 +76,8 @@ class Endpoint:
             raise self._not_allowed(request) if self._routes else _not_found(request)
         service, path, headers = self._service, request.path_params, request.headers
         key = _ANYBODY
-        if route.act is not None:
-            key = self._authenticate(route.act, path, headers)
+        if route.permission is not None:
+            key = self._authenticate(route.permission, path, headers)
             admission.enter_context(service.limiter.admit(key.kind, key.id))
         check_path(path)
         query = decode_query(request.scope["query_string"], route.query)
@@ -93,7 +93,7 @@ class Endpoint:
         answer = await (_while_connected(handling, request) if route.waits else handling)
         return _response(route, answer, headers.get("accept", ""))
 
-    def _authenticate(self, act: Permission, path: dict[str, str], headers: Headers) -> Key:
+    def _authenticate(self, permission: Permission, path: dict[str, str], headers: Headers) -> Key:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         text = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not text:
@@ -101,7 +101,7 @@ class Endpoint:
                 return _KEYLESS
             raise KeyRefused(401, "invalid_api_key", "no key: send one as `Authorization: Bearer ...`")
         key = self._service.keyring.read(text)
-        permit(key, act, self._service.leases, run=path.get("run"), attempt=path.get("attempt"))
+        permit(key, permission, self._service.leases, run=path.get("run"), attempt=path.get("attempt"))
         return key
 
     def _not_allowed(self, request: HttpRequest) -> ApiError:

@@ -16,7 +16,7 @@ Query = TypeVar("Query")
 
 
 class Request(Generic[Body, Query]):
-    """A request that was permitted, with its parts decoded to the types its route names."""
+    """A permitted request, with its parts decoded to the types that its route names."""
 
     __slots__ = ("body", "headers", "key", "path", "query")
 
@@ -25,7 +25,7 @@ class Request(Generic[Body, Query]):
 
 
 class Raw(msgspec.Struct, frozen=True):
-    """A body, or an answer, that is not ours to encode."""
+    """A body, or an answer, that is passed as bytes and neither decoded nor encoded."""
 
     content: bytes
     content_type: str
@@ -38,13 +38,15 @@ class Route(msgspec.Struct, frozen=True):
     method: str
     path: str
     """In Starlette's syntax: `{name}` matches one segment, `{name:path}` all that follow."""
-    act: Permission | None
-    """None: anybody may."""
+    permission: Permission | None
+    """What a key needs; None: no key is needed."""
     handler: Callable[[Any, Any], Awaitable[Any]]
     body: Any = None
     query: Any = None
     returns: Any = None
     waits: bool = False
-    """Whether it may be long in answering; then a caller who hangs up cancels it."""
+    """Whether the handler may wait for long; a client that disconnects then cancels it."""
     error: Callable[[ApiError], bytes] | None = None
-    """How its errors are written, where not like everybody else's."""
+    """Writes the body of an error in the route's dialect; None: an `ErrorBody`."""
+    media_types: tuple[str, ...] = ("application/json",)
+    """Media types of raw bodies and answers, for the description."""

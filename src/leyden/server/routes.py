@@ -2,11 +2,12 @@
 
 from leyden.episodes import Episode
 from leyden.records import Call, Group, Metric, Reward, Run, Version, Worker
-from leyden.server import api
+from leyden.server import api, otlp
+from leyden.server.content import JSON
 from leyden.server.gateway.routes import GATEWAY_ROUTES
 from leyden.server.http import Raw, Route
 from leyden.server.keys import Permission
-from leyden.server.openapi import describe
+from leyden.server.openapi import openapi_handler
 from leyden.wire import (
     CancelReply,
     Counted,
@@ -43,7 +44,7 @@ _ATTEMPT = _RUN + "/attempts/{attempt}"
 
 ROUTES: list[Route] = [
     Route("GET", "/healthz", None, api.health, returns=dict[str, str]),
-    Route("GET", "/metrics", Permission.OVERSEE, api.metrics_page, returns=Raw),
+    Route("GET", "/metrics", Permission.OVERSEE, api.metrics_page, returns=Raw, media_types=("text/plain",)),
     Route("GET", "/api/runs", Permission.SEE, api.list_runs, returns=list[RunSummary]),
     Route("POST", "/api/runs", Permission.STEER, api.create_run, body=RunSpec, returns=Run),
     Route("GET", _RUN, Permission.SEE, api.get_run, returns=Run),
@@ -86,7 +87,15 @@ ROUTES: list[Route] = [
         "POST", "/api/workers/{worker}/beat", Permission.WORK, api.beat, body=HeartbeatRequest, returns=HeartbeatReply
     ),
     Route("POST", "/api/keys", Permission.MINT, api.make_key, body=KeySpec, returns=NewKey),
-    Route("POST", "/v1/traces", Permission.TRACE, api.export_traces, body=Raw, returns=Raw),
+    Route(
+        "POST",
+        "/v1/traces",
+        Permission.TRACE,
+        api.export_traces,
+        body=Raw,
+        returns=Raw,
+        media_types=(otlp.PROTOBUF, JSON),
+    ),
 ]
 ROUTES += GATEWAY_ROUTES
-ROUTES.append(Route("GET", "/openapi.json", None, describe(ROUTES), returns=Raw))
+ROUTES.append(Route("GET", "/openapi.json", None, openapi_handler(ROUTES), returns=Raw))

@@ -15,7 +15,7 @@ from leyden.server.gateway.gateway import Gateway
 from leyden.server.http import Raw, Request, Route
 from leyden.server.keys import Permission
 from leyden.server.service import ServerContext
-from leyden.server.streaming import StreamResponse
+from leyden.server.streaming import EVENT_STREAM, StreamResponse
 
 Handler = Callable[[ServerContext, Request[Any, Any]], Awaitable[Raw | StreamResponse]]
 
@@ -29,6 +29,7 @@ def generation_handler(dialect: Dialect) -> Handler:
     """Return the handler that answers the model calls of a dialect."""
 
     async def generate(service: ServerContext, request: Request[Raw, Any]) -> Raw | StreamResponse:
+        """Answer a model call, whole or streamed."""
         access = _RequestAccess(service, request)
         parsed = await dialect.read(request.body.content, access)
         events = access.gateway.answer(access.caller, parsed.generation)
@@ -54,6 +55,7 @@ def extra_handler(candidates: Sequence[DialectRoute]) -> Handler:
         access = _RequestAccess(service, request)
         return Raw(await route.handler(access, RouteRequest(request.path, request.query, body)), JSON)
 
+    answer.__doc__ = ordered[0].handler.__doc__  # the summary in the OpenAPI description
     return answer
 
 
@@ -140,6 +142,7 @@ def _errors_of(dialect: Dialect) -> Callable[[ApiError], bytes]:
 
 def _route(method: str, path: str, handler: Handler, dialect: Dialect) -> Route:
     posts = method == "POST"
+    media_types = ("*/*",) if handler is forward else (JSON, EVENT_STREAM) if path.endswith(dialect.path) else (JSON,)
     return Route(
         method,
         path,
@@ -150,6 +153,7 @@ def _route(method: str, path: str, handler: Handler, dialect: Dialect) -> Route:
         returns=Raw,
         waits=posts,
         error=_errors_of(dialect),
+        media_types=media_types,
     )
 
 

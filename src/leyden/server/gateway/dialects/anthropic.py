@@ -360,11 +360,13 @@ class MessagesWriter:
 
 
 async def _count_tokens(access: ModelAccess, request: RouteRequest) -> bytes:
+    """Count the tokens of a prompt."""
     counted, _ = decode_body(request.body, CountRequest, dotted=True)
     return msgspec.json.encode({"input_tokens": await access.count_tokens(_generation(counted))})
 
 
 async def _list_models(access: ModelAccess, request: RouteRequest) -> bytes:
+    """List the models that the caller may use."""
     try:
         query = msgspec.convert(request.query, ModelListQuery, strict=False)
     except msgspec.ValidationError as error:
@@ -373,6 +375,7 @@ async def _list_models(access: ModelAccess, request: RouteRequest) -> bytes:
 
 
 async def _get_model(access: ModelAccess, request: RouteRequest) -> bytes:
+    """Describe a model."""
     name = request.path["model"]
     if not await access.serves(name):
         raise no_model(name)

@@ -67,6 +67,7 @@ class DialectRoute(Struct, frozen=True):
     path: str
     """Beneath /v1. `{name}` matches one segment, `{name:path}` all that follow."""
     handler: Callable[[ModelAccess, RouteRequest], Awaitable[bytes]]
+    """The first line of its docstring is the summary in the OpenAPI description."""
     header: str | None = None
     """Serves only requests that carry this header, where two dialects share a path."""
 

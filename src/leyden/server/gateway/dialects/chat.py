@@ -287,11 +287,13 @@ class ChatWriter:
 
 
 async def _list_models(access: ModelAccess, request: RouteRequest) -> bytes:
+    """List the models that the caller may use."""
     models = [_model(name) for name in await access.model_names()]
     return msgspec.json.encode({"object": "list", "data": models})
 
 
 async def _get_model(access: ModelAccess, request: RouteRequest) -> bytes:
+    """Describe a model."""
     name = request.path["model"]
     if not await access.serves(name):
         raise no_model(name)
