@@ -77,6 +77,7 @@ def numbers(report: StepReport) -> dict[str, float]:
         "calls/trained": accounts.calls_trained,
         "tokens/sampled": report.sampled,
         "tokens/trained": sum(figure.tokens for figure in figures),
+        "tokens/computed": sum(figure.computed for figure in figures),
         "time/sampling_s": report.sampling_s,
         "time/training_s": report.training_s,
         "training/learning_rate": report.learning_rate,
