@@ -14,7 +14,13 @@ from leyden.trainer.policy.policy import Policy
 OBJECTIVE = Objective(ppo_clip, Hyperparameters())
 
 
-def small_policy(seed: int = 0, critic: bool = False, reference: bool = False, **training: object) -> Policy:
+def small_policy(
+    seed: int = 0,
+    critic: bool = False,
+    reference: bool = False,
+    dtype: torch.dtype = torch.float32,
+    **training: object,
+) -> Policy:
     """A policy with random weights."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -28,7 +34,7 @@ def small_policy(seed: int = 0, critic: bool = False, reference: bool = False, *
         tie_word_embeddings=True,
         initializer_range=0.2,
     )
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config).eval().to(dtype)
     config = TrainingConfig(**{"learning_rate": 1e-2, **training})  # type: ignore[arg-type]
     return Policy(model, config, critic, reference)
 

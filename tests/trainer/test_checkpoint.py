@@ -28,7 +28,15 @@ def weights(policy: Policy) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"critic": True}, {"lora": AdapterConfig(rank=2)}], ids=["weights", "critic", "lora"]
+    "more",
+    [
+        {},
+        {"critic": True},
+        {"lora": AdapterConfig(rank=2)},
+        {"dtype": torch.bfloat16, "learning_rate": 1e-5},
+        {"dtype": torch.bfloat16, "lora": AdapterConfig(rank=2)},
+    ],
+    ids=["weights", "critic", "lora", "mixed precision", "lora in mixed precision"],
 )
 def test_going_on_is_the_same_as_never_having_stopped(tmp_path: Path, more: dict[str, Any]) -> None:
     training = {"schedule": "cosine", "steps": 6, "warmup_steps": 2, **more}
@@ -47,6 +55,8 @@ def test_going_on_is_the_same_as_never_having_stopped(tmp_path: Path, more: dict
     for seed in range(3, 6):
         update(again, seed)
     assert torch.equal(weights(again), weights(undisturbed))
+    for name, trained in undisturbed.trained.items():
+        assert torch.equal(again.trained[name], trained), name
     assert again.learning_rate == undisturbed.learning_rate
 
 

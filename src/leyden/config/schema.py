@@ -217,8 +217,9 @@ class EngineConfig(_Section, frozen=True):
 
     slots: AtLeastOne = 64
     """Requests that are computed at once."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights, which engine and trainer share: bfloat16 loses updates as small as RL's."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The precision in which engine and trainer compute; master weights and optimiser state are float32 in any case.
+    `auto`: bfloat16 on a GPU, float32 on a CPU."""
 
 
 class WorkerConfig(_Section, frozen=True):

@@ -50,7 +50,7 @@ class Checkpoints:
         draft = self._folder / f".step-{state.step}.draft"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        policy.served.save_pretrained(draft)
+        policy.served.save_pretrained(draft, state_dict=policy.weights())
         save_file({name: each.detach().contiguous() for name, each in policy.beside.items()}, draft / _BESIDE)
         for file in tokenizer_files(self._tokenizer):
             shutil.copyfile(file, draft / file.name)
@@ -73,8 +73,8 @@ class Checkpoints:
 def restore(folder: Path, policy: Policy) -> TrainerState:
     """Put a policy and its optimiser where a checkpoint left them."""
     state = read_state(folder)
-    weights = AutoModelForCausalLM.from_pretrained(folder, dtype=policy.served.dtype).state_dict()
-    policy.served.load_state_dict(weights)
+    precision = torch.promote_types(policy.served.dtype, torch.float32)  # that of the master weights
+    policy.load_weights(AutoModelForCausalLM.from_pretrained(folder, dtype=precision).state_dict())
     beside = load_file(folder / _BESIDE)
     with torch.no_grad():
         for name, parameter in policy.beside.items():

@@ -5,10 +5,11 @@ from torch import Tensor, nn
 
 
 class Critic(nn.Module):
-    """Two layers, the last of which begins at zero: at first every state is worth nothing."""
+    """Two layers over the hidden states, in float32 at least. The last starts at zero, and so does every value."""
 
     def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
+        dtype = torch.promote_types(dtype, torch.float32)
         self.inner = nn.Linear(width, width, device=device, dtype=dtype)
         self.outer = nn.Linear(width, 1, device=device, dtype=dtype)
         nn.init.zeros_(self.outer.weight)
@@ -16,4 +17,4 @@ class Critic(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """One value a state."""
-        return self.outer(nn.functional.silu(self.inner(states)))[:, 0]  # type: ignore[no-any-return]
+        return self.outer(nn.functional.silu(self.inner(states.to(self.inner.weight.dtype))))[:, 0]  # type: ignore[no-any-return]

@@ -14,8 +14,8 @@ from leyden.config import AdapterConfig, ConfigError
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 
 BUNDLED = {"spark": files("leyden") / "models" / "spark"}
-_TRAINED = 4
-"""Numbers that are kept of a parameter that is trained: itself, its gradient, and two moments of the optimiser."""
+_TRAINED_BYTES = 16
+"""What a trained parameter takes in float32: its (master) weight, its gradient, and two moments of the optimiser."""
 
 
 class ModelSource(Struct, frozen=True):
@@ -66,11 +66,18 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def compute_dtype(dtype: str) -> str:
+    """The precision that models are computed in; `auto` is bfloat16 on a GPU that has it, and float32 elsewhere."""
+    if dtype != "auto":
+        return dtype
+    return "bfloat16" if device().type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+
+
 def load_model(
     source: ModelSource, dtype: str, training: bool, lora: AdapterConfig | None = None, reference: bool = False
 ) -> PreTrainedModel:
     """The model in memory, on a GPU where there is one; for `training` only where there is room for that as well."""
-    where = device()
+    where, dtype = device(), compute_dtype(dtype)
     transformers.utils.logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source.folder)
@@ -92,13 +99,14 @@ def memory_for_training(model: PreTrainedModel, dtype: str, lora: AdapterConfig 
     """
     weights, each = model.num_parameters(), getattr(torch, dtype).itemsize
     if lora is None:
-        return int(weights * each * (_TRAINED + reference))
+        computed = 0 if dtype == "float32" else each  # in float32 the parameters are their own master weights
+        return int(weights * (_TRAINED_BYTES + computed + each * reference))
     adapters = sum(
         lora.rank * (layer.in_features + layer.out_features)
         for name, layer in model.named_modules()
         if isinstance(layer, torch.nn.Linear) and name.rpartition(".")[2] in lora.modules
     )
-    return int(each * (2 * weights + _TRAINED * adapters))
+    return int(2 * weights * each + _TRAINED_BYTES * adapters)
 
 
 def _check_memory(
@@ -113,7 +121,7 @@ def _check_memory(
     ways = ["a smaller model", "a larger machine"]
     if lora is None:
         ways.append("`training.lora`")
-    if dtype != "bfloat16":
+    elif dtype != "bfloat16":
         ways.append('`engine.dtype = "bfloat16"`')
     raise ConfigError(
         f"`model`: to train {name} ({empty.num_parameters() / 1e6:.0f} million parameters) takes about "

@@ -32,6 +32,10 @@ class LoraAdapter:
         self.model = deepcopy(served).requires_grad_(False)
         inject_adapter_in_model(shape, self.model, _NAME)
         self._layers = {name: layer for name, layer in self.model.named_modules() if isinstance(layer, LoraLinear)}
+        for layer in self._layers.values():  # in float32 at least, whatever the precision of the model
+            precision = torch.promote_types(served.dtype, torch.float32)
+            layer.lora_A[_NAME].to(precision)
+            layer.lora_B[_NAME].to(precision)
 
     @torch.no_grad()
     def publish(self) -> None:

@@ -25,6 +25,7 @@ from leyden.trainer.errors import TrainingError
 from leyden.trainer.policy.critic import Critic
 from leyden.trainer.policy.forward import PolicyForward
 from leyden.trainer.policy.lr_schedule import factor
+from leyden.trainer.policy.master_weights import MasterWeights
 from leyden.trainer.policy.objective import Objective, OldLogprobs, critic_loss, total
 from leyden.trainer.policy.tree_attention import BLOCK, TreeMasks
 
@@ -81,9 +82,14 @@ class Policy:
         self.model = self.adapter.model if self.adapter is not None else model
         self.critic = Critic(model.config.get_text_config().hidden_size, model.device, model.dtype) if critic else None
         self._config = config
-        self.trained = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
+        self.masters = MasterWeights({name: each for name, each in self.model.named_parameters() if each.requires_grad})
+        self.trained = self.masters.by_name
         self.optimiser = AdamW(
-            self.trained.values(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
+            self.trained.values(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=model.device.type == "cuda",
         )
         if self.critic is not None:
             self.optimiser.add_param_group({"params": list(self.critic.parameters())})
@@ -118,6 +124,17 @@ class Policy:
     def beside(self) -> Mapping[str, Tensor]:
         """What is trained and is not in the model that is served."""
         return {name: each for name, each in self.parameters.items() if self.adapter or name.startswith(_CRITIC)}
+
+    def weights(self) -> dict[str, Tensor]:
+        """The state of the model that is served, in the precision of the master weights."""
+        state = self.served.state_dict()
+        return state if self.adapter is not None else self.masters.replace_in(state)
+
+    def load_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `weights` returned."""
+        self.served.load_state_dict(state)
+        if self.adapter is None:
+            self.masters.load(state)
 
     @property
     def learning_rate(self) -> float:
@@ -196,6 +213,7 @@ class Policy:
             group["lr"] = share * rate
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
+        self.masters.write_back()
         if self.adapter is not None:
             self.adapter.publish()
 
