@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.loading import LoadError, load, refer
+from leyden.loading import LoadError, load_function, reference_to
 
 
 def test_modules_files_and_pickles_are_found(tmp_path: Path) -> None:
@@ -15,23 +15,23 @@ def test_modules_files_and_pickles_are_found(tmp_path: Path) -> None:
         "import neighbour\nclass A:\n    @staticmethod\n    def b(task): return task + neighbour.WORD\n"
     )
     (tmp_path / "json.py").write_text("def f(task): return task\n")  # a name that another module has
-    assert load("my_agent.py:A.b", str(tmp_path))("oh ") == "oh hello"
-    assert load("my_agent:A.b", str(tmp_path)) is load("my_agent.py:A.b", str(tmp_path))
-    assert load("json.py:f", str(tmp_path))(3) == 3
-    assert load("json:dumps", str(tmp_path))([]) == "[]"
+    assert load_function("my_agent.py:A.b", str(tmp_path))("oh ") == "oh hello"
+    assert load_function("my_agent:A.b", str(tmp_path)) is load_function("my_agent.py:A.b", str(tmp_path))
+    assert load_function("json.py:f", str(tmp_path))(3) == 3
+    assert load_function("json:dumps", str(tmp_path))([]) == "[]"
     extra = 2
-    first, second = (refer(f, str(tmp_path)) for f in (lambda task: task + extra, lambda task: task - extra))
-    assert load(first, "/")(1) == 3 and load(second, "/")(1) == -1
-    assert load(refer(partial(max, 5), str(tmp_path)), "/")(3) == 5
+    first, second = (reference_to(f, str(tmp_path)) for f in (lambda task: task + extra, lambda task: task - extra))
+    assert load_function(first, "/")(1) == 3 and load_function(second, "/")(1) == -1
+    assert load_function(reference_to(partial(max, 5), str(tmp_path)), "/")(3) == 5
 
 
 def test_what_has_a_name_is_referred_to_by_it(tmp_path: Path) -> None:
-    assert refer(load, str(tmp_path)) == "leyden.loading:load"
-    assert refer(re.compile("a").match, str(tmp_path)).endswith(".pkl")
+    assert reference_to(load_function, str(tmp_path)) == "leyden.loading:load_function"
+    assert reference_to(re.compile("a").match, str(tmp_path)).endswith(".pkl")
     assert not list(tmp_path.glob("load*"))
     open_file = (tmp_path / "x").open("w")
     with open_file, pytest.raises(LoadError, match="move it into a module of its own"):
-        refer(lambda task: open_file.write(task), str(tmp_path))
+        reference_to(lambda task: open_file.write(task), str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_has_a_name_is_referred_to_by_it(tmp_path: Path) -> None:
         ("broken.py:f", r"cannot be imported: ZeroDivisionError: division by zero \(broken.py:2\)"),
         ("needs.py:f", "cannot be imported: ModuleNotFoundError: No module named 'not_installed'"),
         ("fine.py:sovle", "fine has no 'sovle': did you mean 'solve'?"),
-        ("fine.py:number", "is a int, and cannot be called"),
+        ("fine.py:number", "is a int, which is not callable"),
         ("fine.py:Kind", "is a class"),
     ],
 )
@@ -53,5 +53,5 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path, reference: str, says: st
     (tmp_path / "needs.py").write_text("import not_installed\n")
     (tmp_path / "fine.py").write_text("number = 3\nclass Kind: pass\ndef solve(task): pass\n")
     with pytest.raises(LoadError, match=says) as caught:
-        load(reference, str(tmp_path))
+        load_function(reference, str(tmp_path))
     assert "\n" not in str(caught.value)

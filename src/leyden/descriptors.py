@@ -1,11 +1,11 @@
-"""How many files and sockets this process, and what it starts, may have open."""
+"""The limit of open files and sockets of this process and its children."""
 
 import resource
 from contextlib import suppress
 
 
 def raise_file_limit() -> None:
-    """Take as many as one may: a thousand workers are a thousand sockets."""
+    """Raise the soft limit to the hard limit, because every worker holds a socket."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,7 @@
-"""From a reference, as a person writes it, to a callable, and back. What cannot be loaded is said in one line."""
+"""Loads callables from references such as `module:name`, and makes references for callables.
+
+A reference that cannot be loaded raises `LoadError` with a one-line message.
+"""
 
 import difflib
 import importlib
@@ -19,22 +22,25 @@ AnyCallable = Callable[..., Any]
 
 
 class LoadError(Exception):
-    """A reference that leads to nothing callable; the message says what to change."""
+    """A reference that names no usable callable; the message says what to change."""
 
 
-def load(reference: str, base: str) -> AnyCallable:
-    """The callable that a reference names, which is no class."""
-    found = find(reference, base)
+def load_function(reference: str, base: str) -> AnyCallable:
+    """Load a function or callable instance; classes are refused."""
+    found = load_callable(reference, base)
     if isinstance(found, type):
         raise LoadError(f"{reference!r} is a class: name a function, or an instance that can be called")
     return found
 
 
 @contextmanager
-def stand_in_keys() -> Iterator[None]:
-    """What is loaded often lives beside an agent, whose clients want a key when they are made; here none is used."""
+def placeholder_keys() -> Iterator[None]:
+    """Set placeholder API keys during an import.
+
+    The loaded module often creates model clients at import, which need a key even if they are never used.
+    """
     missing = [name for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if name not in os.environ]
-    os.environ.update(dict.fromkeys(missing, "no-key-here"))
+    os.environ.update(dict.fromkeys(missing, "placeholder"))
     try:
         yield
     finally:
@@ -42,35 +48,41 @@ def stand_in_keys() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def find(reference: str, base: str) -> AnyCallable:
-    """What `module:name`, `path/to/file.py:name` or `file.pkl` names; paths are relative to `base`."""
+def load_callable(reference: str, base: str) -> AnyCallable:
+    """Load what `module:name`, `path/to/file.py:name` or `file.pkl` names. Paths are relative to `base`."""
     if reference.endswith(".pkl"):
         found: Any = _unpickle(Path(base, reference))
     else:
-        place, colon, name = reference.rpartition(":")
-        if not colon or not place or not name:
+        source, colon, name = reference.rpartition(":")
+        if not colon or not source or not name:
             raise LoadError(
-                f"{reference!r} names no callable: write module:name or path/to/file.py:name "
-                "(or, for an agent, a command that is there)"
+                f"{reference!r} does not name a callable: write module:name or path/to/file.py:name "
+                "(or, for an agent, an existing command)"
             )
-        module = _from_file(reference, Path(base, place)) if place.endswith(".py") else _module(reference, place, base)
+        if source.endswith(".py"):
+            module = _import_file(reference, Path(base, source))
+        else:
+            module = _import_module(reference, source, base)
         found = _attribute(reference, module, name)
     if not callable(found):
-        raise LoadError(f"{reference!r} is a {type(found).__name__}, and cannot be called")
+        raise LoadError(f"{reference!r} is a {type(found).__name__}, which is not callable")
     return cast(AnyCallable, found)
 
 
-def refer(target: AnyCallable, folder: str) -> str:
-    """A reference under which another process finds this callable, pickling it into `folder` where it has no name."""
+def reference_to(target: AnyCallable, folder: str) -> str:
+    """Return a reference from which another process can load this callable.
+
+    A callable that cannot be imported by name is pickled into `folder`.
+    """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
-    if module and name and module != "__main__" and _named(module, name) is target:
+    if module and name and module != "__main__" and _import_by_name(module, name) is target:
         return f"{module}:{name}"
     try:
         data = cloudpickle.dumps(target)
     except Exception as error:
         raise LoadError(
             f"{name or target!r} cannot be sent to another process ({error}): move it into a module of its own, "
-            "or make inside it what it uses"
+            "or create the objects it uses inside it"
         ) from error
     label = getattr(target, "__name__", "callable").strip("<>")
     path = Path(folder).resolve() / f"{label}-{blake2b(data, digest_size=6).hexdigest()}.pkl"
@@ -79,7 +91,7 @@ def refer(target: AnyCallable, folder: str) -> str:
     return str(path)
 
 
-def _named(module: str, name: str) -> Any:
+def _import_by_name(module: str, name: str) -> Any:
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
@@ -95,10 +107,10 @@ def _unpickle(path: Path) -> Any:
     except FileNotFoundError as error:
         raise LoadError(f"there is no file {path}") from error
     except Exception as error:
-        raise LoadError(f"{path} cannot be unpickled: {last_line(error)}") from error
+        raise LoadError(f"{path} cannot be unpickled: {one_line(error)}") from error
 
 
-def _from_file(reference: str, path: Path) -> ModuleType:
+def _import_file(reference: str, path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise LoadError(f"{reference!r}: there is no file {path}")
@@ -107,7 +119,7 @@ def _from_file(reference: str, path: Path) -> ModuleType:
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) == str(path):
         return known
-    if known is not None or not name.isidentifier():  # a name that something else has: keep both
+    if known is not None or not name.isidentifier():  # another module has this name: load this one under its own
         name = f"leyden_agent_{name}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -121,7 +133,7 @@ def _from_file(reference: str, path: Path) -> ModuleType:
     return module
 
 
-def _module(reference: str, name: str, base: str) -> ModuleType:
+def _import_module(reference: str, name: str, base: str) -> ModuleType:
     _add_path(str(Path(base).resolve()))
     try:
         return importlib.import_module(name)
@@ -137,19 +149,19 @@ def _attribute(reference: str, module: ModuleType, name: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            near = difflib.get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], n=1)
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise LoadError(f"{reference!r}: {getattr(found, '__name__', 'it')} has no {part!r}{hint}")
+            matches = difflib.get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], n=1)
+            hint = f": did you mean {matches[0]!r}?" if matches else ""
+            raise LoadError(f"{reference!r}: {getattr(found, '__name__', 'the object')} has no {part!r}{hint}")
         found = getattr(found, part)
     return found
 
 
 def _import_failed(reference: str, error: BaseException) -> LoadError:
-    return LoadError(f"{reference!r} cannot be imported: {last_line(error)}")
+    return LoadError(f"{reference!r} cannot be imported: {one_line(error)}")
 
 
-def last_line(error: BaseException) -> str:
-    """The error and where in the user's code it was raised."""
+def one_line(error: BaseException) -> str:
+    """Format an error in one line, with the file and line where it was raised."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames and len(frames) > 1 else ""
     return f"{type(error).__name__}: {error}{where}".replace("\n", " ")

@@ -1,6 +1,6 @@
-"""What travels over the control API beside the records themselves: the bodies of its requests and replies.
+"""Requests and replies of the control API, besides the records.
 
-The server and everything that talks to it (workers, trainers, the command line) share these and nothing else.
+The server and its clients (workers, trainer, command line) share these types and nothing else.
 """
 
 from typing import Annotated, Any
@@ -26,8 +26,8 @@ from leyden.records import (
     Task,
 )
 
-Wait = Annotated[float, Meta(ge=0, le=300, description="seconds to wait for something to report")]
-PageLimit = Annotated[int, Meta(ge=1, le=1000, description="how many rows at the most")]
+Wait = Annotated[float, Meta(ge=0, le=300, description="seconds to wait for a result")]
+PageLimit = Annotated[int, Meta(ge=1, le=1000, description="maximum number of rows")]
 
 
 class RunSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,120 +51,120 @@ class GroupSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker asks for work; the reply comes as soon as there is some, or empty after `wait` seconds."""
+    """A worker requests rollouts. The reply comes as soon as there is one, or empty after `wait` seconds."""
 
     worker: Id
     count: Annotated[int, Meta(ge=1, le=1000)] = 1
     wait: Wait = 0.0
     run: Id | None = None
-    """None: any run that the key may serve."""
+    """None: any run that the key gives access to."""
     pool: Id | None = None
-    """The process that will host the attempts; its pool key is valid for them."""
+    """The pool of the process that will run the attempts; its pool key is valid for them."""
 
 
 class Lease(Struct, frozen=True):
-    """An attempt to make, and all that its agent needs."""
+    """A leased attempt, with everything its agent needs."""
 
     attempt: Attempt
     task: Task
     purpose: Purpose
     lease_s: float
     key: str
-    """The attempt's own key: for its model calls and its spans, until it ends."""
+    """Key of the attempt, for its model calls and spans; valid until the attempt ends."""
     url: str
-    """Where the agent reaches the server."""
+    """URL at which the agent reaches the server."""
     traceparent: str
     alone: bool = False
-    """An attempt before it died with its process: this one is to have a process to itself."""
+    """Run this attempt in a process of its own, because an earlier attempt's process died."""
 
 
 class HeartbeatRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker says which attempts it is still at."""
+    """The attempts that a worker is still running."""
 
     attempts: Annotated[tuple[Id, ...], Meta(max_length=10_000)]
 
 
 class EndedAttempt(Struct, frozen=True):
-    """An attempt that its worker should stop, and why; no outcome where the server does not know the attempt."""
+    """An attempt that the worker must stop. `outcome` is None if the server does not know the attempt."""
 
     attempt: str
     outcome: Outcome | None
 
 
 class HeartbeatReply(Struct, frozen=True):
-    """Every attempt that is not listed lives on until `expires`."""
+    """New expiry times of the renewed leases, and the attempts that have ended."""
 
     expires: dict[str, Seconds]
     ended: tuple[EndedAttempt, ...]
 
 
 class FinishRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """An attempt is over. Its last rewards may come along, and are recorded with it or not at all."""
+    """Report that an attempt ended. Its rewards are recorded in the same transaction."""
 
     outcome: Outcome
     result: Any = None
     rewards: tuple[Reward, ...] = ()
     output: Annotated[str, Meta(max_length=1 << 20)] = ""
-    """What the agent printed; bounded by whoever sends it."""
+    """What the agent printed; the sender truncates it."""
     retry: Retry = Retry.CHARGED
-    """At whose expense it is repeated, if its ending says that it is."""
+    """How a retry is charged, if the ending is retried."""
     awaits_group: bool = False
-    """A success whose final reward comes when its whole group is scored together."""
+    """The attempt succeeded and gets its final reward when its whole group is scored."""
 
 
 class FinishReply(Struct, frozen=True):
-    """What became of a finish: `counted` is False where the attempt had ended before, as `outcome` says."""
+    """Reply to a finish. `counted` is False if the attempt had already ended with `outcome`."""
 
     counted: bool
     outcome: Outcome
     rollout: Rollout
     crowding: Annotated[float, Meta(ge=0)] | None = None
-    """How many model calls wait for a place in the engine for each that has one; None where that says nothing."""
+    """Model calls waiting for the engine per call that is running; None if unknown."""
 
 
 class ScoringRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker asks for a group to score; the reply comes as soon as there is one, or empty after `wait` seconds."""
+    """A worker requests a group to score. The reply comes as soon as there is one, or empty after `wait` seconds."""
 
     worker: Id
     wait: Wait = 0.0
     run: Id | None = None
-    """None: any run that the key may serve."""
+    """None: any run that the key gives access to."""
 
 
 class GroupScoring(Struct, frozen=True):
-    """A group to score, whose rollouts have all ended; a worker's until its lease runs out or it is scored."""
+    """A leased group to score. All its rollouts have ended."""
 
     group: Group
     number: Count
-    """Of the lease: a report under an earlier one changes nothing."""
+    """Number of the lease. Reports under an earlier number have no effect."""
     lease_s: float
 
 
 class ScoringHeartbeat(Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker says that it is still at a scoring."""
+    """Renew the lease of a group scoring."""
 
     number: Count
 
 
 class Scores(Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of a scoring. Rollouts that have no number here end as `no_reward`, with the message."""
+    """Result of a group scoring. Rollouts without a reward here end as `no_reward`, with the message."""
 
     number: Count
     rewards: dict[Id, Real | None] = {}
     """By rollout."""
     message: str = ""
     given_back: bool = False
-    """It was not scored, and another worker may do it."""
+    """The group was not scored; another worker may lease it."""
 
 
 class Counted(Struct, frozen=True):
-    """Whether a report was of the lease in force; another is in the log and changes nothing."""
+    """Whether a report was made under the current lease. Late reports are logged and have no effect."""
 
     counted: bool
 
 
 class Recorded(Struct, frozen=True):
-    """How many of the records sent are new; the others were there already, the same."""
+    """Number of records that are new. The others were already stored with the same content."""
 
     new: Count
 
@@ -177,13 +177,13 @@ class HoldReply(Struct, frozen=True):
 
 
 class CancelReply(Struct, frozen=True):
-    """How many rollouts were cancelled; finished ones stay as they were."""
+    """Number of cancelled rollouts. Finished rollouts do not change."""
 
     cancelled: Count
 
 
 class KeySpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """A key to make. Attempt keys come with leases and cannot be asked for."""
+    """A key to create. Attempt keys come with leases and cannot be requested."""
 
     kind: Annotated[str, Meta(pattern="^(admin|worker|pool|viewer)$")]
     run: Id | None = None
@@ -191,62 +191,62 @@ class KeySpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewKey(Struct, frozen=True):
-    """A key, shown once: the server does not keep it."""
+    """A new key. It is shown once; the server does not store it."""
 
     key: str
     expires: Seconds
     pool: Id | None = None
-    """The name of the new pool, to ask for leases with."""
+    """Name of the new pool, to be used in lease requests."""
 
 
 class Page(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which part of a list to show: what follows `after`, in the list's own order."""
+    """A page of a list: up to `limit` items after the item `after`."""
 
     after: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:@~-]*$(?!\n)", max_length=160)] = ""
     limit: PageLimit = 100
 
 
 class RolloutPage(Page, frozen=True, forbid_unknown_fields=True):
-    """Which part of a run's rollouts to show."""
+    """A page of a run's rollouts."""
 
     state: State | None = None
 
 
 class Cursor(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a reader of a log stands: it has seen everything up to `after`."""
+    """Position in a log: the reader has everything up to `after`."""
 
     after: Annotated[int, Meta(ge=0, le=2**62)] = 0
     limit: PageLimit = 1000
 
 
 class EventCursor(Cursor, frozen=True, forbid_unknown_fields=True):
-    """A cursor into a run's log, of one kind of event or all; with nothing to tell yet, the reply waits."""
+    """Position in a run's events, of one kind or all. The reply waits up to `wait` seconds for an event."""
 
     wait: Wait = 0.0
     kind: Annotated[str, Meta(pattern=r"^[a-z.]*$(?!\n)", max_length=40)] = ""
 
 
 class EventLog(Struct, frozen=True):
-    """Events after a cursor, and the cursor to ask with next."""
+    """Events after a cursor, and the next cursor."""
 
     events: tuple[Event, ...]
     after: int
 
 
 class Metrics(Struct, frozen=True):
-    """Numbers after a cursor, and the cursor to ask with next."""
+    """Metrics after a cursor, and the next cursor."""
 
     metrics: tuple[Metric, ...]
     after: int
 
 
 class ListedRollout(Rollout, frozen=True):
-    """A rollout in a list, with what came of its last attempt."""
+    """A rollout in a list, with the reward and calls of its last attempt."""
 
     reward: float | None = None
-    """The final reward; None where it has none, or has one only as a failure."""
+    """Final reward; None if it has none. The `failure_reward` of failed rollouts is not shown."""
     calls: Count | None = None
-    """Model calls; None until it is finished, and where it was cancelled before anybody tried it."""
+    """Number of model calls; None while unfinished, and if it was cancelled before any attempt."""
 
 
 class RolloutDetail(Struct, frozen=True):
@@ -258,18 +258,18 @@ class RolloutDetail(Struct, frozen=True):
 
 
 class RunSummary(Struct, frozen=True):
-    """What a run holds, in numbers."""
+    """Counts and mean reward of a run."""
 
     id: Id
     created: Seconds
     rollouts: dict[str, int]
-    """By state, finished ones by ending."""
+    """Counts by state; finished rollouts by ending."""
     groups: Count
     groups_finished: Count
     calls: Count
     tokens: Annotated[int, Meta(ge=0)]
-    """Sampled tokens."""
+    """Number of sampled tokens."""
     mean_reward: float | None
     """Mean final reward of the rollouts that have one."""
     groups_unscored: Count = 0
-    """Those whose rollouts are over, and that wait to be scored together."""
+    """Groups whose rollouts have ended and that wait for a group scoring."""

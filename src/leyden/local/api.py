@@ -10,7 +10,7 @@ import uvloop
 from rich.console import Console
 
 from leyden.config import Config, ConfigError, current_keys, read_config, read_file
-from leyden.loading import LoadError, refer
+from leyden.loading import LoadError, reference_to
 from leyden.local.openmp import wait_asleep
 from leyden.local.run_folder import RunFolder
 from leyden.trainer.rollouts.tasks import as_rows
@@ -95,7 +95,7 @@ def _kept(name: str, value: Any, folder: Path) -> str:
     if not callable(value):
         raise ConfigError(f"`{name}`: {value!r} is no function: give one, or write module:name")
     try:
-        return refer(value, str(folder))
+        return reference_to(value, str(folder))
     except LoadError as error:
         raise ConfigError(f"`{name}`: {error}") from error
 

@@ -7,7 +7,7 @@ import psutil
 from modelserving import eventually
 from worksite import Worksite, gone, hosts_of, kill
 
-from leyden.loading import refer
+from leyden.loading import reference_to
 from leyden.outcomes import Ending
 from leyden.server.keys import KeyKind
 
@@ -235,8 +235,8 @@ async def test_an_agent_without_a_name_travels_as_a_pickle(site: Worksite, tmp_p
     await site.open()
     await site.queue("g", {"n": 20})
     offset = 2
-    agent = refer(lambda task: task["n"] + offset, str(tmp_path))
-    with site.worker(agent, reward=refer(lambda task, result: result - task["n"], str(tmp_path))):
+    agent = reference_to(lambda task: task["n"] + offset, str(tmp_path))
+    with site.worker(agent, reward=reference_to(lambda task, result: result - task["n"], str(tmp_path))):
         episode = await site.episode("g")
     assert (episode.attempt.result, episode.final_reward(0.0)) == (22, 2.0)
 

@@ -47,7 +47,7 @@ from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
 from leyden.client.tracing import context, instrumentation, propagation
 from leyden.client.tracing.exporter import AttemptSpanProcessor, SpanExport
-from leyden.loading import LoadError, find
+from leyden.loading import LoadError, load_callable
 from leyden.outcomes import Ending, Outcome
 
 T = TypeVar("T")
@@ -220,7 +220,7 @@ def end() -> NoReturn:
 
 
 def _load(setup: HostSetup) -> tuple[CallableAgent, ClassAgent | None]:
-    found = find(setup.agent, setup.base)
+    found = load_callable(setup.agent, setup.base)
     if not isinstance(found, type):
         return CallableAgent(found, setup.agent, setup.services), None
     instances = ClassAgent(found, setup.agent, setup.places, setup.services)

@@ -17,7 +17,7 @@ from leyden.client.attempt.errors import describe
 from leyden.client.attempt.result import NotAReward, read_reward
 from leyden.client.user_code import in_thread, loop_apart, on_loop
 from leyden.episodes import Episode
-from leyden.loading import AnyCallable, LoadError, load, stand_in_keys
+from leyden.loading import AnyCallable, LoadError, load_function, placeholder_keys
 
 T = TypeVar("T")
 
@@ -121,8 +121,8 @@ class _RewardFailed(Exception):
 
 def load_reward(reference: str, base: str, patience: RetryPolicy, services: Sequence[str] = ()) -> RewardFunction:
     """The reward function that a reference names; raises `LoadError` where it cannot be one."""
-    with stand_in_keys():
-        function = load(reference, base)
+    with placeholder_keys():
+        function = load_function(reference, base)
     return RewardFunction(function, reference, patience, services)
 
 

@@ -15,7 +15,7 @@ from leyden.client.services.pool import ServicePool
 from leyden.client.services.process_service import ProcessService
 from leyden.client.user_code import Loop
 from leyden.config.schema import ServiceConfig
-from leyden.loading import find
+from leyden.loading import load_callable
 
 
 def lent_by_address(services: Mapping[str, ServiceConfig]) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ class ServiceRegistry:
         What is async of them runs on `loop`, where whoever is lent them runs; None: on the one that runs here.
         """
         made = {
-            name: (min(config.count, most), find(config.make, base))
+            name: (min(config.count, most), load_callable(config.make, base))
             for name, config in services.items()
             if config.make is not None and name in asked
         }

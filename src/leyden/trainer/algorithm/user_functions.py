@@ -11,7 +11,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from leyden.config import ConfigError
-from leyden.loading import LoadError, last_line, load, stand_in_keys
+from leyden.loading import LoadError, load_function, one_line, placeholder_keys
 from leyden.rl.advantage import CallBatch
 from leyden.rl.credit import RolloutRewards
 from leyden.rl.loss import TokenBatch
@@ -31,8 +31,8 @@ def load_user_function(key: str, reference: str, base: str) -> Callable[..., Any
     """The user's function that the configuration names under `key`."""
     place = FUNCTION_KINDS[key]
     try:
-        with stand_in_keys():
-            function = load(reference, base)
+        with placeholder_keys():
+            function = load_function(reference, base)
     except LoadError as error:
         raise ConfigError(f"`{key}`: {error}") from error
     try:
@@ -47,7 +47,7 @@ def load_user_function(key: str, reference: str, base: str) -> Callable[..., Any
         try:
             found = function(*given)
         except Exception as error:
-            raise TrainingError(f"`{key}` failed: {last_line(error)}") from error
+            raise TrainingError(f"`{key}` failed: {one_line(error)}") from error
         if (what := place.wrong(found, *given)) is not None:
             raise TrainingError(f"`{key}` gave {what}")
         return found
