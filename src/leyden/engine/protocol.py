@@ -89,6 +89,7 @@ class Publication(Struct, frozen=True):
     """What publishing new weights took."""
 
     seconds: float
+    """Without the optimiser step."""
     transferred_bytes: int
     """0 where engine and trainer share their parameters."""
 

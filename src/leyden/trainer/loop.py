@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from leyden.config import Config
-from leyden.engine.protocol import EngineBackend
+from leyden.engine.protocol import EngineBackend, Publication
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
 from leyden.records import Call, RewardKind, Task, Version
@@ -53,6 +53,9 @@ class StepReport(Struct):
     """In seconds since 1970."""
     sampling_s: float = 0.0
     training_s: float = 0.0
+    """From the first look at the samples to the last optimiser step, without publishing."""
+    publications: list[Publication] = field(default_factory=list)
+    """How long publishing the weights of each update took, and how much was transferred."""
     learning_rate: float = 0.0
     held_out: EvaluationResult | None = None
 
@@ -60,6 +63,11 @@ class StepReport(Struct):
         """Add the tokens of some calls."""
         self.sampled += sum(len(call.completion_ids) for call in calls)
         self.sampled_now += sum(len(call.completion_ids) for call in calls if call.started >= self.began)
+
+    @property
+    def publishing_s(self) -> float:
+        """How long the engine took to serve new weights."""
+        return sum(publication.seconds for publication in self.publications)
 
     @property
     def reward(self) -> float | None:
@@ -137,20 +145,22 @@ class Trainer:
         number = self._config.training.updates_per_step
         updates = await self._on_thread(lambda: prepare(groups, number, self._policy, self._algorithm, report.accounts))
         for update in updates:
-            report.figures.append(await self._update(update))
-        report.training_s = time.monotonic() - began - report.sampling_s
+            metrics, publication = await self._update(update)
+            report.figures.append(metrics)
+            report.publications.append(publication)
+        report.training_s = time.monotonic() - began - report.sampling_s - report.publishing_s
         self.state = replace(self.state, step=step)
         return report
 
-    async def _update(self, update: Update) -> UpdateMetrics:
+    async def _update(self, update: Update) -> tuple[UpdateMetrics, Publication]:
         objective = self._algorithm.objective
         figures = await self._on_thread(lambda: self._policy.accumulate(update.rows, update.before, objective))
         version = self.state.version + 1
         await self._remote.hold_calls(self._config.run, POLICY)
-        await self._engine.publish(PolicyUpdate(self._policy, figures.grad_norm), version)
+        publication = await self._engine.publish(PolicyUpdate(self._policy, figures.grad_norm), version)
         await self._remote.publish_version(self._config.run, Version(POLICY, version))  # held calls go on
         self.state = replace(self.state, version=version)
-        return figures
+        return figures, publication
 
     async def _collect(self, step: int, report: StepReport) -> list[list[SelectedRollout]]:
         """The groups of a step, whole, in the order in which they were asked for; dropped ones are asked for anew."""

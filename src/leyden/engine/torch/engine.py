@@ -147,11 +147,18 @@ class TorchEngine:
 
         The KV cache of the old weights is dropped; requests in flight are computed again and go on.
         """
-        began = time.monotonic()
+        began, applied_s = time.monotonic(), 0.0
+
+        def apply() -> None:
+            nonlocal applied_s
+            start = time.monotonic()
+            update.apply()
+            applied_s = time.monotonic() - start
+
         done: Future[None] = Future()
-        self._submit(lambda: self._changes.append((update.apply, version, done)))
+        self._submit(lambda: self._changes.append((apply, version, done)))
         await asyncio.wrap_future(done)
-        return Publication(time.monotonic() - began, 0)
+        return Publication(time.monotonic() - began - applied_s, 0)
 
     def end_session(self, session: str) -> None:
         """Mark the slots of a session as the first to be reused."""

@@ -80,6 +80,8 @@ def numbers(report: StepReport) -> dict[str, float]:
         "tokens/computed": sum(figure.computed for figure in figures),
         "time/sampling_s": report.sampling_s,
         "time/training_s": report.training_s,
+        "time/publishing_s": report.publishing_s,
+        "publish/bytes": sum(publication.transferred_bytes for publication in report.publications),
         "training/learning_rate": report.learning_rate,
         "training/kl_reference": fmean(accounts.kl_reference) if accounts.kl_reference else None,
         "training/critic_explained": fmean(accounts.critic_explained) if accounts.critic_explained else None,
