@@ -23,7 +23,7 @@ def scripted() -> ServedModel:
     """A model that says the same to everybody."""
     tokenizer = Tokenizer.load(str(files("leyden") / "models" / "spark"))
     ids = tokenizer.encode(ANSWER + "<|im_end|>")
-    engine = ScriptedEngine(lambda _: ids, piece=4)
+    engine = ScriptedEngine(lambda _: ids, chunk_tokens=4)
     return ServedModel("model", engine, renderer_for(tokenizer), tokenizer, Scheduler(at_once=4096))
 
 

@@ -1,4 +1,4 @@
-"""What all tests of engines share."""
+"""Fixtures of all engine tests."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """One thread an operation: on busy cores a second makes tiny models many times slower."""
+    """Use one torch thread: on busy cores a second one makes tiny models many times slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""An engine behind a socket is the engine: the same pieces, errors and cancellations, and everybody hears its end."""
+"""A remote engine behaves as the engine itself: same chunks, errors and cancellations; its end fails all requests."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ from leyden.records import Sampling
 SECONDS = 10
 
 
-def ask(number: int, tokens: int = 20) -> EngineRequest:
+def make_request(number: int, tokens: int = 20) -> EngineRequest:
     return EngineRequest((number, 7), Sampling(), (), tokens, f"session-{number}", top_logprobs=number % 2)
 
 
@@ -26,101 +26,101 @@ def script(request: EngineRequest) -> Sequence[int]:
 
 
 async def all_of(engine: RemoteEngine | ScriptedEngine, request: EngineRequest) -> list[TokenChunk]:
-    return [piece async for piece in engine.generate(request)]
+    return [chunk async for chunk in engine.generate(request)]
 
 
-class Line:
-    """An engine, its lender, and who asks, with a socket between them."""
+class Connection:
+    """An engine, its server and its client, with a socket between them."""
 
-    async def open(self, delay_s: float = 0.0) -> "Line":
+    async def open(self, delay_s: float = 0.0) -> "Connection":
         self.engine = ScriptedEngine(script, delay_s=delay_s)
         one, other = socket.socketpair()
         reader, self.writer = await asyncio.open_connection(sock=one)
-        self.lending = asyncio.create_task(EngineServer(self.engine, self.writer).serve(reader))
-        asking, self.asking = await asyncio.open_connection(sock=other)
-        self.distant = RemoteEngine(asking, self.asking, SocketAddress(1000, 500, 8))
+        self.serving = asyncio.create_task(EngineServer(self.engine, self.writer).serve(reader))
+        reader, self.client_writer = await asyncio.open_connection(sock=other)
+        self.remote = RemoteEngine(reader, self.client_writer, SocketAddress(1000, 500, 8))
         return self
 
     async def close(self) -> None:
-        self.asking.close()
+        self.client_writer.close()
         self.writer.close()
         async with asyncio.timeout(SECONDS):
-            await asyncio.gather(self.lending, self.distant.ended)
+            await asyncio.gather(self.serving, self.remote.ended)
 
 
 @pytest.fixture
-async def line() -> AsyncIterator[Line]:
-    opened = await Line().open()
+async def connection() -> AsyncIterator[Connection]:
+    opened = await Connection().open()
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-async def slow() -> AsyncIterator[Line]:
-    opened = await Line().open(delay_s=0.05)
+async def slow() -> AsyncIterator[Connection]:
+    opened = await Connection().open(delay_s=0.05)
     yield opened
     await opened.close()
 
 
-async def test_many_at_once_are_answered_as_the_engine_answers(line: Line) -> None:
-    requests = [ask(number) for number in range(50)]
-    answers = await asyncio.gather(*(all_of(line.distant, request) for request in requests))
+async def test_many_requests_at_once_get_the_chunks_of_the_engine(connection: Connection) -> None:
+    requests = [make_request(number) for number in range(50)]
+    answers = await asyncio.gather(*(all_of(connection.remote, request) for request in requests))
     assert answers == [await all_of(ScriptedEngine(script), request) for request in requests]
-    assert sorted(line.engine.asked, key=lambda request: request.prompt_ids) == requests
-    assert (line.distant.context_length, line.distant.vocab_size) == (1000, 500)
+    assert sorted(connection.engine.requests, key=lambda request: request.prompt_ids) == requests
+    assert (connection.remote.context_length, connection.remote.vocab_size) == (1000, 500)
 
 
-async def test_one_that_fails_says_why_and_disturbs_nobody(line: Line) -> None:
+async def test_a_request_that_fails_says_why_and_others_go_on(connection: Connection) -> None:
     good, bad = await asyncio.gather(
-        all_of(line.distant, ask(1)), all_of(line.distant, ask(666)), return_exceptions=True
+        all_of(connection.remote, make_request(1)), all_of(connection.remote, make_request(666)), return_exceptions=True
     )
     assert isinstance(good, list)
     assert isinstance(bad, EngineError)
     assert str(bad) == "the script says that the engine dies here"
 
 
-async def test_an_engine_that_fails_with_anything_else_keeps_nobody_waiting(line: Line) -> None:
+async def test_an_unexpected_error_of_the_engine_fails_the_request(connection: Connection) -> None:
     async def broken(request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         raise ZeroDivisionError("a bug")
         yield
 
-    line.engine.generate = broken  # type: ignore[method-assign]
+    connection.engine.generate = broken  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="a bug"):
-        await all_of(line.distant, ask(1))
+        await all_of(connection.remote, make_request(1))
 
 
-async def test_who_goes_away_stops_the_engine(slow: Line) -> None:
-    async with aclosing(slow.distant.generate(ask(1))) as pieces:
-        await anext(pieces)
+async def test_closing_the_stream_cancels_the_request(slow: Connection) -> None:
+    async with aclosing(slow.remote.generate(make_request(1))) as chunks:
+        await anext(chunks)
     await eventually(lambda: slow.engine.cancelled == 1)
-    assert len(await all_of(slow.distant, ask(2))) == 5
+    assert len(await all_of(slow.remote, make_request(2))) == 5
 
 
-async def test_a_completion_that_is_over_is_not_stopped(line: Line) -> None:
-    await all_of(line.distant, ask(1))
-    line.distant.end_session("over")
-    await eventually(lambda: line.engine.ended_sessions == ["over"])
-    assert line.engine.cancelled == 0
+async def test_a_finished_completion_is_not_cancelled(connection: Connection) -> None:
+    await all_of(connection.remote, make_request(1))
+    connection.remote.end_session("over")
+    await eventually(lambda: connection.engine.ended_sessions == ["over"])
+    assert connection.engine.cancelled == 0
 
 
-async def test_when_the_engine_is_gone_everybody_hears_of_it(slow: Line) -> None:
-    asked = [asyncio.create_task(all_of(slow.distant, ask(number))) for number in range(3)]
-    await eventually(lambda: len(slow.engine.asked) == 3)
+async def test_when_the_engine_is_gone_all_requests_fail(slow: Connection) -> None:
+    generations = [asyncio.create_task(all_of(slow.remote, make_request(number))) for number in range(3)]
+    await eventually(lambda: len(slow.engine.requests) == 3)
     slow.writer.close()
     async with asyncio.timeout(SECONDS):
-        found = await asyncio.gather(*asked, return_exceptions=True)
+        found = await asyncio.gather(*generations, return_exceptions=True)
     assert [str(error) for error in found] == ["the engine's process is gone"] * 3
     assert all(isinstance(error, EngineError) for error in found)
     with pytest.raises(EngineError, match="gone"):
-        await all_of(slow.distant, ask(4))
-    slow.distant.end_session("nobody hears this, and nobody minds")
+        await all_of(slow.remote, make_request(4))
+    slow.remote.end_session("nobody hears this, and nobody minds")
 
 
-async def test_when_the_asker_is_gone_nothing_more_is_drawn(slow: Line) -> None:
-    asked = [asyncio.create_task(all_of(slow.distant, ask(number))) for number in range(3)]
-    await eventually(lambda: len(slow.engine.asked) == 3)
-    slow.asking.close()
+async def test_when_the_client_is_gone_its_requests_are_cancelled(slow: Connection) -> None:
+    generations = [asyncio.create_task(all_of(slow.remote, make_request(number))) for number in range(3)]
+    await eventually(lambda: len(slow.engine.requests) == 3)
+    slow.client_writer.close()
     async with asyncio.timeout(SECONDS):
-        await slow.lending
+        await slow.serving
     assert slow.engine.cancelled == 3
-    await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.gather(*generations, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""Completions that follow a grammar: before each token, which tokens may come next.
+"""Grammar-constrained decoding: computes, before each token, which tokens the grammar allows next.
 
-Grammars are in the language of `llguidance` (Lark with JSON Schemas in it; `<[7]>` is the token with that id). Text
-never matches a mark of the tokenizer, so a grammar has to name the marks that it allows.
+Grammars are written in the language of `llguidance` (Lark with embedded JSON Schemas; `<[7]>` is the token with id 7).
+Text never matches a special token, so a grammar must name every special token that it allows.
 """
 
 import asyncio
@@ -14,81 +14,81 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from leyden.engine.protocol import EngineError
 
-_KEPT = 16
-"""Grammars that are kept ready: a group's calls ask for the same one again and again."""
+_CACHED_GRAMMARS = 16
+"""Compiled grammars that are kept: the calls of a group use the same one again and again."""
 _THREADS = 2
 _LIMITS = LLParserLimits(max_items_in_row=50_000, step_max_items=200_000, verbose_errors=False)
-"""Enough for objects with thousands of optional properties, and ten milliseconds a token at the worst."""
+"""Enough for objects with thousands of optional properties, and at most ten milliseconds per token."""
 
 
 class GrammarError(EngineError):
-    """What was given is no grammar, or a grammar that this tokenizer or this library cannot follow."""
+    """The grammar is invalid, or this tokenizer or library does not support it."""
 
 
-class Matcher:
-    """Where one completion stands in its grammar."""
+class GrammarMatcher:
+    """The state of one completion in its grammar."""
 
-    def __init__(self, at: LLMatcher) -> None:
-        self._at = at
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
 
     @property
-    def trouble(self) -> str | None:
-        """Why it cannot go on; None where it can."""
-        return _error(self._at) if self._at.is_error() else None
+    def error(self) -> str | None:
+        """Why the completion cannot go on; None where it can."""
+        return _error(self._matcher) if self._matcher.is_error() else None
 
-    def allowed(self) -> bytes:
-        """One bit for each token, the lowest first: whether it may come next. In trouble none may."""
-        bits = self._at.compute_bitmask()
-        return bytes(len(bits)) if self._at.is_error() else bits  # the library would have it end there
+    def allowed_bitmask(self) -> bytes:
+        """One bit per token, lowest first: whether it may come next. After an error, no token may."""
+        bits = self._matcher.compute_bitmask()
+        return bytes(len(bits)) if self._matcher.is_error() else bits  # the library would allow a stop token
 
-    def take(self, id: int) -> None:
-        """Go on with a token."""
-        self._at.consume_token(id)
+    def accept(self, id: int) -> None:
+        """Advance by a sampled token."""
+        self._matcher.consume_token(id)
 
 
-class Grammars:
-    """Makes the matchers of one model. Grammars are read by threads of its own: some take long."""
+class GrammarCompiler:
+    """Compiles grammars for one model, in threads since some take long, and creates their matchers."""
 
     def __init__(self, tokenizer: str, vocabulary: int) -> None:
-        """`tokenizer` is a tokenizer.json in which every mark is special; there may be more ids than it knows."""
+        """`tokenizer` is a tokenizer.json in which every added token is special; `vocabulary` may be larger than it."""
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
-        self._tokens: dict[tuple[int, ...], LLTokenizer] = {}
-        self._ready: OrderedDict[tuple[str, tuple[int, ...]], Future[LLMatcher]] = OrderedDict()
+        self._ll_tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
+        self._compiled: OrderedDict[tuple[str, tuple[int, ...]], Future[LLMatcher]] = OrderedDict()
         self._threads = ThreadPoolExecutor(_THREADS, "leyden-grammar")
-        self._lock, self._vocabulary_lock = threading.Lock(), threading.Lock()
+        self._lock, self._tokenizer_lock = threading.Lock(), threading.Lock()
 
-    async def begin(self, grammar: str, stop_ids: Sequence[int]) -> Matcher:
-        """A matcher at the beginning of a completion that one of the stop ids ends. Raises `GrammarError`."""
-        reading = asyncio.wrap_future(self._reading(grammar, tuple(stop_ids)))
-        return Matcher((await asyncio.shield(reading)).deep_copy())
+    async def new_matcher(self, grammar: str, stop_ids: Sequence[int]) -> GrammarMatcher:
+        """A matcher for a new completion, which one of the stop ids ends. Raises `GrammarError`."""
+        compiling = asyncio.wrap_future(self._submit(grammar, tuple(stop_ids)))
+        return GrammarMatcher((await asyncio.shield(compiling)).deep_copy())
 
-    def _reading(self, grammar: str, stop_ids: tuple[int, ...]) -> "Future[LLMatcher]":
+    def _submit(self, grammar: str, stop_ids: tuple[int, ...]) -> "Future[LLMatcher]":
         key = (grammar, stop_ids)
         with self._lock:
-            if key not in self._ready:
-                self._ready[key] = self._threads.submit(self._read, *key)
-            self._ready.move_to_end(key)
-            if len(self._ready) > _KEPT:
-                self._ready.popitem(last=False)
-            return self._ready[key]
+            if key not in self._compiled:
+                self._compiled[key] = self._threads.submit(self._compile, *key)
+            self._compiled.move_to_end(key)
+            if len(self._compiled) > _CACHED_GRAMMARS:
+                self._compiled.popitem(last=False)
+            return self._compiled[key]
 
-    def _read(self, grammar: str, stop_ids: tuple[int, ...]) -> LLMatcher:
-        matcher = LLMatcher(self._tokens_until(stop_ids), grammar, log_level=0, limits=_LIMITS)
+    def _compile(self, grammar: str, stop_ids: tuple[int, ...]) -> LLMatcher:
+        matcher = LLMatcher(self._ll_tokenizer(stop_ids), grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise GrammarError(_error(matcher))
         return matcher
 
-    def _tokens_until(self, stop_ids: tuple[int, ...]) -> LLTokenizer:
-        with self._vocabulary_lock:  # which takes long: nobody's event loop waits for this one
-            if stop_ids not in self._tokens:
+    def _ll_tokenizer(self, stop_ids: tuple[int, ...]) -> LLTokenizer:
+        with self._tokenizer_lock:  # a second lock: building one takes long, and `_submit` runs on event loops
+            if stop_ids not in self._ll_tokenizers:
                 try:
-                    self._tokens[stop_ids] = LLTokenizer(self._tokenizer, self._vocabulary, list(stop_ids))
-                except Exception as error:  # the library does not say which
+                    self._ll_tokenizers[stop_ids] = LLTokenizer(self._tokenizer, self._vocabulary, list(stop_ids))
+                except Exception as error:  # the library does not document which
                     raise GrammarError(f"grammars cannot follow this model's tokens: {error}") from error
-            return self._tokens[stop_ids]
+            return self._ll_tokenizers[stop_ids]
 
 
 def _error(matcher: LLMatcher) -> str:
-    """What is wrong, in one line: the first, and the reason where the library gives it in another."""
+    """The matcher's error in one line: its first line, and the reason where the library gives it on another."""
     first, *others = matcher.get_error().splitlines()
     return " ".join([first, *(line.removeprefix("error: ") for line in others if line.startswith("error: "))])

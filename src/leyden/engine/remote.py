@@ -1,6 +1,6 @@
-"""An engine in another process: the one who has it lends it over a stream, the one who asks has this in its place.
+"""An engine in another process: `EngineServer` serves it over a stream, `RemoteEngine` is its client.
 
-Every message is one frame of MessagePack. The stream's end is the end of the engine.
+Every message is one frame of MessagePack. When the stream ends, the engine is gone.
 """
 
 import asyncio
@@ -23,28 +23,28 @@ _GONE = "the engine's process is gone"
 
 
 class StartGeneration(Struct, frozen=True, tag=True, array_like=True):
-    """Draw a completion, which is called `number` from here on."""
+    """Sample a completion; later messages name it by its number."""
 
     number: int
     request: EngineRequest
 
 
 class CancelGeneration(Struct, frozen=True, tag=True, array_like=True):
-    """Nobody reads that completion any longer."""
+    """Stop sampling a completion."""
 
     number: int
 
 
 class EndSession(Struct, frozen=True, tag=True, array_like=True):
-    """A session is over."""
+    """Free what the engine keeps for a session."""
 
     session: str
 
 
 class GenerationUpdates(Struct, frozen=True, array_like=True):
-    """What came of completions since the last message: pieces, and why some failed."""
+    """The chunks since the last message and the errors of failed completions, each with the completion's number."""
 
-    pieces: list[tuple[int, TokenChunk]]
+    chunks: list[tuple[int, TokenChunk]]
     failures: list[tuple[int, str]]
 
 
@@ -52,39 +52,39 @@ EngineMessage = StartGeneration | CancelGeneration | EndSession
 
 
 class RemoteEngine:
-    """Asks the engine at the other end of a stream."""
+    """The client of an engine at the other end of a stream."""
 
     def __init__(self, reader: StreamReader, writer: StreamWriter, address: SocketAddress) -> None:
         self.context_length, self.vocab_size = address.context_length, address.vocab_size
         self._writer = writer
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Queue[TokenChunk | EngineError]] = {}
-        self.ended = asyncio.create_task(self._hear(reader))
+        self._outputs: dict[int, asyncio.Queue[TokenChunk | EngineError]] = {}
+        self.ended = asyncio.create_task(self._receive(reader))
         """Done when the other end is gone."""
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Draw a completion, piece by piece; closing the generator cancels."""
+        """Sample a completion, chunk by chunk; closing the generator cancels the request."""
         if self.ended.done():
             raise EngineError(_GONE)
         number = next(self._numbers)
-        answers = self._asked[number] = asyncio.Queue()
+        outputs = self._outputs[number] = asyncio.Queue()
         finished = False
         try:
-            self._say(StartGeneration(number, request))
+            self._send(StartGeneration(number, request))
             while not finished:
-                answer = await answers.get()
-                finished = isinstance(answer, EngineError) or answer.finish is not None
-                if isinstance(answer, EngineError):
-                    raise answer
-                yield answer
+                output = await outputs.get()
+                finished = isinstance(output, EngineError) or output.finish is not None
+                if isinstance(output, EngineError):
+                    raise output
+                yield output
         finally:
-            del self._asked[number]
+            del self._outputs[number]
             if not finished:
-                self._say(CancelGeneration(number))
+                self._send(CancelGeneration(number))
 
     def end_session(self, session: str) -> None:
         """Free what is kept for a session."""
-        self._say(EndSession(session))
+        self._send(EndSession(session))
 
     def hold(self) -> None:
         """Do nothing: the engine's own process keeps sampling and weight changes apart."""
@@ -92,78 +92,78 @@ class RemoteEngine:
     def resume(self, version: int) -> None:
         """Do nothing: every chunk names its version."""
 
-    def _say(self, question: EngineMessage) -> None:
+    def _send(self, message: EngineMessage) -> None:
         if not self._writer.is_closing():
-            self._writer.write(_framed(question))
+            self._writer.write(_framed(message))
 
-    async def _hear(self, reader: StreamReader) -> None:
+    async def _receive(self, reader: StreamReader) -> None:
         try:
-            async for drawn in _messages(reader, GenerationUpdates):
-                for number, piece in drawn.pieces:
-                    self._answer(number, piece)
-                for number, why in drawn.failures:
-                    self._answer(number, EngineError(why))
+            async for updates in _messages(reader, GenerationUpdates):
+                for number, chunk in updates.chunks:
+                    self._deliver(number, chunk)
+                for number, message in updates.failures:
+                    self._deliver(number, EngineError(message))
         finally:
-            for number in self._asked:
-                self._answer(number, EngineError(_GONE))
+            for number in self._outputs:
+                self._deliver(number, EngineError(_GONE))
 
-    def _answer(self, number: int, answer: TokenChunk | EngineError) -> None:
-        if (asked := self._asked.get(number)) is not None:  # a completion that was stopped may have more to say
-            asked.put_nowait(answer)
+    def _deliver(self, number: int, output: TokenChunk | EngineError) -> None:
+        if (outputs := self._outputs.get(number)) is not None:  # None: it was cancelled, and this was on its way
+            outputs.put_nowait(output)
 
 
 class EngineServer:
-    """Answers from an engine of this process what is asked at the other end of a stream."""
+    """Serves an engine of this process to the client at the other end of a stream."""
 
     def __init__(self, engine: Engine, writer: StreamWriter) -> None:
         self._engine, self._writer = engine, writer
-        self._drawing: dict[int, asyncio.Task[None]] = {}
-        self._drawn = GenerationUpdates([], [])
+        self._generations: dict[int, asyncio.Task[None]] = {}
+        self._updates = GenerationUpdates([], [])
 
     async def serve(self, reader: StreamReader) -> None:
-        """Answer until the other end is gone."""
+        """Serve until the other end is gone."""
         try:
-            async for question in _messages(reader, EngineMessage):
-                match question:
+            async for message in _messages(reader, EngineMessage):
+                match message:
                     case StartGeneration(number, request):
-                        self._begin(number, request)
+                        self._start(number, request)
                     case CancelGeneration(number):
-                        if (drawing := self._drawing.get(number)) is not None:
-                            drawing.cancel()
+                        if (generation := self._generations.get(number)) is not None:
+                            generation.cancel()
                     case EndSession(session):
                         self._engine.end_session(session)
         finally:
-            self._writer.close()  # whatever ended this, nobody is answered any longer, and they shall hear of it
-            left = list(self._drawing.values())
-            for drawing in left:
-                drawing.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            self._writer.close()  # whatever ended this: the client must see that no more chunks come
+            remaining = list(self._generations.values())
+            for generation in remaining:
+                generation.cancel()
+            await asyncio.gather(*remaining, return_exceptions=True)
 
-    def _begin(self, number: int, request: EngineRequest) -> None:
-        drawing = self._drawing[number] = asyncio.create_task(self._draw(number, request))
-        drawing.add_done_callback(lambda _: self._drawing.pop(number))
+    def _start(self, number: int, request: EngineRequest) -> None:
+        generation = self._generations[number] = asyncio.create_task(self._generate(number, request))
+        generation.add_done_callback(lambda _: self._generations.pop(number))
 
-    async def _draw(self, number: int, request: EngineRequest) -> None:
+    async def _generate(self, number: int, request: EngineRequest) -> None:
         try:
-            async with aclosing(self._engine.generate(request)) as pieces:
-                async for piece in pieces:
+            async with aclosing(self._engine.generate(request)) as chunks:
+                async for chunk in chunks:
                     self._send_soon()
-                    self._drawn.pieces.append((number, piece))
+                    self._updates.chunks.append((number, chunk))
         except Exception as error:
             if not isinstance(error, EngineError):
-                log.exception("an engine failed in a way that it should not")
+                log.exception("the engine raised an unexpected error")
             self._send_soon()
-            self._drawn.failures.append((number, str(error) or type(error).__name__))
+            self._updates.failures.append((number, str(error) or type(error).__name__))
 
     def _send_soon(self) -> None:
-        """An engine hands over what a step drew for all of its requests at once: that is one message."""
-        if not self._drawn.pieces and not self._drawn.failures:
+        """Send one message for all chunks of this iteration of the event loop, usually those of a whole step."""
+        if not self._updates.chunks and not self._updates.failures:
             asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        drawn, self._drawn = self._drawn, GenerationUpdates([], [])
+        updates, self._updates = self._updates, GenerationUpdates([], [])
         if not self._writer.is_closing():
-            self._writer.write(_framed(drawn))
+            self._writer.write(_framed(updates))
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -174,7 +174,7 @@ def _framed(message: Any) -> bytes:
 
 
 async def _messages(reader: StreamReader, kind: Any) -> AsyncIterator[Any]:
-    """What arrives, until the stream ends, however it does."""
+    """Decode messages until the stream ends."""
     decoder = msgspec.msgpack.Decoder(kind)
     while (body := await read_frame(reader)) is not None:
         yield decoder.decode(body)

@@ -1,4 +1,4 @@
-"""An engine that plays given tokens: for tests, and for measuring everything around an engine."""
+"""An engine that returns given tokens: for tests, and to measure everything around an engine."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -9,27 +9,26 @@ Script = Callable[[EngineRequest], Sequence[int]]
 
 
 class ScriptedEngine:
-    """Answers each request with what its script says, so many tokens a piece, as if drawn with certainty.
+    """Completes each request with the tokens that the script returns for it, all of probability 1.
 
-    The script may end in a stop token; without one the completion runs into its length limit. A negative number in the
-    script is where the engine dies.
+    A script without a stop token ends by its length. The engine fails at a negative number in the script.
     """
 
     context_length = 32_768
     vocab_size = 2**17
 
-    def __init__(self, script: Script, piece: int = 4, delay_s: float = 0.0) -> None:
+    def __init__(self, script: Script, chunk_tokens: int = 4, delay_s: float = 0.0) -> None:
         self.script = script
-        self.piece = piece
+        self.chunk_tokens = chunk_tokens
         self.delay_s = delay_s
         self.version = 0
-        self.asked: list[EngineRequest] = []
+        self.requests: list[EngineRequest] = []
         self.cancelled = 0
         self.ended_sessions: list[str] = []
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Play the script."""
-        self.asked.append(request)
+        """Return the script's tokens, chunk by chunk."""
+        self.requests.append(request)
         script = self.script(request)
         ids = tuple(script[: request.max_tokens])
         stop = next((at + 1 for at, id in enumerate(ids) if id in request.stop_ids), None)
@@ -38,24 +37,24 @@ class ScriptedEngine:
         try:
             while done < len(ids):
                 await asyncio.sleep(self.delay_s)
-                some = ids[done : done + self.piece]
-                if min(some) < 0:
+                chunk = ids[done : done + self.chunk_tokens]
+                if min(chunk) < 0:
                     raise EngineError("the script says that the engine dies here")
-                done += len(some)
+                done += len(chunk)
                 finish: FinishReason | None = None if done < len(ids) else "stop" if stop else "length"
-                top = tuple(((id, 0.0),) * min(1, request.top_logprobs) for id in some)
-                yield TokenChunk(some, (0.0,) * len(some), self.version, top, finish=finish)
+                top = tuple(((id, 0.0),) * min(1, request.top_logprobs) for id in chunk)
+                yield TokenChunk(chunk, (0.0,) * len(chunk), self.version, top, finish=finish)
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += done < len(ids)
             raise
 
     def end_session(self, session: str) -> None:
-        """Record that the session is over."""
+        """Record that the session has ended."""
         self.ended_sessions.append(session)
 
     def hold(self) -> None:
         """Do nothing: there are no weights."""
 
     def resume(self, version: int) -> None:
-        """Name another version from now on."""
+        """Use another version from now on."""
         self.version = version

@@ -21,7 +21,7 @@ async def running_engine(
         model,
         slots=1 if config.deterministic else config.engine.slots,
         version=version,
-        reuse=not config.deterministic,
+        prefix_caching=not config.deterministic,
         tokenizer=Tokenizer.load(source.folder).marked,
     )
     engine.start()

@@ -1,4 +1,4 @@
-"""The embedded engine as its callers see it: exact logprobs, whoever comes and goes and whatever changes."""
+"""The embedded engine as its callers see it: exact logprobs while requests join, leave and weights are updated."""
 
 import asyncio
 import threading
@@ -61,7 +61,7 @@ def llama() -> PreTrainedModel:
 
 @pytest.fixture
 async def engine(model: PreTrainedModel) -> AsyncIterator[TorchEngine]:
-    made = TorchEngine(model, slots=8, version=3, chunk=50)
+    made = TorchEngine(model, slots=8, version=3, prefill_tokens=50)
     yield made
     made.close()
 
@@ -70,7 +70,7 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
     return tuple(torch.randint(0, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist())
 
 
-def ask(
+def make_request(
     ids: tuple[int, ...], tokens: int = 20, session: str = "s", stop: tuple[int, ...] = (), **sampling: float
 ) -> EngineRequest:
     return EngineRequest(ids, Sampling(**{"seed": 1, **sampling}), stop, tokens, session)  # type: ignore[arg-type]
@@ -86,25 +86,25 @@ class Update:
         self._write()
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        raise AssertionError("an engine that shares the parameters asks for no copy")
+        raise AssertionError("an engine that shares the parameters needs no copy")
 
 
 @dataclass
 class Answer:
     request: EngineRequest
-    pieces: list[TokenChunk] = field(default_factory=list)
+    chunks: list[TokenChunk] = field(default_factory=list)
 
     @property
     def ids(self) -> list[int]:
-        return [id for piece in self.pieces for id in piece.ids]
+        return [id for chunk in self.chunks for id in chunk.ids]
 
     @property
     def logprobs(self) -> list[float]:
-        return [logprob for piece in self.pieces for logprob in piece.logprobs]
+        return [logprob for chunk in self.chunks for logprob in chunk.logprobs]
 
     @property
     def versions(self) -> list[int]:
-        return [piece.version for piece in self.pieces for _ in piece.ids]
+        return [chunk.version for chunk in self.chunks for _ in chunk.ids]
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -113,10 +113,10 @@ class Answer:
 
 async def complete(engine: TorchEngine, request: EngineRequest) -> Answer:
     answer = Answer(request)
-    async for piece in engine.generate(request):
-        answer.pieces.append(piece)
-    assert answer.pieces[-1].finish is not None
-    assert all(piece.finish is None for piece in answer.pieces[:-1])
+    async for chunk in engine.generate(request):
+        answer.chunks.append(chunk)
+    assert answer.chunks[-1].finish is not None
+    assert all(chunk.finish is None for chunk in answer.chunks[:-1])
     return answer
 
 
@@ -134,7 +134,10 @@ def check(model: PreTrainedModel, answer: Answer, temperature: float = 1.0) -> N
 
 async def test_logprobs_are_the_trainers(model: PreTrainedModel, engine: TorchEngine) -> None:
     answers = await asyncio.gather(
-        *(complete(engine, ask(prompt(i, 5 + 40 * i), 30, f"s{i}", seed=i, temperature=0.7)) for i in range(12))
+        *(
+            complete(engine, make_request(prompt(i, 5 + 40 * i), 30, f"s{i}", seed=i, temperature=0.7))
+            for i in range(12)
+        )
     )
     for answer in answers:
         assert len(answer.ids) == 30
@@ -142,31 +145,33 @@ async def test_logprobs_are_the_trainers(model: PreTrainedModel, engine: TorchEn
         assert set(answer.versions) == {3}
 
 
-async def test_turns_of_a_session_reuse_all_of_the_turns_before(model: PreTrainedModel, engine: TorchEngine) -> None:
+async def test_turns_of_a_session_reuse_all_earlier_turns(model: PreTrainedModel, engine: TorchEngine) -> None:
     ids = prompt(0, 120)
     for turn in range(4):
         before = engine.stats.prompt_computed
-        answer = await complete(engine, ask(ids, 20, "conversation", seed=turn))
+        answer = await complete(engine, make_request(ids, 20, "conversation", seed=turn))
         check(model, answer)
-        if turn:  # the last token drawn was never computed
+        if turn:  # the last sampled token was never computed
             assert engine.stats.prompt_computed - before == 15 + 1
         ids = (*answer.whole, *prompt(turn, 15))
 
 
 async def test_siblings_compute_their_prompt_once(model: PreTrainedModel, engine: TorchEngine) -> None:
-    answers = await asyncio.gather(*(complete(engine, ask(prompt(0, 200), 20, f"s{i}", seed=i)) for i in range(8)))
+    answers = await asyncio.gather(
+        *(complete(engine, make_request(prompt(0, 200), 20, f"s{i}", seed=i)) for i in range(8))
+    )
     assert len({tuple(answer.ids) for answer in answers}) == 8
     for answer in answers:
         check(model, answer)
     assert engine.stats.prompt_computed == 200 + 7
-    assert engine.stats.tokens == 8 * 20
+    assert engine.stats.sampled_tokens == 8 * 20
 
 
-async def test_without_reuse_an_answer_depends_on_nothing_that_was_asked_before(llama: PreTrainedModel) -> None:
-    requests = [ask((*prompt(0, 90), *prompt(i, 30)), 20, f"s{i}") for i in range(3)]
+async def test_without_prefix_caching_a_completion_does_not_depend_on_earlier_requests(llama: PreTrainedModel) -> None:
+    requests = [make_request((*prompt(0, 90), *prompt(i, 30)), 20, f"s{i}") for i in range(3)]
     found = []
     for order in ((0, 1, 2), (2, 1, 0)):
-        engine = TorchEngine(llama, slots=1, reuse=False)
+        engine = TorchEngine(llama, slots=1, prefix_caching=False)
         try:
             answers = {i: await complete(engine, requests[i]) for i in order}
         finally:
@@ -176,22 +181,22 @@ async def test_without_reuse_an_answer_depends_on_nothing_that_was_asked_before(
     assert found[0] == found[1]  # to the last bit
 
 
-async def test_a_request_draws_the_same_alone_and_among_others_that_come_and_go(
+async def test_a_request_samples_the_same_alone_and_in_a_changing_batch(
     model: PreTrainedModel, engine: TorchEngine
 ) -> None:
-    requests = [ask(prompt(i, 10 + 37 * i % 90), 10 + 7 * i % 30, f"s{i}", temperature=0.0) for i in range(20)]
+    requests = [make_request(prompt(i, 10 + 37 * i % 90), 10 + 7 * i % 30, f"s{i}", temperature=0.0) for i in range(20)]
     together = await asyncio.gather(*(complete(engine, request) for request in requests))
     for answer, request in zip(together, requests, strict=True):
         assert answer.ids == (await complete(engine, request)).ids
         check(model, answer)
 
 
-async def test_more_requests_than_slots_wait_their_turn(llama: PreTrainedModel) -> None:
+async def test_more_requests_than_slots_are_served_in_order(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama, slots=2)
     ended: list[int] = []
 
     async def one(number: int) -> None:
-        check(llama, await complete(engine, ask(prompt(number, 20), 15, f"s{number}", seed=number)))
+        check(llama, await complete(engine, make_request(prompt(number, 20), 15, f"s{number}", seed=number)))
         ended.append(number)
 
     await asyncio.gather(*map(one, range(9)))
@@ -200,21 +205,23 @@ async def test_more_requests_than_slots_wait_their_turn(llama: PreTrainedModel) 
 
 
 async def test_seeds_reproduce(engine: TorchEngine) -> None:
-    first, again, other = [(await complete(engine, ask(prompt(0, 10), 30, seed=seed))).ids for seed in (5, 5, 6)]
+    first, again, other = [
+        (await complete(engine, make_request(prompt(0, 10), 30, seed=seed))).ids for seed in (5, 5, 6)
+    ]
     assert first == again != other
 
 
 async def test_stop_tokens_end_the_completion_and_are_part_of_it(engine: TorchEngine) -> None:
-    free = await complete(engine, ask(prompt(0, 10), 30))
-    stopped = await complete(engine, ask(prompt(0, 10), 30, stop=(free.ids[12],)))
+    free = await complete(engine, make_request(prompt(0, 10), 30))
+    stopped = await complete(engine, make_request(prompt(0, 10), 30, stop=(free.ids[12],)))
     assert stopped.ids == free.ids[: free.ids.index(free.ids[12]) + 1]
-    assert (free.pieces[-1].finish, stopped.pieces[-1].finish) == ("length", "stop")
+    assert (free.chunks[-1].finish, stopped.chunks[-1].finish) == ("length", "stop")
 
 
 async def test_top_logprobs(model: PreTrainedModel, engine: TorchEngine) -> None:
     request = EngineRequest(prompt(0, 10), Sampling(seed=1), (), 12, "s", top_logprobs=5)
     answer = await complete(engine, request)
-    tops = [top for piece in answer.pieces for top in piece.top]
+    tops = [top for chunk in answer.chunks for top in chunk.top]
     assert [len(top) for top in tops] == [5] * 12
     with torch.no_grad():
         logprobs = torch.log_softmax(model(torch.tensor([answer.whole])).logits[0, 9:-1], -1)
@@ -224,29 +231,27 @@ async def test_top_logprobs(model: PreTrainedModel, engine: TorchEngine) -> None
 
 
 async def test_the_context_is_the_limit(model: PreTrainedModel, engine: TorchEngine) -> None:
-    answer = await complete(engine, ask(prompt(0, CONTEXT - 10), 100))
+    answer = await complete(engine, make_request(prompt(0, CONTEXT - 10), 100))
     assert len(answer.whole) == CONTEXT
-    assert answer.pieces[-1].finish == "length"
+    assert answer.chunks[-1].finish == "length"
     check(model, answer)
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        ask(()),
-        ask((1, VOCABULARY)),
-        ask((-1,)),
-        ask(prompt(0, CONTEXT)),
-        ask((1,), tokens=0),
-        ask((1,), temperature=-1.0),
-        ask((1,), repetition_penalty=0.0),
+        make_request(()),
+        make_request((1, VOCABULARY)),
+        make_request((-1,)),
+        make_request(prompt(0, CONTEXT)),
+        make_request((1,), tokens=0),
+        make_request((1,), temperature=-1.0),
+        make_request((1,), repetition_penalty=0.0),
     ],
 )
-async def test_what_cannot_be_drawn_is_refused_and_disturbs_nobody(
-    llama: PreTrainedModel, request_: EngineRequest
-) -> None:
+async def test_an_invalid_request_is_refused_and_others_go_on(llama: PreTrainedModel, request_: EngineRequest) -> None:
     engine = TorchEngine(llama)
-    other = asyncio.create_task(complete(engine, ask(prompt(0, 10), 50)))
+    other = asyncio.create_task(complete(engine, make_request(prompt(0, 10), 50)))
     with pytest.raises(EngineError):
         await complete(engine, request_)
     assert len((await other).ids) == 50
@@ -255,53 +260,55 @@ async def test_what_cannot_be_drawn_is_refused_and_disturbs_nobody(
 
 async def test_closing_the_stream_frees_the_slot_and_keeps_what_was_computed(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama, slots=1)
-    async with aclosing(engine.generate(ask(prompt(0, 40), 600, "first"))) as pieces:
-        begun = await anext(pieces)
+    async with aclosing(engine.generate(make_request(prompt(0, 40), 600, "first"))) as chunks:
+        begun = await anext(chunks)
     computed = engine.stats.prompt_computed
-    answer = await complete(engine, ask((*prompt(0, 40), *begun.ids, 5, 6), 10, "first"))
+    answer = await complete(engine, make_request((*prompt(0, 40), *begun.ids, 5, 6), 10, "first"))
     check(llama, answer)
     assert engine.stats.prompt_computed - computed <= 3
-    assert engine.stats.tokens < 600
+    assert engine.stats.sampled_tokens < 600
     engine.close()
 
 
 async def test_a_waiting_request_can_be_cancelled(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama, slots=1)
-    first = asyncio.create_task(complete(engine, ask(prompt(0, 10), 200, "a")))
-    second = asyncio.create_task(complete(engine, ask(prompt(1, 10), 200, "b")))
-    third = asyncio.create_task(complete(engine, ask(prompt(2, 10), 5, "c")))
+    first = asyncio.create_task(complete(engine, make_request(prompt(0, 10), 200, "a")))
+    second = asyncio.create_task(complete(engine, make_request(prompt(1, 10), 200, "b")))
+    third = asyncio.create_task(complete(engine, make_request(prompt(2, 10), 5, "c")))
     await asyncio.sleep(0)
     second.cancel()
     await asyncio.gather(first, third)
     assert second.cancelled()
-    assert engine.stats.tokens == 205
+    assert engine.stats.sampled_tokens == 205
     engine.close()
 
 
 async def test_tokens_are_streamed(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama)
-    answer = await complete(engine, ask(prompt(0, 10), 600))
-    assert len(answer.pieces[0].ids) == 1
-    assert len(answer.pieces) > 3
+    answer = await complete(engine, make_request(prompt(0, 10), 600))
+    assert len(answer.chunks[0].ids) == 1
+    assert len(answer.chunks) > 3
     engine.close()
 
 
-async def draw_across_a_change(model: PreTrainedModel, old: PreTrainedModel, engine: TorchEngine, tokens: int) -> None:
-    """Siblings that are drawn by the old weights to begin with, and then by the new."""
+async def sample_across_an_update(
+    model: PreTrainedModel, old: PreTrainedModel, engine: TorchEngine, tokens: int
+) -> None:
+    """Sample requests whose first tokens are of the old weights and the rest of the new."""
 
     def write() -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.9)
 
-    requests = [ask(prompt(i // 2, 60), tokens, f"s{i}", seed=i) for i in range(6)]
+    requests = [make_request(prompt(i // 2, 60), tokens, f"s{i}", seed=i) for i in range(6)]
     answers = [Answer(request) for request in requests]
     begun = asyncio.Event()
 
     async def read(answer: Answer) -> None:
-        async for piece in engine.generate(answer.request):
-            answer.pieces.append(piece)
-            if all(len(one.pieces) > 1 for one in answers):
+        async for chunk in engine.generate(answer.request):
+            answer.chunks.append(chunk)
+            if all(len(one.chunks) > 1 for one in answers):
                 begun.set()
 
     readers = [asyncio.create_task(read(answer)) for answer in answers]
@@ -316,41 +323,41 @@ async def draw_across_a_change(model: PreTrainedModel, old: PreTrainedModel, eng
         got = torch.tensor(answer.logprobs)
         torch.testing.assert_close(got[:count], expected(old, answer)[:count], atol=1e-4, rtol=0)
         torch.testing.assert_close(got[count:], expected(model, answer)[count:], atol=1e-4, rtol=0)
-    check(model, await complete(engine, ask(prompt(0, 60), 20, "s0")))
+    check(model, await complete(engine, make_request(prompt(0, 60), 20, "s0")))
 
 
-async def test_changed_weights_draw_what_follows(model: PreTrainedModel, engine: TorchEngine) -> None:
+async def test_tokens_after_an_update_are_of_the_new_weights(model: PreTrainedModel, engine: TorchEngine) -> None:
     old = make("llama" if isinstance(model, LlamaForCausalLM) else "gpt-neox")
-    await draw_across_a_change(model, old, engine, 600)
+    await sample_across_an_update(model, old, engine, 600)
 
 
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])
-async def test_models_whose_layers_are_not_all_attention_draw_exactly_too(kind: str) -> None:
+async def test_models_whose_layers_are_not_all_attention_have_exact_logprobs_too(kind: str) -> None:
     model = make(kind)
-    engine = TorchEngine(model, slots=8, version=3, chunk=50)
-    await draw_across_a_change(model, make(kind), engine, 40)
+    engine = TorchEngine(model, slots=8, version=3, prefill_tokens=50)
+    await sample_across_an_update(model, make(kind), engine, 40)
     assert engine.stats.prompt_reused == 0
     engine.close()
 
 
-async def test_they_share_nothing_with_siblings_whose_prompts_a_change_finds_half_computed() -> None:
+async def test_they_share_no_prefix_when_an_update_comes_in_the_middle_of_a_prompt() -> None:
     model = make("lfm2")
-    engine = TorchEngine(model, slots=2, chunk=4)
-    first, second = (engine.generate(ask(prompt(0, 300), 3, f"s{i}", seed=i)) for i in range(2))
-    answers = Answer(ask(prompt(0, 300))), Answer(ask(prompt(0, 300)))
+    engine = TorchEngine(model, slots=2, prefill_tokens=4)
+    first, second = (engine.generate(make_request(prompt(0, 300), 3, f"s{i}", seed=i)) for i in range(2))
+    answers = Answer(make_request(prompt(0, 300))), Answer(make_request(prompt(0, 300)))
     waiting = asyncio.create_task(anext(second))
-    answers[0].pieces.append(await anext(first))
+    answers[0].chunks.append(await anext(first))
     await engine.publish(Update(), 1)
-    answers[1].pieces.append(await waiting)
+    answers[1].chunks.append(await waiting)
     for answer, generator in zip(answers, (first, second), strict=True):
-        answer.pieces.extend([piece async for piece in generator])
+        answer.chunks.extend([chunk async for chunk in generator])
         check(model, answer)
     engine.close()
 
 
-async def test_a_change_that_fails_says_so_and_the_engine_goes_on(llama: PreTrainedModel) -> None:
+async def test_an_update_that_fails_raises_and_the_engine_goes_on(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama)
-    going = asyncio.create_task(complete(engine, ask(prompt(0, 10), 100)))
+    going = asyncio.create_task(complete(engine, make_request(prompt(0, 10), 100)))
 
     def fail() -> None:
         raise ZeroDivisionError("no step")
@@ -362,10 +369,10 @@ async def test_a_change_that_fails_says_so_and_the_engine_goes_on(llama: PreTrai
     engine.close()
 
 
-async def test_the_trainer_computes_gradients_while_the_engine_draws(llama: PreTrainedModel) -> None:
+async def test_the_trainer_computes_gradients_while_the_engine_samples(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama)
     llama.train()
-    going = [asyncio.create_task(complete(engine, ask(prompt(i, 30), 200, f"s{i}", seed=i))) for i in range(4)]
+    going = [asyncio.create_task(complete(engine, make_request(prompt(i, 30), 200, f"s{i}", seed=i))) for i in range(4)]
 
     def learn() -> torch.Tensor:
         ids = torch.tensor([prompt(9, 50)])
@@ -393,15 +400,13 @@ async def test_a_step_that_fails_fails_its_requests_and_no_others(
 
     monkeypatch.setattr(engine, "_forward", Broken())
     with pytest.raises(EngineError, match="MemoryError: no room"):
-        await complete(engine, ask(prompt(0, 10)))
+        await complete(engine, make_request(prompt(0, 10)))
     monkeypatch.setattr(engine, "_forward", real)
-    check(llama, await complete(engine, ask(prompt(0, 10))))
+    check(llama, await complete(engine, make_request(prompt(0, 10))))
     engine.close()
 
 
-async def test_a_thread_that_dies_leaves_nobody_waiting(
-    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_fail_when_the_thread_dies(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine(llama)
 
     def die() -> None:
@@ -411,11 +416,11 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(
     monkeypatch.setattr(engine, "_step", die)
     for _ in range(2):
         with pytest.raises(EngineError, match="closed"):
-            await complete(engine, ask(prompt(0, 10)))
+            await complete(engine, make_request(prompt(0, 10)))
     engine.close()
 
 
-async def test_weights_that_are_not_numbers_fail_requests_until_they_are_mended(llama: PreTrainedModel) -> None:
+async def test_weights_that_are_not_finite_fail_requests_until_they_are_replaced(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama, slots=1)
     weights = {name: parameter.clone() for name, parameter in llama.state_dict().items()}
 
@@ -425,34 +430,34 @@ async def test_weights_that_are_not_numbers_fail_requests_until_they_are_mended(
 
     await engine.publish(Update(ruin), 1)
     with pytest.raises(EngineError, match="diverged"):
-        await complete(engine, ask(prompt(0, 100)))
+        await complete(engine, make_request(prompt(0, 100)))
     await engine.publish(Update(lambda: llama.load_state_dict(weights)), 2)
-    check(llama, await complete(engine, ask(prompt(0, 10))))
+    check(llama, await complete(engine, make_request(prompt(0, 10))))
     engine.close()
 
 
-async def test_closing_fails_what_is_under_way(llama: PreTrainedModel) -> None:
+async def test_closing_fails_requests_in_flight(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama, slots=1)
-    going = [asyncio.create_task(complete(engine, ask(prompt(i, 10), 600, f"s{i}"))) for i in range(3)]
+    going = [asyncio.create_task(complete(engine, make_request(prompt(i, 10), 600, f"s{i}"))) for i in range(3)]
     await asyncio.sleep(0)
     await asyncio.to_thread(engine.close)
     for failed in await asyncio.gather(*going, return_exceptions=True):
         assert isinstance(failed, EngineError)
     with pytest.raises(EngineError, match="closed"):
-        await complete(engine, ask(prompt(0, 10)))
+        await complete(engine, make_request(prompt(0, 10)))
     with pytest.raises(EngineError, match="closed"):
         await engine.publish(Update(), 1)
     engine.close()
 
 
-async def test_a_forgotten_session_makes_room_before_others(llama: PreTrainedModel) -> None:
+async def test_an_ended_session_is_evicted_before_others(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama, slots=2)
-    await complete(engine, ask(prompt(0, 100), 5, "kept"))
-    await complete(engine, ask(prompt(1, 100), 5, "over"))
+    await complete(engine, make_request(prompt(0, 100), 5, "kept"))
+    await complete(engine, make_request(prompt(1, 100), 5, "over"))
     engine.end_session("over")
-    await complete(engine, ask(prompt(2, 100), 5, "new"))
+    await complete(engine, make_request(prompt(2, 100), 5, "new"))
     before = engine.stats.prompt_reused
-    await complete(engine, ask(prompt(0, 100), 5, "kept"))
+    await complete(engine, make_request(prompt(0, 100), 5, "kept"))
     assert engine.stats.prompt_reused - before == 99
     engine.close()
 
@@ -468,11 +473,13 @@ def idle(llama: PreTrainedModel) -> Iterator[TorchEngine]:
 def test_several_event_loops_share_one_engine(idle: TorchEngine, llama: PreTrainedModel) -> None:
     answers: dict[int, Answer] = {}
 
-    def ask_alone(number: int) -> None:
+    def request_alone(number: int) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop if number % 2 else None) as runner:
-            answers[number] = runner.run(complete(idle, ask(prompt(number, 20), 50, f"s{number}", seed=number)))
+            answers[number] = runner.run(
+                complete(idle, make_request(prompt(number, 20), 50, f"s{number}", seed=number))
+            )
 
-    threads = [threading.Thread(target=ask_alone, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=request_alone, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -481,7 +488,7 @@ def test_several_event_loops_share_one_engine(idle: TorchEngine, llama: PreTrain
         check(llama, answers[number])
 
 
-def test_the_threads_of_others_stay_as_they_are(llama: PreTrainedModel) -> None:
+def test_other_threads_keep_their_number_of_torch_threads(llama: PreTrainedModel) -> None:
     def seen() -> int:
         numbers: list[int] = []
         thread = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
@@ -491,6 +498,6 @@ def test_the_threads_of_others_stay_as_they_are(llama: PreTrainedModel) -> None:
 
     before, here = seen(), torch.get_num_threads()
     engine = TorchEngine(llama, threads=before + 1)
-    asyncio.run(complete(engine, ask((1, 2, 3), 2)))
+    asyncio.run(complete(engine, make_request((1, 2, 3), 2)))
     assert (seen(), torch.get_num_threads()) == (before, here)
     engine.close()

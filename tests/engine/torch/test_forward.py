@@ -97,66 +97,66 @@ def logprobs(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     return torch.log_softmax(answer.logits[0].float(), -1)
 
 
-def check_steps(model: PreTrainedModel, forward: EngineForward, rows: KVCache, accuracy: float) -> None:
-    """Prompts in chunks beside single tokens, rows with gaps between them and of very different lengths."""
+def check_steps(model: PreTrainedModel, forward: EngineForward, kv_cache: KVCache, accuracy: float) -> None:
+    """Compute prompts in chunks beside single tokens, in slots with gaps between them and of very different lengths."""
     torch.manual_seed(1)
-    tokens = {row: torch.randint(0, 97, (length,)).tolist() for row, length in {0: 40, 1: 43, 3: 300, 4: 41}.items()}
-    expected = {row: logprobs(model, sequence) for row, sequence in tokens.items()}
+    tokens = {slot: torch.randint(0, 97, (length,)).tolist() for slot, length in {0: 40, 1: 43, 3: 300, 4: 41}.items()}
+    expected = {slot: logprobs(model, sequence) for slot, sequence in tokens.items()}
     done = dict.fromkeys(tokens, 0)
-    pieces = {0: [17, 1, 1, 1, 1, 1, 18], 1: [20, 19, 1, 1, 1, 1], 3: [100, 190, 6, 1, 1, 1, 1], 4: [34, 1, 1, 1, 4]}
+    chunks = {0: [17, 1, 1, 1, 1, 1, 18], 1: [20, 19, 1, 1, 1, 1], 3: [100, 190, 6, 1, 1, 1, 1], 4: [34, 1, 1, 1, 4]}
     for step in range(7):
         segments = []
-        for row, sizes in pieces.items():
+        for slot, sizes in chunks.items():
             if step < len(sizes):
-                ids = tokens[row][done[row] : done[row] + sizes[step]]
-                segments.append(Segment(row, done[row], ids, wanted=step != 1 or row != 3))
-        segments.sort(key=lambda one: (len(one.ids) > 1, one.row))
-        rows.reserve(max(one.end for one in segments), [done.get(row, 0) for row in range(rows.slots)])
+                ids = tokens[slot][done[slot] : done[slot] + sizes[step]]
+                segments.append(Segment(slot, done[slot], ids, needs_logits=step != 1 or slot != 3))
+        segments.sort(key=lambda one: (len(one.ids) > 1, one.slot))
+        kv_cache.reserve(max(one.end for one in segments), [done.get(slot, 0) for slot in range(kv_cache.slots)])
         with torch.no_grad():
             logits = forward(segments)
-        wanted = [one for one in segments if one.wanted]
-        assert logits.shape == (len(wanted), 97)
-        for one, row_logits in zip(wanted, logits, strict=True):
+        needed = [one for one in segments if one.needs_logits]
+        assert logits.shape == (len(needed), 97)
+        for one, row_logits in zip(needed, logits, strict=True):
             torch.testing.assert_close(
-                torch.log_softmax(row_logits, -1), expected[one.row][one.end - 1], atol=accuracy, rtol=0
+                torch.log_softmax(row_logits, -1), expected[one.slot][one.end - 1], atol=accuracy, rtol=0
             )
         for one in segments:
-            done[one.row] = one.end
-    assert done == {row: len(sequence) for row, sequence in tokens.items()}
+            done[one.slot] = one.end
+    assert done == {slot: len(sequence) for slot, sequence in tokens.items()}
 
 
-def make_rows(model: PreTrainedModel) -> KVCache:
+def make_kv_cache(model: PreTrainedModel) -> KVCache:
     return KVCache(5, 600, model.dtype, model.device)
 
 
 @pytest.mark.parametrize("name", LIKE_LLAMA)
 def test_llama_like_models_compute_as_their_own_code_does(name: str) -> None:
     model = make(LIKE_LLAMA[name])
-    assert LlamaForward.fits(model)
-    rows = make_rows(model)
-    check_steps(model, LlamaForward(model, rows), rows, 1e-4)
+    assert LlamaForward.supports(model)
+    kv_cache = make_kv_cache(model)
+    check_steps(model, LlamaForward(model, kv_cache), kv_cache, 1e-4)
 
 
 def test_in_float64_they_agree_to_rounding() -> None:
     model = make(LIKE_LLAMA["qwen3"], torch.float64)
-    rows = make_rows(model)
-    check_steps(model, LlamaForward(model, rows), rows, 1e-5)  # HF turns positions in float32
+    kv_cache = make_kv_cache(model)
+    check_steps(model, LlamaForward(model, kv_cache), kv_cache, 1e-5)  # HF rotates positions in float32
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_run_their_own_code(name: str) -> None:
     model = make(OTHERS[name])
-    assert HubForward.fits(model) and not LlamaForward.fits(model)
-    rows = make_rows(model)
+    assert HubForward.supports(model) and not LlamaForward.supports(model)
+    kv_cache = make_kv_cache(model)
     if name == "llama, dynamic rope":
         model.config.max_position_embeddings = 600
-    check_steps(model, HubForward(model, rows), rows, 1e-4)
+    check_steps(model, HubForward(model, kv_cache), kv_cache, 1e-4)
 
 
 def test_a_trainer_that_sets_train_mode_does_not_reach_the_engine() -> None:
     model = make(LlamaConfig(**GROUPED, attention_dropout=0.9, attention_bias=True))
-    rows = make_rows(model)
-    forward = HubForward(model, rows)
+    kv_cache = make_kv_cache(model)
+    forward = HubForward(model, kv_cache)
     model.train()
     segments = [Segment(0, 0, [1, 2, 3, 4], True)]
     with torch.no_grad():
@@ -167,26 +167,26 @@ def test_a_trainer_that_sets_train_mode_does_not_reach_the_engine() -> None:
 def test_weights_written_in_place_are_seen() -> None:
     for config in (LIKE_LLAMA["qwen3"], OTHERS["gpt-neox"]):
         model = make(config)
-        rows = make_rows(model)
-        forward: EngineForward = (LlamaForward if LlamaForward.fits(model) else HubForward)(model, rows)
+        kv_cache = make_kv_cache(model)
+        forward: EngineForward = (LlamaForward if LlamaForward.supports(model) else HubForward)(model, kv_cache)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.1)
         forward.refresh()
-        check_steps(model, forward, rows, 1e-4)
+        check_steps(model, forward, kv_cache, 1e-4)
 
 
 @pytest.mark.parametrize("name", NOT_ALL_ATTENTION)
-def test_models_that_keep_more_than_keys_and_values_compute_whole_sequences(
+def test_models_that_keep_more_than_keys_and_values_recompute_whole_sequences(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = make(NOT_ALL_ATTENTION[name])
-    assert not HubForward.fits(model) and not LlamaForward.fits(model)
-    check_steps(model, RecomputeForward(model), make_rows(model), 1e-4)
-    assert sum("computed from the beginning" in said for said in caplog.messages) == 1
+    assert not HubForward.supports(model) and not LlamaForward.supports(model)
+    check_steps(model, RecomputeForward(model), make_kv_cache(model), 1e-4)
+    assert sum("recomputes its whole sequence" in message for message in caplog.messages) == 1
 
 
-def test_whole_sequences_begin_anew_with_their_rows() -> None:
+def test_recomputed_sequences_start_again_with_their_slots() -> None:
     model = make(NOT_ALL_ATTENTION["lfm2"])
     forward = RecomputeForward(model)
     with torch.no_grad():

@@ -40,7 +40,7 @@ async def test_runs_of_the_same_seed_draw_the_same_whatever_they_are_called(tmp_
             async with client_of(server) as client:
                 for _ in range(2):
                     await client.chat.completions.create(**ASK)
-            seeds.append([request.sampling.seed for request in server.engine.asked])
+            seeds.append([request.sampling.seed for request in server.engine.requests])
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == 2
 
 
@@ -48,7 +48,7 @@ async def test_calls_made_at_the_same_time_are_drawn_with_seeds_of_their_own(ser
     await server.new_attempt()
     async with client_of(server) as client:
         await asyncio.gather(*(client.chat.completions.create(**ASK, n=n) for n in (1, 2, 1, 2)))
-    assert len({request.sampling.seed for request in server.engine.asked}) == 6
+    assert len({request.sampling.seed for request in server.engine.requests}) == 6
 
 
 async def test_calls_made_at_the_same_time_share_a_budget(server: ModelServer) -> None:
@@ -72,7 +72,7 @@ async def test_the_engine_is_told_again_when_a_call_ends_after_its_attempt(serve
     server.engine.delay_s = 0.2
     async with client_of(server) as client:
         asking = asyncio.create_task(client.chat.completions.create(**ASK))
-        await eventually(lambda: len(server.engine.asked) == 1)
+        await eventually(lambda: len(server.engine.requests) == 1)
         await end_attempt(server)
         with pytest.raises(openai.PermissionDeniedError):
             await asking

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoModelForCausalLM
 
-from leyden.engine.grammar import Grammars
+from leyden.engine.grammar import GrammarCompiler
 from leyden.engine.protocol import EngineRequest
 from leyden.engine.torch.engine import TorchEngine
 from leyden.records import MIN_ALLOWED_MASS, Purpose, Sampling
@@ -145,7 +145,7 @@ async def test_the_agents_sdks_output_type_beside_its_tools(tmp_path: Path, monk
         agent = Agent(name="judge", output_type=Verdict, tools=[function_tool(add)], model=model)
         result = await Runner.run(agent, "Is 2 + 3 = 5?")
         assert result.final_output == Verdict.model_validate_json(SAID)
-        for asked, line in zip(server.engine.asked, lines, strict=True):
+        for asked, line in zip(server.engine.requests, lines, strict=True):
             assert await allows(asked, line)
         # an engine that does not say what a grammar left to it is not trained on
         assert [made.unusable for made in (await server.check(calls=2)).calls] == ["chosen by a grammar"] * 2
@@ -204,12 +204,12 @@ async def follows(text: str, prompt: str = "", calls: bool = False, tokenizer: T
 
 async def allows(asked: EngineRequest, text: str, tokenizer: Tokenizer = TOKENIZER) -> bool:
     """Whether a completion may be this."""
-    at = await Grammars(tokenizer.marked, len(tokenizer)).begin(asked.grammar or "", asked.stop_ids)
+    at = await GrammarCompiler(tokenizer.marked, len(tokenizer)).new_matcher(asked.grammar or "", asked.stop_ids)
     for id in tokenizer.encode(text):
-        bits = at.allowed()
+        bits = at.allowed_bitmask()
         if not bits[id // 8] >> id % 8 & 1:
             return False
-        at.take(id)
+        at.accept(id)
     return True
 
 

@@ -1,8 +1,8 @@
-"""The embedded engine: continuous batching of a Hugging Face causal model over fixed slots of keys and values.
+"""The embedded engine: continuous batching of a Hugging Face causal model over a fixed number of KV cache slots.
 
-One thread computes. Between two of its steps requests join and leave and weights change; in a step every request that
-is drawing gets one token, and those whose prompts are not computed yet share `chunk` tokens of them. It sleeps when
-there is nothing to do. The parameters are the trainer's own: publishing new weights is writing them, in `publish`.
+One thread computes. Between two steps requests join and leave and weights are updated. A step samples one token for
+every request whose prompt is computed, and computes up to `prefill_tokens` tokens of the other prompts. The thread
+sleeps while there is nothing to do. The parameters are the trainer's own: `publish` updates them in place.
 """
 
 import asyncio
@@ -20,41 +20,42 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from leyden.engine.grammar import GrammarError, Grammars, Matcher
+from leyden.engine.grammar import GrammarCompiler, GrammarError, GrammarMatcher
 from leyden.engine.protocol import EngineError, EngineRequest, Publication, SocketAddress, TokenChunk, WeightUpdate
 from leyden.engine.remote import EngineServer
 from leyden.engine.torch.forward import EngineForward, HubForward, RecomputeForward, Segment
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.llama import LlamaForward
 from leyden.engine.torch.prefix_cache import PrefixCache, Slot
-from leyden.engine.torch.request import ActiveRequest, Post, deliver
-from leyden.engine.torch.sampling import draw
+from leyden.engine.torch.request import ActiveRequest, Outputs, deliver_outputs
+from leyden.engine.torch.sampling import sample_tokens
 
 log = logging.getLogger(__name__)
 
-SMALL = 20_000_000
-"""Parameters below which a second thread costs more in waiting than it computes."""
-PIECE_S = 0.01
-"""Tokens are handed over this often, beginnings and ends at once: waking an asker costs about as much as a token."""
-BOUNDLESS = 32_768
-"""Tokens of the longest sequence, where the model sets no limit of its own."""
+SMALL_MODEL = 20_000_000
+"""Models with fewer parameters run on one thread: a second one would wait longer than it computes."""
+FLUSH_INTERVAL_S = 0.01
+"""How often sampled tokens are delivered (first and last ones at once): waking a caller costs about one token."""
+DEFAULT_CONTEXT_LENGTH = 32_768
+"""The longest sequence of a model that sets no limit."""
+_CLOSED = "the engine was closed"
 
 
 @dataclass
 class EngineStats:
-    """What the engine has done since it was made."""
+    """Counters since the engine was created."""
 
-    tokens: int = 0
-    """Drawn."""
+    sampled_tokens: int = 0
     prompt_computed: int = 0
-    """Tokens of prompts, and those that were computed again after a change."""
+    """Prompt tokens computed, including tokens that were computed again after a weight update."""
     prompt_reused: int = 0
+    """Prompt tokens found in the prefix cache."""
     steps: int = 0
     busy_s: float = 0.0
 
 
 class TorchEngine:
-    """Completes with a model in this process; safe to use from any event loop and thread."""
+    """Samples from a model in this process. Safe to use from any event loop and thread."""
 
     def __init__(
         self,
@@ -62,39 +63,39 @@ class TorchEngine:
         *,
         slots: int = 64,
         version: int = 0,
-        chunk: int = 256,
+        prefill_tokens: int = 256,
         threads: int | None = None,
-        reuse: bool = True,
+        prefix_caching: bool = True,
         tokenizer: str | None = None,
     ) -> None:
-        """Without `reuse` what a request is answered depends on nothing that was asked before it, to the last bit.
+        """Without `prefix_caching`, a completion does not depend on earlier requests, to the last bit.
 
-        Only with a `tokenizer`, as `Grammars` wants it, can completions follow grammars.
+        Grammars need a `tokenizer`, in the form that `GrammarCompiler` takes.
         """
         config = model.config.get_text_config()
-        self._context = int(getattr(config, "max_position_embeddings", BOUNDLESS))
+        self._context_length = int(getattr(config, "max_position_embeddings", DEFAULT_CONTEXT_LENGTH))
         self._vocabulary = int(config.vocab_size)
-        self._grammars = Grammars(tokenizer, self._vocabulary) if tokenizer is not None else None
+        self._grammars = GrammarCompiler(tokenizer, self._vocabulary) if tokenizer is not None else None
         self.version = version
-        """Of the weights in use."""
+        """The version of the current weights."""
         self.stats = EngineStats()
-        self._chunk, self._threads = chunk, threads or _threads(model)
-        self._rows = KVCache(slots, self._context, model.dtype, model.device)
-        self._forward = _forward(model, self._rows)
-        whole = isinstance(self._forward, RecomputeForward)  # which has nothing to be reused
-        self._slots = PrefixCache(slots, self._rows, reuse and not whole)
+        self._prefill_tokens, self._threads = prefill_tokens, threads or _threads(model)
+        self._kv_cache = KVCache(slots, self._context_length, model.dtype, model.device)
+        self._forward = _forward(model, self._kv_cache)
+        recomputes = isinstance(self._forward, RecomputeForward)  # it has no KV cache to reuse
+        self._prefix_cache = PrefixCache(slots, self._kv_cache, prefix_caching and not recomputes)
         self._wake = threading.Condition()
         self._queue: deque[ActiveRequest] = deque()
-        self._changes: deque[tuple[Callable[[], None], int, Future[None]]] = deque()
-        self._forgotten: deque[str] = deque()
+        self._weight_updates: deque[tuple[Callable[[], None], int, Future[None]]] = deque()
+        self._ended_sessions: deque[str] = deque()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._posted = 0.0
+        self._last_flush = 0.0
 
     @property
     def context_length(self) -> int:
         """The longest sequence, prompt and completion together."""
-        return self._context
+        return self._context_length
 
     @property
     def vocab_size(self) -> int:
@@ -103,24 +104,24 @@ class TorchEngine:
 
     @property
     def address(self) -> SocketAddress:
-        """A server process reaches it over a socket to this process."""
-        return SocketAddress(self._context, self._vocabulary, len(self._slots.all))
+        """A server process reaches the engine over a socket to this process."""
+        return SocketAddress(self._context_length, self._vocabulary, len(self._prefix_cache.slots))
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Answer the requests of a server process until it is gone."""
         await EngineServer(self, writer).serve(reader)
 
     def start(self) -> None:
-        """Start the engine's thread, unless it runs."""
+        """Start the engine's thread unless it is running."""
         with self._wake:
             if self._closed:
-                raise EngineError("the engine was closed")
+                raise EngineError(_CLOSED)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="leyden-engine", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
-        """End; requests and changes under way fail."""
+        """Stop the thread; requests and weight updates in flight fail."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -128,19 +129,19 @@ class TorchEngine:
             self._thread.join()
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Draw a completion, piece by piece; closing the generator cancels."""
+        """Sample a completion, chunk by chunk; closing the generator cancels the request."""
         self._check(request)
         matcher = await self._matcher(request)
-        completion = ActiveRequest(request, self._context, self._vocabulary, asyncio.get_running_loop(), matcher)
-        self._submit(lambda: self._queue.append(completion))
+        active = ActiveRequest(request, self._context_length, self._vocabulary, asyncio.get_running_loop(), matcher)
+        self._submit(lambda: self._queue.append(active))
         try:
             while True:
-                piece = await completion.next()
-                yield piece
-                if piece.finish is not None:
+                chunk = await active.receive()
+                yield chunk
+                if chunk.finish is not None:
                     return
         finally:
-            completion.cancelled = True
+            active.cancelled = True
 
     async def publish(self, update: WeightUpdate, version: int) -> Publication:
         """Apply an update to the shared parameters between two steps; later tokens are sampled by the new weights.
@@ -156,13 +157,13 @@ class TorchEngine:
             applied_s = time.monotonic() - start
 
         done: Future[None] = Future()
-        self._submit(lambda: self._changes.append((apply, version, done)))
+        self._submit(lambda: self._weight_updates.append((apply, version, done)))
         await asyncio.wrap_future(done)
         return Publication(time.monotonic() - began - applied_s, 0)
 
     def end_session(self, session: str) -> None:
-        """Mark the slots of a session as the first to be reused."""
-        self._forgotten.append(session)
+        """Let the KV cache slots of a session be evicted first."""
+        self._ended_sessions.append(session)
 
     def hold(self) -> None:
         """Do nothing: `publish` itself keeps sampling and weight changes apart."""
@@ -171,33 +172,33 @@ class TorchEngine:
         """Do nothing: `publish` has set the version."""
 
     def _check(self, request: EngineRequest) -> None:
-        ids, room = request.prompt_ids, self._context - len(request.prompt_ids)
+        ids, room = request.prompt_ids, self._context_length - len(request.prompt_ids)
         if not ids or room < 1 or request.max_tokens < 1:
             raise EngineError(
                 f"a prompt of {len(ids)} tokens and a completion of {request.max_tokens}: the model takes"
-                f" 1 to {self._context - 1} tokens of prompt, and draws 1 at the least"
+                f" prompts of 1 to {self._context_length - 1} tokens, and a completion has at least 1"
             )
         if not 0 <= min(ids) <= max(ids) < self._vocabulary:
             raise EngineError(f"the prompt has token ids outside of the model's 0 to {self._vocabulary - 1}")
         if not (request.sampling.temperature >= 0 and request.sampling.repetition_penalty > 0):
             raise EngineError("`temperature` must be 0 or more, and `repetition_penalty` more than 0")
 
-    async def _matcher(self, request: EngineRequest) -> Matcher | None:
+    async def _matcher(self, request: EngineRequest) -> GrammarMatcher | None:
         if request.grammar is None:
             return None
         if self._grammars is None:
-            raise GrammarError("this engine knows no tokenizer: its completions cannot follow a grammar")
-        return await self._grammars.begin(request.grammar, request.stop_ids)
+            raise GrammarError("this engine was created without a tokenizer: its completions cannot follow a grammar")
+        return await self._grammars.new_matcher(request.grammar, request.stop_ids)
 
     def _submit(self, add: Callable[[], None]) -> None:
         self.start()
         with self._wake:
             if self._closed:
-                raise EngineError("the engine was closed")
+                raise EngineError(_CLOSED)
             add()
             self._wake.notify()
 
-    # From here on everything happens on the engine's thread.
+    # Everything below runs on the engine's thread.
 
     def _run(self) -> None:
         try:
@@ -205,32 +206,32 @@ class TorchEngine:
             while self._wait():
                 began = time.perf_counter()
                 try:
-                    while self._changes:
-                        self._change(*self._changes.popleft())
+                    while self._weight_updates:
+                        self._update_weights(*self._weight_updates.popleft())
                     with torch.inference_mode():
                         self._admit()
                         self._step()
                 except Exception as error:
-                    log.exception("a step of the engine failed; its requests fail, and the engine goes on")
+                    log.exception("a step of the engine failed: its requests fail, and the engine continues")
                     self._fail(f"{type(error).__name__}: {error}")
                 self.stats.busy_s += time.perf_counter() - began
         finally:
             self._end()
 
     def _end(self) -> None:
-        """Whatever ended the thread, nobody waits for it any longer."""
+        """Fail everything that still waits for the thread, for whatever reason it ended."""
         with self._wake:
             self._closed = True
-        self._fail("the engine was closed")
-        deliver([(completion, EngineError("the engine was closed")) for completion in self._queue])
-        for _, _, done in self._changes:
+        self._fail(_CLOSED)
+        deliver_outputs([(request, EngineError(_CLOSED)) for request in self._queue])
+        for _, _, done in self._weight_updates:
             if done.set_running_or_notify_cancel():
-                done.set_exception(EngineError("the engine was closed"))
+                done.set_exception(EngineError(_CLOSED))
 
     def _set_threads(self) -> None:
-        """Set the threads of this thread's operations, and leave everybody else's as they are.
+        """Set how many threads torch uses for this thread's operations, and leave other threads as they are.
 
-        OpenMP keeps the number by thread, but the latest number set is what threads born later begin with.
+        OpenMP stores the number per thread, but new threads start with the number that was set last.
         """
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
@@ -239,129 +240,132 @@ class TorchEngine:
         restore.join()
 
     def _wait(self) -> bool:
-        """Sleep until there is something to do; false when it is over."""
+        """Sleep until there is something to do; false when the engine is closed."""
         with self._wake:
-            while not (self._closed or self._queue or self._changes or self._slots.live):
+            while not (self._closed or self._queue or self._weight_updates or self._prefix_cache.active):
                 self._wake.wait()
             return not self._closed
 
-    def _change(self, change: Callable[[], None], version: int, done: Future[None]) -> None:
+    def _update_weights(self, update: Callable[[], None], version: int, done: Future[None]) -> None:
         if not done.set_running_or_notify_cancel():
             return
-        self._post(everything=True)
+        self._flush(everything=True)
         try:
             try:
-                change()
+                update()
                 self.version = version
-            finally:  # a change that failed may have written half of them
+            finally:  # an update that failed may have written some of the weights
                 with torch.inference_mode():
                     self._forward.refresh()
-                    self._slots.drop()
-                    for slot in self._slots.live:
-                        self._slots.share(slot)
+                    self._prefix_cache.invalidate()
+                    for slot in self._prefix_cache.active:
+                        self._prefix_cache.reuse_prefix(slot)
         except BaseException as error:
             done.set_exception(error)
         else:
             done.set_result(None)
 
     def _admit(self) -> None:
-        """Let requests leave and join."""
-        self._slots.release([slot for slot in self._slots.live if slot.completion and slot.completion.cancelled])
-        while self._forgotten:
-            self._slots.forget(self._forgotten.popleft())
-        while self._queue and not self._slots.full:
-            completion = self._queue.popleft()
-            if not completion.cancelled:
-                self.stats.prompt_reused += self._slots.admit(completion)
+        """Remove cancelled requests and admit queued ones."""
+        cache = self._prefix_cache
+        cache.release([slot for slot in cache.active if slot.request and slot.request.cancelled])
+        while self._ended_sessions:
+            cache.end_session(self._ended_sessions.popleft())
+        while self._queue and not cache.full:
+            request = self._queue.popleft()
+            if not request.cancelled:
+                self.stats.prompt_reused += cache.admit(request)
 
     def _step(self) -> None:
-        plan = self._plan()
-        if not plan:
+        schedule = self._schedule()
+        if not schedule:
             return
-        segments = [segment for _, segment in plan]
-        self._rows.reserve(max(segment.end for segment in segments), [slot.computed for slot in self._slots.all])
+        segments = [segment for _, segment in schedule]
+        longest = max(segment.end for segment in segments)
+        self._kv_cache.reserve(longest, [slot.computed for slot in self._prefix_cache.slots])
         logits = self._forward(segments)
-        ready = [slot for slot, segment in plan if segment.wanted]
-        completions = [slot.completion for slot in ready if slot.completion is not None]
-        drawn = draw(logits, [completion.chance for completion in completions]) if ready else []
-        for slot, segment in plan:
+        ready = [slot for slot, segment in schedule if segment.needs_logits]
+        requests = [slot.request for slot in ready if slot.request is not None]
+        tokens = sample_tokens(logits, [request.sampler for request in requests]) if ready else []
+        for slot, segment in schedule:
             slot.computed = segment.end
-            if len(segment.ids) > 1 or (slot.completion and segment.start < len(slot.completion.request.prompt_ids)):
+            if len(segment.ids) > 1 or (slot.request and segment.start < len(slot.request.request.prompt_ids)):
                 self.stats.prompt_computed += len(segment.ids)
-        over: list[Slot] = []
-        failed: Post = []
-        for slot, completion, one in zip(ready, completions, drawn, strict=True):
-            if not (math.isfinite(one.logprob) and math.isfinite(one.allowed)):
-                failed.append((completion, EngineError(_why_not_drawn(completion))))
-                over.append(slot)
+        finished: list[Slot] = []
+        failures: Outputs = []
+        for slot, request, token in zip(ready, requests, tokens, strict=True):
+            if not (math.isfinite(token.logprob) and math.isfinite(token.allowed)):
+                failures.append((request, EngineError(_sampling_error(request))))
+                finished.append(slot)
                 slot.computed = 0
-                self._rows.wipe(slot.row)
+                self._kv_cache.clear(slot.index)
                 continue
-            completion.take(one)
-            if completion.finish is not None:
-                over.append(slot)
+            request.append(token)
+            if request.finish is not None:
+                finished.append(slot)
         self.stats.steps += 1
-        self.stats.tokens += len(drawn)
-        self._post()
-        deliver(failed)
-        self._slots.release(over)
+        self.stats.sampled_tokens += len(tokens)
+        self._flush()
+        deliver_outputs(failures)
+        self._prefix_cache.release(finished)
 
-    def _plan(self) -> list[tuple[Slot, Segment]]:
-        """One token for all who have just one to compute, by row; then prompts, in order, while the chunk lasts."""
-        single, longer, left = [], [], self._chunk
-        for slot in self._slots.live:
+    def _schedule(self) -> list[tuple[Slot, Segment]]:
+        """The next token of every request that lacks one, by slot; then prompts, within `prefill_tokens`."""
+        decode, prefill, budget = [], [], self._prefill_tokens
+        for slot in self._prefix_cache.active:
             missing = len(slot.tokens) - slot.computed
             if missing == 1:
-                single.append((slot, Segment(slot.row, slot.computed, slot.tokens[-1:], True)))
-            elif left and not self._slots.waits(slot):
-                end = min(slot.computed + left, len(slot.tokens))
+                decode.append((slot, Segment(slot.index, slot.computed, slot.tokens[-1:], True)))
+            elif budget and not self._prefix_cache.must_wait(slot):
+                end = min(slot.computed + budget, len(slot.tokens))
                 ids = slot.tokens[slot.computed : end]
-                longer.append((slot, Segment(slot.row, slot.computed, ids, end == len(slot.tokens))))
-                left -= len(ids)
-        single.sort(key=lambda one: one[1].row)
-        return single + longer
+                prefill.append((slot, Segment(slot.index, slot.computed, ids, end == len(slot.tokens))))
+                budget -= len(ids)
+        decode.sort(key=lambda one: one[1].slot)
+        return decode + prefill
 
-    def _post(self, everything: bool = False) -> None:
-        """Hand over what was drawn: beginnings and ends at once, the rest from time to time."""
+    def _flush(self, everything: bool = False) -> None:
+        """Deliver sampled tokens: first and last ones at once, the others every `FLUSH_INTERVAL_S`."""
         now = time.perf_counter()
-        if everything := everything or now - self._posted >= PIECE_S:
-            self._posted = now
-        post: Post = []
-        for slot in self._slots.live:
-            completion = slot.completion
-            if completion is not None and (everything or completion.due):
-                piece = completion.piece(self.version)
-                if piece is not None:
-                    post.append((completion, piece))
-        deliver(post)
+        if everything := everything or now - self._last_flush >= FLUSH_INTERVAL_S:
+            self._last_flush = now
+        outputs: Outputs = []
+        for slot in self._prefix_cache.active:
+            request = slot.request
+            if request is not None and (everything or request.urgent):
+                chunk = request.flush(self.version)
+                if chunk is not None:
+                    outputs.append((request, chunk))
+        deliver_outputs(outputs)
 
-    def _fail(self, why: str) -> None:
-        """Fail the requests under way; nothing in the slots can be trusted."""
-        deliver([(slot.completion, EngineError(why)) for slot in self._slots.live if slot.completion is not None])
-        self._slots.release(self._slots.live)
-        self._slots.drop()
-
-
-def _forward(model: PreTrainedModel, rows: KVCache) -> EngineForward:
-    """The fastest that computes the model."""
-    if LlamaForward.fits(model):
-        return LlamaForward(model, rows)
-    return HubForward(model, rows) if HubForward.fits(model) else RecomputeForward(model)
+    def _fail(self, message: str) -> None:
+        """Fail the active requests and discard the KV cache, which may be wrong."""
+        active = self._prefix_cache.active
+        deliver_outputs([(slot.request, EngineError(message)) for slot in active if slot.request is not None])
+        self._prefix_cache.release(active)
+        self._prefix_cache.invalidate()
 
 
-def _why_not_drawn(completion: ActiveRequest) -> str:
-    matcher = completion.chance.matcher
-    if matcher is not None and (trouble := matcher.trouble) is not None:
-        return f"the grammar cannot be followed any further: {trouble}"
-    return "the model's logits are not numbers: have its weights diverged?"
+def _forward(model: PreTrainedModel, kv_cache: KVCache) -> EngineForward:
+    """The fastest implementation that supports the model."""
+    if LlamaForward.supports(model):
+        return LlamaForward(model, kv_cache)
+    return HubForward(model, kv_cache) if HubForward.supports(model) else RecomputeForward(model)
+
+
+def _sampling_error(request: ActiveRequest) -> str:
+    matcher = request.sampler.matcher
+    if matcher is not None and (error := matcher.error) is not None:
+        return f"the grammar cannot be followed any further: {error}"
+    return "the model's logits are not finite: its weights may have diverged"
 
 
 def _threads(model: PreTrainedModel) -> int:
-    """Half of the cores, the rest being the trainer's and the agents'; one for a small model, whose matrices are small.
+    """Half of the cores, which leaves the rest to trainer and agents; one for a small model, whose matrices are small.
 
-    Threads of one operation wait for each other, spinning: with one more than there are free cores a step takes many
-    times as long. On two busy cores one thread drew more tokens at 1 and 32 requests, and as many at 256.
+    The threads of one operation wait for each other: with more threads than free cores a step takes many times as
+    long. On two busy cores, one thread sampled more tokens per second at 1 and 32 requests, and as many at 256.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    small = sum(parameter.numel() for parameter in model.parameters()) < SMALL
+    small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL
     return 1 if small else max(1, cores // 2)

@@ -1,4 +1,4 @@
-"""Keys and values of every slot, in memory that grows with the longest sequence and is real only where written."""
+"""The KV cache of all slots. It grows with the longest sequence; on a CPU, memory is used only where it is written."""
 
 from collections.abc import Sequence
 
@@ -6,54 +6,54 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FIRST = 256
-"""Positions that a row begins with; it doubles from there."""
+INITIAL_LENGTH = 256
+"""Positions per slot at first; doubled when needed."""
 
 
 class KVCache:
-    """Planes of [slot, head, position, size], one or two a layer, all of the same length.
+    """Buffers of [slot, head, position, size], one or two per layer, all of the same length.
 
-    What was never written is zero, and so harmless under a mask: a probability of nought times anything finite.
+    Positions that were never written are zero, so a masked read is harmless: probability 0 times a finite value.
     """
 
-    def __init__(self, slots: int, context: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.slots, self.context = slots, context
+    def __init__(self, slots: int, context_length: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.slots, self.context_length = slots, context_length
         self.dtype, self.device = dtype, device
-        self.length = min(FIRST, context)
-        self.planes: list[Tensor] = []
+        self.length = min(INITIAL_LENGTH, context_length)
+        self.buffers: list[Tensor] = []
 
-    def plane(self, index: int, heads: int, size: int) -> Tensor:
-        """One plane; the first to ask for it, in order, makes it."""
-        if index == len(self.planes):
-            self.planes.append(self._zeros(heads, size))
-        return self.planes[index]
+    def buffer(self, index: int, heads: int, size: int) -> Tensor:
+        """The buffer with this index, allocated on first use; first uses come in order of index."""
+        if index == len(self.buffers):
+            self.buffers.append(self._zeros(heads, size))
+        return self.buffers[index]
 
-    def reserve(self, length: int, used: Sequence[int]) -> None:
-        """Make every row hold so many positions; of each row so many are in use and kept."""
+    def reserve(self, length: int, computed: Sequence[int]) -> None:
+        """Make room for `length` positions in every slot; keeps the first `computed` positions of each slot."""
         if length <= self.length:
             return
         while self.length < length:
-            self.length = min(2 * self.length, self.context)
-        for index, old in enumerate(self.planes):
+            self.length = min(2 * self.length, self.context_length)
+        for index, old in enumerate(self.buffers):
             new = self._zeros(old.shape[1], old.shape[3])
-            for row, kept in enumerate(used):
-                new[row, :, :kept] = old[row, :, :kept]
-            self.planes[index] = new
+            for slot, count in enumerate(computed):
+                new[slot, :, :count] = old[slot, :, :count]
+            self.buffers[index] = new
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the beginning of one row to another."""
-        for plane in self.planes:
-            plane[target, :, :length] = plane[source, :, :length]
+        """Copy the first `length` positions of one slot to another."""
+        for buffer in self.buffers:
+            buffer[target, :, :length] = buffer[source, :, :length]
 
-    def wipe(self, row: int) -> None:
-        """Forget what is not a number: no mask hides it."""
-        for plane in self.planes:
-            plane[row].zero_()
+    def clear(self, slot: int) -> None:
+        """Zero a slot that may hold NaN or infinity, which no mask hides."""
+        for buffer in self.buffers:
+            buffer[slot].zero_()
 
     def _zeros(self, heads: int, size: int) -> Tensor:
         shape = (self.slots, heads, self.length, size)
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        # calloc's pages cost nothing until they are written; torch.zeros would write them all
+        # np.zeros uses calloc, whose pages cost nothing until they are written; torch.zeros would write them all
         count = self.slots * heads * self.length * size * self.dtype.itemsize
         return torch.from_numpy(np.zeros(count, np.uint8)).view(self.dtype).view(shape)

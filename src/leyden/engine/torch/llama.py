@@ -1,7 +1,7 @@
-"""One step of a Llama-like model, without its Python: for small models on a CPU that is most of the time.
+"""One step of a Llama-like model without the model's own Python code, which takes most of the time for small models.
 
-Llama, SmolLM2, Qwen2 and Qwen3 in float32 or float64, with plain linear layers. Everything else runs its own code.
-All tokens of a step go through each matrix together, whatever request they belong to; only attention is apart.
+Supports Llama, SmolLM2, Qwen2 and Qwen3 in float32 or float64 on a CPU, with plain linear layers. The tokens of all
+requests of a step are multiplied with each matrix together; only attention is computed per request.
 """
 
 from collections.abc import Sequence
@@ -15,26 +15,27 @@ from transformers import PreTrainedModel
 from leyden.engine.torch.forward import Segment
 from leyden.engine.torch.kv_cache import KVCache
 
-COPIED = 50_000_000
-"""Parameters below which all matrices are copied as [in, out]: products with few rows take a quarter less time."""
-CALL_BYTES = 400_000
-"""Keys and values that are read in the time one more call of the attention takes: so much padding is cheaper."""
+MAX_COPIED_PARAMETERS = 50_000_000
+"""Smaller models have their matrices copied as [in, out]: products with few rows take a quarter less time."""
+ATTENTION_CALL_BYTES = 400_000
+"""Bytes of KV cache that are read in the time that one attention call costs: less padding than this is cheaper."""
 
 
-class Attention(NamedTuple):
-    """One call of the attention: rows of one new token each, or one row of several."""
+class AttentionCall(NamedTuple):
+    """One call of the attention: over several slots with one new token each, or one slot with several."""
 
     tokens: slice
-    rows: slice
+    slots: slice
     length: int
     mask: Tensor | None
     causal: bool
 
 
 class LayerWeights:
-    """The weights of one layer as [in, out]: the shared parameters, or copies, and one matrix of the attention's input.
+    """The weights of one layer as [in, out]: views of the shared parameters or copies.
 
-    In that the two halves of each rotary pair stand side by side, so that rotating is one complex product.
+    Query, key and value are one matrix, in which the two halves of each rotary pair are adjacent: rotating is then one
+    complex multiplication.
     """
 
     def __init__(self, layer: Any, head_size: int, copied: bool) -> None:
@@ -42,25 +43,26 @@ class LayerWeights:
         self.refresh()
 
     def refresh(self) -> None:
-        """Copy anew what is copied, and look up all else: modules are slow to ask."""
-        attention, mlp, paired = self.layer.self_attn, self.layer.mlp, self._paired
-        self.before, self.between = _weight(self.layer.input_layernorm), _weight(self.layer.post_attention_layernorm)
+        """Copy or look up the weights again; looking up attributes of modules in each step would be slow."""
+        attention, mlp, interleave = self.layer.self_attn, self.layer.mlp, self._interleave
+        self.attention_norm = _weight(self.layer.input_layernorm)
+        self.mlp_norm = _weight(self.layer.post_attention_layernorm)
         linear = attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
         self.output, self.gate, self.up, self.down = (_matrix(module, self.copied) for module in linear)
         projections = attention.q_proj, attention.k_proj, attention.v_proj
         query, key, value = map(_weight, projections)
-        self.qkv = torch.cat((paired(query), paired(key), value)).t().contiguous()
+        self.qkv = torch.cat((interleave(query), interleave(key), value)).t().contiguous()
         self.bias: Tensor | None = None
         if attention.q_proj.bias is not None:
             query, key, value = (projection.bias.detach() for projection in projections)
-            self.bias = torch.cat((paired(query), paired(key), value))
-        self.norm: Tensor | None = None
+            self.bias = torch.cat((interleave(query), interleave(key), value))
+        self.head_norm: Tensor | None = None
         if hasattr(attention, "q_norm"):
             norms = (attention.q_norm, attention.q_proj), (attention.k_norm, attention.k_proj)
-            heads = [paired(_weight(norm)).expand(of.out_features // self.head_size, -1) for norm, of in norms]
-            self.norm = torch.cat(heads)
+            heads = [interleave(_weight(norm)).expand(of.out_features // self.head_size, -1) for norm, of in norms]
+            self.head_norm = torch.cat(heads)
 
-    def _paired(self, weight: Tensor) -> Tensor:
+    def _interleave(self, weight: Tensor) -> Tensor:
         return weight.view(-1, 2, self.head_size // 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
@@ -74,27 +76,27 @@ def _matrix(module: Any, copied: bool) -> Tensor:
 
 
 class LlamaForward:
-    """Computes steps straight from the parameters of a Llama-like model."""
+    """Computes steps directly from the parameters of a Llama-like model."""
 
-    def __init__(self, model: PreTrainedModel, rows: KVCache) -> None:
+    def __init__(self, model: PreTrainedModel, kv_cache: KVCache) -> None:
         self._model: Any = model
-        self._rows = rows
+        self._kv_cache = kv_cache
         config = model.config
         self._size = self._model.model.layers[0].self_attn.head_dim
         self._key_heads = config.num_key_value_heads
         self._heads = config.num_attention_heads
         self._eps = config.rms_norm_eps
-        self._slack = CALL_BYTES // (2 * self._key_heads * self._size * rows.dtype.itemsize)
-        self._copied = sum(parameter.numel() for parameter in model.parameters()) < COPIED
+        self._max_padding = ATTENTION_CALL_BYTES // (2 * self._key_heads * self._size * kv_cache.dtype.itemsize)
+        self._copied = sum(parameter.numel() for parameter in model.parameters()) < MAX_COPIED_PARAMETERS
         self._layers = [LayerWeights(layer, self._size, self._copied) for layer in self._model.model.layers]
         self._head = _matrix(self._model.lm_head, self._copied)
         for index in range(len(self._layers)):
-            rows.plane(index, 2 * self._key_heads, self._size)
-        self._turns = torch.empty(0)
+            kv_cache.buffer(index, 2 * self._key_heads, self._size)
+        self._rotations = torch.empty(0)
 
     @staticmethod
-    def fits(model: PreTrainedModel) -> bool:
-        """Whether the model is built as this file computes."""
+    def supports(model: PreTrainedModel) -> bool:
+        """Whether this class computes the model exactly."""
         config: Any = model.config
         if type(model).__name__ not in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"):
             return False
@@ -113,103 +115,103 @@ class LlamaForward:
         return plain and full and static and whole and config.hidden_act == "silu" and type(model.lm_head) is nn.Linear
 
     def refresh(self) -> None:
-        """Copy what is kept in a form of its own."""
+        """Copy the weights again that are kept in another layout."""
         self._head = _matrix(self._model.lm_head, self._copied)
         for layer in self._layers:
             layer.refresh()
 
     def __call__(self, segments: Sequence[Segment]) -> Tensor:
-        """Compute all tokens together, and the logits where they are wanted."""
-        if self._turns.shape[0] != self._rows.length:
-            self._turns = self._rotations()
+        """Compute all tokens together, and logits for the segments that need them."""
+        if self._rotations.shape[0] != self._kv_cache.length:
+            self._rotations = self._compute_rotations()
         ids = torch.tensor([id for segment in segments for id in segment.ids])
-        row = torch.tensor([one.row for one in segments for _ in one.ids])
+        slot = torch.tensor([one.slot for one in segments for _ in one.ids])
         position = torch.tensor([at for one in segments for at in range(one.start, one.end)])
-        turns = self._turns[position]
+        rotations = self._rotations[position]
         calls = self._calls(segments, position)
         hidden = F.embedding(ids, self._model.model.embed_tokens.weight)
-        for layer, plane in zip(self._layers, self._rows.planes, strict=True):
-            hidden = self._layer(layer, plane, hidden, row, position, turns, calls)
-        if len(segments) != len(ids) or not all(segment.wanted for segment in segments):
+        for layer, buffer in zip(self._layers, self._kv_cache.buffers, strict=True):
+            hidden = self._layer(layer, buffer, hidden, slot, position, rotations, calls)
+        if len(segments) != len(ids) or not all(segment.needs_logits for segment in segments):
             ends = torch.tensor([len(segment.ids) for segment in segments]).cumsum(0) - 1
-            hidden = hidden[ends[[segment.wanted for segment in segments]]]
+            hidden = hidden[ends[[segment.needs_logits for segment in segments]]]
         return torch.mm(self._norm(hidden, self._model.model.norm.weight), self._head).float()
 
     def _layer(
         self,
         layer: LayerWeights,
-        plane: Tensor,
+        buffer: Tensor,
         hidden: Tensor,
-        row: Tensor,
+        slot: Tensor,
         position: Tensor,
-        turns: Tensor,
-        calls: Sequence[Attention],
+        rotations: Tensor,
+        calls: Sequence[AttentionCall],
     ) -> Tensor:
         heads, keys = self._heads, self._heads + self._key_heads
-        normed = self._norm(hidden, layer.before)
+        normed = self._norm(hidden, layer.attention_norm)
         qkv = torch.mm(normed, layer.qkv) if layer.bias is None else torch.addmm(layer.bias, normed, layer.qkv)
         qkv = qkv.view(len(hidden), -1, self._size)
-        turned = qkv[:, :keys]
-        if layer.norm is not None:
-            turned.copy_(F.rms_norm(turned, (self._size,), None, self._eps) * layer.norm)
-        torch.view_as_complex(turned.view(len(hidden), keys, -1, 2)).mul_(turns)
-        plane[row, :, position] = qkv[:, heads:]
-        parts = [self._attend(qkv[call.tokens, :heads], plane, call) for call in calls]
+        rotated = qkv[:, :keys]
+        if layer.head_norm is not None:
+            rotated.copy_(F.rms_norm(rotated, (self._size,), None, self._eps) * layer.head_norm)
+        torch.view_as_complex(rotated.view(len(hidden), keys, -1, 2)).mul_(rotations)
+        buffer[slot, :, position] = qkv[:, heads:]
+        parts = [self._attend(qkv[call.tokens, :heads], buffer, call) for call in calls]
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         hidden = torch.addmm(hidden, attended, layer.output)
-        normed = self._norm(hidden, layer.between)
+        normed = self._norm(hidden, layer.mlp_norm)
         gate = F.silu(torch.mm(normed, layer.gate), inplace=True)
         gate.mul_(torch.mm(normed, layer.up))
         return torch.addmm(hidden, gate, layer.down)
 
-    def _attend(self, query: Tensor, plane: Tensor, call: Attention) -> Tensor:
-        """Attention of [token, head, size]: heads that share a key are its queries, or so many views of it."""
+    def _attend(self, query: Tensor, buffer: Tensor, call: AttentionCall) -> Tensor:
+        """Attention of [token, head, size]. Heads that share a key are its queries, or use views of it."""
         tokens, keys = len(query), self._key_heads
-        held = plane[call.rows, :, : call.length]
-        key, value = held[:, :keys], held[:, keys:]
+        cached = buffer[call.slots, :, : call.length]
+        key, value = cached[:, :keys], cached[:, keys:]
         query = query.view(tokens, keys, -1, self._size)
         if not call.causal:
             mask = call.mask if call.mask is None else call.mask.expand(-1, 1, query.shape[2], -1)
             return F.scaled_dot_product_attention(query, key, value, mask).reshape(tokens, -1)
         key, value = (part[0][:, None].expand(-1, query.shape[2], -1, -1) for part in (key, value))
         whole = call.mask is None
-        answer = F.scaled_dot_product_attention(query.permute(1, 2, 0, 3), key, value, call.mask, is_causal=whole)
-        return answer.permute(2, 0, 1, 3).reshape(tokens, -1)
+        output = F.scaled_dot_product_attention(query.permute(1, 2, 0, 3), key, value, call.mask, is_causal=whole)
+        return output.permute(2, 0, 1, 3).reshape(tokens, -1)
 
-    def _calls(self, segments: Sequence[Segment], position: Tensor) -> list[Attention]:
-        """Neighbouring rows of one token each and of about one length share a call; a longer segment has its own."""
-        calls: list[Attention] = []
+    def _calls(self, segments: Sequence[Segment], position: Tensor) -> list[AttentionCall]:
+        """Group neighbouring slots with one token each and similar lengths; a longer segment has its own call."""
+        calls: list[AttentionCall] = []
         at = begin = longest = total = 0
         for index, segment in enumerate(segments):
             at += len(segment.ids)
             longest, total = max(longest, segment.end), total + segment.end
             following = segments[index + 1] if index + 1 < len(segments) else None
-            rows = slice(segment.row + 1 - (at - begin), segment.row + 1)
+            slots = slice(segment.slot + 1 - (at - begin), segment.slot + 1)
             if len(segment.ids) > 1:
-                rows = slice(segment.row, segment.row + 1)
-            elif following and len(following.ids) == 1 and following.row == segment.row + 1:
+                slots = slice(segment.slot, segment.slot + 1)
+            elif following and len(following.ids) == 1 and following.slot == segment.slot + 1:
                 padded = (at - begin + 1) * max(longest, following.end)
-                if padded - total - following.end <= self._slack:
+                if padded - total - following.end <= self._max_padding:
                     continue
-            calls.append(self._call(slice(begin, at), rows, longest, position))
+            calls.append(self._call(slice(begin, at), slots, longest, position))
             begin, longest, total = at, 0, 0
         return calls
 
-    def _call(self, tokens: slice, rows: slice, length: int, position: Tensor) -> Attention:
+    def _call(self, tokens: slice, slots: slice, length: int, position: Tensor) -> AttentionCall:
         last = position[tokens]
-        causal = len(last) > rows.stop - rows.start
+        causal = len(last) > slots.stop - slots.start
         if length == len(last) if causal else bool((last == length - 1).all()):
-            return Attention(tokens, rows, length, None, causal)
+            return AttentionCall(tokens, slots, length, None, causal)
         late = torch.arange(length) > last[:, None]
-        mask = torch.zeros(late.shape, dtype=self._rows.dtype).masked_fill_(late, -torch.inf)
-        return Attention(tokens, rows, length, mask if causal else mask[:, None, None], causal)
+        mask = torch.zeros(late.shape, dtype=self._kv_cache.dtype).masked_fill_(late, -torch.inf)
+        return AttentionCall(tokens, slots, length, mask if causal else mask[:, None, None], causal)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(hidden, hidden.shape[-1:], weight, self._eps)
 
-    def _rotations(self) -> Tensor:
-        """By position, the complex numbers that turn each pair."""
-        some = torch.empty(0, dtype=torch.promote_types(self._rows.dtype, torch.float32))
-        cosine, sine = self._model.model.rotary_emb(some, torch.arange(self._rows.length)[None])
+    def _compute_rotations(self) -> Tensor:
+        """By position, the complex numbers that rotate each pair."""
+        some = torch.empty(0, dtype=torch.promote_types(self._kv_cache.dtype, torch.float32))
+        cosine, sine = self._model.model.rotary_emb(some, torch.arange(self._kv_cache.length)[None])
         half = self._size // 2
         return torch.complex(cosine[0, :, :half].contiguous(), sine[0, :, :half].contiguous())[:, None]

@@ -1,7 +1,7 @@
-"""Which row of keys and values serves whom, and what earlier rows are good for.
+"""Assigns slots of the KV cache to requests, and reuses the prefixes that are already in them.
 
-A slot keeps what was computed in it until somebody else needs the room. A new request takes over the slot of its own
-conversation, or copies the longest beginning that any other slot shares with it, and computes at least one token.
+A slot keeps its contents until another request needs the slot. A new request takes over the slot of its own session, or
+copies the longest prefix that any other slot shares with it. At least one token of each prompt is computed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,129 +9,139 @@ from collections.abc import Iterable, Sequence
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.request import ActiveRequest
 
-WORTH = 16
-"""Tokens that a request must save to wait for another that is about to compute them."""
-BLOCK = 64
+MIN_SAVED_TOKENS = 16
+"""A request waits for another one that is computing their common prefix only if that saves this many tokens."""
+COMPARE_BLOCK = 64
+"""Tokens compared at once when looking for a common prefix."""
 
 
 class Slot:
-    """One row: `tokens[:computed]` are in it."""
+    """One slot of the KV cache, which holds the keys and values of `tokens[:computed]`."""
 
-    def __init__(self, row: int) -> None:
-        self.row = row
+    def __init__(self, index: int) -> None:
+        self.index = index
         self.tokens: list[int] = []
         self.computed = 0
         self.session = ""
-        self.forgotten = True
-        self.used = 0
-        """When it was last given away, in a clock of our own."""
-        self.completion: ActiveRequest | None = None
-        self.awaited: tuple[ActiveRequest, int] | None = None
-        """A sibling that is computing so many tokens which this one needs, too."""
+        self.session_ended = True
+        self.last_used = 0
+        """When it was last assigned, by a counter."""
+        self.request: ActiveRequest | None = None
+        self.waiting_for: tuple[ActiveRequest, int] | None = None
+        """Another request that is computing this many tokens of a common prefix."""
 
 
 class PrefixCache:
-    """The fixed set of slots."""
+    """A fixed number of slots and the prefixes in them."""
 
-    def __init__(self, count: int, rows: KVCache, reuse: bool = True) -> None:
-        self.all = [Slot(row) for row in range(count)]
-        self._reuse = reuse
-        self.live: list[Slot] = []
-        """Those at work, in the order in which they were admitted."""
-        self._rows = rows
+    def __init__(self, slots: int, kv_cache: KVCache, enabled: bool = True) -> None:
+        """Where not `enabled`, every request computes its whole prompt."""
+        self.slots = [Slot(index) for index in range(slots)]
+        self.active: list[Slot] = []
+        """Slots with a request, in order of admission."""
+        self._enabled = enabled
+        self._kv_cache = kv_cache
         self._clock = 0
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for one more."""
-        return len(self.live) == len(self.all)
+        """Whether every slot has a request."""
+        return len(self.active) == len(self.slots)
 
-    def admit(self, completion: ActiveRequest) -> int:
-        """Give it a slot; how many tokens of its prompt are there already. Not when full."""
-        slot = self._own(completion) or min((slot for slot in self.all if slot.completion is None), key=_worthless)
+    def admit(self, request: ActiveRequest) -> int:
+        """Assign a slot; must not be full. Returns how many tokens of the prompt are already computed."""
+        slot = self._slot_to_continue(request)
+        if slot is None:
+            slot = min((slot for slot in self.slots if slot.request is None), key=_eviction_order)
         self._clock += 1
-        slot.session, slot.forgotten = completion.request.session, False
-        slot.computed = min(common(slot.tokens, completion.tokens, slot.computed), len(completion.tokens) - 1)
-        slot.tokens, slot.completion, slot.used = completion.tokens, completion, self._clock
-        self.live.append(slot)
-        return self.share(slot)
+        slot.session, slot.session_ended = request.request.session, False
+        slot.computed = min(common_prefix_length(slot.tokens, request.tokens, slot.computed), len(request.tokens) - 1)
+        slot.tokens, slot.request, slot.last_used = request.tokens, request, self._clock
+        self.active.append(slot)
+        return self.reuse_prefix(slot)
 
-    def share(self, slot: Slot) -> int:
-        """Copy the best beginning that another slot has, or wait for one that is on its way; what is there now."""
-        slot.awaited = None
-        if not self._reuse:
+    def reuse_prefix(self, slot: Slot) -> int:
+        """Copy the longest prefix that another slot holds, and wait for a longer one that is being computed.
+
+        Returns how many tokens are computed now.
+        """
+        slot.waiting_for = None
+        if not self._enabled:
             slot.computed = 0
             return 0
-        need = slot.tokens[:-1]
+        needed = slot.tokens[:-1]
         best, length = slot, slot.computed
-        awaited, hoped = None, length
-        for other in self.all:
+        computing, expected = None, length
+        for other in self.slots:
             if other is slot or not other.tokens:
                 continue
-            same = common(other.tokens, need, len(need))
-            if (there := min(same, other.computed)) > length:
-                best, length = other, there
-            if other.completion is not None and other.used < slot.used and same > hoped:
-                awaited, hoped = other.completion, same
+            common = common_prefix_length(other.tokens, needed, len(needed))
+            if (available := min(common, other.computed)) > length:
+                best, length = other, available
+            if other.request is not None and other.last_used < slot.last_used and common > expected:
+                computing, expected = other.request, common
         if best is not slot:
-            self._rows.copy(best.row, slot.row, length)
+            self._kv_cache.copy(best.index, slot.index, length)
             slot.computed = length
-        if awaited is not None and hoped >= length + WORTH:
-            slot.awaited = awaited, hoped
+        if computing is not None and expected >= length + MIN_SAVED_TOKENS:
+            slot.waiting_for = computing, expected
         return length
 
-    def waits(self, slot: Slot) -> bool:
-        """Whether it still waits for a sibling; when that is over, it has what the sibling computed."""
-        if slot.awaited is None:
+    def must_wait(self, slot: Slot) -> bool:
+        """Whether a slot still waits for a common prefix; copies the prefix once it is computed."""
+        if slot.waiting_for is None:
             return False
-        completion, length = slot.awaited
-        for other in self.live:
-            if other.completion is completion and other.computed < length:
+        request, length = slot.waiting_for
+        for other in self.active:
+            if other.request is request and other.computed < length:
                 return True
-        self.share(slot)
-        return slot.awaited is not None
+        self.reuse_prefix(slot)
+        return slot.waiting_for is not None
 
-    def release(self, gone: Iterable[Slot]) -> None:
-        """Their requests are over; what they computed stays."""
-        for slot in gone:
-            slot.completion = slot.awaited = None
-        self.live = [slot for slot in self.live if slot.completion is not None]
+    def release(self, slots: Iterable[Slot]) -> None:
+        """Detach the requests of some slots; the slots keep their contents."""
+        for slot in slots:
+            slot.request = slot.waiting_for = None
+        self.active = [slot for slot in self.active if slot.request is not None]
 
-    def forget(self, session: str) -> None:
-        """Nobody will go on with this session."""
-        for slot in self.all:
-            slot.forgotten |= slot.session == session
+    def end_session(self, session: str) -> None:
+        """Let the slots of a session be evicted first."""
+        for slot in self.slots:
+            slot.session_ended |= slot.session == session
 
-    def drop(self) -> None:
-        """Nothing that was computed holds any longer."""
-        for slot in self.all:
+    def invalidate(self) -> None:
+        """Discard everything computed, because the weights changed. Active requests keep their slots."""
+        for slot in self.slots:
             slot.computed = 0
-            slot.awaited = None
-            if slot.completion is None:
-                slot.tokens, slot.session, slot.forgotten, slot.used = [], "", True, 0
+            slot.waiting_for = None
+            if slot.request is None:
+                slot.tokens, slot.session, slot.session_ended, slot.last_used = [], "", True, 0
 
-    def _own(self, completion: ActiveRequest) -> Slot | None:
-        """An idle slot of the same session, or of one that is over, most of which is the beginning of the prompt."""
+    def _slot_to_continue(self, request: ActiveRequest) -> Slot | None:
+        """The idle slot, of this session or of an ended one, with the longest common prefix.
+
+        At least half of its contents must be that prefix, so that another branch of the session is not overwritten.
+        """
         best, length = None, 0
-        for slot in self.all:
-            if slot.completion is None and (slot.forgotten or slot.session == completion.request.session):
-                same = common(slot.tokens, completion.tokens, slot.computed)
-                if same > length and 2 * same >= slot.computed:
-                    best, length = slot, same
+        for slot in self.slots:
+            if slot.request is None and (slot.session_ended or slot.session == request.request.session):
+                common = common_prefix_length(slot.tokens, request.tokens, slot.computed)
+                if common > length and 2 * common >= slot.computed:
+                    best, length = slot, common
         return best
 
 
-def common(one: Sequence[int], other: Sequence[int], limit: int) -> int:
-    """How many tokens two sequences begin with alike, up to a limit."""
+def common_prefix_length(one: Sequence[int], other: Sequence[int], limit: int) -> int:
+    """The number of tokens in the common prefix of two sequences, at most `limit`."""
     limit = min(limit, len(one), len(other))
     at = 0
-    while at < limit and one[at : at + BLOCK] == other[at : at + BLOCK]:
-        at += BLOCK
+    while at < limit and one[at : at + COMPARE_BLOCK] == other[at : at + COMPARE_BLOCK]:
+        at += COMPARE_BLOCK
     while at < limit and one[at] == other[at]:
         at += 1
     return min(at, limit)
 
 
-def _worthless(slot: Slot) -> tuple[bool, bool, int, int]:
-    """What goes first: the empty, the forgotten, the longest unused; of equals the first row."""
-    return bool(slot.computed), not slot.forgotten, slot.used, slot.row
+def _eviction_order(slot: Slot) -> tuple[bool, bool, int, int]:
+    """Empty slots first, then those of ended sessions, then the least recently used; ties by index."""
+    return bool(slot.computed), not slot.session_ended, slot.last_used, slot.index

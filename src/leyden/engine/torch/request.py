@@ -1,94 +1,94 @@
-"""One request on its way: drawn on the engine's thread, read on the event loop of whoever asked."""
+"""A request in flight: the engine's thread adds its tokens, an event loop reads them as chunks."""
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
 
-from leyden.engine.grammar import Matcher
+from leyden.engine.grammar import GrammarMatcher
 from leyden.engine.protocol import EngineError, EngineRequest, FinishReason, TokenChunk
-from leyden.engine.torch.sampling import SampledToken, TokenSampler, Top
+from leyden.engine.torch.sampling import SampledToken, TokenSampler, TopLogprobs
 
 
 class ActiveRequest:
-    """What is drawn for one request; `take` and `piece` are the engine's, `put` and `next` the asker's."""
+    """The state of one request.
+
+    The engine's thread calls `append` and `flush`; `deliver` and `receive` run on the event loop of the caller.
+    """
 
     def __init__(
         self,
         request: EngineRequest,
-        context: int,
+        context_length: int,
         vocabulary: int,
         loop: asyncio.AbstractEventLoop,
-        matcher: Matcher | None = None,
+        matcher: GrammarMatcher | None = None,
     ) -> None:
         self.request, self.loop = request, loop
         self.tokens = list(request.prompt_ids)
-        """The prompt, and what was drawn."""
-        self.chance = TokenSampler(request.sampling, request.top_logprobs, request.prompt_ids, vocabulary, matcher)
+        """The prompt and the tokens sampled so far."""
+        self.sampler = TokenSampler(request.sampling, request.top_logprobs, request.prompt_ids, vocabulary, matcher)
         self.cancelled = False
-        """Set by the asker, seen by the engine between two steps."""
+        """Set by the caller; the engine reads it between two steps."""
         self.finish: FinishReason | None = None
-        self._end = min(len(self.tokens) + request.max_tokens, context)
-        self._stops = frozenset(request.stop_ids)
-        self._fresh: list[SampledToken] = []
-        self._inbox: deque[TokenChunk | EngineError] = deque()
+        self._max_length = min(len(self.tokens) + request.max_tokens, context_length)
+        self._stop_ids = frozenset(request.stop_ids)
+        self._pending: list[SampledToken] = []
+        self._received: deque[TokenChunk | EngineError] = deque()
         self._arrival: asyncio.Future[None] | None = None
 
-    def take(self, drawn: SampledToken) -> None:
-        """Go on with a token that was drawn."""
-        self.tokens.append(drawn.id)
-        self._fresh.append(drawn)
-        if drawn.id in self._stops:
+    def append(self, token: SampledToken) -> None:
+        """Add a sampled token; may finish the request."""
+        self.tokens.append(token.id)
+        self._pending.append(token)
+        if token.id in self._stop_ids:
             self.finish = "stop"
-        elif len(self.tokens) >= self._end:
+        elif len(self.tokens) >= self._max_length:
             self.finish = "length"
 
     @property
-    def due(self) -> bool:
-        """Whether the asker should hear of it now: the first token, or the end."""
+    def urgent(self) -> bool:
+        """Whether to flush at once: after the first token and at the end."""
         return self.finish is not None or len(self.tokens) == len(self.request.prompt_ids) + 1
 
-    def piece(self, version: int) -> TokenChunk | None:
-        """What was drawn since the last piece, all of it by one version."""
-        if not self._fresh:
+    def flush(self, version: int) -> TokenChunk | None:
+        """The tokens since the last flush as one chunk; all were sampled by weights of this version."""
+        if not self._pending:
             return None
-        ids, logprobs, tops, allowed = zip(*self._fresh, strict=True)
-        self._fresh.clear()
-        shown: tuple[Top, ...] = tops if self.chance.top_logprobs else ()
-        return TokenChunk(
-            ids, logprobs, version, shown, allowed if self.chance.matcher is not None else (), self.finish
-        )
+        ids, logprobs, tops, allowed = zip(*self._pending, strict=True)
+        self._pending.clear()
+        requested_tops: tuple[TopLogprobs, ...] = tops if self.sampler.top_logprobs else ()
+        constrained = self.sampler.matcher is not None
+        return TokenChunk(ids, logprobs, version, requested_tops, allowed if constrained else (), self.finish)
 
-    async def next(self) -> TokenChunk:
-        """The next piece, or what went wrong."""
-        if not self._inbox:
+    async def receive(self) -> TokenChunk:
+        """The next chunk. Raises the error that ended the request."""
+        if not self._received:
             self._arrival = self.loop.create_future()
             await self._arrival
-        item = self._inbox.popleft()
-        if isinstance(item, EngineError):
-            raise item
-        return item
+        output = self._received.popleft()
+        if isinstance(output, EngineError):
+            raise output
+        return output
 
-    def put(self, item: TokenChunk | EngineError) -> None:
-        """Give the asker something to read; on its event loop."""
-        self._inbox.append(item)
+    def deliver(self, output: TokenChunk | EngineError) -> None:
+        """Make an output available to `receive`."""
+        self._received.append(output)
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
 
-Post = list[tuple[ActiveRequest, TokenChunk | EngineError]]
+Outputs = list[tuple[ActiveRequest, TokenChunk | EngineError]]
 
 
-def deliver(post: Post) -> None:
-    """Hand over to every asker with one wake-up of each event loop."""
-    loops = {completion.loop for completion, _ in post}
-    for loop in loops:
+def deliver_outputs(outputs: Outputs) -> None:
+    """Deliver outputs from the engine's thread, waking each event loop once."""
+    for loop in {request.loop for request, _ in outputs}:
         try:
-            loop.call_soon_threadsafe(_put, [one for one in post if one[0].loop is loop])
-        except RuntimeError:  # that loop is closed, and nobody is left to read
-            for completion, _ in post:
-                completion.cancelled |= completion.loop is loop
+            loop.call_soon_threadsafe(_deliver, [output for output in outputs if output[0].loop is loop])
+        except RuntimeError:  # the loop is closed: its requests have no reader
+            for request, _ in outputs:
+                request.cancelled |= request.loop is loop
 
 
-def _put(post: Iterable[tuple[ActiveRequest, TokenChunk | EngineError]]) -> None:
-    for completion, item in post:
-        completion.put(item)
+def _deliver(outputs: Outputs) -> None:
+    for request, output in outputs:
+        request.deliver(output)

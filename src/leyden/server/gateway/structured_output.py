@@ -11,7 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from leyden.engine.grammar import GrammarError, Grammars
+from leyden.engine.grammar import GrammarCompiler, GrammarError
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.dialects.types import Format
 from leyden.server.gateway.errors import ErrorKind, GatewayError
@@ -32,7 +32,7 @@ class StructuredOutput:
 
     def __init__(self, renderer: Any, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._renderer, self._tokenizer = renderer, tokenizer
-        self._grammars = Grammars(tokenizer.marked, vocabulary)
+        self._grammars = GrammarCompiler(tokenizer.marked, vocabulary)
         self._marks = frozenset(tokenizer.marks.values())
         self._thought = [tokenizer.marks.get(mark) for mark in ("<think>", "</think>")]
 
@@ -49,7 +49,7 @@ class StructuredOutput:
         }
         grammar = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
         try:
-            await self._grammars.begin(grammar, self._renderer.get_stop_token_ids())
+            await self._grammars.new_matcher(grammar, self._renderer.get_stop_token_ids())
         except GrammarError as error:
             raise _unfit(str(error).rpartition("failed to compile JSON schema: ")[2]) from error
         return grammar

@@ -413,7 +413,7 @@ async def test_an_engine_that_dies_ends_the_stream_with_an_error(
 async def test_a_stream_whose_client_went_away_is_recorded_as_abandoned(
     server: ModelServer, client: anthropic.AsyncAnthropic
 ) -> None:
-    server.engine.delay_s, server.engine.piece = 0.02, 1
+    server.engine.delay_s, server.engine.chunk_tokens = 0.02, 1
     server.lines = ["word " * 500]
     async with client.messages.stream(**ASK) as stream:
         async for _ in stream.text_stream:

@@ -142,7 +142,7 @@ async def test_several_choices_share_their_prompt(server: ModelServer, client: o
     episode = await server.check(calls=3)
     assert len({episode.prompt_ids(c) for c in episode.calls}) == 1
     assert [len(c.prompt_ids) > 0 for c in episode.calls] == [True, False, False]
-    assert len({request.sampling.seed for request in server.engine.asked}) == 3
+    assert len({request.sampling.seed for request in server.engine.requests}) == 3
 
 
 @pytest.mark.parametrize("history", ["template", "exact"])
@@ -309,14 +309,14 @@ async def test_an_engine_that_dies_ends_the_stream_with_an_error(
 async def test_a_call_whose_client_went_away_is_recorded_as_abandoned(
     server: ModelServer, client: openai.AsyncOpenAI
 ) -> None:
-    server.engine.delay_s, server.engine.piece = 0.02, 1
+    server.engine.delay_s, server.engine.chunk_tokens = 0.02, 1
     for stream in (True, False):
         server.lines = ["word " * 500]
         asking = asyncio.create_task(
             client.chat.completions.create(model="m", messages=[QUESTION], stream=stream, max_tokens=400)  # type: ignore[list-item]
         )
         asked = 1 if stream else 2
-        await eventually(lambda asked=asked: len(server.engine.asked) == asked)  # type: ignore[misc]
+        await eventually(lambda asked=asked: len(server.engine.requests) == asked)  # type: ignore[misc]
         if stream:
             await (await asking).close()
         else:
@@ -360,7 +360,7 @@ async def test_calls_wait_while_the_engine_changes_its_weights(server: ModelServ
         assert (await trainer.hold_calls(server.run, "spark")).waiting == 0
         asking = asyncio.create_task(client.chat.completions.create(model="m", messages=[QUESTION]))  # type: ignore[list-item]
         await eventually(lambda: admission.waiting == 1)
-        assert not server.engine.asked
+        assert not server.engine.requests
         assert (await trainer.hold_calls(server.run, "spark")).waiting == 1
         await trainer.publish_version(server.run, Version("spark", 7))
     assert (await asking).choices[0].message.content == "Done"

@@ -202,7 +202,7 @@ async def test_a_stream_that_just_stops_is_a_failure_too(near: ModelServer, cut:
 async def test_a_caller_who_goes_away_closes_the_request_upstream(
     far: ModelServer, near: ModelServer, stream: bool
 ) -> None:
-    far.engine.delay_s, far.engine.piece = 0.02, 1
+    far.engine.delay_s, far.engine.chunk_tokens = 0.02, 1
     far.lines = ["word " * 500]
     body = {"model": "m", "messages": [QUESTION], "stream": stream, "max_tokens": 400}
     async with aiohttp.ClientSession(headers={"authorization": f"Bearer {near.key}"}) as session:
