@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from leyden.engine.grammar import GrammarCompiler, GrammarError, GrammarMatcher
 from leyden.engine.protocol import EngineError, EngineRequest, TokenChunk
 from leyden.engine.torch.engine import TorchEngine
-from leyden.records import FREE, Sampling
+from leyden.records import MIN_ALLOWED_MASS, Sampling
 from leyden.rendering.tokenizer import Tokenizer
 
 SPARK = str(files("leyden") / "models" / "spark")
@@ -144,7 +144,7 @@ async def test_logprobs_are_of_the_allowed_tokens_and_their_mass_is_reported(
         assert share == pytest.approx(mass.exp().item() if len(choices) > 1 else 0.0, abs=1e-4)
         forced += len(choices) == 1
         matcher.accept(id)
-    assert forced and any(0 < share < FREE for _, share in reported)
+    assert forced and any(0 < share < MIN_ALLOWED_MASS for _, share in reported)
 
 
 async def test_greedy_sampling_follows_the_grammar_too(engine: TorchEngine) -> None:
