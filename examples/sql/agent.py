@@ -45,7 +45,7 @@ PLAIN = re.compile(r"\b(?:SELECT\b|WITH\s+\w+\s+AS\b).*?(?=\n\s*\n|\Z)", re.DOTA
 STATEMENT = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^;])*")
 VERDICT = re.compile(r"\b(CORRECT|INCORRECT|WRONG)\b", re.IGNORECASE)
 
-model = ChatOpenAI(model=os.environ.get("OPENAI_MODEL", "sql"), max_tokens=MAX_TOKENS)
+model = ChatOpenAI(model=os.environ.get("OPENAI_MODEL", "sql"), max_completion_tokens=MAX_TOKENS)
 
 
 class State(TypedDict, total=False):
@@ -143,7 +143,7 @@ def parse_query(text: str) -> str:
     blocks = [block.strip() for block in FENCED.findall(text) if block.strip()]
     plain = PLAIN.search(text)
     found = blocks[0] if blocks else plain.group() if plain else text
-    return STATEMENT.findall(found.strip())[0].strip()
+    return str(STATEMENT.findall(found.strip())[0]).strip()
 
 
 def parse_verdict(text: str) -> bool:
