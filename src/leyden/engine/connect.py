@@ -3,8 +3,9 @@
 import asyncio
 from asyncio import StreamReader, StreamWriter
 
-from leyden.engine.protocol import Engine, EngineAddress
+from leyden.engine.protocol import Engine, EngineAddress, VllmAddress
 from leyden.engine.remote import RemoteEngine
+from leyden.engine.vllm.engine import VllmEngine
 
 
 def connect(address: EngineAddress, reader: StreamReader, writer: StreamWriter) -> tuple[Engine, asyncio.Task[None]]:
@@ -12,5 +13,13 @@ def connect(address: EngineAddress, reader: StreamReader, writer: StreamWriter) 
 
     The streams are the socket between that process and this one.
     """
+    if isinstance(address, VllmAddress):
+        return VllmEngine(address), asyncio.create_task(_end_of(reader))
     engine = RemoteEngine(reader, writer, address)
     return engine, engine.ended
+
+
+async def _end_of(reader: StreamReader) -> None:
+    """Wait until the other end is gone."""
+    while await reader.read(1 << 16):
+        pass

@@ -103,7 +103,21 @@ class SocketAddress(Struct, frozen=True, tag="socket"):
     """Requests that the engine computes at once."""
 
 
-EngineAddress = SocketAddress
+class VllmAddress(Struct, frozen=True, tag="vllm"):
+    """The engine is a vLLM server that listens on a Unix socket."""
+
+    path: str
+    context_length: int
+    vocab_size: int
+    concurrency: int
+    """Requests that the engine computes at once."""
+    version: int = 0
+    """Of the weights that it serves when a server process starts."""
+    seeded: bool = False
+    """Whether seeds of requests are honoured: vLLM samples seeded requests one by one."""
+
+
+EngineAddress = SocketAddress | VllmAddress
 """How a server process reaches the engine."""
 
 

@@ -1,0 +1,110 @@
+"""vLLM as the training process has it: a supervised server that always serves the trainer's published weights.
+
+At the start, after every update and after every restart, all weights are sent and their checksums compared.
+"""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from msgspec.structs import replace
+from torch import Tensor
+
+from leyden.engine.protocol import EngineError, Publication, VllmAddress, WeightUpdate
+from leyden.engine.vllm.process import VllmOptions, VllmProcess
+from leyden.engine.vllm.publisher import FileTransfer, IpcTransfer, VllmPublisher
+from leyden.engine.vllm.tokenizer_folder import write_tokenizer
+
+Weights = Callable[[], Iterable[tuple[str, Tensor]]]
+
+
+class VllmBackend:
+    """A vLLM server with the weights of a trainer in this process."""
+
+    def __init__(
+        self,
+        options: VllmOptions,
+        log: Path,
+        weights: Weights,
+        *,
+        context_length: int,
+        vocab_size: int,
+        concurrency: int,
+        tokenizer: str | None = None,
+        version: int = 0,
+        seeded: bool = False,
+    ) -> None:
+        """`weights` are those of `version`, by their Hugging Face names.
+
+        Grammars follow `tokenizer`, a tokenizer.json in which every mark is special, or else the model's own.
+        """
+        self._folder = Path(tempfile.mkdtemp(prefix="leyden-weights-"))
+        self._weights, self._version = weights, version
+        self._lock = asyncio.Lock()
+        if tokenizer is not None:
+            folder = write_tokenizer(tokenizer, options.model, self._folder / "tokenizer")
+            options = replace(options, tokenizer=folder)
+        self._options = replace(options, max_model_len=context_length)
+        self._process = VllmProcess(self._options, log, self._restarted)
+        self.address = VllmAddress(
+            str(self._process.socket), context_length, vocab_size, concurrency, version=version, seeded=seeded
+        )
+        """How a server process reaches it."""
+        self._publisher = self._new_publisher()
+
+    async def start(self) -> None:
+        """Start vLLM with the trainer's weights. Raises `EngineError` with the reason where that fails."""
+        await self._process.start()
+        await self._deliver()
+
+    async def failed(self) -> NoReturn:
+        """Wait until vLLM is gone for good, and raise `EngineError` with the reason."""
+        await self._process.failed()
+
+    async def close(self) -> None:
+        """End vLLM."""
+        await self._process.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Wait until the server process is gone, which talks to vLLM itself."""
+        while await reader.read(1 << 16):
+            pass
+
+    async def publish(self, update: WeightUpdate, version: int) -> Publication:
+        """Apply an update and send it to vLLM. The server must hold its calls meanwhile.
+
+        Where vLLM crashes on the way, it gets the new weights with its restart.
+        """
+        began = time.monotonic()
+        async with self._lock:
+            await asyncio.to_thread(update.apply)
+            self._weights, self._version = update.tensors, version
+        try:
+            sent = await self._deliver()
+        except EngineError:
+            if not await self._process.recovered():
+                raise
+            sent = 0
+        return Publication(time.monotonic() - began, sent)
+
+    async def _deliver(self) -> int:
+        """Send the latest weights to vLLM; returns their bytes."""
+        async with self._lock:
+            await self._publisher.pause()
+            sent = await self._publisher.send(self._weights(), self._version)
+            await self._publisher.resume()
+            return sent
+
+    async def _restarted(self) -> None:
+        self._publisher = self._new_publisher()
+        await self._deliver()
+
+    def _new_publisher(self) -> VllmPublisher:
+        transfer = IpcTransfer() if self._options.transfer == "ipc" else FileTransfer(self._folder)
+        return VllmPublisher(self._process.socket, transfer)

@@ -1,0 +1,141 @@
+"""vLLM behind a Unix socket as an engine: token ids in, token ids and logprobs out, streamed.
+
+Every chunk carries the exact version of the weights that sampled it. `hold` ends every running request before the
+weights change, and `resume` lets each go on from its prompt and the tokens it has. After `hold` has returned nothing
+runs in vLLM for this engine, so nothing can be sampled under weights of another version than the chunk says.
+
+A generation with a grammar or with a presence or frequency penalty cannot go on from the middle, because vLLM keeps
+their state by request. Its chunks are held back until it is finished; a weight change begins it again.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+
+import aiohttp
+
+from leyden.engine.protocol import EngineError, EngineRequest, FinishReason, TokenChunk, VllmAddress
+from leyden.engine.vllm import wire
+from leyden.engine.vllm.http import HttpStream, session
+
+_GRACE_S = 30.0
+"""A weight change is announced within this time after vLLM aborted the requests."""
+_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+
+
+class VllmEngine:
+    """Completes with vLLM's token endpoint."""
+
+    def __init__(self, address: VllmAddress) -> None:
+        self.context_length, self.vocab_size = address.context_length, address.vocab_size
+        self.version = address.version
+        """Of the weights in use."""
+        self._address = address
+        self._session: aiohttp.ClientSession | None = None
+        self._running: set[HttpStream] = set()
+        self._resumed, self._held = asyncio.Event(), asyncio.Event()
+        self._resumed.set()
+
+    async def close(self) -> None:
+        """Close the connections; requests under way fail."""
+        if self._session is not None:
+            await self._session.close()
+
+    def hold(self) -> None:
+        """End all running requests and send no more until `resume`. The weights may change once this returns."""
+        self._resumed.clear()
+        self._held.set()
+        for request in list(self._running):
+            request.cut()
+
+    def resume(self, version: int) -> None:
+        """Go on: from here on the weights are those of `version`."""
+        self.version = version
+        self._held.clear()
+        self._resumed.set()
+
+    def end_session(self, session: str) -> None:
+        """Do nothing: vLLM's prefix cache evicts by itself."""
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Sample a completion, chunk by chunk; closing the generator cancels."""
+        self._check(request)
+        sampling = request.sampling
+        is_whole = request.grammar is not None or bool(sampling.presence_penalty or sampling.frequency_penalty)
+        sampled: tuple[int, ...] = ()
+        while True:
+            await self._resumed.wait()
+            held_back: list[TokenChunk] = []
+            async with aclosing(self._sample(request, sampled)) as chunks:
+                async for chunk in chunks:
+                    if is_whole:
+                        held_back.append(chunk)
+                    else:
+                        sampled += chunk.ids
+                        yield chunk
+                    if chunk.finish is not None:
+                        for kept in held_back:
+                            yield kept
+                        return
+
+    def _check(self, request: EngineRequest) -> None:
+        ids = request.prompt_ids
+        if not 1 <= len(ids) < self.context_length or request.max_tokens < 1:
+            raise EngineError(
+                f"a prompt of {len(ids)} tokens and a completion of {request.max_tokens}: the model takes"
+                f" 1 to {self.context_length - 1} tokens of prompt, and samples at least 1"
+            )
+        if not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            raise EngineError(f"the prompt has token ids outside of the model's 0 to {self.vocab_size - 1}")
+
+    async def _sample(self, request: EngineRequest, sampled: tuple[int, ...]) -> AsyncGenerator[TokenChunk, None]:
+        """Sample under one version. Without a finish in the last chunk, a weight change has ended it."""
+        version = self.version
+        room = self.context_length - len(request.prompt_ids) - len(sampled)
+        running = HttpStream(self._open(), wire.body(request, sampled, room, self._address.seeded))
+        self._running.add(running)
+        try:
+            async with aclosing(running.read()) as batches:
+                async for data in batches:
+                    chunk = _chunk(wire.events(data), version, request.top_logprobs)
+                    if chunk is not None and chunk.finish is not None:
+                        async for _ in batches:  # to the end, so that the connection can be used again
+                            pass
+                    if chunk is not None:
+                        yield chunk
+                    if chunk is not None and chunk.finish is not None:
+                        return
+            if not running.is_cut:
+                await self._announced()
+        finally:
+            self._running.discard(running)
+
+    async def _announced(self) -> None:
+        """Wait for the weight change because of which vLLM aborted a request."""
+        try:
+            await asyncio.wait_for(self._held.wait(), _GRACE_S)
+        except TimeoutError:
+            raise EngineError("vLLM aborted the request, and no weight change was the reason") from None
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = session(self._address.path)
+        return self._session
+
+
+def _chunk(events: Iterable[wire.Event], version: int, top: int) -> TokenChunk | None:
+    """One chunk of all events; None where they hold neither tokens nor the end of the generation."""
+    ids: list[int] = []
+    tokens: list[wire.TokenLogprob] = []
+    finish: FinishReason | None = None
+    for event in events:
+        for choice in event.choices:
+            ids += choice.token_ids or ()
+            tokens += choice.logprobs.content if choice.logprobs is not None else ()
+            finish = _FINISH.get(choice.finish_reason or "", finish)
+    if len(ids) != len(tokens):
+        raise EngineError(f"vLLM sent {len(tokens)} logprobs for {len(ids)} tokens")
+    if not ids and finish is None:
+        return None
+    likeliest = tuple(wire.top(token, top) for token in tokens) if top else ()
+    return TokenChunk(tuple(ids), tuple(token.logprob for token in tokens), version, likeliest, finish=finish)

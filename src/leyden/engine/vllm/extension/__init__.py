@@ -1,0 +1,1 @@
+"""What runs inside vLLM's worker process: its folder is on the PYTHONPATH of vLLM."""

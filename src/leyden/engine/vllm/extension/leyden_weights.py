@@ -1,0 +1,105 @@
+"""Checksums of model weights, computed alike by the trainer and inside vLLM's worker.
+
+vLLM loads `WorkerExtension` by this file's folder (`--worker-extension-cls`), so that the file imports nothing of
+Leyden. vLLM fuses projections, pads the vocabulary, and on a CPU repacks linear weights; the worker undoes all three
+and reports each tensor under its name in the checkpoint.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+TRANSFER_VARIABLE = "LEYDEN_WEIGHT_TRANSFER"
+"""How the trainer sends weights to this vLLM: `ipc` or `files`."""
+_CHUNK = 1 << 22
+"""Elements that are summed at once: the 64-bit temporaries of a whole embedding would not fit beside a model."""
+_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@torch.no_grad()
+def checksum(tensor: torch.Tensor) -> int:
+    """A sum of the elements' bits, each times a factor of its position, modulo 2**64; both zeros count as one."""
+    flat = (tensor + 0).contiguous().view(-1)  # -0.0 + 0 is 0.0: repacking does not keep the sign
+    bits = flat.view(_INTEGERS[flat.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for start in range(0, bits.numel(), _CHUNK):
+        part = bits[start : start + _CHUNK].to(torch.int64)
+        positions = torch.arange(start, start + part.numel(), dtype=torch.int64, device=bits.device)
+        factors = (positions * 2 + 1) * _FACTOR
+        total += ((part + 1) * (factors ^ (factors >> 29))).sum()
+    return int(total.item())
+
+
+class WorkerExtension:
+    """Methods that vLLM's worker gets besides its own, for `/collective_rpc`."""
+
+    model_runner: Any
+
+    def leyden_checksums(self) -> dict[str, list[Any]]:
+        """For each weight of the checkpoint: the type of its elements, and its checksum."""
+        model = self.model_runner.get_model()
+        tensors = _checkpoint_tensors(model)
+        return {name: [str(tensor.dtype).removeprefix("torch."), checksum(tensor)] for name, tensor in tensors}
+
+    def leyden_repack(self) -> None:
+        """Repack tied weights: after a reload vLLM's CPU backend still multiplies by the old ones."""
+        for module in self.model_runner.get_model().modules():
+            if hasattr(module, "cpu_linear") and module.weight.numel():
+                module.quant_method.process_weights_after_loading(module)
+
+
+def _checkpoint_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    packed = getattr(model, "packed_modules_mapping", None) or {}
+    modules = dict(model.named_modules())
+    seen: set[int] = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        path, _, kind = name.rpartition(".")
+        parent, _, last = path.rpartition(".")
+        module = modules[path]
+        tensor = _in_use(module, parameter) if kind == "weight" else parameter
+        if id(parameter) in seen and tensor is parameter:  # tied to one that was reported
+            continue
+        seen.add(id(parameter))
+        if (rows := getattr(module, "org_vocab_size", None)) is not None:
+            yield name, tensor[:rows]
+        elif last in packed and getattr(module, "output_sizes", None):
+            for part, slice in zip(packed[last], tensor.split(list(module.output_sizes)), strict=True):
+                yield f"{parent}.{part}.{kind}" if parent else f"{part}.{kind}", slice
+        else:
+            yield name, tensor
+
+
+@torch.no_grad()
+def _in_use(module: Any, weight: torch.Tensor) -> torch.Tensor:
+    """The weight that the module multiplies by: on a CPU a repacked copy, read as its product with the identity."""
+    if not hasattr(module, "cpu_linear"):
+        return weight
+    size = getattr(module, "input_size_per_partition", None) or module.embedding_dim
+    product = module.cpu_linear(torch.eye(size, dtype=weight.dtype), weight, None).t()
+    return weight if weight.numel() and torch.equal(weight, product) else product
+
+
+def _import_ipc() -> None:
+    """Import vLLM's IPC engine, which in some versions names `ray` and `requests` without needing them for this."""
+    absent: list[str] = []
+    while True:
+        try:
+            import vllm.distributed.weight_transfer.ipc_engine  # type: ignore[import-not-found]  # noqa: F401
+        except ModuleNotFoundError as error:
+            if error.name not in ("ray", "requests") or error.name in absent:
+                raise
+            absent.append(error.name)
+            sys.modules[error.name] = ModuleType(error.name)
+        else:
+            break
+    for name in absent:
+        del sys.modules[name]
+
+
+if os.environ.get(TRANSFER_VARIABLE) == "ipc":
+    _import_ipc()

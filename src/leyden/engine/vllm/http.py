@@ -1,0 +1,114 @@
+"""HTTP to a vLLM server on a Unix socket: streamed generations that can be cut, and calls of its control routes."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from leyden.engine.protocol import EngineError
+from leyden.engine.vllm.wire import error_message
+
+_GENERATE = "http://vllm/inference/v1/generate"
+_JSON = {"Content-Type": "application/json"}
+_KEEPALIVE_S = 3.0
+"""vLLM's front end closes connections that are idle for 5 seconds, unless it was started otherwise."""
+_TRIES = 3
+"""A pooled connection may be closed just when it is used: a request that got no answer at all is sent again."""
+_EVENT_END = b"\n\n"
+
+
+def session(socket: str) -> aiohttp.ClientSession:
+    """Connections to the server at a socket, as many as are needed, without time limits."""
+    connector = aiohttp.UnixConnector(socket, limit=0, keepalive_timeout=_KEEPALIVE_S)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+
+
+class HttpStream:
+    """One streamed generation. `cut` ends it from outside: it then yields no more, and vLLM aborts the request."""
+
+    def __init__(self, session: aiohttp.ClientSession, body: bytes) -> None:
+        self.is_cut = False
+        self._session, self._body = session, body
+        self._posting: asyncio.Task[aiohttp.ClientResponse] | None = None
+        self._response: aiohttp.ClientResponse | None = None
+
+    def cut(self) -> None:
+        """Close the connection."""
+        self.is_cut = True
+        if self._response is not None:
+            self._response.close()
+        elif self._posting is not None:
+            self._posting.cancel()
+
+    async def read(self) -> AsyncGenerator[bytes, None]:
+        """Whole server-sent events, as many as have arrived. Raises `EngineError`."""
+        try:
+            response = self._response = await self._post()
+            if response is None:
+                return
+            if response.status != 200:
+                raise EngineError(f"vLLM refused a request: {error_message(await response.read())}")
+            rest = b""
+            async for data in response.content.iter_any():
+                whole, end, rest = (rest + data).rpartition(_EVENT_END)
+                if self.is_cut:
+                    return
+                if end:
+                    yield whole
+        except (aiohttp.ClientError, OSError) as error:
+            if not self.is_cut:
+                raise _lost(error) from error
+        finally:
+            if self._response is not None:
+                self._response.close()
+
+    async def _post(self) -> aiohttp.ClientResponse | None:
+        """Send the request; None where it was cut meanwhile."""
+        for left in reversed(range(_TRIES)):
+            if self.is_cut:
+                return None
+            self._posting = asyncio.create_task(_post(self._session, _GENERATE, self._body))
+            try:
+                response = await self._posting
+            except asyncio.CancelledError:
+                if self.is_cut and not _is_cancelling():
+                    return None
+                raise
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not left:
+                    raise
+            else:
+                if not self.is_cut:
+                    return response
+                response.close()
+        return None
+
+
+async def call(session: aiohttp.ClientSession, path: str, body: Any = None, **query: str) -> Any:
+    """Call a control route, and return its JSON. Raises `EngineError` where it fails."""
+    data = None if body is None else msgspec.json.encode(body)
+    try:
+        async with session.post(f"http://vllm{path}", data=data, headers=_JSON, params=query) as response:
+            answer = await response.read()
+    except (aiohttp.ClientError, OSError) as error:
+        raise _lost(error) from error
+    if response.status != 200:
+        raise EngineError(f"vLLM's {path} failed: {error_message(answer)}")
+    return msgspec.json.decode(answer) if answer else None
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> aiohttp.ClientResponse:
+    return await session.post(url, data=body, headers=_JSON)
+
+
+def _is_cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _lost(error: Exception) -> EngineError:
+    return EngineError(f"the connection to vLLM is lost: {str(error) or type(error).__name__}")

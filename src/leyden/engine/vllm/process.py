@@ -1,0 +1,264 @@
+"""vLLM's server as a process of this machine: started on a private socket, supervised, restarted within limits.
+
+The socket lies in a folder that only this user can enter, because vLLM's routes for weights take no key and unpickle
+what they receive. A restarted server has the weights of the model's folder, so that it is paused before anybody can
+reach it; `on_restart` publishes the current weights, which resumes it. vLLM ends with this process, however that ends.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import aiohttp
+from msgspec import Struct
+
+from leyden.engine.protocol import EngineError
+from leyden.engine.vllm.extension import leyden_weights
+from leyden.engine.vllm.http import call, session
+from leyden.engine.vllm.installation import VllmInstallation, find_vllm
+
+log = logging.getLogger(__name__)
+
+Transfer = Literal["ipc", "files"]
+MAX_LOGPROBS = 32
+_LONGEST_START_S = 900.0
+_POLL_S = 0.2
+_NOTICED_S = 5.0
+"""So long after a lost connection the end of the process is known."""
+_RESTARTS, _WITHIN_S = 3, 600.0
+"""So many restarts within this time are tried."""
+_LAST_LINES, _LONGEST_WORDS = 3, 600
+_LIFELINE = "leyden.client.processes.lifeline"
+_ERROR_WORDS = ("Error: ", "Exception: ")
+
+
+class VllmOptions(Struct, frozen=True):
+    """How a vLLM server is started."""
+
+    model: Path
+    python: str = sys.executable
+    """The interpreter that has vLLM; it need not have Leyden."""
+    transfer: Transfer = "files"
+    """How weights arrive: `ipc` is CUDA IPC on the same GPU, `files` works everywhere."""
+    dtype: str = "auto"
+    tokenizer: Path | None = None
+    """A folder with the tokenizer that grammars follow; the model's where there is none."""
+    max_model_len: int | None = None
+    arguments: tuple[str, ...] = ()
+    """More arguments of vLLM's server, such as `--gpu-memory-utilization 0.4`."""
+    environment: Mapping[str, str] = {}
+
+
+def command(options: VllmOptions, installation: VllmInstallation, socket: Path) -> list[str]:
+    """The words that start the server."""
+    words = [options.python, "-m", "vllm.entrypoints.openai.api_server", "--uds", str(socket)]
+    words += ["--model", str(options.model), "--served-model-name", "policy", "--dtype", options.dtype]
+    if options.tokenizer is not None:
+        words += ["--tokenizer", str(options.tokenizer)]
+    if options.max_model_len is not None:
+        words += ["--max-model-len", str(options.max_model_len)]
+    words += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", str(MAX_LOGPROBS)]
+    words += ["--generation-config", "vllm", "--enable-prefix-caching"]
+    words += ["--structured-outputs-config", '{"backend": "guidance"}']
+    words += ["--worker-extension-cls", f"{leyden_weights.__name__.rpartition('.')[2]}.WorkerExtension"]
+    if installation.scale_out_flag:
+        words.append("--enable-scale-out")
+    if options.transfer == "ipc":
+        words += ["--weight-transfer-config", '{"backend": "ipc"}', "--enable-sleep-mode"]
+    return [*words, *options.arguments]
+
+
+def environment(options: VllmOptions) -> dict[str, str]:
+    """The variables of the server: this process's, and what the routes and the extension need."""
+    extension = str(Path(leyden_weights.__file__).parent)
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (extension, os.environ.get("PYTHONPATH")))),
+        "PYTHONSAFEPATH": "1",  # a file of the user's does not stand in for a module of vLLM's
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        leyden_weights.TRANSFER_VARIABLE: options.transfer,
+    }
+    if options.transfer == "ipc":
+        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of CUDA memory are sent pickled
+    return {**variables, **options.environment}
+
+
+class VllmProcess:
+    """A running server. `socket` stays the same over restarts."""
+
+    def __init__(
+        self, options: VllmOptions, log: Path, on_restart: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Without `on_restart` a crash is final: `failed` raises at once."""
+        self._options, self._log, self._on_restart = options, log, on_restart
+        self._folder = Path(tempfile.mkdtemp(prefix="leyden-vllm-"))  # mode 0700
+        self.socket = self._folder / "vllm.sock"
+        self.restarts = 0
+        self._installation: VllmInstallation | None = None
+        self._process: Process | None = None
+        self._lifeline = -1
+        self._log_start = 0
+        self._supervisor: asyncio.Task[NoReturn] | None = None
+        self._up, self._down = asyncio.Event(), asyncio.Event()
+
+    async def start(self) -> None:
+        """Start the server and wait until it is ready. Raises `EngineError` with the reason where it ends instead."""
+        self._installation = await asyncio.to_thread(find_vllm, self._options.python)
+        if self._installation is None:
+            raise EngineError(f"{self._options.python} has no vLLM: name an interpreter that has it")
+        await self._launch()
+        self._admit()
+        self._up.set()
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    async def failed(self) -> NoReturn:
+        """Wait until the server is gone for good, and raise `EngineError` with the reason."""
+        assert self._supervisor is not None
+        await asyncio.shield(self._supervisor)
+        raise AssertionError("only an error ends the supervisor")
+
+    async def recovered(self) -> bool:
+        """Whether the server has just crashed; if so, return once it is restarted. Raises as `failed` does."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._down.wait(), _NOTICED_S)
+        if not self._down.is_set():
+            return False
+        failing = asyncio.create_task(self.failed())
+        up = asyncio.create_task(self._up.wait())
+        try:
+            await asyncio.wait({failing, up}, return_when=asyncio.FIRST_COMPLETED)
+            if not up.done():
+                failing.result()
+            return True
+        finally:
+            failing.cancel()
+            up.cancel()
+
+    async def stop(self) -> None:
+        """End the server and remove its folder."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait({self._supervisor})
+        if self._process is not None:
+            self._close_lifeline()
+            await self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that ends with this one and has the server as its child."""
+        return self._process.pid if self._process is not None else None
+
+    async def _supervise(self) -> NoReturn:
+        crashes: deque[float] = deque(maxlen=_RESTARTS + 1)
+        while True:
+            assert self._process is not None
+            status = await self._process.wait()
+            self._up.clear()
+            self._down.set()
+            reason = f"vLLM ended (status {status}): {self._last_lines()}"
+            log.error("%s", reason)
+            self._close_lifeline()
+            self.socket.unlink(missing_ok=True)
+            crashes.append(time.monotonic())
+            if self._on_restart is None:
+                raise EngineError(reason)
+            if len(crashes) > _RESTARTS and crashes[-1] - crashes[0] < _WITHIN_S:
+                raise EngineError(f"vLLM keeps failing; {reason}")
+            self.restarts += 1
+            await self._launch()
+            async with session(str(self._private_socket)) as client:
+                await call(client, "/pause", mode="abort")
+            self._admit()
+            await self._on_restart()
+            self._down.clear()
+            self._up.set()
+
+    @property
+    def _private_socket(self) -> Path:
+        return self._folder / f"{self.restarts}.sock"
+
+    async def _launch(self) -> None:
+        """Start the server on a socket that nobody else knows of yet, and wait until it is ready."""
+        assert self._installation is not None
+        lifeline_end, self._lifeline = os.pipe()
+        words = [sys.executable, "-P", "-m", _LIFELINE, str(lifeline_end)]
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        try:
+            with self._log.open("ab") as output:
+                self._process = await asyncio.create_subprocess_exec(
+                    *words,
+                    *command(self._options, self._installation, self._private_socket),
+                    env=environment(self._options),
+                    pass_fds=[lifeline_end],
+                    stdin=DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        finally:
+            os.close(lifeline_end)
+        await self._ready(self._process)
+
+    async def _ready(self, process: Process) -> None:
+        ended = asyncio.create_task(process.wait())
+        deadline = time.monotonic() + _LONGEST_START_S
+        try:
+            async with session(str(self._private_socket)) as client:
+                while not await _is_healthy(client):
+                    await asyncio.wait({ended}, timeout=_POLL_S)
+                    if ended.done():
+                        self._close_lifeline()
+                        raise EngineError(f"vLLM did not start (status {ended.result()}): {self._last_lines()}")
+                    if time.monotonic() > deadline:
+                        self._close_lifeline()
+                        await ended
+                        raise EngineError(f"vLLM was not ready after {_LONGEST_START_S:.0f} s: {self._last_lines()}")
+        finally:
+            ended.cancel()
+
+    def _admit(self) -> None:
+        """Let others reach the server at `socket`."""
+        fresh = self._folder / "fresh"
+        fresh.symlink_to(self._private_socket.name)
+        fresh.rename(self.socket)
+
+    def _close_lifeline(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def _last_lines(self) -> str:
+        """The reason, as far as the log has it."""
+        text = self._log.read_bytes()[self._log_start :].decode(errors="replace")
+        return f"{last_words(text)} (see {self._log})"
+
+
+def last_words(text: str) -> str:
+    """The last error that a log names, with what follows it, or its last lines."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [number for number, line in enumerate(lines) if any(word in line for word in _ERROR_WORDS)]
+    first = errors[-1] if errors else max(0, len(lines) - _LAST_LINES)
+    return " | ".join(lines[first : first + _LAST_LINES])[:_LONGEST_WORDS] or "its log is empty"
+
+
+async def _is_healthy(client: aiohttp.ClientSession) -> bool:
+    with suppress(aiohttp.ClientError, OSError):
+        async with client.get("http://vllm/health") as response:
+            return response.status == 200
+    return False

@@ -1,0 +1,159 @@
+"""Publishes weights to a running vLLM: pause, transfer, compare checksums, resume.
+
+Nothing is sampled and nothing cached between pause and resume, and the prefix cache is cleared. Checksums of every
+tensor are computed on both sides; vLLM stays paused and `EngineError` is raised where they differ.
+"""
+
+import asyncio
+import base64
+import pickle
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from leyden.engine.protocol import EngineError
+from leyden.engine.vllm.extension.leyden_weights import checksum
+from leyden.engine.vllm.http import call, session
+
+Weights = list[tuple[str, Tensor]]
+_SHOWN = 3
+
+
+class Transfer(Protocol):
+    """A way for weights to reach vLLM's parameters."""
+
+    async def send(self, client: aiohttp.ClientSession, weights: Weights, version: int) -> None:
+        """Write the weights into vLLM's parameters."""
+
+
+class FileTransfer:
+    """Writes the weights as safetensors into a folder that vLLM can read, and has vLLM load them. Works everywhere."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def send(self, client: aiohttp.ClientSession, weights: Weights, version: int) -> None:
+        """Write, load, remove."""
+        folder = self._folder / f"weights-{version}"
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            await asyncio.to_thread(_save, weights, folder / "model.safetensors")
+            await call(client, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+            await call(client, "/collective_rpc", {"method": "leyden_repack"})
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class IpcTransfer:
+    """Hands vLLM the addresses of the weights on the GPU that both share; vLLM copies them from there.
+
+    All tensors go in one call: vLLM keeps references to those of a layer until the layer is complete.
+    """
+
+    def __init__(self) -> None:
+        self._initialised = False
+
+    async def send(self, client: aiohttp.ClientSession, weights: Weights, version: int) -> None:
+        """Send handles; the tensors are kept alive until vLLM has copied them."""
+        if not self._initialised:
+            await call(client, "/init_weight_transfer_engine", {"init_info": {}})
+            self._initialised = True
+        contiguous = [(name, tensor.detach().contiguous()) for name, tensor in weights]
+        update = await asyncio.to_thread(_ipc_update, contiguous)
+        await call(client, "/start_weight_update")
+        await call(client, "/update_weights", {"update_info": update})
+        await call(client, "/finish_weight_update")
+        del contiguous
+        torch.cuda.ipc_collect()
+
+
+class VllmPublisher:
+    """Publishes to the vLLM at a socket."""
+
+    def __init__(self, socket: Path | str, transfer: Transfer) -> None:
+        self._socket, self._transfer = str(socket), transfer
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    async def pause(self) -> None:
+        """Abort what runs in vLLM and clear its caches; requests that arrive wait until `resume`."""
+        async with session(self._socket) as client:
+            await call(client, "/pause", mode="abort")
+
+    async def resume(self) -> None:
+        """Let vLLM go on."""
+        async with session(self._socket) as client:
+            await call(client, "/resume")
+
+    async def send(self, weights: Iterable[tuple[str, Tensor]], version: int) -> int:
+        """Send weights to a paused vLLM, verify that it has them, and return their bytes."""
+        async with session(self._socket) as client:
+            if not self._dtypes:
+                self._dtypes = {name: getattr(torch, dtype) for name, (dtype, _) in (await _checksums(client)).items()}
+            served = await asyncio.to_thread(_served, weights, self._dtypes)
+            await self._transfer.send(client, served, version)
+            if not (await call(client, "/reset_prefix_cache")).get("success", True):
+                raise EngineError("vLLM did not clear its prefix cache, which has keys and values of the old weights")
+            expected = await asyncio.to_thread(lambda: {name: checksum(tensor) for name, tensor in served})
+            compare(expected, {name: value for name, (_, value) in (await _checksums(client)).items()})
+            return sum(tensor.nbytes for _, tensor in served)
+
+
+def compare(expected: Mapping[str, int], found: Mapping[str, int]) -> None:
+    """Raise `EngineError` unless vLLM has exactly the published tensors."""
+    different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if different:
+        raise EngineError(
+            f"after publishing, {len(different)} of {len(found)} tensors in vLLM differ from the trainer's:"
+            f" {', '.join(different[:_SHOWN])}"
+        )
+
+
+async def _checksums(client: aiohttp.ClientSession) -> dict[str, tuple[str, int]]:
+    workers = (await call(client, "/collective_rpc", {"method": "leyden_checksums"}))["results"]
+    if len(workers) != 1:
+        raise EngineError(f"vLLM runs on {len(workers)} workers: weights can be published to one only")
+    return {name: (dtype, value) for name, (dtype, value) in workers[0].items()}
+
+
+def _served(weights: Iterable[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype]) -> Weights:
+    """The weights in the types that vLLM serves; of tensors that share their memory (tied ones) the first."""
+    served: Weights = []
+    seen: set[int] = set()
+    for name, tensor in weights:
+        if tensor.data_ptr() in seen:
+            continue
+        seen.add(tensor.data_ptr())
+        if name not in dtypes:
+            raise EngineError(f"vLLM has no tensor {name}: this model's weights cannot be published to it")
+        served.append((name, tensor.detach().to(dtypes[name])))
+    if missing := dtypes.keys() - {name for name, _ in served}:
+        raise EngineError(f"the trainer has no tensor {min(missing)}, which vLLM serves")
+    return served
+
+
+def _save(weights: Weights, path: Path) -> None:
+    save_file({name: tensor.cpu().contiguous() for name, tensor in weights}, path)
+
+
+def _ipc_update(weights: Weights) -> dict[str, Any]:
+    """The body by which vLLM finds the tensors: for each, what rebuilds it on the GPU with this identity."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    torch.cuda.synchronize()  # casts may still be under way
+    handles = [{_gpu(tensor): reduce_tensor(tensor)[1]} for _, tensor in weights]
+    return {
+        "names": [name for name, _ in weights],
+        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in weights],
+        "shapes": [list(tensor.shape) for _, tensor in weights],
+        "ipc_handles_pickled": base64.b64encode(pickle.dumps(handles)).decode(),
+    }
+
+
+def _gpu(tensor: Tensor) -> str:
+    return str(torch.cuda.get_device_properties(tensor.device).uuid)

@@ -1,0 +1,145 @@
+"""The bodies of vLLM's token endpoint, `/inference/v1/generate`: token ids in, token ids and logprobs out, streamed.
+
+It carries no text, so vLLM does not detokenise. Versions differ in two ways: up to 0.25 a top token is named
+`"token_id:7"` and an aborted request ends without a finish reason; later versions send `token_id` and `"abort"`.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from leyden.engine.protocol import EngineError, EngineRequest
+
+_DONE = b"[DONE]"
+_IMPOSSIBLE = -9999.0
+"""How vLLM writes a probability of 0."""
+_WHITESPACE = re.compile(r'"x-guidance": \{"whitespace_pattern": ("(?:[^"\\]|\\.)*")\}')
+
+
+class TopLogprob(Struct, frozen=True):
+    """One of the likeliest tokens."""
+
+    logprob: float
+    token_id: int | None = None
+    token: str | None = None
+
+    @property
+    def id(self) -> int:
+        """The token's id, whichever way this version names it."""
+        return self.token_id if self.token_id is not None else int((self.token or "").removeprefix("token_id:"))
+
+
+class TokenLogprob(Struct, frozen=True):
+    """A sampled token's logprob, and the likeliest tokens at its position."""
+
+    logprob: float
+    top_logprobs: tuple[TopLogprob, ...] = ()
+
+
+class Logprobs(Struct, frozen=True):
+    """One entry for each token."""
+
+    content: tuple[TokenLogprob, ...] = ()
+
+
+class Choice(Struct, frozen=True):
+    """Tokens since the previous event."""
+
+    token_ids: tuple[int, ...] | None = None
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class Event(Struct, frozen=True):
+    """One server-sent event."""
+
+    choices: tuple[Choice, ...] = ()
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(Event).decode
+
+
+def body(request: EngineRequest, sampled: tuple[int, ...], room: int, seeded: bool) -> bytes:
+    """The request for the rest of a generation that has `sampled` already; `room` tokens are left in the context."""
+    sampling = request.sampling
+    parameters: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "max_tokens": min(request.max_tokens - len(sampled), room),
+        "stop_token_ids": request.stop_ids,
+        "ignore_eos": True,  # the request's stop ids are all that end it
+        # The sampled token takes one of the entries, so that one more is needed for the likeliest ones.
+        "logprobs": request.top_logprobs + 1 if request.top_logprobs else 0,
+        "detokenize": False,
+    }
+    if seeded and sampling.seed is not None:
+        parameters["seed"] = _seed(sampling.seed, len(sampled))
+    if request.grammar is not None:
+        parameters["structured_outputs"] = {"grammar": _bounded(request.grammar)}
+    ids = request.prompt_ids + sampled
+    return msgspec.json.encode({"token_ids": ids, "stream": True, "sampling_params": parameters})
+
+
+def events(data: bytes) -> Iterator[Event]:
+    """The events of whole server-sent events, in order. Raises `EngineError` where one reports an error."""
+    for block in data.split(b"\n\n"):
+        line = block.strip().removeprefix(b"data:").strip()
+        if not line or line == _DONE:
+            continue
+        event = _decode(line)
+        if event.error is not None:
+            raise EngineError(f"vLLM: {error_message(line)}")
+        yield event
+
+
+def error_message(answer: bytes) -> str:
+    """The message of an error answer, in one line."""
+    try:
+        error = msgspec.json.decode(answer)
+        error = error.get("error", error.get("detail", error))
+        message = error.get("message", error) if isinstance(error, dict) else error
+    except (msgspec.DecodeError, AttributeError):
+        message = answer.decode(errors="replace")
+    return " ".join(str(message).split())[:1000]
+
+
+def top(token: TokenLogprob, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` likeliest tokens, the likeliest first."""
+    likeliest = sorted(token.top_logprobs, key=lambda one: -one.logprob)[:count]
+    return tuple((one.id, one.logprob) for one in likeliest if one.logprob > _IMPOSSIBLE)
+
+
+def _bounded(grammar: str) -> str:
+    """A grammar that bounds the whitespace of JSON by its separators.
+
+    llguidance up to 1.8, which vLLM has, repeats a `whitespace_pattern` without end; separators are patterns, too.
+    """
+
+    def bounded(match: re.Match[str]) -> str:
+        white = msgspec.json.decode(match[1])
+        rules = {
+            "whitespace_flexible": False,
+            "item_separator": f"{white},{white}",
+            "key_separator": f"{white}:{white}",
+        }
+        return '"x-guidance": ' + msgspec.json.encode(rules).decode()
+
+    return _WHITESPACE.sub(bounded, grammar)
+
+
+def _seed(seed: int, position: int) -> int:
+    """The seed of what follows `position` tokens: a generation that is continued does not repeat its noise."""
+    if position == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

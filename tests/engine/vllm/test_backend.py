@@ -1,0 +1,145 @@
+"""A trainer's vLLM on the CPU: what it publishes is served, also after a crash."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+from spark_vllm import (
+    OPTIONS,
+    SPARK,
+    changed,
+    close,
+    collect,
+    ids,
+    logprobs,
+    needs_vllm,
+    prompt,
+    request,
+    scored,
+    spark,
+    versions,
+)
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from leyden.engine.protocol import EngineError
+from leyden.engine.vllm.backend import VllmBackend
+from leyden.engine.vllm.engine import VllmEngine
+from leyden.engine.vllm.process import VllmProcess
+from leyden.records import Sampling
+from leyden.rendering.tokenizer import Tokenizer
+
+pytestmark = [pytest.mark.slow, needs_vllm, pytest.mark.asyncio(loop_scope="module")]
+
+
+class ModelUpdate:
+    """The weights of a model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.is_applied = False
+
+    def apply(self) -> None:
+        self.is_applied = True
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        assert self.is_applied
+        return self._model.named_parameters()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmBackend]:
+    log = tmp_path_factory.mktemp("backend") / "vllm.log"
+    model = changed(1)
+    backend = VllmBackend(
+        OPTIONS,
+        log,
+        model.named_parameters,
+        context_length=1024,
+        vocab_size=1024,
+        concurrency=32,
+        tokenizer=Tokenizer.load(SPARK).marked,
+        version=3,
+    )
+    try:
+        await backend.start()
+        yield backend
+    finally:
+        await backend.close()
+    assert not _processes_with(Path(backend.address.path).parent.name)
+
+
+def _processes_with(word: str) -> list[Path]:
+    """The processes that have a word in their command lines."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if word.encode() in (process / "cmdline").read_bytes():
+                found.append(process)
+    return found
+
+
+async def test_it_starts_with_the_trainers_weights_and_serves_what_is_published(backend: VllmBackend) -> None:
+    engine = VllmEngine(backend.address)
+    chunks = await collect(engine, request(prompt(1)))
+    assert close(logprobs(chunks), scored(changed(1), prompt(1), ids(chunks)))
+    assert set(versions(chunks)) == {3}
+    engine.hold()
+    publication = await backend.publish(ModelUpdate(changed(2)), 4)
+    engine.resume(4)
+    assert publication.seconds > 0
+    assert publication.transferred_bytes == sum(parameter.nbytes for parameter in spark().parameters())
+    chunks = await collect(engine, request(prompt(1)))
+    assert close(logprobs(chunks), scored(changed(2), prompt(1), ids(chunks)))
+    assert set(versions(chunks)) == {4}
+    await engine.close()
+
+
+async def test_text_of_a_grammar_is_never_a_mark(backend: VllmBackend) -> None:
+    engine = VllmEngine(backend.address)
+    marks = set(Tokenizer.load(SPARK).marks.values())
+    sampling = Sampling(temperature=50.0)
+    chunks = await collect(engine, request(prompt(4), 500, stop=2, sampling=sampling, grammar=r"start: /(.|\n){900}/"))
+    assert len(ids(chunks)) > 100 and not marks.intersection(ids(chunks)[:-1])
+    await engine.close()
+
+
+async def test_a_killed_server_is_restarted_with_the_published_weights(backend: VllmBackend) -> None:
+    engine = VllmEngine(replace(backend.address, version=5))
+    await backend.publish(ModelUpdate(changed(5)), 5)
+    generation = asyncio.create_task(collect(engine, request(prompt(2), 900)))
+    await asyncio.sleep(0.2)
+    os.kill(_server_pid(backend), signal.SIGKILL)
+    with pytest.raises(EngineError, match="the connection to vLLM is lost"):
+        await generation
+    assert await backend._process.recovered()
+    chunks = await collect(engine, request(prompt(2)))
+    assert close(logprobs(chunks), scored(changed(5), prompt(2), ids(chunks)))
+    await engine.close()
+
+
+def _server_pid(backend: VllmBackend) -> int:
+    (pid,) = Path(f"/proc/{backend._process.pid}/task/{backend._process.pid}/children").read_text().split()
+    return int(pid)
+
+
+async def test_a_server_that_cannot_start_is_reported_with_the_reason(tmp_path: Path) -> None:
+    process = VllmProcess(replace(OPTIONS, model=tmp_path), tmp_path / "vllm.log")
+    with pytest.raises(
+        EngineError, match=r"vLLM did not start \(status 1\): .*Invalid repository ID or local directory"
+    ):
+        await process.start()
+    await process.stop()
+
+
+async def test_an_interpreter_without_vllm_is_refused(tmp_path: Path) -> None:
+    process = VllmProcess(replace(OPTIONS, python="/nowhere/python"), tmp_path / "vllm.log")
+    with pytest.raises(EngineError, match="/nowhere/python has no vLLM"):
+        await process.start()
+    await process.stop()

@@ -1,0 +1,111 @@
+"""vLLM's requests and events without vLLM, and the checksums of weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from llguidance import LLMatcher, LLTokenizer
+
+from leyden.engine.protocol import EngineError, EngineRequest
+from leyden.engine.vllm import wire
+from leyden.engine.vllm.extension.leyden_weights import checksum
+from leyden.engine.vllm.installation import VllmInstallation, find_vllm
+from leyden.engine.vllm.process import VllmOptions, command, environment, last_words
+from leyden.engine.vllm.publisher import compare
+from leyden.records import Sampling
+
+
+def body(request: EngineRequest, sampled: tuple[int, ...] = (), room: int = 100, seeded: bool = True) -> dict:
+    return json.loads(wire.body(request, sampled, room, seeded))
+
+
+REQUEST = EngineRequest((1, 2, 3), Sampling(seed=7, top_p=0.9), (5,), 10, "session")
+
+
+def test_a_continued_generation_asks_for_the_rest_with_other_noise() -> None:
+    first, rest = body(REQUEST), body(REQUEST, (8, 9))
+    assert first["token_ids"] == [1, 2, 3] and rest["token_ids"] == [1, 2, 3, 8, 9]
+    assert first["sampling_params"]["max_tokens"] == 10 and rest["sampling_params"]["max_tokens"] == 8
+    assert first["sampling_params"]["seed"] == 7 != rest["sampling_params"]["seed"]
+    assert rest == body(REQUEST, (8, 9))
+    assert first["sampling_params"]["stop_token_ids"] == [5] and first["sampling_params"]["top_p"] == 0.9
+
+
+def test_seeds_are_sent_only_where_they_are_wanted_and_tokens_only_where_there_is_room() -> None:
+    sent = body(REQUEST, room=4, seeded=False)["sampling_params"]
+    assert "seed" not in sent and sent["max_tokens"] == 4
+
+
+@pytest.mark.parametrize("named", [{"token_id": 3}, {"token": "token_id:3"}])
+def test_both_names_of_a_token_are_understood(named: dict[str, object]) -> None:
+    top = {**named, "logprob": -0.5}
+    content = [{"logprob": -1.0, "token": "token_id:4", "top_logprobs": [{**named, "logprob": -9999.0}, top]}]
+    event = {"choices": [{"token_ids": [4], "logprobs": {"content": content}, "finish_reason": None}]}
+    (found,) = wire.events(b"data: " + json.dumps(event).encode() + b"\n\ndata: [DONE]")
+    logprobs = found.choices[0].logprobs
+    assert logprobs is not None
+    assert wire.top(logprobs.content[0], 2) == ((3, -0.5),)
+
+
+def test_an_error_event_is_raised_in_one_line() -> None:
+    with pytest.raises(EngineError, match="vLLM: too many tokens"):
+        list(wire.events(b'data: {"error": {"message": "too many\\n tokens", "code": 400}}\n\n'))
+    assert wire.error_message(b"<html>no") == "<html>no"
+    assert wire.error_message(b'{"detail": "missing"}') == "missing"
+
+
+def test_whitespace_is_bounded_by_separators() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+    white = {"x-guidance": {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}}
+    request = EngineRequest((1,), Sampling(), (5,), 10, "session", grammar=f"start: %json {json.dumps(schema | white)}")
+    grammar = body(request)["sampling_params"]["structured_outputs"]["grammar"]
+    assert "whitespace_pattern" not in grammar
+    for text, is_whole in ((b'{"a": 1,\n  "b":2', True), (b'{"a":1,   "b"', False), (b'{"a":1    ,', False)):
+        taken = LLMatcher(LLTokenizer("byte"), grammar).try_consume_tokens(list(text))
+        assert (taken == len(text)) == is_whole
+
+
+def test_a_checksum_sees_every_element_and_its_position() -> None:
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        tensor = torch.randn(37, 11, generator=torch.Generator().manual_seed(1)).to(dtype)
+        assert checksum(tensor) == checksum(tensor.clone())
+        changed, swapped, zero = tensor.clone(), tensor.clone(), tensor.clone()
+        changed[3, 4] = torch.nextafter(changed[3, 4], torch.tensor(9.0, dtype=dtype))
+        swapped[[0, 1]] = swapped[[1, 0]]
+        assert len({checksum(tensor), checksum(changed), checksum(swapped), checksum(tensor[:-1])}) == 4
+        zero[0, 0] = 0.0
+        negative = zero.clone()
+        negative[0, 0] = -0.0
+        assert checksum(zero) == checksum(negative)
+    assert checksum(torch.zeros(3)) != checksum(torch.zeros(4))
+
+
+def test_tensors_that_differ_or_are_missing_are_named() -> None:
+    compare({"a": 1, "b": 2}, {"a": 1, "b": 2})
+    for found in ({"a": 1, "b": 3}, {"a": 1}, {"a": 1, "b": 2, "c": 3}):
+        with pytest.raises(EngineError, match=r"1 of \d tensors in vLLM differ from the trainer's: [bc]"):
+            compare({"a": 1, "b": 2}, found)
+
+
+def test_the_command_follows_the_version_and_the_transfer() -> None:
+    old, new = VllmInstallation("0.25.1", False), VllmInstallation("0.32.0", True)
+    files, ipc = VllmOptions(Path("/m")), VllmOptions(Path("/m"), transfer="ipc", arguments=("--seed", "1"))
+    socket = Path("/s")
+    assert "--enable-scale-out" not in command(files, old, socket)
+    assert "--enable-scale-out" in command(files, new, socket)
+    assert "--weight-transfer-config" not in command(files, old, socket)
+    assert command(ipc, old, socket)[-4:] == ['{"backend": "ipc"}', "--enable-sleep-mode", "--seed", "1"]
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in environment(files)
+    assert environment(ipc)["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+
+
+def test_the_reason_of_a_crash_is_the_last_error_of_the_log() -> None:
+    log = "starting\nValueError: first\nValueError: no such model\nlook there\n"
+    assert last_words(log) == "ValueError: no such model | look there"
+    assert last_words("a\nb\nc\nd\n") == "b | c | d"
+    assert last_words("") == "its log is empty"
+
+
+def test_an_interpreter_that_has_no_vllm_is_known(tmp_path: Path) -> None:
+    assert find_vllm(str(tmp_path / "python")) is None
