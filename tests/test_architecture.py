@@ -10,7 +10,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 
 LAYERS = (
-    ("defaults", "backoff", "framing", "descriptors"),
+    ("defaults", "background", "backoff", "framing", "descriptors"),
     ("outcomes",),
     ("records",),
     ("episodes", "config", "wire", "loading"),

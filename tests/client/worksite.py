@@ -89,13 +89,13 @@ class Worksite:
 
 
 def hosts_of(worker: WorkerProcess) -> list[psutil.Process]:
-    """The processes beneath a worker, but for its warden."""
-    beneath = psutil.Process(worker.process.pid).children(recursive=True)
-    return [process for process in beneath if not is_warden(process)]
+    """The descendants of a worker except its orphan reaper."""
+    descendants = psutil.Process(worker.process.pid).children(recursive=True)
+    return [process for process in descendants if not is_reaper(process)]
 
 
-def is_warden(process: psutil.Process) -> bool:
-    """Whether it is what remains of a worker that is killed."""
+def is_reaper(process: psutil.Process) -> bool:
+    """Whether it is the orphan reaper of a worker."""
     try:
         return any(word.endswith("orphan_reaper.py") for word in process.cmdline())
     except psutil.Error:
@@ -103,7 +103,7 @@ def is_warden(process: psutil.Process) -> bool:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether a process runs; one that has ended may wait to be buried by whoever inherited it."""
+    """Whether a process runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -116,7 +116,7 @@ async def gone(processes: list[psutil.Process]) -> None:
 
 
 def kill(process: psutil.Process) -> None:
-    """SIGKILL: no goodbye."""
+    """Send SIGKILL."""
     os.kill(process.pid, signal.SIGKILL)
 
 

@@ -18,7 +18,7 @@ from leyden.cli.source import add_source, archive, source
 from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_reward
 from leyden.client.rewards.rescorer import EpisodeSource, RescoredRollout, Rescorer
 from leyden.client.services.registry import ServiceRegistry
-from leyden.client.user_code import loop_apart
+from leyden.client.user_code import background_loop
 from leyden.config import Config, ConfigError, read_stored_config
 from leyden.records import Run
 
@@ -82,7 +82,7 @@ def _services(config: Config | None, reward: RewardFunction) -> ServiceRegistry:
     if config is None:
         return ServiceRegistry({})
     asked = {name: service for name, service in config.services.items() if name in reward.services}
-    made = ServiceRegistry.objects(asked, reward.services, config.base, loop=loop_apart())
+    made = ServiceRegistry.objects(asked, reward.services, config.base, loop=background_loop())
     return ServiceRegistry.commands(asked, config.base) | made
 
 

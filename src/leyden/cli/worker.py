@@ -11,7 +11,7 @@ from typing import Any
 from leyden.cli.arguments import url, whole
 from leyden.cli.train import add_configuration, configuration
 from leyden.client.processes.descendants import adopt_orphans
-from leyden.client.worker.ray_cluster import ClusterError, RayWorkers, joined
+from leyden.client.worker.ray_cluster import ClusterError, RayWorkers, connected
 from leyden.client.worker.worker import WorkerOptions, work
 from leyden.config import ConfigError
 from leyden.local.worker_process import worker_options
@@ -66,9 +66,9 @@ async def _run(options: argparse.Namespace) -> None:
 async def _work_on_cluster(worker: WorkerOptions, key: str, options: argparse.Namespace) -> None:
     logging.getLogger("leyden.cluster").setLevel(logging.INFO)
     try:
-        with joined(options.ray_address) as ray:
+        with connected(options.ray_address) as ray:
             stop = _stop_signal()  # after Ray, which has a handler of its own
-            await RayWorkers(ray, worker, key, options.ray_cpus).follow(stop)
+            await RayWorkers(ray, worker, key, options.ray_cpus).run(stop)
     except ClusterError as error:
         raise ConfigError(str(error)) from error
 

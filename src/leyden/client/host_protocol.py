@@ -1,6 +1,6 @@
-"""What a worker and its hosts say to each other: length-prefixed JSON over a socket that only the two of them have.
+"""Messages between a worker and its host processes: frames of JSON over a socket pair.
 
-The agent's own standard streams stay its own. A socket that closes means that the other side is gone.
+The agent's standard streams are not used. A closed socket means that the other side is gone.
 """
 
 import asyncio
@@ -22,24 +22,26 @@ T = TypeVar("T")
 
 
 class HostSetup(Struct, frozen=True, tag="setup"):
-    """What a host is to be; the first thing it hears."""
+    """The first message to a host: what it is to run, and for which server."""
 
     agent: str
     base: str
     path: tuple[str, ...]
     server: str
     key: str
-    """Its pool's."""
-    places: int
-    scored: bool
-    """Whether the run has a reward function."""
+    """The key of its pool, or of its only attempt."""
+    concurrency: int
+    """How many attempts it may run at the same time."""
+    has_reward_function: bool
+    """Whether the run has a reward function; without one, a number that the agent returns is the reward."""
     memory_mb: int | None = None
+    """Memory limit of each process of a command."""
     cpu_s: float | None = None
-    """Limits of each process of a command."""
+    """CPU time limit of each process of a command."""
     mark: str = ""
-    """The worker's, by which its descendants are known."""
+    """Marks the environment of the worker's descendants, so that they can be found."""
     services: dict[str, ServiceConfig] = {}
-    """Those that may be asked for; commands are lent by their address, others are made in the host."""
+    """Services that the agent may take. Commands are lent by address; objects are made in the host."""
 
 
 class StartAttempt(Struct, frozen=True, tag="start"):
@@ -51,62 +53,65 @@ class StartAttempt(Struct, frozen=True, tag="start"):
     task: Any
     run: str = ""
     key: str = ""
-    """The attempt's own, for what runs in a process of its own."""
+    """The attempt's own key, where it has a process to itself; otherwise empty."""
     services: dict[str, str] = {}
-    """The addresses of those that it is lent."""
+    """Addresses of the services that it has borrowed, by name."""
 
 
 class StopAttempt(Struct, frozen=True, tag="stop"):
-    """Stop an attempt if possible: `HostStopping` follows at once, `AttemptEnd` when its code has returned."""
+    """Stop an attempt if possible. `StopReply` follows at once, `AttemptEnd` when its code has returned."""
 
     attempt: str
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """Is the event loop running? `Pong` follows when it is."""
+    """Ask whether the event loop runs. `Pong` follows when it does."""
 
     number: int
 
 
 class FindBlocker(Struct, frozen=True, tag="who"):
-    """Whose code keeps the event loop from running? `BlockerFound` follows."""
+    """Ask whose code blocks the event loop. `BlockerFound` follows."""
 
 
 class HostReady(Struct, frozen=True, tag="ready"):
     """The agent is loaded."""
 
     services: tuple[str, ...] = ()
-    """Whose addresses its attempts are to be lent."""
-    at_once: int | None = None
-    """How many of them can run at once, each with services that are made here; None: as many as there are places."""
+    """Services whose addresses its attempts need."""
+    max_concurrency: int | None = None
+    """Attempts that the services made in the host suffice for; None: no limit."""
 
 
 class HostFailed(Struct, frozen=True, tag="unready"):
-    """The agent cannot be loaded, and why."""
+    """The agent cannot be loaded; the message says why."""
 
     message: str
 
 
 class AttemptEnd(Struct, frozen=True, tag="ended"):
-    """The code of an attempt has returned, and its place is free."""
+    """The code of an attempt has returned; its slot is free."""
 
     attempt: str
     outcome: Outcome
     result: Raw = Raw(b"null")
+    """What the agent returned, as JSON."""
     reward: float | None = None
+    """The final reward that the agent returned."""
     output: str = ""
+    """What it printed."""
     retry: Retry = Retry.CHARGED
 
 
 class StepReward(Struct, frozen=True, tag="rewarded"):
-    """An attempt gave a reward on its way."""
+    """The agent gave a reward while its attempt runs."""
 
     attempt: str
     reward: Reward
 
 
-class HostStopping(Struct, frozen=True, tag="stopping"):
-    """What an attempt that is being stopped has printed so far, and whose code kept the event loop from running."""
+class StopReply(Struct, frozen=True, tag="stopping"):
+    """The output so far of an attempt that is being stopped, and the attempt that blocked the event loop, if any."""
 
     attempt: str
     output: str = ""
@@ -120,44 +125,44 @@ class Pong(Struct, frozen=True, tag="pong"):
 
 
 class BlockerFound(Struct, frozen=True, tag="blocked"):
-    """The attempt whose code keeps the event loop from running; None where nobody's does, or it cannot be told."""
+    """The attempt whose code blocks the event loop; None where none does, or it cannot be determined."""
 
-    by: str | None
+    attempt: str | None
 
 
 ToHost = StartAttempt | StopAttempt | Ping | FindBlocker
-ToWorker = HostReady | HostFailed | AttemptEnd | HostStopping | StepReward | Pong | BlockerFound
+ToWorker = HostReady | HostFailed | AttemptEnd | StopReply | StepReward | Pong | BlockerFound
 
 
 class MessageStream(Generic[T]):
-    """An end that an event loop has: the worker's, and that of a process with nothing but commands in it."""
+    """The async end of the socket: the worker's, and that of a host that runs commands."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, expected: Any) -> None:
         self._reader, self._writer = reader, writer
         self._decode: Callable[[bytes], T] = msgspec.json.Decoder(expected).decode
 
     @classmethod
-    async def over(cls, end: socket.socket, expected: Any) -> "MessageStream[T]":
-        """Take an end of a pair of sockets."""
+    async def connect(cls, end: socket.socket, expected: Any) -> "MessageStream[T]":
+        """Use one end of a socket pair."""
         return cls(*await asyncio.open_unix_connection(sock=end), expected)
 
     def send(self, message: Any) -> None:
-        """Send, without waiting; to a side that is gone this does nothing."""
+        """Send without waiting. Does nothing where the other side is gone."""
         if not self._writer.is_closing():
             self._writer.write(to_frame(msgspec.json.encode(message)))
 
     async def receive(self) -> T | None:
-        """The next message; None when the other side is gone."""
+        """Return the next message; None when the other side is gone."""
         body = await read_frame(self._reader)
         return None if body is None else self._decode(body)
 
     def close(self) -> None:
-        """Hang up: a host ends of it."""
+        """Close the socket; a host process ends when its worker does."""
         self._writer.close()
 
 
 class MessagePipe:
-    """The host's end: blocking, so that threads may use it whatever its event loop is at."""
+    """The blocking end of the socket: threads of a host use it even while the host's event loop is blocked."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -165,12 +170,12 @@ class MessagePipe:
         self._sending = threading.Lock()
 
     def send(self, message: Any) -> None:
-        """Send from any thread; to a worker that is gone this does nothing."""
+        """Send from any thread. Does nothing where the worker is gone."""
         data = to_frame(msgspec.json.encode(message))
         with self._sending, suppress(OSError):
             self._socket.sendall(data)
 
     def receive(self, expected: type[T]) -> T | None:
-        """The next message; None when the worker is gone."""
+        """Return the next message; None when the worker is gone."""
         body = read_frame_blocking(self._file)
         return None if body is None else msgspec.json.decode(body, type=expected)

@@ -1,52 +1,62 @@
-"""What a worker asks of its server, again and again until there is an answer."""
+"""Sends a worker's requests to its server and repeats each until the server answers."""
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import aiohttp
+from msgspec.structs import replace
 
-from leyden.remote import Remote, RemoteError
+from leyden.backoff import Backoff
+from leyden.remote import Remote, RemoteError, ServerUnreachable
 
 T = TypeVar("T")
 
 _log = logging.getLogger("leyden.worker")
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_BACKOFF = Backoff(first_s=0.1, max_s=5.0)
+_TIMEOUT_S = 30.0
 
 
 class RetryingClient:
-    """A server that may be away for a while. Its refusals are raised; its absence is waited out, and logged once."""
+    """A client of a server that may be down for a while. Outages are logged once; refusals are raised."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
         self.crowding: float | None = None
-        """How many calls wait for the engine for each that it serves, as the server said last."""
-        self._away = False
+        """Model calls that wait for the engine per call that it serves, as the server last reported it."""
+        self._server_down = False
 
-    async def insist(
-        self, ask: Callable[[], Awaitable[T]], within_s: float = 30.0, pause_s: float = _LONGEST_PAUSE_S
+    async def retry(
+        self,
+        request: Callable[[], Awaitable[T]],
+        timeout_s: float = _TIMEOUT_S,
+        max_backoff_s: float = _BACKOFF.max_s,
     ) -> T:
-        """Ask until the server answers, giving each try `within_s`, and waiting `pause_s` at the most in between."""
-        pause = _FIRST_PAUSE_S
+        """Send a request until the server answers. Each try may take `timeout_s`.
+
+        Raises `RemoteError` where the server refuses it: a repetition would be refused too.
+        """
+        backoff = replace(_BACKOFF, max_s=min(_BACKOFF.max_s, max_backoff_s))
+        failures = 0
         while True:
             try:
-                async with asyncio.timeout(within_s):
-                    answer = await ask()
+                async with asyncio.timeout(timeout_s):
+                    answer = await request()
             except RemoteError as refused:
                 if refused.status < 500 and refused.status not in (408, 429):
                     raise
-                why = f"{refused.status}: {refused}"
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                why = str(error) or type(error).__name__
+                reason = f"it answers {refused.status}: {refused}"
+            except TimeoutError:
+                reason = f"it did not answer within {timeout_s:g} s"
+            except ServerUnreachable as error:
+                reason = str(error)
             else:
-                if self._away:
-                    self._away = False
-                    _log.warning("the server at %s is there again", self.remote.url)
+                if self._server_down:
+                    self._server_down = False
+                    _log.warning("the server at %s answers again", self.remote.url)
                 return answer
-            if not self._away:
-                self._away = True
-                _log.warning("the server at %s does not answer (%s): trying until it does", self.remote.url, why)
-            await asyncio.sleep(min(pause, pause_s) * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            if not self._server_down:
+                self._server_down = True
+                _log.warning("no answer from the server at %s: %s; retrying until it answers", self.remote.url, reason)
+            failures += 1
+            await backoff.wait(failures)

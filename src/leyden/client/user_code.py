@@ -1,42 +1,47 @@
-"""Calling somebody's code so that nothing here waits for it: in a thread that may never return, or on a loop apart."""
+"""The bridge between sync and async code: runs user code, sync or async, without blocking the caller's event loop.
+
+From async code: `call_in_thread` and `await_on`. From sync code: `wait_on` and `run_to_completion`.
+"""
 
 import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 Loop = asyncio.AbstractEventLoop
 
 
 @cache
-def loop_apart() -> Loop:
-    """The event loop for async code of a user's in a process that must not be blocked by it."""
+def background_loop() -> Loop:
+    """The event loop, in a thread of its own, for async user code of a process whose main loop it must not block."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="apart", daemon=True).start()
+    threading.Thread(target=loop.run_forever, name="user-code", daemon=True).start()
     return loop
 
 
-async def on_loop(value: Awaitable[Any], loop: Loop | None) -> Any:
-    """Await something outside of any attempt, on this loop (None) or on another."""
+async def await_on(value: Awaitable[Any], loop: Loop | None) -> Any:
+    """Await on another loop, or on the running one (None), outside the context of any attempt."""
     if loop is None:
-        given, error = await asyncio.get_running_loop().create_task(_settle(value), context=contextvars.Context())
-    else:
-        given, error = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_settle(value), loop))
-    if error is not None:
-        raise error
-    return given
+        task = asyncio.get_running_loop().create_task(_catch_exit(value), context=contextvars.Context())
+        return _unwrap(*await task)
+    return _unwrap(*await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_catch_exit(value), loop)))
 
 
-async def in_thread(call: Callable[[], Any], loop: Loop | None = None) -> Any:
-    """What a call gives, from a thread of its own and outside of any attempt; awaited where it is awaitable."""
+async def call_in_thread(call: Callable[[], Any], loop: Loop | None = None) -> Any:
+    """Call a function in a new thread, outside the context of any attempt, and return its value.
+
+    The thread is a daemon: a call that never returns keeps nobody from ending. An awaitable value is awaited on `loop`.
+    """
     here = asyncio.get_running_loop()
     returned: asyncio.Future[tuple[Any, BaseException | None]] = here.create_future()
 
-    def settle(value: Any, error: BaseException | None) -> None:
+    def resolve(value: Any, error: BaseException | None) -> None:
         if not returned.done():
             returned.set_result((value, error))
 
@@ -44,21 +49,55 @@ async def in_thread(call: Callable[[], Any], loop: Loop | None = None) -> Any:
         value, error = None, None
         try:
             value = contextvars.Context().run(call)
-        except BaseException as raised:  # told to whoever waits
+        except BaseException as raised:  # raised again in the caller
             error = raised
-        with suppress(RuntimeError):  # nobody waits any more: the loop is closed
-            here.call_soon_threadsafe(settle, value, error)
+        with suppress(RuntimeError):  # the caller's loop is closed
+            here.call_soon_threadsafe(resolve, value, error)
 
     threading.Thread(target=run, daemon=True).start()
-    value, error = await returned
-    if error is not None:
-        raise error
-    return await on_loop(value, loop) if inspect.isawaitable(value) else value
+    value = _unwrap(*await returned)
+    return await await_on(value, loop) if inspect.isawaitable(value) else value
 
 
-async def _settle(value: Awaitable[Any]) -> tuple[Any, SystemExit | None]:
-    """What it gives, or that it exits: raised within a task, that would end the loop."""
+def wait_on(value: Awaitable[T], loop: Loop | None) -> T:
+    """Block this thread until a value is awaited on `loop`; on a new loop in this thread where it is None."""
+    work = _catch_exit(value)
+    result: T = _unwrap(*(asyncio.run(work) if loop is None else asyncio.run_coroutine_threadsafe(work, loop).result()))
+    return result
+
+
+def run_to_completion(work: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any, T]], T] = asyncio.run) -> T:
+    """Run a coroutine from sync code; in a thread where this one already has a running loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run(work)
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run_in_thread() -> None:
+        try:
+            results.append(run(work))
+        except BaseException as error:  # raised again in the caller
+            errors.append(error)
+
+    thread = threading.Thread(target=run_in_thread, name="leyden")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+async def _catch_exit(value: Awaitable[Any]) -> tuple[Any, SystemExit | None]:
+    """Return a SystemExit rather than raise it: raised within a task, it would end the whole loop."""
     try:
         return await value, None
     except SystemExit as error:
         return None, error
+
+
+def _unwrap(value: Any, error: BaseException | None) -> Any:
+    if error is not None:
+        raise error
+    return value

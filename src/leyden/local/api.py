@@ -1,14 +1,13 @@
 """`leyden.train` and `leyden.evaluate`: what a Python user writes, made into the same configuration as TOML."""
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from rich.console import Console
 
+from leyden.client.user_code import run_to_completion
 from leyden.config import Config, ConfigError, current_keys, read_config, read_file
 from leyden.loading import LoadError, reference_to
 from leyden.local.openmp import wait_asleep
@@ -18,8 +17,6 @@ from leyden.trainer.rollouts.tasks import as_rows
 if TYPE_CHECKING:
     from leyden.local.evaluate import EvaluatedModel
     from leyden.local.train import TrainingResult
-
-T = TypeVar("T")
 
 
 def train(
@@ -41,7 +38,7 @@ def train(
     wait_asleep()
     from leyden.local.train import train as train_run  # imports torch
 
-    return _wait_for(train_run(made))
+    return run_to_completion(train_run(made), uvloop.run)
 
 
 def evaluate(
@@ -58,7 +55,7 @@ def evaluate(
     wait_asleep()
     from leyden.local.evaluate import measure_model  # imports torch
 
-    return _wait_for(measure_model(made))
+    return run_to_completion(measure_model(made), uvloop.run)
 
 
 def configured(config: str | Path | None, *, restart: bool = False, **settings: Any) -> Config:
@@ -102,26 +99,3 @@ def _kept(name: str, value: Any, folder: Path) -> str:
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
-
-
-def _wait_for(work: Coroutine[Any, Any, T]) -> T:
-    """Run something to its end, on a thread of its own where this one has a loop already, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return uvloop.run(work)
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(uvloop.run(work))
-        except BaseException as error:  # told to whoever waits
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="leyden")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]

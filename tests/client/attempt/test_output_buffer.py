@@ -6,7 +6,7 @@ import pytest
 from worksite import Worksite
 
 from leyden.client.attempt.output_buffer import FIRST, LAST, OutputBuffer
-from leyden.client.runners.command_process import LastDocument
+from leyden.client.runners.command_process import LastJsonLine
 from leyden.outcomes import Ending
 
 AGENT = """
@@ -90,7 +90,7 @@ def test_the_result_of_a_command_is_its_last_line_that_is_json() -> None:
         ([b"[" * 100_000 + b"\n"], None),
         ([b"true story\nNaN\n- a list\n"], None),
     ):
-        found = LastDocument()
+        found = LastJsonLine()
         for piece in pieces:
             found.add(piece)
         assert found.value() == value

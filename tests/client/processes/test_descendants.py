@@ -1,4 +1,4 @@
-"""What an agent's code starts ends with its host, even in a session of its own."""
+"""Processes that an agent starts end with its host, even in a session of their own."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ sys.stdin.read()
 ADOPTING = """
 import asyncio, os, subprocess, sys
 from contextlib import suppress
-from leyden.client.processes.descendants import adopt_orphans, end_marked
+from leyden.client.processes.descendants import adopt_orphans, kill_marked
 adopt_orphans()
 large = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=-1, stdout=-1, env={**os.environ, "MARK": "it"})
 print(int(large.stdout.readline()), flush=True)
@@ -55,14 +55,14 @@ large.kill()
 with suppress(OSError):
     while open(f"/proc/{large.pid}/environ", "rb").read():
         pass
-asyncio.run(end_marked(b"MARK=it\\0"))
+asyncio.run(kill_marked(b"MARK=it\\0"))
 print("ended", flush=True)
 sys.stdin.read()
 """
 
 
 def test_what_a_process_leaves_is_found_although_the_process_is_still_dying() -> None:
-    # for as long as the kernel takes its memory back, it has no environment left, and has not given up its children
+    # while the kernel frees its memory, it has no environment any more and its children are not orphans yet
     words = [sys.executable, "-c", ADOPTING, LARGE]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as adopting:
         assert adopting.stdout

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from modelserving import eventually
-from worksite import AGENTS, Worksite, alive, gone, hosts_of, is_warden, kill
+from worksite import AGENTS, Worksite, alive, gone, hosts_of, is_reaper, kill
 
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
@@ -174,7 +174,7 @@ async def test_a_worker_goes_on_when_the_process_between_it_and_its_commands_is_
     await site.queue("g", {"do": "leave children", "hang": True, "file": str(tmp_path / "family")})
     with site.worker(PYTHON) as worker:
         await family_in(tmp_path / "family")
-        (between,) = [child for child in psutil.Process(worker.process.pid).children() if not is_warden(child)]
+        (between,) = [child for child in psutil.Process(worker.process.pid).children() if not is_reaper(child)]
         (command,) = [child for child in between.children() if "command.py" in child.cmdline()]
         (tmp_path / "family").unlink()
         family = between.children(recursive=True)

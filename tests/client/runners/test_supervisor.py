@@ -68,7 +68,7 @@ async def test_what_is_lost_with_a_process_that_hangs_is_tried_again_at_once_and
         beside = await site.episode("beside")
     assert (ending(beside), beside.attempt.number) == (Ending.SUCCEEDED, 2)
     (lost, retried) = (await site.remote.rollout("r", "beside.0")).attempts
-    assert lost.outcome and lost.outcome.ending is Ending.LOST and "something else hung" in lost.outcome.message
+    assert lost.outcome and lost.outcome.ending is Ending.LOST and "another attempt in it hung" in lost.outcome.message
     assert retried.started - (lost.ended or 0) < 0.5
 
 
@@ -109,7 +109,7 @@ async def test_a_blocked_event_loop_is_noticed_and_its_blocker_tried_alone(site:
     await site.open(max_attempts=1)
     await site.queue("innocent", {"do": "sleep", "s": 1.0})
     await site.queue("blocks", {"do": "block", "first_s": 0.3})
-    with site.worker("hanging.py:act_async", time_limit_s=6, deaf_s=1.0, drain_s=0.5):
+    with site.worker("hanging.py:act_async", time_limit_s=6, unresponsive_s=1.0, drain_s=0.5):
         innocent, blocks = await site.episode("innocent"), await site.episode("blocks")
     assert (ending(innocent), innocent.attempt.number) == (Ending.SUCCEEDED, 2)
     assert (ending(blocks), blocks.attempt.number) == (Ending.TIMEOUT, 2)
@@ -128,7 +128,7 @@ async def test_a_task_that_kills_its_process_is_convicted_and_nobody_else(site: 
     with site.worker("hanging.py:act"):
         innocent, guilty = await site.episodes("innocent"), await site.episode("guilty")
     assert ending(guilty) is Ending.AGENT_ERROR and guilty.attempt.number == 2
-    assert message(guilty).startswith(f"the agent's process died, and not for the first time: {says}\n")
+    assert message(guilty).startswith(f"the agent's process died for the second time: {says}\n")
     assert message(guilty).endswith(f"about to {how}") and guilty.output.endswith(f"about to {how}\n")
     if how == "segfault":
         assert "Fatal Python error: Segmentation fault\nCurrent thread" in message(guilty)

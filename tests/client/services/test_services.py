@@ -1,4 +1,4 @@
-"""Services: so many of something costly, lent to one at a time, replaced when they die, gone with their worker."""
+"""Services are lent to one borrower at a time, replaced when they die, and end with their worker."""
 
 import asyncio
 import socket
@@ -13,6 +13,7 @@ from aiohttp import web
 from modelserving import eventually
 from worksite import AGENTS, Worksite, alive, gone, hosts_of, kill
 
+from leyden.backoff import Backoff
 from leyden.client.services import pool
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
@@ -41,7 +42,7 @@ class Thing:
 
 def things(monkeypatch: pytest.MonkeyPatch, name: str = "Thing", **config: Any) -> ServiceRegistry:
     """Services that are made in this module."""
-    monkeypatch.setattr(pool, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(pool, "_START_BACKOFF", Backoff(0.001, 0.001))
     monkeypatch.setitem(sys.modules, "things_of_a_test", sys.modules[__name__])
     Thing.made = 0
     service = ServiceConfig(make=f"things_of_a_test:{name}", **config)
@@ -50,10 +51,10 @@ def things(monkeypatch: pytest.MonkeyPatch, name: str = "Thing", **config: Any) 
 
 async def test_each_is_lent_to_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async with things(monkeypatch, count=2) as services:
-        assert (Thing.made, services.at_once()) == (2, 2)
-        async with services.lend(["thing", "nobody"]) as one, services.lend(["thing"]) as two:
+        assert (Thing.made, services.capacity()) == (2, 2)
+        async with services.borrow(["thing", "nobody"]) as one, services.borrow(["thing"]) as two:
             assert one["thing"] is not two["thing"] and one.keys() == {"thing"}
-            third = asyncio.create_task(services.lend(["thing"]).__aenter__())
+            third = asyncio.create_task(services.borrow(["thing"]).__aenter__())
             done, _ = await asyncio.wait({third}, timeout=0.1)
             assert not done
         lent = (await third)["thing"]
@@ -66,9 +67,9 @@ async def test_one_that_is_not_well_is_replaced_before_it_is_lent(
     well: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with things(monkeypatch) as services:
-        async with services.lend(["thing"]) as lent:
+        async with services.borrow(["thing"]) as lent:
             lent["thing"].well = well
-        async with services.lend(["thing"]) as another:
+        async with services.borrow(["thing"]) as another:
             assert another["thing"] is not lent["thing"] and lent["thing"].closed
 
 
@@ -92,11 +93,11 @@ async def test_one_that_cannot_be_started_is_an_error_that_says_why(monkeypatch:
     with pytest.raises(ServiceFailed, match="service 'thing' cannot be started: OSError: no disk"):
         await things(monkeypatch, "Broken").__aenter__()
     async with things(monkeypatch, "Moody") as services:
-        async with services.lend(["thing"]) as lent:
+        async with services.borrow(["thing"]) as lent:
             lent["thing"].well = False
         for _ in range(2):  # the place is not lost
             with pytest.raises(ServiceFailed, match="no disk"):
-                await services.lend(["thing"]).__aenter__()
+                await services.borrow(["thing"]).__aenter__()
 
 
 # Commands
@@ -111,12 +112,12 @@ async def test_a_command_is_lent_by_its_address_and_replaced_when_it_dies(tmp_pa
     me = psutil.Process()
     async with ServiceRegistry.commands({"site": SITE}, str(tmp_path)) as services:
         family = me.children(recursive=True)
-        async with services.lend(["site"]) as lent:
+        async with services.borrow(["site"]) as lent:
             port = lent["site"].rpartition(":")[2]
             (serving,) = [p for p in family if port in p.cmdline() and "http.server" in p.cmdline()[2]]
             kill(serving)
         await eventually(lambda: refused(int(port)))  # its last threads may live a moment longer
-        async with services.lend(["site"]) as one, services.lend(["site"]) as two:
+        async with services.borrow(["site"]) as one, services.borrow(["site"]) as two:
             assert one["site"] != two["site"]
             new = {process.pid for process in me.children(recursive=True)} - {process.pid for process in family}
             assert new  # perhaps at the old one's port
@@ -129,11 +130,11 @@ async def test_a_command_is_ready_when_it_says_so(tmp_path: Path) -> None:
     service = ServiceConfig(command=talking, ready="up at {port}", address="x:{port}")
     async with (
         ServiceRegistry.commands({"talker": service}, str(tmp_path)) as services,
-        services.lend(["talker"]) as lent,
+        services.borrow(["talker"]) as lent,
     ):
         assert lent["talker"].startswith("x:")
     answering = ServiceConfig(command=SITE.command, ready="http://127.0.0.1:{port}/there")
-    async with ServiceRegistry.commands({"site": answering}, str(tmp_path)) as services, services.lend(["site"]):
+    async with ServiceRegistry.commands({"site": answering}, str(tmp_path)) as services, services.borrow(["site"]):
         pass
 
 
@@ -148,7 +149,7 @@ async def test_a_command_is_ready_when_it_says_so(tmp_path: Path) -> None:
 async def test_a_command_that_does_not_come_up_says_why(
     config: ServiceConfig, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(pool, "_START_BACKOFF", Backoff(0.001, 0.001))
     with pytest.raises(ServiceFailed, match=says):
         await ServiceRegistry.commands({"site": config}, str(tmp_path)).__aenter__()
     await gone([p for p in psutil.Process().children(recursive=True) if "sleep" in p.name()])

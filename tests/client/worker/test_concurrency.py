@@ -1,4 +1,4 @@
-"""A worker is at no more rollouts than the engine can make use of, and at no fewer."""
+"""A worker runs as many rollouts at the same time as the engine can serve, and no more."""
 
 import asyncio
 import statistics
@@ -12,33 +12,33 @@ from leyden.client.worker.concurrency import ConcurrencyLimit
 from leyden.server.gateway.scheduler import Scheduler
 
 
-async def test_places_close_while_calls_wait_and_open_again() -> None:
-    places = ConcurrencyLimit(10)
-    assert await places.take() == 10
+async def test_the_limit_falls_while_calls_wait_and_rises_again() -> None:
+    slots = ConcurrencyLimit(10)
+    assert await slots.acquire_all() == 10
     for _ in range(9):
-        places.feel(3.0)
-    assert places.open == 10  # not before a whole round
-    places.feel(3.0)
-    assert places.open == 8
+        slots.adjust(3.0)
+    assert slots.limit == 10  # not before as many attempts have finished
+    slots.adjust(3.0)
+    assert slots.limit == 8
     for _ in range(100):
-        places.feel(3.0)
-    assert places.open == 1  # never none
-    places.release(9)
-    waiting = asyncio.create_task(places.take())
+        slots.adjust(3.0)
+    assert slots.limit == 1  # never zero
+    slots.release(9)
+    waiting = asyncio.create_task(slots.acquire_all())
     await asyncio.sleep(0)
     assert not waiting.done()
-    places.feel(0.7)
-    places.feel(None)
-    assert places.open == 1
+    slots.adjust(0.7)
+    slots.adjust(None)
+    assert slots.limit == 1
     for _ in range(3):
-        places.feel(0.2)
-    assert places.open == 4 and await waiting == 3
+        slots.adjust(0.2)
+    assert slots.limit == 4 and await waiting == 3
     for _ in range(100):
-        places.feel(0.0)
-    assert places.open == 10
+        slots.adjust(0.0)
+    assert slots.limit == 10
 
 
-async def test_a_slow_engine_has_fewer_rollouts_at_once_and_is_no_slower_for_it(
+async def test_a_slow_engine_has_fewer_rollouts_at_the_same_time_and_is_no_slower(
     site: Worksite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = site.server.service.gateway

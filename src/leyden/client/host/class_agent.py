@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from leyden.client.host.callable_agent import CallableAgent, Invocation
+from leyden.client.user_code import wait_on
 from leyden.loading import LoadError
 
 _log = logging.getLogger("leyden.host")
@@ -107,13 +108,7 @@ class ClassAgent:
         value = contextvars.Context().run(method)
         if not inspect.isawaitable(value):
             return value
-        if self._loop is None:
-            return asyncio.run(_wait_for(value))
-        return asyncio.run_coroutine_threadsafe(_wait_for(value), self._loop).result()
-
-
-async def _wait_for(value: Any) -> Any:
-    return await value
+        return wait_on(value, self._loop)
 
 
 def _check(kind: type, reference: str) -> None:

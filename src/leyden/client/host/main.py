@@ -11,10 +11,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
@@ -32,25 +32,24 @@ from leyden.client.host_protocol import (
     HostFailed,
     HostReady,
     HostSetup,
-    HostStopping,
     MessagePipe,
     Ping,
     Pong,
     StartAttempt,
     StepReward,
     StopAttempt,
+    StopReply,
     ToHost,
 )
 from leyden.client.processes import crash_report
-from leyden.client.processes.descendants import adopt_orphans, die_first, end_all
+from leyden.client.processes.descendants import adopt_orphans, kill_descendants, prefer_for_oom_kill
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
 from leyden.client.tracing import context, instrumentation, propagation
 from leyden.client.tracing.exporter import AttemptSpanProcessor, SpanExport
+from leyden.client.user_code import wait_on
 from leyden.loading import LoadError, load_callable
 from leyden.outcomes import Ending, Outcome
-
-T = TypeVar("T")
 
 _TEAR_DOWN_S = 4.0
 
@@ -69,7 +68,7 @@ class Host:
         instances: ClassAgent | None = None,
     ) -> None:
         self._setup, self._pipe, self._agent, self._spans, self._outputs = setup, pipe, agent, spans, outputs
-        self._threads = ThreadPoolExecutor(setup.places, thread_name_prefix="agent")
+        self._threads = ThreadPoolExecutor(setup.concurrency, thread_name_prefix="agent")
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopped: set[str] = set()
         self._services, self._instances = services, instances
@@ -85,7 +84,7 @@ class Host:
             end()
         serving.set_result(self)
         lent = tuple(name for name in self._agent.services if self._setup.services[name].command is not None)
-        self._pipe.send(HostReady(lent, self._services.at_once()))
+        self._pipe.send(HostReady(lent, self._services.capacity()))
         await self._loop.create_future()
 
     def hear(self, message: ToHost) -> None:
@@ -106,7 +105,7 @@ class Host:
 
     def _answer_stop(self, attempt: str, blocked_by: str | None) -> None:
         """Say what it has printed when its spans so far are sent: the worker ends it thereupon."""
-        stopping = HostStopping(attempt, self._outputs.so_far(attempt), blocked_by)
+        stopping = StopReply(attempt, self._outputs.so_far(attempt), blocked_by)
         sent = self._spans.flush(attempt)
         if sent is None:
             self._pipe.send(stopping)
@@ -121,8 +120,8 @@ class Host:
 
     async def _run_task(self, start: StartAttempt) -> None:
         try:
-            async with self._services.lend(self._agent.services) as lent:
-                ended = ended_with(start.attempt, await self._bind(start, lent)(), self._setup.scored)
+            async with self._services.borrow(self._agent.services) as lent:
+                ended = ended_with(start.attempt, await self._bind(start, lent)(), self._setup.has_reward_function)
         except BaseException as error:  # an agent that calls sys.exit, too, ends only its own attempt
             ended = self._failed(start.attempt, error)
         del self._tasks[start.attempt]
@@ -141,8 +140,8 @@ class Host:
             with self._borrowed() as lent:
                 value = self._bind(start, lent)()
                 if inspect.isawaitable(value):  # a plain function that gives a coroutine
-                    value = self._on_loop(_wait_for(value))
-                ended = ended_with(start.attempt, value, self._setup.scored)
+                    value = wait_on(value, self._loop)
+                ended = ended_with(start.attempt, value, self._setup.has_reward_function)
         except BaseException as error:
             ended = self._failed(start.attempt, error)
         if (sent := self._spans.flush(start.attempt)) is not None:
@@ -152,18 +151,15 @@ class Host:
     @contextmanager
     def _borrowed(self) -> Iterator[dict[str, Any]]:
         """What a thread is lent: the pools are the event loop's."""
-        if self._services.at_once() is None:
+        if self._services.capacity() is None:
             yield {}
             return
-        loan = self._services.lend(self._agent.services)
-        lent = self._on_loop(loan.__aenter__())
+        loan = self._services.borrow(self._agent.services)
+        lent = wait_on(loan.__aenter__(), self._loop)
         try:
             yield lent
         finally:
-            self._on_loop(loan.__aexit__(None, None, None))
-
-    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+            wait_on(loan.__aexit__(None, None, None), self._loop)
 
     def _bind(self, start: StartAttempt, lent: dict[str, Any]) -> Callable[[], Any]:
         base_url = f"{self._setup.server}/v1"
@@ -186,8 +182,8 @@ class Host:
     def _close(self) -> None:
         if self._instances is not None:
             self._instances.close()
-        if self._services.at_once() is not None:
-            self._on_loop(self._services.close())
+        if self._services.capacity() is not None:
+            wait_on(self._services.close(), self._loop)
 
     def _failed(self, attempt: str, error: BaseException) -> AttemptEnd:
         if isinstance(error, asyncio.CancelledError) and attempt in self._stopped:
@@ -195,10 +191,6 @@ class Host:
         if isinstance(error, SetupFailed | ServiceFailed):
             return AttemptEnd(attempt, Outcome(Ending.LOST, str(error)))
         return AttemptEnd(attempt, read_failure(error, self._setup.server))
-
-
-async def _wait_for(value: Any) -> Any:
-    return await value
 
 
 def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:
@@ -213,7 +205,7 @@ def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:
 def end() -> NoReturn:
     """End at once: threads of agents may never return, and what they started must not stay behind."""
     adopt_orphans()
-    end_all()
+    kill_descendants()
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -223,7 +215,7 @@ def _load(setup: HostSetup) -> tuple[CallableAgent, ClassAgent | None]:
     found = load_callable(setup.agent, setup.base)
     if not isinstance(found, type):
         return CallableAgent(found, setup.agent, setup.services), None
-    instances = ClassAgent(found, setup.agent, setup.places, setup.services)
+    instances = ClassAgent(found, setup.agent, setup.concurrency, setup.services)
     agent = CallableAgent(instances.function(), setup.agent)
     agent.services = instances.services
     return agent, instances
@@ -232,8 +224,8 @@ def _load(setup: HostSetup) -> tuple[CallableAgent, ClassAgent | None]:
 def main(fd: int, crash_fd: int) -> None:
     """Be a host."""
     os.set_inheritable(fd, False)
-    crash_report.watch(crash_fd)
-    die_first()
+    crash_report.write_to(crash_fd)
+    prefer_for_oom_kill()
     pipe = MessagePipe(socket.socket(fileno=fd))
     setup = pipe.receive(HostSetup)
     if setup is None:
@@ -249,7 +241,7 @@ def main(fd: int, crash_fd: int) -> None:
     outputs.install()
     try:
         agent, instances = _load(setup)
-        services = ServiceRegistry.objects(setup.services, agent.services, setup.base, most=setup.places)
+        services = ServiceRegistry.objects(setup.services, agent.services, setup.base, max_count=setup.concurrency)
     except LoadError as error:
         pipe.send(HostFailed(str(error)))
         end()

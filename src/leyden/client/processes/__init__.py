@@ -1,1 +1,1 @@
-"""Child processes: their environment, how they are found, and how none outlives its worker."""
+"""Child processes: their environment, how descendants are found, and how none outlives its worker."""

@@ -1,33 +1,33 @@
-"""What a process leaves behind of its crash: Python's own account of a signal that killed it, in a file of its own."""
+"""Passes Python's report of a fatal signal from a crashed process to its parent, through a temporary file."""
 
 import faulthandler
 import os
 from tempfile import TemporaryFile
 
-_LONGEST = 64 * 1024
-_LINES = 20
+_MAX_BYTES = 64 * 1024
+_MAX_LINES = 20
 
 
 class CrashReport:
-    """The file, as the one who started the process has it. `watch` is for the process."""
+    """The parent's side: makes the file, whose descriptor the child inherits, and reads it."""
 
     def __init__(self) -> None:
-        self._file = TemporaryFile()  # noqa: SIM115 - it goes with this
+        self._file = TemporaryFile()  # noqa: SIM115 - closed with this object
 
     def fileno(self) -> int:
-        """To be inherited."""
+        """The descriptor for the child to inherit."""
         return self._file.fileno()
 
     def read(self) -> str:
-        """The fatal error and the stack of the thread that it was in, innermost first; nothing where there was none."""
-        text = os.pread(self.fileno(), _LONGEST, 0).decode(errors="replace")
+        """The fatal error and the stack of the thread it occurred in, innermost first; empty where there was none."""
+        text = os.pread(self.fileno(), _MAX_BYTES, 0).decode(errors="replace")
         fatal, _, threads = text.partition("\n\n")
         current = [block for block in threads.split("\n\n") if block.startswith("Current thread")]
-        stack = current[0].splitlines()[: _LINES + 1] if current else []
+        stack = current[0].splitlines()[: _MAX_LINES + 1] if current else []
         return "\n".join([fatal, *stack]) if fatal.startswith("Fatal") else ""
 
 
-def watch(fd: int) -> None:
-    """Have a crash of this process written there."""
+def write_to(fd: int) -> None:
+    """The child's side: have a crash of this process written to the file."""
     os.set_inheritable(fd, False)
     faulthandler.enable(fd, all_threads=True)

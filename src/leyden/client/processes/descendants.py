@@ -1,7 +1,7 @@
-"""The processes that descend from this one, and how none of them is left behind, not even one that left its group.
+"""Finds and kills the descendants of this process, including those that left its process group.
 
-On Linux a process adopts the orphans among its descendants, so that each is a child of somebody who is known; elsewhere
-there are only process groups.
+On Linux a process can adopt its orphaned descendants, so that every one of them is a child of a known process.
+Elsewhere only process groups are killed.
 """
 
 import asyncio
@@ -15,68 +15,68 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_SUBREAPER, _DEATH_SIGNAL = 36, 1  # of Linux's prctl
+_PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG = 36, 1
 _libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PAUSE_S, _ROUNDS = 0.01, 100
+_POLL_S, _MAX_ROUNDS = 0.01, 100
 
 
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends."""
     if _libc is not None:
-        _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when the one that forked it ends."""
+    """Have the kernel kill this process when the process that forked it ends."""
     if _libc is not None:
-        _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def die_first() -> None:
-    """Where memory runs out, have the kernel end this process and its children rather than worker or server."""
+def prefer_for_oom_kill() -> None:
+    """Have the kernel kill this process and its children before worker and server where memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("800")
 
 
-async def end_marked(mark: bytes, known: Callable[[], Collection[int]] = frozenset) -> None:
-    """End the children that have `mark` in their environment, and what they leave behind, but for those `known`."""
-    ended: set[int] = set()
+async def kill_marked(mark: bytes, keep: Callable[[], Collection[int]] = frozenset) -> None:
+    """Kill the children that have `mark` in their environment, and their orphans, except the pids in `keep`."""
+    killed: set[int] = set()
     childless: set[int] = set()
-    for _ in range(_ROUNDS):
-        strangers = [pid for pid in _children() if pid not in known() and pid not in ended]
-        found = {pid for pid in strangers if _has(pid, mark)}
+    for _ in range(_MAX_ROUNDS):
+        candidates = [pid for pid in _children() if pid not in keep() and pid not in killed]
+        found = {pid for pid in candidates if _has_mark(pid, mark)}
         for pid in found:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        dying = {pid for pid in strangers if pid not in found and pid not in childless and _is_dying(pid)}
-        if not found and not ended and not dying:
+        dying = {pid for pid in candidates if pid not in found and pid not in childless and _is_dying(pid)}
+        if not found and not killed and not dying:
             return
-        ended = {pid for pid in ended | found if not _bury(pid)}
+        killed = {pid for pid in killed | found if not _reap(pid)}
         childless |= {pid for pid in dying if _has_ended(pid)}
-        await asyncio.sleep(_PAUSE_S)  # and look again, for what left its children did so after the look
+        await asyncio.sleep(_POLL_S)  # then check again: processes that end leave orphans, which are adopted
 
 
-def bury(known: Collection[int]) -> None:
-    """Let go of the adopted that have ended by themselves; nobody else waits for any child but those `known`."""
+def reap_orphans(keep: Collection[int]) -> None:
+    """Reap adopted children that have ended, except the pids in `keep`, which others wait for."""
     for pid in _children():
-        if pid not in known:
-            _bury(pid)
+        if pid not in keep:
+            _reap(pid)
 
 
-def end_all() -> None:
-    """End every descendant, for this process ends too."""
-    for _ in range(_ROUNDS):
+def kill_descendants() -> None:
+    """Kill every descendant. Call it only right before this process ends."""
+    for _ in range(_MAX_ROUNDS):
         children = _children()
         for pid in children:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-            _bury(pid)
+            _reap(pid)
         if not children:
             return
-        time.sleep(_PAUSE_S)
+        time.sleep(_POLL_S)
 
 
-def _has(pid: int, mark: bytes) -> bool:
+def _has_mark(pid: int, mark: bytes) -> bool:
     try:
         return mark in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -84,7 +84,7 @@ def _has(pid: int, mark: bytes) -> bool:
 
 
 def _is_dying(pid: int) -> bool:
-    """Whether its memory is gone, and with it the environment, for then its children may not be orphans yet."""
+    """Whether its memory is freed, and with it its environment: its children may not be orphans yet."""
     try:
         return Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
     except OSError:
@@ -92,15 +92,15 @@ def _is_dying(pid: int) -> bool:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether it waits to be buried, by whoever does."""
+    """Whether it is a zombie, or reaped already."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
 
 
-def _bury(pid: int) -> bool:
-    """Whether it has ended, and is gone for good."""
+def _reap(pid: int) -> bool:
+    """Reap a child if it has ended; whether it is gone."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:

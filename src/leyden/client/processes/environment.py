@@ -1,4 +1,4 @@
-"""The environment variables of processes that run agents: where the model is, and none of the worker's secrets."""
+"""Environment variables of processes that run agents: where the model is, without the worker's secrets."""
 
 import os
 from urllib.parse import urlsplit
@@ -6,25 +6,26 @@ from urllib.parse import urlsplit
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
 
 KEY_VARIABLE = "LEYDEN_KEY"
-"""Where a worker finds its own key; no host ever does."""
+"""Holds a worker's own key, which no host process inherits, or the key of a command's attempt."""
 
 
 def without_secrets() -> dict[str, str]:
-    """This process's variables, but for keys that are not for agents."""
+    """The variables of this process without the keys that agents must not see."""
     return {name: value for name, value in os.environ.items() if name not in (KEY_VARIABLE, UPSTREAM_KEY_VARIABLE)}
 
 
-def environment(server: str, key: str) -> dict[str, str]:
-    """The variables by which the clients of an agent find the model, beside those of the worker."""
+def agent_environment(server: str, key: str) -> dict[str, str]:
+    """The worker's variables without its secrets, and those by which an agent's client libraries find the model."""
     inherited = without_secrets()
-    direct = ",".join(filter(None, (inherited.get("NO_PROXY") or inherited.get("no_proxy"), urlsplit(server).hostname)))
+    no_proxy = inherited.get("NO_PROXY") or inherited.get("no_proxy")
+    no_proxy = ",".join(filter(None, (no_proxy, urlsplit(server).hostname)))
     return {
         **inherited,
         "OPENAI_BASE_URL": f"{server}/v1",
         "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": server,
         "ANTHROPIC_API_KEY": key,
-        "NO_PROXY": direct,
-        "no_proxy": direct,
-        "PYTHONUNBUFFERED": "1",  # what an agent printed is there even if its process is killed
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
+        "PYTHONUNBUFFERED": "1",  # output is complete even if the process is killed
     }

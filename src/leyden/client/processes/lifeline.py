@@ -1,7 +1,7 @@
-"""A command that ends with whoever started it: `python -m leyden.client.processes.lifeline FD PROGRAM ARGUMENT...`.
+"""Runs a command that ends with its parent: `python -m leyden.client.processes.lifeline FD PROGRAM ARGUMENT...`.
 
-FD is a pipe that the other side never writes to. When it closes, the command and all that it started are asked to end,
-and then ended; where this process is killed itself, the kernel ends the command.
+FD is the read end of a pipe. When the parent closes it or dies, the command and its descendants are terminated and then
+killed. If this process is killed, the kernel kills the command.
 """
 
 import os
@@ -12,30 +12,30 @@ import threading
 from contextlib import suppress
 from typing import NoReturn
 
-from leyden.client.processes.descendants import adopt_orphans, die_with_parent, end_all
+from leyden.client.processes.descendants import adopt_orphans, die_with_parent, kill_descendants
 
-_GRACE_S = 3.0
+_TERM_TIMEOUT_S = 3.0
 
 
-def main(lifeline: int, words: list[str]) -> NoReturn:
-    """Run the command; its exit status is this process's, 128 and the signal where it was killed."""
+def main(lifeline: int, command: list[str]) -> NoReturn:
+    """Run the command and exit with its status; 128 plus the signal number where it was killed."""
     os.set_inheritable(lifeline, False)
     adopt_orphans()
-    command = subprocess.Popen(words, start_new_session=True, preexec_fn=die_with_parent)  # safe: there is one thread
-    threading.Thread(target=_end_with, args=(lifeline, command), daemon=True).start()
-    status = command.wait()
-    end_all()
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)  # safe: there is one thread
+    threading.Thread(target=_stop_when_closed, args=(lifeline, process), daemon=True).start()
+    status = process.wait()
+    kill_descendants()
     os._exit(status if status >= 0 else 128 - status)
 
 
-def _end_with(lifeline: int, command: "subprocess.Popen[bytes]") -> None:
+def _stop_when_closed(lifeline: int, process: "subprocess.Popen[bytes]") -> None:
     while os.read(lifeline, 1):
         pass
     with suppress(OSError):
-        os.killpg(command.pid, signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
-        command.wait(_GRACE_S)
-    end_all()
+        process.wait(_TERM_TIMEOUT_S)
+    kill_descendants()
     os._exit(1)
 
 

@@ -1,8 +1,8 @@
-"""What is left when a worker is killed: a process of its own that outlives the worker and ends what does not end.
+"""Kills processes that outlive a killed worker: `python orphan_reaper.py FD MARK`.
 
-Hosts end by themselves when their worker is gone, but one whose code never lets another thread run cannot. The warden
-knows them, and whatever they started, by a variable in their environment. It imports nothing of Leyden's, so that it
-starts at once: `python warden.py FD MARK`, where FD is a pipe that closes with the worker.
+Host processes end when their worker is gone, except one whose code lets no other thread run. The reaper is a process
+that outlives the worker. It finds the hosts and their descendants by a variable in their environment, and kills those
+that do not end in time. It imports nothing of Leyden, so that it starts fast. FD is a pipe that closes with the worker.
 """
 
 import os
@@ -14,32 +14,32 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-VARIABLE = "LEYDEN_HOST"
-"""Whose value begins with the worker's mark."""
-_PATIENCE_S, _PAUSE_S = 6.0, 0.05
+MARK_VARIABLE = "LEYDEN_HOST"
+"""Set in every host process; its value starts with the mark of the worker."""
+_EXIT_TIMEOUT_S, _POLL_S = 6.0, 0.05
 
 
 class OrphanReaper:
-    """The warden of this process, until `close`. Marks of hosts begin with its own."""
+    """The reaper of this process, from here to `close`."""
 
     def __init__(self) -> None:
         self.mark = secrets.token_hex(8)
-        ours, self._lifeline = os.pipe()
+        child_end, self._lifeline = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-I", __file__, str(ours), self.mark],
-            pass_fds=[ours],
+            [sys.executable, "-I", __file__, str(child_end), self.mark],
+            pass_fds=[child_end],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        os.close(ours)
+        os.close(child_end)
 
     def close(self) -> None:
-        """Let it go; it ends when it has seen that nothing is left."""
+        """Wait until no marked process is left and the reaper has ended."""
         os.close(self._lifeline)
         self._process.wait()
 
 
-def _marked(mark: bytes) -> list[int]:
+def _find_marked(mark: bytes) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -49,18 +49,18 @@ def _marked(mark: bytes) -> list[int]:
 
 
 def main(lifeline: int, mark: str) -> None:
-    """Wait for the worker's end, then for that of its hosts, and then wait no longer."""
+    """Wait until the worker has ended and then until its hosts have; after a timeout, kill them."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     while os.read(lifeline, 1):
         pass
-    gone = time.monotonic()
-    while left := _marked(f"{VARIABLE}={mark}".encode()):
-        if time.monotonic() - gone > _PATIENCE_S:
-            for pid in left:
+    worker_ended = time.monotonic()
+    while pids := _find_marked(f"{MARK_VARIABLE}={mark}".encode()):
+        if time.monotonic() - worker_ended > _EXIT_TIMEOUT_S:
+            for pid in pids:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-        time.sleep(_PAUSE_S)
+        time.sleep(_POLL_S)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from leyden import defaults
 from leyden.backoff import Backoff
 from leyden.client.attempt.errors import describe
 from leyden.client.attempt.result import NotAReward, read_reward
-from leyden.client.user_code import in_thread, loop_apart, on_loop
+from leyden.client.user_code import await_on, background_loop, call_in_thread
 from leyden.episodes import Episode
 from leyden.loading import AnyCallable, LoadError, load_function, placeholder_keys
 
@@ -103,8 +103,8 @@ class RewardFunction:
         try:
             async with asyncio.timeout(self._patience.limit_s) as limit:
                 if self._is_async:
-                    return await on_loop(self._function(**arguments), loop_apart())
-                return await in_thread(lambda: self._function(**arguments), loop_apart())
+                    return await await_on(self._function(**arguments), background_loop())
+                return await call_in_thread(lambda: self._function(**arguments), background_loop())
         except TimeoutError as error:
             if limit.expired():
                 raise _RewardFailed(

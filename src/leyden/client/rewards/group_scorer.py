@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from leyden.background import start_background
 from leyden.client.retrying_client import RetryingClient
 from leyden.client.rewards.function import NoReward, RewardFunction
 from leyden.client.services.pool import ServiceFailed
@@ -27,14 +28,14 @@ class GroupScorer:
 
     def __init__(
         self,
-        contact: RetryingClient,
+        client: RetryingClient,
         reward: RewardFunction,
         services: ServiceRegistry,
         worker: str,
         run: str | None,
         at_once: int,
     ) -> None:
-        self._contact, self._reward, self._services = contact, reward, services
+        self._client, self._reward, self._services = client, reward, services
         self._request = ScoringRequest(worker, _WAIT_S, run)
         self._places = asyncio.Semaphore(at_once)
 
@@ -45,8 +46,8 @@ class GroupScorer:
                 await self._places.acquire()
                 leased: list[GroupScoring] = []
                 try:
-                    leased = await self._contact.insist(
-                        lambda: self._contact.remote.lease_scoring(self._request), within_s=_WAIT_S + 10
+                    leased = await self._client.retry(
+                        lambda: self._client.remote.lease_scoring(self._request), timeout_s=_WAIT_S + 10
                     )
                 finally:
                     if not leased:
@@ -70,11 +71,11 @@ class GroupScorer:
     async def _score(self, scoring: GroupScoring) -> Scores:
         run, group = scoring.group.run, scoring.group.id
         try:
-            found = await self._contact.insist(lambda: self._contact.remote.group_episodes(run, group))
+            found = await self._client.retry(lambda: self._client.remote.group_episodes(run, group))
             ended = [one for one in found if one.attempt.outcome and one.attempt.outcome.ending is Ending.SUCCEEDED]
             if not ended:  # the group was cancelled meanwhile
                 return Scores(scoring.number)
-            async with self._services.lend(self._reward.services) as lent:
+            async with self._services.borrow(self._reward.services) as lent:
                 rewards = await self._reward.score_group(ended[0].task.input, ended, lent)
         except RemoteError as refused:
             return Scores(scoring.number, message=f"the episodes of its group cannot be read: {refused}")
@@ -85,7 +86,7 @@ class GroupScorer:
     async def _send(self, scoring: GroupScoring, scores: Scores) -> None:
         run, group = scoring.group.run, scoring.group.id
         try:
-            await self._contact.insist(lambda: self._contact.remote.score(run, group, scores))
+            await self._client.retry(lambda: self._client.remote.score(run, group, scores))
         except RemoteError as refused:
             if refused.status in (401, 403):
                 raise  # the worker's key is no good: nothing it does will be
@@ -100,13 +101,13 @@ class GroupScorer:
             while True:
                 await asyncio.sleep(interval)
                 with suppress(RemoteError):
-                    await self._contact.insist(
-                        lambda: self._contact.remote.heartbeat_scoring(run, group, scoring.number),
-                        within_s=max(1.0, interval),
-                        pause_s=interval,
+                    await self._client.retry(
+                        lambda: self._client.remote.heartbeat_scoring(run, group, scoring.number),
+                        timeout_s=max(1.0, interval),
+                        max_backoff_s=interval,
                     )
 
-        beating = asyncio.create_task(beat())
+        beating = start_background(beat(), f"the heartbeat of scoring group {group}")
         try:
             yield
         finally:

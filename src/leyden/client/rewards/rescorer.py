@@ -101,7 +101,7 @@ class Rescorer:
         if not episodes or any(rollout.state is not State.FINISHED for rollout in group):
             return []
         try:
-            async with self._services.lend(self._reward.services) as lent:
+            async with self._services.borrow(self._reward.services) as lent:
                 rewards = await self._reward.score_group(episodes[0].task.input, episodes, lent)
         except NoReward as error:
             return [_failed(episode, str(error)) for episode in episodes]
@@ -112,7 +112,7 @@ class Rescorer:
             return episode
 
         try:
-            async with self._services.lend(self._reward.services) as lent:
+            async with self._services.borrow(self._reward.services) as lent:
                 value = await self._reward.score(episode.task.input, episode.attempt.result, known, lent)
         except Unrewarded:
             return _unrewarded(episode)

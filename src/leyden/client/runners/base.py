@@ -1,48 +1,47 @@
-"""What a lane has its attempts run by: a process with Python agents in it, one with commands, or an endpoint."""
+"""The interface of runners: host processes with Python agents, host processes for commands, and HTTP endpoints."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from leyden.client.host_protocol import AttemptEnd, HostStopping, StepReward
+from leyden.client.host_protocol import AttemptEnd, StepReward, StopReply
 from leyden.wire import Lease
 
 
 class Runner(Protocol):
-    """Runs attempts until it is gone; the lane then loses what it ran, and starts another."""
+    """Runs attempts until it is closed or dies. Attempts that it still runs then are lost."""
 
     pool: str | None
-    """Under which its attempts are leased; None where each uses the key that came with its lease."""
-    return_s: float
-    """How long the code of an attempt that was stopped may take to return."""
-
+    """The pool in which its attempts are leased; None where each attempt uses its own key."""
+    stop_timeout_s: float
+    """How long the code of a stopped attempt may take to return."""
     services: tuple[str, ...]
-    """Whose addresses its attempts are to be lent."""
-    at_once: int | None
-    """How many attempts it can run at once for want of services of its own; None: as many as it has places."""
+    """Services whose addresses its attempts need."""
+    max_concurrency: int | None
+    """Attempts that it can run at the same time with the services that it makes itself; None: no limit."""
 
-    def run(self, lease: Lease, lent: Mapping[str, str]) -> None:
-        """Begin an attempt, which is lent services at these addresses."""
+    def start_attempt(self, lease: Lease, addresses: Mapping[str, str]) -> None:
+        """Start an attempt, with the addresses of the services that it has borrowed."""
 
-    async def stop(self, attempt: str) -> HostStopping | None:
-        """Stop an attempt, as far as it can be stopped, and say what it has printed. That it has ended follows.
+    async def stop(self, attempt: str) -> StopReply | None:
+        """Stop an attempt as far as possible and return its output so far; `AttemptEnd` follows as an event.
 
-        None: there was no answer at all.
+        None: the runner does not respond.
         """
 
-    async def listen(self, hear: Callable[[AttemptEnd | StepReward], None]) -> None:
-        """Hear of every reward, and of every attempt whose code has returned, until the runner is gone."""
+    async def listen(self, on_event: Callable[[AttemptEnd | StepReward], None]) -> None:
+        """Call `on_event` for every step reward and every attempt whose code has returned, until the runner is gone."""
 
-    async def answers(self, within_s: float) -> bool:
-        """Whether it could run something new by now: code that blocks the event loop keeps it from that."""
+    async def is_responsive(self, timeout_s: float) -> bool:
+        """Whether it could run something new: code that blocks its event loop prevents that."""
 
-    async def blocker(self) -> str | None:
-        """The attempt whose code keeps it from that, where it can be told."""
+    async def find_blocker(self) -> str | None:
+        """The attempt whose code blocks its event loop, where that can be determined."""
 
-    async def death(self) -> str:
-        """How it went, in words."""
+    async def exit_reason(self) -> str:
+        """How the runner ended, for a message."""
 
     def output(self) -> str:
         """What it printed, where that is kept: of a runner with a single attempt."""
 
-    async def close(self, *, at_once: bool = False) -> None:
-        """End it and all that it runs; `at_once` where there is no use in asking it to."""
+    async def close(self, *, kill: bool = False) -> None:
+        """End the runner and everything it runs; with `kill` without asking it to end by itself."""

@@ -1,11 +1,12 @@
-"""The process that runs commands: `python -m leyden.client.runners.command_host FD FILE`; FD is a socket to the worker.
+"""The host process for commands: `python -m leyden.client.runners.command_host SOCKET_FD CRASH_FD`.
 
-Every attempt is a process of its own, with the attempt's own key, in a session and group of its own, which ends whole.
-When the worker is gone, however it went, so are this process and all the groups; the kernel ends the commands where
-this process is killed itself.
+It starts one process for each attempt, with the attempt's own key and in its own session and process group, which is
+killed whole. When the worker is gone, this process and all groups end; if this process is killed, the kernel kills the
+commands.
 """
 
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import NoReturn
 import msgspec
 import uvloop
 
+from leyden.background import start_background
 from leyden.client.agent_reference import read_command
 from leyden.client.host_protocol import (
     AttemptEnd,
@@ -23,44 +25,51 @@ from leyden.client.host_protocol import (
     HostFailed,
     HostReady,
     HostSetup,
-    HostStopping,
     MessageStream,
     Ping,
     Pong,
     StartAttempt,
     StopAttempt,
+    StopReply,
     ToHost,
 )
 from leyden.client.processes import crash_report
-from leyden.client.processes.descendants import adopt_orphans, bury, die_first, end_all, end_marked
-from leyden.client.processes.environment import KEY_VARIABLE, environment
+from leyden.client.processes.descendants import (
+    adopt_orphans,
+    kill_descendants,
+    kill_marked,
+    prefer_for_oom_kill,
+    reap_orphans,
+)
+from leyden.client.processes.environment import KEY_VARIABLE, agent_environment
 from leyden.client.runners.command_process import CommandProcess, ResourceLimits
-from leyden.client.services.registry import lent_by_address
+from leyden.client.services.registry import addressed_services
 from leyden.loading import LoadError
 from leyden.outcomes import Ending, Outcome
 
+_log = logging.getLogger("leyden.host")
 ATTEMPT_VARIABLE = "LEYDEN_ATTEMPT"
-_LONGEST_VARIABLE = 128 * 1024 - 64
-"""Linux refuses a longer string in an environment; a longer task is on stdin only."""
+_MAX_VARIABLE = 128 * 1024 - 64
+"""Linux refuses a longer environment string; a longer task is passed on stdin only."""
 
 
 class CommandHost:
-    """Runs the attempts that its worker names."""
+    """Runs the attempts that its worker starts."""
 
-    def __init__(self, setup: HostSetup, stream: "MessageStream[ToHost]", words: list[str]) -> None:
-        self._setup, self._stream, self._words = setup, stream, words
+    def __init__(self, setup: HostSetup, stream: "MessageStream[ToHost]", command: list[str]) -> None:
+        self._setup, self._stream, self._command = setup, stream, command
         self._limits = ResourceLimits(setup.memory_mb, setup.cpu_s)
         self._processes: dict[str, CommandProcess] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
 
     async def serve(self) -> None:
-        """Work until the worker is gone."""
-        self._stream.send(HostReady(lent_by_address(self._setup.services)))
+        """Handle messages until the worker is gone."""
+        self._stream.send(HostReady(addressed_services(self._setup.services)))
         while (message := await self._stream.receive()) is not None:
             match message:
                 case StartAttempt():
-                    task = asyncio.create_task(self._run(message))
+                    task = start_background(self._run(message), f"attempt {message.attempt}")
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
                 case StopAttempt(attempt):
@@ -76,31 +85,34 @@ class CommandHost:
         self._processes[start.attempt] = process
         try:
             async with self._starting:
-                await process.start(self._words, self._setup.base, self._environment(start, task))
+                await process.start(self._command, self._setup.base, self._environment(start, task))
             mark = f"{ATTEMPT_VARIABLE}={start.attempt}\0".encode()
-            ended = await process.finish(
-                start.attempt, task, self._setup.scored, partial(end_marked, mark, self._known)
+            end = await process.run(
+                start.attempt, task, self._setup.has_reward_function, partial(kill_marked, mark, self._running_pids)
             )
         except OSError as error:
-            ended = AttemptEnd(start.attempt, Outcome(Ending.LOST, f"the command cannot be started here: {error}"))
+            end = AttemptEnd(start.attempt, Outcome(Ending.LOST, f"the command cannot be started here: {error}"))
+        except Exception as error:  # a bug here must not leave the attempt without an end
+            _log.exception("attempt %s failed in its host process", start.attempt)
+            end = AttemptEnd(start.attempt, Outcome(Ending.LOST, f"the host failed: {type(error).__name__}: {error}"))
         del self._processes[start.attempt]
-        if not self._starting.locked():  # what is just being started is not known yet
-            bury(self._known())
-        self._stream.send(ended)
+        if not self._starting.locked():  # the pid of a process that is being started is not known yet
+            reap_orphans(self._running_pids())
+        self._stream.send(end)
 
-    def _known(self) -> set[int]:
+    def _running_pids(self) -> set[int]:
         return {process.pid for process in self._processes.values() if process.pid is not None}
 
     def _stop(self, attempt: str) -> None:
         process = self._processes.get(attempt)
-        self._stream.send(HostStopping(attempt, process.output.text() if process is not None else ""))
+        self._stream.send(StopReply(attempt, process.output.text() if process is not None else ""))
         if process is not None:
             process.stop()
 
     def _environment(self, start: StartAttempt, task: bytes) -> dict[str, str]:
         server, key = self._setup.server, start.key
         variables = {
-            **environment(server, key),
+            **agent_environment(server, key),
             "LEYDEN_URL": server,
             KEY_VARIABLE: key,
             "LEYDEN_RUN": start.run,
@@ -111,33 +123,33 @@ class CommandHost:
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         }
         variables |= {f"LEYDEN_SERVICE_{name.upper()}": address for name, address in start.services.items()}
-        if len(task) <= _LONGEST_VARIABLE:
+        if len(task) <= _MAX_VARIABLE:
             variables["LEYDEN_TASK"] = task.decode()
         return variables
 
 
 async def _serve(end: socket.socket) -> None:
-    stream: MessageStream[ToHost] = await MessageStream.over(end, HostSetup | ToHost)
+    stream: MessageStream[ToHost] = await MessageStream.connect(end, HostSetup | ToHost)
     setup = await stream.receive()
     if not isinstance(setup, HostSetup):
         return
     try:
-        words = read_command(setup.agent, setup.base)
+        command = read_command(setup.agent, setup.base)
     except LoadError as error:
         stream.send(HostFailed(str(error)))
         await stream.receive()
         return
-    await CommandHost(setup, stream, words).serve()
+    await CommandHost(setup, stream, command).serve()
 
 
 def main(fd: int, crash_fd: int) -> NoReturn:
-    """Run commands for as long as the worker is there, and leave none of their processes behind."""
+    """Run commands until the worker is gone, then kill all that is left of them."""
     os.set_inheritable(fd, False)
-    crash_report.watch(crash_fd)
-    die_first()
+    crash_report.write_to(crash_fd)
+    prefer_for_oom_kill()
     adopt_orphans()
     uvloop.run(_serve(socket.socket(fileno=fd)))
-    end_all()
+    kill_descendants()
     os._exit(0)
 
 

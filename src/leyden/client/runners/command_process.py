@@ -1,4 +1,4 @@
-"""One command as a process: fed its task, listened to, held to its limits, and ended with all that it started."""
+"""Runs one attempt of a command as a process: task on stdin, result on stdout, with resource limits."""
 
 import asyncio
 import os
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from leyden.background import start_background
 from leyden.client.attempt.outcome import ended_with, from_json
 from leyden.client.attempt.output_buffer import OutputBuffer
 from leyden.client.attempt.result import LONGEST_RESULT
@@ -18,22 +19,22 @@ from leyden.client.host_protocol import AttemptEnd
 from leyden.client.processes.descendants import die_with_parent
 from leyden.outcomes import Ending, Outcome
 
-_GRACE_S, _LAST_WORDS_S = 2.0, 1.0
-_CHUNK = 1 << 16
-_LINES, _LONGEST = 20, 4000
-_NO_MEMORY = ("MemoryError", "bad_alloc", "out of memory", "Out of memory", "Cannot allocate memory", "process OOM")
+_TERM_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 1.0
+_CHUNK_BYTES = 1 << 16
+_MAX_LINES, _MAX_MESSAGE = 20, 4000
+_OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "out of memory", "Out of memory", "Cannot allocate memory", "process OOM")
 
 
 class ResourceLimits(Struct, frozen=True):
-    """What each process of a command may use; None: as much as there is."""
+    """Limits of each process of a command; None: no limit."""
 
     memory_mb: int | None = None
     cpu_s: float | None = None
 
-    def impose(self) -> None:
-        """Hold this process, just forked, and its descendants to the limits."""
+    def apply(self) -> None:
+        """Apply the limits to this process, which was just forked, and its descendants."""
         die_with_parent()
-        if self.memory_mb is not None:  # what it may write to: address space that is only reserved costs nothing
+        if self.memory_mb is not None:  # not RLIMIT_AS: address space that is only reserved costs nothing
             resource.setrlimit(resource.RLIMIT_DATA, (self.memory_mb << 20, self.memory_mb << 20))
         if self.cpu_s is not None:
             seconds = max(1, round(self.cpu_s))
@@ -41,110 +42,112 @@ class ResourceLimits(Struct, frozen=True):
 
 
 class CommandProcess:
-    """One attempt's process, and its group."""
+    """The process of one attempt, with its process group."""
 
     def __init__(self, limits: ResourceLimits) -> None:
         self.output = OutputBuffer()
         self._limits = limits
         self._process: asyncio.subprocess.Process | None = None
         self._stopped = False
-        self._errors = b""
-        self._results = LastDocument()
+        self._stderr_tail = b""
+        self._result = LastJsonLine()
 
-    async def start(self, words: list[str], folder: str, variables: dict[str, str]) -> None:
-        """Start it."""
+    async def start(self, command: list[str], folder: str, environment: dict[str, str]) -> None:
+        """Start the process."""
         self._process = await asyncio.create_subprocess_exec(
-            *words,
+            *command,
             cwd=folder,
-            env=variables,
+            env=environment,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=self._limits.impose,  # safe: this process has one thread
+            preexec_fn=self._limits.apply,  # safe: this process has one thread
         )
         if self._stopped:
             self.stop()
 
     @property
     def pid(self) -> int | None:
-        """None: not started yet."""
+        """The process id; None before `start`."""
         return self._process.pid if self._process is not None else None
 
-    async def finish(self, attempt: str, task: bytes, scored: bool, clear: Callable[[], Awaitable[None]]) -> AttemptEnd:
-        """Give it its task and hear it to its end; then its group ends, and `clear` ends what left the group."""
+    async def run(
+        self, attempt: str, task: bytes, has_reward_function: bool, kill_rest: Callable[[], Awaitable[None]]
+    ) -> AttemptEnd:
+        """Send the task, read the output until the process ends, and kill its group; `kill_rest` kills what left it."""
         process = self._process
         assert process is not None and process.stdin is not None
-        talking = [
-            asyncio.create_task(_feed(process.stdin, task + b"\n")),
-            asyncio.create_task(_hear(process.stdout, self._hear_result)),
-            asyncio.create_task(_hear(process.stderr, self._hear_error)),
+        pipes = [
+            start_background(_write(process.stdin, task + b"\n"), f"writing the task of {attempt}"),
+            start_background(_read_pipe(process.stdout, self._on_stdout), f"reading stdout of {attempt}"),
+            start_background(_read_pipe(process.stderr, self._on_stderr), f"reading stderr of {attempt}"),
         ]
         status = await process.wait()
         self._signal(signal.SIGKILL)
-        await clear()
-        _, deaf = await asyncio.wait(talking, timeout=_LAST_WORDS_S)
-        for one in deaf:  # a process that got away all the same may hold the pipe
-            one.cancel()
-        ended = self._read(attempt, status, scored)
-        return msgspec.structs.replace(ended, output=self.output.text())
+        await kill_rest()
+        _, unfinished = await asyncio.wait(pipes, timeout=_LAST_OUTPUT_S)
+        for pipe in unfinished:  # a descendant that escaped may hold the pipe open
+            pipe.cancel()
+        end = self._read_end(attempt, status, has_reward_function)
+        return msgspec.structs.replace(end, output=self.output.text())
 
     def stop(self) -> None:
-        """Ask it to end, and have it ended if it does not."""
+        """Terminate the group; kill it if it does not end in time."""
         self._stopped = True
         self._signal(signal.SIGTERM)
-        asyncio.get_running_loop().call_later(_GRACE_S, self._signal, signal.SIGKILL)
+        asyncio.get_running_loop().call_later(_TERM_TIMEOUT_S, self._signal, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
 
-    def _hear_result(self, data: bytes) -> None:
+    def _on_stdout(self, data: bytes) -> None:
         self.output.add(data)
-        self._results.add(data)
+        self._result.add(data)
 
-    def _hear_error(self, data: bytes) -> None:
+    def _on_stderr(self, data: bytes) -> None:
         self.output.add(data)
-        self._errors = (self._errors + data)[-_LONGEST:]
+        self._stderr_tail = (self._stderr_tail + data)[-_MAX_MESSAGE:]
 
-    def _read(self, attempt: str, status: int, scored: bool) -> AttemptEnd:
+    def _read_end(self, attempt: str, status: int, has_reward_function: bool) -> AttemptEnd:
         if status != 0:
-            return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, self._failure(status)))
-        return ended_with(attempt, from_json(self._results.value()), scored)
+            return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, self._describe_failure(status)))
+        return ended_with(attempt, from_json(self._result.value()), has_reward_function)
 
-    def _failure(self, status: int) -> str:
-        said = self._errors.decode(errors="replace")
-        how = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
+    def _describe_failure(self, status: int) -> str:
+        stderr = self._stderr_tail.decode(errors="replace")
+        message = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
         if -status == signal.SIGXCPU:
-            how += f": it used more than {self._limits.cpu_s:g} s of CPU time (`cpu_s`)"
-        elif self._limits.memory_mb is not None and any(words in said for words in _NO_MEMORY):
-            how += f": it wanted more than {self._limits.memory_mb} MB of memory (`memory_mb`)"
-        return "\n".join([how, *said.rstrip().splitlines()[-_LINES:]])[:_LONGEST]
+            message += f": it used more than {self._limits.cpu_s:g} s of CPU time (`cpu_s`)"
+        elif self._limits.memory_mb is not None and any(text in stderr for text in _OUT_OF_MEMORY):
+            message += f": it needed more than {self._limits.memory_mb} MB of memory (`memory_mb`)"
+        return "\n".join([message, *stderr.rstrip().splitlines()[-_MAX_LINES:]])[:_MAX_MESSAGE]
 
 
-class LastDocument:
-    """The last line that is JSON, of as many lines as may come."""
+class LastJsonLine:
+    """Keeps the last line that is JSON, without keeping the others."""
 
     def __init__(self) -> None:
-        self._found: bytes | None = None
+        self._last: bytes | None = None
         self._line = bytearray()
         self._too_long = False
 
     def add(self, data: bytes) -> None:
-        """Take some more of the lines."""
+        """Add output as it arrives, in chunks of any size."""
         *lines, rest = data.split(b"\n")
         if lines:
             lines[0] = b"" if self._too_long else bytes(self._line) + lines[0]
             self._line, self._too_long = bytearray(), False
-            self._found = next(filter(_is_json, reversed(lines)), self._found)
+            self._last = next(filter(_is_json, reversed(lines)), self._last)
         self._line += rest
         if len(self._line) > LONGEST_RESULT:
             self._line, self._too_long = bytearray(), True
 
     def value(self) -> Any:
-        """What the document says, a last line without an end included; None where there is none."""
-        last = bytes(self._line) if _is_json(self._line) else self._found
+        """The decoded line, which may lack its newline at the end of the output; None where there is none."""
+        last = bytes(self._line) if _is_json(self._line) else self._last
         return None if last is None else msgspec.json.decode(last)
 
 
@@ -158,14 +161,14 @@ def _is_json(line: bytes | bytearray) -> bool:
     return True
 
 
-async def _feed(pipe: asyncio.StreamWriter, task: bytes) -> None:
-    with suppress(OSError, RuntimeError):  # a command need not read its task: the pipe, or uvloop's end of it, is shut
+async def _write(pipe: asyncio.StreamWriter, task: bytes) -> None:
+    with suppress(OSError, RuntimeError):  # the command does not read its task (uvloop: RuntimeError)
         pipe.write(task)
         await pipe.drain()
     pipe.close()
 
 
-async def _hear(pipe: asyncio.StreamReader | None, hear: Callable[[bytes], None]) -> None:
+async def _read_pipe(pipe: asyncio.StreamReader | None, on_data: Callable[[bytes], None]) -> None:
     assert pipe is not None
-    while data := await pipe.read(_CHUNK):
-        hear(data)
+    while data := await pipe.read(_CHUNK_BYTES):
+        on_data(data)

@@ -1,4 +1,4 @@
-"""How the runners of a lane are started, one after another."""
+"""Starts the runners of a lease loop, one after another."""
 
 from msgspec.structs import replace
 
@@ -10,42 +10,43 @@ from leyden.client.runners.host_process import HostProcess
 from leyden.client.runners.http_endpoint import HttpEndpoint
 from leyden.wire import KeySpec, Lease, NewKey
 
-_COMMAND_ENDS_S = 10.0
-"""A command that is stopped has a while to end by itself, and is killed then."""
+_COMMAND_STOP_TIMEOUT_S = 10.0
+"""A command that is stopped has two seconds to end by itself before it is killed; the rest is for a busy machine."""
 
 
 class RunnerFactory:
-    """Starts what runs a lane's attempts. A lane has a pool of its own: its key speaks for the lane's attempts only.
+    """Starts runners for one kind of agent.
 
-    What runs a single attempt has that attempt's key.
+    Runners of a Python agent share a pool, whose key is valid for the lease loop's attempts only. A runner for a single
+    attempt has that attempt's key.
     """
 
-    def __init__(self, kind: AgentKind, setup: HostSetup, contact: RetryingClient, run: str | None) -> None:
-        self._kind, self._setup, self._contact, self._run = kind, setup, contact, run
+    def __init__(self, kind: AgentKind, setup: HostSetup, client: RetryingClient, run: str | None) -> None:
+        self._kind, self._setup, self._client, self._run = kind, setup, client, run
         self._pool: NewKey | None = None
 
-    async def begin(self, alone: Lease | None) -> Runner:
-        """Start a runner; `alone` names the only attempt that it is for."""
+    async def start(self, alone: Lease | None) -> Runner:
+        """Start a runner; `alone` is the only attempt that it will run."""
         match self._kind:
             case AgentKind.COMMAND:
                 return await HostProcess.start(
                     "leyden.client.runners.command_host",
                     self._setup,
-                    return_s=_COMMAND_ENDS_S,
+                    stop_timeout_s=_COMMAND_STOP_TIMEOUT_S,
                     keep_output=alone is not None,
                 )
             case AgentKind.ENDPOINT:
                 return HttpEndpoint(self._setup)
             case AgentKind.PYTHON if alone is not None:
-                setup = replace(self._setup, key=alone.key, places=1)
+                setup = replace(self._setup, key=alone.key, concurrency=1)
                 return await HostProcess.start("leyden.client.host.main", setup, keep_output=True)
             case AgentKind.PYTHON:
-                pool = await self._own_pool()
+                pool = await self._pool_key()
                 return await HostProcess.start(
                     "leyden.client.host.main", replace(self._setup, key=pool.key), pool=pool.pool
                 )
 
-    async def _own_pool(self) -> NewKey:
+    async def _pool_key(self) -> NewKey:
         if self._pool is None:
-            self._pool = await self._contact.insist(lambda: self._contact.remote.make_key(KeySpec("pool", self._run)))
+            self._pool = await self._client.retry(lambda: self._client.remote.make_key(KeySpec("pool", self._run)))
         return self._pool

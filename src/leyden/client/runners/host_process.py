@@ -1,7 +1,7 @@
-"""A host as its worker sees it: a process that runs attempts, started, heard, and ended.
+"""A host process as its worker sees it: started, listened to and ended.
 
-Its two kinds speak alike: one runs Python agents in itself (host.py), the other one process for each command
-(command.py).
+The two kinds of host use the same protocol: `host.main` runs Python agents in its own process, `command_host` starts
+one process for each attempt.
 """
 
 import asyncio
@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
+from leyden.background import start_background
+from leyden.backoff import Backoff
 from leyden.client.attempt.output_buffer import OutputBuffer
 from leyden.client.host_protocol import (
     AttemptEnd,
@@ -23,33 +25,33 @@ from leyden.client.host_protocol import (
     HostFailed,
     HostReady,
     HostSetup,
-    HostStopping,
     MessageStream,
     Ping,
     Pong,
     StartAttempt,
     StepReward,
     StopAttempt,
+    StopReply,
     ToWorker,
 )
 from leyden.client.processes.crash_report import CrashReport
-from leyden.client.processes.descendants import end_marked
-from leyden.client.processes.environment import environment
-from leyden.client.processes.orphan_reaper import VARIABLE
+from leyden.client.processes.descendants import kill_marked
+from leyden.client.processes.environment import agent_environment
+from leyden.client.processes.orphan_reaper import MARK_VARIABLE
 from leyden.loading import LoadError
 from leyden.wire import Lease
 
-_END_S, _LAST_WORDS_S, _ANSWER_S = 5.0, 0.2, 2.0
-_PAUSE_S, _TRIES = 0.1, 3
-_CHUNK = 1 << 16
+_EXIT_TIMEOUT_S, _LAST_OUTPUT_S, _REPLY_TIMEOUT_S = 5.0, 0.2, 2.0
+_START_BACKOFF, _MAX_START_TRIES = Backoff(first_s=0.1, max_s=1.0), 3
+_CHUNK_BYTES = 1 << 16
 
 
 class HostDied(Exception):
-    """A host died while it loaded the agent; the message says how."""
+    """A host process died while it loaded the agent; the message says how."""
 
 
 class HostProcess:
-    """One host, from `start` to `close`; it may die in between."""
+    """A `Runner` that is a host process. It may die at any time between `start` and `close`."""
 
     def __init__(
         self,
@@ -57,18 +59,22 @@ class HostProcess:
         stream: MessageStream[ToWorker],
         mark: str,
         crash: CrashReport,
-        kept: int | None,
+        output_pipe: int | None,
     ) -> None:
         self._process, self._stream, self._mark, self._crash = process, stream, mark, crash
         self.pid = process.pid
         self.pool: str | None = None
         self.services: tuple[str, ...] = ()
-        self.at_once: int | None = None
-        self.return_s = 0.5
+        self.max_concurrency: int | None = None
+        self.stop_timeout_s = 0.5
         self._exit = asyncio.ensure_future(asyncio.to_thread(process.wait))
         self._output = OutputBuffer()
-        self._keeping = None if kept is None else asyncio.ensure_future(_keep(kept, self._output))
-        self._awaited: dict[Any, asyncio.Future[Any]] = {}
+        self._reading_output = (
+            None
+            if output_pipe is None
+            else start_background(_read_output(output_pipe, self._output), "reading the output of a host process")
+        )
+        self._replies: dict[Any, asyncio.Future[Any]] = {}
         self._pings = 0
 
     @classmethod
@@ -78,151 +84,164 @@ class HostProcess:
         setup: HostSetup,
         *,
         pool: str | None = None,
-        return_s: float = 0.5,
+        stop_timeout_s: float = 0.5,
         keep_output: bool = False,
     ) -> Self:
-        """Start one. A death while it loads the agent may be bad luck; several are the agent's doing: `LoadError`.
+        """Start a host and wait until it has loaded the agent.
 
-        With `keep_output` what it prints is kept rather than passed on.
+        A process that dies while it loads the agent is started again; raises `LoadError` when that happens repeatedly.
+        With `keep_output`, output is kept for `output()` instead of going to the worker's own output.
         """
-        for _ in range(_TRIES):
+        tries = 0
+        while True:
+            tries += 1
             try:
-                host = await cls._try(module, setup, keep_output)
+                host = await cls._try_start(module, setup, keep_output)
             except HostDied as died:
-                how = died
-                await asyncio.sleep(_PAUSE_S)
+                if tries == _MAX_START_TRIES:
+                    raise LoadError(f"{setup.agent!r} cannot be loaded: its process dies of it ({died})") from died
+                await _START_BACKOFF.wait(tries)
             else:
-                host.pool, host.return_s = pool, return_s
+                host.pool, host.stop_timeout_s = pool, stop_timeout_s
                 return host
-        raise LoadError(f"{setup.agent!r} cannot be loaded: its process dies of it ({how})")
 
     @classmethod
-    async def _try(cls, module: str, setup: HostSetup, keep_output: bool) -> Self:
-        """Start one and wait until it has loaded the agent; raises `LoadError` or `HostDied` where it has not."""
+    async def _try_start(cls, module: str, setup: HostSetup, keep_output: bool) -> Self:
+        """Start a host once; raises `LoadError` or `HostDied` where it does not load the agent."""
         ours, theirs = socket.socketpair()
         mark = f"{setup.mark}-{secrets.token_hex(8)}"
         crash = CrashReport()
-        kept, printing = os.pipe() if keep_output else (None, None)
+        output_pipe, child_output = os.pipe() if keep_output else (None, None)
         try:
             process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
                 [sys.executable, "-m", module, str(theirs.fileno()), str(crash.fileno())],
                 pass_fds=[theirs.fileno(), crash.fileno()],
-                env={**environment(setup.server, setup.key), VARIABLE: mark},
+                env={**agent_environment(setup.server, setup.key), MARK_VARIABLE: mark},
                 stdin=subprocess.DEVNULL,
-                stdout=printing,
-                stderr=printing,
-                start_new_session=True,  # its group is what it started, and a terminal's Ctrl-C is the worker's matter
+                stdout=child_output,
+                stderr=child_output,
+                start_new_session=True,  # its group can be killed whole; Ctrl-C in a terminal reaches the worker only
             )
         finally:
             theirs.close()
-            if printing is not None:
-                os.close(printing)
-        host = cls(process, await MessageStream.over(ours, ToWorker), mark, crash, kept)
+            if child_output is not None:
+                os.close(child_output)
+        host = cls(process, await MessageStream.connect(ours, ToWorker), mark, crash, output_pipe)
         try:
             host._stream.send(setup)
             match await host._stream.receive():
-                case HostReady(services, at_once):
-                    host.services, host.at_once = services, at_once
+                case HostReady(services, max_concurrency):
+                    host.services, host.max_concurrency = services, max_concurrency
                     return host
                 case HostFailed(message):
                     raise LoadError(message)
                 case _:
-                    raise HostDied(await host.death())
+                    raise HostDied(await host.exit_reason())
         except BaseException:
             await asyncio.shield(host.close())
             raise
 
-    def run(self, lease: Lease, lent: Mapping[str, str]) -> None:
-        """Have an attempt run."""
+    def start_attempt(self, lease: Lease, addresses: Mapping[str, str]) -> None:
+        """Start an attempt."""
         attempt, key = lease.attempt, "" if self.pool is not None else lease.key
-        about = (attempt.id, attempt.rollout, lease.traceparent, lease.task.input)
-        self._stream.send(StartAttempt(*about, run=attempt.run, key=key, services=dict(lent)))
+        self._stream.send(
+            StartAttempt(
+                attempt=attempt.id,
+                rollout=attempt.rollout,
+                traceparent=lease.traceparent,
+                task=lease.task.input,
+                run=attempt.run,
+                key=key,
+                services=dict(addresses),
+            )
+        )
 
-    async def stop(self, attempt: str) -> HostStopping | None:
-        """Have an attempt stopped; what it has printed, unless code in the host lets no other thread run."""
-        said = await self._ask(StopAttempt(attempt), attempt, _ANSWER_S)
-        return said if isinstance(said, HostStopping) else None
+    async def stop(self, attempt: str) -> StopReply | None:
+        """Stop an attempt and return its output; None where code in the host lets no other thread run."""
+        reply = await self._request(StopAttempt(attempt), attempt, _REPLY_TIMEOUT_S)
+        return reply if isinstance(reply, StopReply) else None
 
-    async def answers(self, within_s: float) -> bool:
+    async def is_responsive(self, timeout_s: float) -> bool:
         """Whether its event loop runs."""
         self._pings += 1
-        return await self._ask(Ping(self._pings), self._pings, within_s) is not None
+        return await self._request(Ping(self._pings), self._pings, timeout_s) is not None
 
-    async def blocker(self) -> str | None:
-        """The attempt whose code keeps its event loop from running."""
-        said = await self._ask(FindBlocker(), BlockerFound, _ANSWER_S)
-        return said.by if isinstance(said, BlockerFound) else None
+    async def find_blocker(self) -> str | None:
+        """The attempt whose code blocks its event loop."""
+        reply = await self._request(FindBlocker(), BlockerFound, _REPLY_TIMEOUT_S)
+        return reply.attempt if isinstance(reply, BlockerFound) else None
 
-    async def _ask(self, question: Any, about: Any, within_s: float) -> HostStopping | Pong | BlockerFound | None:
-        """Ask something to which an answer about the same follows; None where it does not in time."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._awaited[about] = answer
-        self._stream.send(question)
+    async def _request(self, request: Any, key: Any, timeout_s: float) -> StopReply | Pong | BlockerFound | None:
+        """Send a request and wait for the reply with the same key; None where it does not arrive in time."""
+        reply: asyncio.Future[StopReply | Pong | BlockerFound] = asyncio.get_running_loop().create_future()
+        self._replies[key] = reply
+        self._stream.send(request)
         try:
-            return await asyncio.wait_for(answer, within_s)
+            async with asyncio.timeout(timeout_s):
+                return await reply
         except TimeoutError:
             return None
         finally:
-            self._awaited.pop(about, None)
+            self._replies.pop(key, None)
 
-    async def listen(self, hear: Callable[[AttemptEnd | StepReward], None]) -> None:
-        """Hear of every reward, and of every attempt whose code has returned, until the host has died."""
-        reading = asyncio.ensure_future(self._read(hear))
+    async def listen(self, on_event: Callable[[AttemptEnd | StepReward], None]) -> None:
+        """Call `on_event` for each step reward and each attempt whose code has returned, until the host has died."""
+        reading = start_background(self._read(on_event), "reading the messages of a host process")
         try:
             await asyncio.wait((reading, self._exit), return_when=asyncio.FIRST_COMPLETED)
-            # what it said before it died is still to be read, but a process that an agent forked may hold the socket
-            await asyncio.wait((reading,), timeout=_LAST_WORDS_S)
+            # read what it sent before it died, but not for long: a process that an agent forked may hold the socket
+            await asyncio.wait((reading,), timeout=_LAST_OUTPUT_S)
         finally:
             reading.cancel()
 
-    async def _read(self, hear: Callable[[AttemptEnd | StepReward], None]) -> None:
+    async def _read(self, on_event: Callable[[AttemptEnd | StepReward], None]) -> None:
         while (message := await self._stream.receive()) is not None:
             match message:
                 case AttemptEnd() | StepReward():
-                    hear(message)
-                case HostStopping():
-                    self._answer(message.attempt, message)
+                    on_event(message)
+                case StopReply():
+                    self._resolve(message.attempt, message)
                 case Pong():
-                    self._answer(message.number, message)
+                    self._resolve(message.number, message)
                 case BlockerFound():
-                    self._answer(BlockerFound, message)
+                    self._resolve(BlockerFound, message)
 
-    def _answer(self, about: Any, message: Any) -> None:
-        waiting = self._awaited.get(about)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(message)
+    def _resolve(self, key: Any, message: Any) -> None:
+        reply = self._replies.get(key)
+        if reply is not None and not reply.done():
+            reply.set_result(message)
 
-    async def death(self) -> str:
-        """How the process ended, in words, with what was running in it where Python could say."""
+    async def exit_reason(self) -> str:
+        """Exit status or signal, with the crash report where Python wrote one."""
         code = await asyncio.shield(self._exit)
-        how = f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-        return "\n".join(filter(None, (how, self._crash.read())))
+        status = f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        return "\n".join(filter(None, (status, self._crash.read())))
 
     def output(self) -> str:
         """What it printed, where that is kept."""
         return self._output.text()
 
-    async def close(self, *, at_once: bool = False) -> None:
-        """End the host and all that it started; where there is time, it may tear down first."""
+    async def close(self, *, kill: bool = False) -> None:
+        """End the host and all its descendants; without `kill` it has time to tear down first."""
         self._stream.close()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._exit), 0 if at_once else _END_S)
+        if not kill:
+            await asyncio.wait((self._exit,), timeout=_EXIT_TIMEOUT_S)
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         await asyncio.shield(self._exit)
-        await end_marked(f"{VARIABLE}={self._mark}\0".encode())
-        if self._keeping is not None:
-            await asyncio.wait((self._keeping,), timeout=_LAST_WORDS_S)
-            self._keeping.cancel()
+        await kill_marked(f"{MARK_VARIABLE}={self._mark}\0".encode())
+        if self._reading_output is not None:
+            await asyncio.wait((self._reading_output,), timeout=_LAST_OUTPUT_S)
+            self._reading_output.cancel()
 
 
-async def _keep(pipe: int, output: OutputBuffer) -> None:
+async def _read_output(pipe: int, output: OutputBuffer) -> None:
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", 0)
     )
     try:
-        while data := await reader.read(_CHUNK):
+        while data := await reader.read(_CHUNK_BYTES):
             output.add(data)
     finally:
         transport.close()

@@ -1,91 +1,99 @@
-"""An agent behind an HTTP endpoint: the worker posts the task, and what comes back is what the agent returned.
+"""Runs an agent behind an HTTP endpoint: posts the task, and takes the response for what the agent returned.
 
-Nothing of it runs here, so nothing can be killed here: an attempt that is over takes its key with it.
+The agent runs elsewhere and cannot be killed from here; the key of an attempt is invalid once the attempt has ended.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
 import aiohttp
 import msgspec
 
+from leyden.background import start_background
+from leyden.backoff import Backoff
 from leyden.client.attempt.outcome import ended_with, from_json
 from leyden.client.attempt.result import LONGEST_RESULT
-from leyden.client.host_protocol import AttemptEnd, HostSetup, HostStopping
-from leyden.client.services.registry import lent_by_address
+from leyden.client.host_protocol import AttemptEnd, HostSetup, StopReply
+from leyden.client.services.registry import addressed_services
 from leyden.outcomes import Ending, Outcome
 from leyden.wire import Lease
 
-_LONGEST_ANSWER, _LONGEST_MESSAGE = 4 * LONGEST_RESULT, 2000
-_PAUSES_S = (0.1, 0.5, 2.0)
-_UNANSWERED = (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, ConnectionError)
+_log = logging.getLogger("leyden.worker")
+_MAX_RESPONSE, _MAX_MESSAGE = 4 * LONGEST_RESULT, 2000
+_BACKOFF, _MAX_TRIES = Backoff(first_s=0.1, max_s=2.0), 6
+_NOT_DELIVERED = (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, ConnectionError)
 
 
 class HttpEndpoint:
-    """Runs attempts by asking elsewhere."""
+    """A `Runner` that sends each attempt to an HTTP endpoint."""
 
     pool: str | None = None
-    return_s = 10.0
-    at_once: int | None = None
+    stop_timeout_s = 10.0
+    max_concurrency: int | None = None
 
     def __init__(self, setup: HostSetup) -> None:
         self._setup = setup
-        self.services = lent_by_address(setup.services)
+        self.services = addressed_services(setup.services)
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
         )
-        self._asking: dict[str, asyncio.Task[None]] = {}
-        self._hear: Callable[[AttemptEnd], None] | None = None
+        self._requests: dict[str, asyncio.Task[None]] = {}
+        self._on_event: Callable[[AttemptEnd], None] | None = None
 
-    def run(self, lease: Lease, lent: Mapping[str, str]) -> None:
-        """Begin an attempt."""
-        self._asking[lease.attempt.id] = asyncio.create_task(self._run(lease, lent))
+    def start_attempt(self, lease: Lease, addresses: Mapping[str, str]) -> None:
+        """Start an attempt."""
+        name = f"attempt {lease.attempt.id}"
+        self._requests[lease.attempt.id] = start_background(self._run(lease, addresses), name)
 
-    async def stop(self, attempt: str) -> HostStopping:
-        """Hang up; what it printed is known elsewhere."""
-        task = self._asking.get(attempt)
+    async def stop(self, attempt: str) -> StopReply:
+        """Cancel the request of an attempt. Its output is not known here."""
+        task = self._requests.get(attempt)
         if task is not None:
             task.cancel()
-        return HostStopping(attempt)
+        return StopReply(attempt)
 
-    async def listen(self, hear: Callable[[AttemptEnd], None]) -> None:
-        """Hear of every attempt that was answered."""
-        self._hear = hear
+    async def listen(self, on_event: Callable[[AttemptEnd], None]) -> None:
+        """Call `on_event` for every attempt that has ended."""
+        self._on_event = on_event
         await asyncio.get_running_loop().create_future()
 
-    async def answers(self, within_s: float) -> bool:
-        """Nothing of the agent runs here, so nothing is blocked here."""
+    async def is_responsive(self, timeout_s: float) -> bool:
+        """Always: no agent code runs here."""
         return True
 
-    async def blocker(self) -> str | None:
-        """Nobody."""
+    async def find_blocker(self) -> str | None:
+        """None: no agent code runs here."""
         return None
 
-    async def death(self) -> str:
-        """It goes with its worker only."""
+    async def exit_reason(self) -> str:
+        """It ends only with its worker."""
         return "the worker ended"
 
     def output(self) -> str:
-        """What it prints is known elsewhere."""
+        """Nothing: the agent prints elsewhere."""
         return ""
 
-    async def close(self, *, at_once: bool = False) -> None:
-        """Hang up on all."""
-        for task in list(self._asking.values()):
+    async def close(self, *, kill: bool = False) -> None:
+        """Cancel all requests."""
+        for task in list(self._requests.values()):
             task.cancel()
         await self._session.close()
 
-    async def _run(self, lease: Lease, lent: Mapping[str, str]) -> None:
+    async def _run(self, lease: Lease, addresses: Mapping[str, str]) -> None:
         attempt = lease.attempt.id
         try:
-            ended = await self._ask(lease, lent)
+            end = await self._post(lease, addresses)
         except asyncio.CancelledError:
-            ended = AttemptEnd(attempt, Outcome(Ending.CANCELLED, "stopped by its worker"))
-        del self._asking[attempt]
-        assert self._hear is not None
-        self._hear(ended)
+            end = AttemptEnd(attempt, Outcome(Ending.CANCELLED, "stopped by its worker"))
+        except Exception as error:  # a bug here must not leave the attempt without an end
+            _log.exception("attempt %s failed in the worker", attempt)
+            end = AttemptEnd(attempt, Outcome(Ending.LOST, f"the worker failed: {type(error).__name__}: {error}"))
+        del self._requests[attempt]
+        assert self._on_event is not None
+        self._on_event(end)
 
-    async def _ask(self, lease: Lease, lent: Mapping[str, str]) -> AttemptEnd:
+    async def _post(self, lease: Lease, addresses: Mapping[str, str]) -> AttemptEnd:
         attempt = lease.attempt.id
         body = {
             "task": lease.task.input,
@@ -93,43 +101,45 @@ class HttpEndpoint:
             "base_url": f"{self._setup.server}/v1",
             "key": lease.key,
             "traceparent": lease.traceparent,
-            **({"services": lent} if lent else {}),
+            **({"services": addresses} if addresses else {}),
         }
         headers = {"content-type": "application/json", "traceparent": lease.traceparent}
-        for pause in (*_PAUSES_S, None):
+        tries = 0
+        while True:
+            tries += 1
             try:
                 async with self._session.post(
                     self._setup.agent, data=msgspec.json.encode(body), headers=headers
-                ) as answer:
-                    return self._read(attempt, answer.status, await _bounded(answer))
-            except _UNANSWERED as error:  # it may just be starting
-                if pause is None:
+                ) as response:
+                    return self._read(attempt, response.status, await _read_bounded(response))
+            except _NOT_DELIVERED as error:  # it may be about to start
+                if tries == _MAX_TRIES:
                     return AttemptEnd(attempt, Outcome(Ending.LOST, f"{self._setup.agent} does not answer: {error}"))
-                await asyncio.sleep(pause)
+                await _BACKOFF.wait(tries)
             except aiohttp.ClientError as error:
                 return self._failed(attempt, f"broke off: {error}")
-        raise AssertionError("the last try returns")
 
     def _read(self, attempt: str, status: int, data: bytes) -> AttemptEnd:
-        if len(data) > _LONGEST_ANSWER:
-            return self._failed(attempt, f"answered with more than {_LONGEST_ANSWER} bytes")
+        if len(data) > _MAX_RESPONSE:
+            return self._failed(attempt, f"answered with more than {_MAX_RESPONSE} bytes")
         if status >= 300:
-            return self._failed(attempt, f"answered {status}: {data[:_LONGEST_MESSAGE].decode(errors='replace')}")
+            return self._failed(attempt, f"answered {status}: {data[:_MAX_MESSAGE].decode(errors='replace')}")
         try:
             document = msgspec.json.decode(data) if data.strip() else None
         except (msgspec.DecodeError, RecursionError) as error:
-            shown = data[:_LONGEST_MESSAGE].decode(errors="replace")
+            shown = data[:_MAX_MESSAGE].decode(errors="replace")
             return self._failed(attempt, f"answered with something that is not JSON ({error}): {shown}")
-        return ended_with(attempt, from_json(document), self._setup.scored)
+        return ended_with(attempt, from_json(document), self._setup.has_reward_function)
 
-    def _failed(self, attempt: str, how: str) -> AttemptEnd:
-        return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, f"{self._setup.agent} {how}"))
+    def _failed(self, attempt: str, reason: str) -> AttemptEnd:
+        return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, f"{self._setup.agent} {reason}"))
 
 
-async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    """Read a body up to a little more than the limit, so that the caller sees that it is too large."""
     data = bytearray()
-    async for chunk in answer.content.iter_any():
+    async for chunk in response.content.iter_any():
         data += chunk
-        if len(data) > _LONGEST_ANSWER:
+        if len(data) > _MAX_RESPONSE:
             break
     return bytes(data)

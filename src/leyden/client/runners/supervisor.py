@@ -1,7 +1,8 @@
-"""A station: a runner, and the attempts in it from the first to the last.
+"""Supervises one runner and the attempts in it.
 
-It is *worn* when its runner has died, when code that is out of time does not return, or when something blocks its event
-loop. Then it takes no new work, the others in it may finish for a while, and what hangs ends with the process.
+A runner is retired when it has died, when code that exceeded its time limit does not return, or when something blocks
+its event loop. A retired runner takes no new attempts. The others in it may finish within the drain time; then the
+runner is closed, and attempts that still run in it are lost.
 """
 
 import asyncio
@@ -12,177 +13,180 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from leyden.client.attempt.leased import ActiveAttempt
-from leyden.client.host_protocol import AttemptEnd, HostStopping, StepReward
+from leyden.background import start_background
+from leyden.client.attempt.active_attempt import ActiveAttempt
+from leyden.client.host_protocol import AttemptEnd, StepReward, StopReply
 from leyden.client.runners.base import Runner
 from leyden.outcomes import Ending, Outcome, Retry
 
 _log = logging.getLogger("leyden.worker")
-_LINES, _LONGEST = 20, 4000
-_DEAF = "its process was ended, in which code of one attempt let nothing else run"
+_OUTPUT_LINES, _MAX_MESSAGE = 20, 4000
+_ENDED_UNRESPONSIVE = "its process was ended because code of one attempt let nothing else run"
 
 
 class TimeLimits(Struct, frozen=True):
-    """How long things may take at a station."""
+    """How long attempts may run, and how long a runner may not respond."""
 
     attempt_s: float
-    """One attempt."""
+    """Time limit of one attempt."""
     drain_s: float
-    """The others, where one hangs."""
-    deaf_s: float
-    """The runner, to answer."""
+    """How long the others may continue where one attempt hangs."""
+    unresponsive_s: float
+    """How long a runner may take to respond."""
 
 
 class RunnerSupervisor:
-    """Runs attempts until it is worn. One that is `alone` has a single attempt, whose own fault its death then is."""
+    """Runs attempts in a runner until it is retired. If `alone`, it runs a single one, which is blamed for a crash."""
 
     def __init__(self, runner: Runner, limits: TimeLimits, *, alone: bool = False) -> None:
         self.runner, self._limits, self._alone = runner, limits, alone
-        self.worn = asyncio.Event()
-        self.fruitful = False
-        """Whether any attempt has come to its end here."""
-        self._jobs: dict[str, ActiveAttempt] = {}
-        """Those whose code has not returned."""
+        self.retired = asyncio.Event()
+        """Set when the runner takes no new attempts."""
+        self.any_returned = False
+        """Whether the code of any attempt has returned in this runner."""
+        self._attempts: dict[str, ActiveAttempt] = {}
+        """Attempts whose code has not returned."""
         self._hanging: set[str] = set()
-        self._deaf = False
+        self._unresponsive = False
         self._blocker: str | None = None
         self._changed = asyncio.Event()
 
-    async def work(self) -> None:
-        """Listen to the runner until it is gone, or there is no more to expect of it; then it ends, with all in it."""
-        watching = asyncio.create_task(self._watch())
-        listening = asyncio.create_task(self.runner.listen(self._hear))
-        wearing = asyncio.create_task(self._wear_out())
+    async def run(self) -> None:
+        """Listen to the runner until it has died, or is retired and drained; then close it."""
+        monitoring = start_background(self._monitor(), "the monitor of a host process")
+        listening = start_background(self.runner.listen(self._on_event), "the connection to a host process")
+        draining = start_background(self._drain(), "the drain of a host process")
         try:
-            await asyncio.wait((listening, wearing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((listening, draining), return_when=asyncio.FIRST_COMPLETED)
         finally:
             died = listening.done()
-            for task in (watching, listening, wearing):
+            for task in (monitoring, listening, draining):
                 task.cancel()
-            self.worn.set()
-            await asyncio.shield(self._end(died))
+            self.retired.set()
+            await asyncio.shield(self._close(died))
 
-    async def see(self, job: ActiveAttempt, lent: Mapping[str, str]) -> AttemptEnd | None:
-        """Have an attempt run, for as long as it may; how it ended, None where the server has ended it."""
-        if job.settled.done():
-            job.left.set()
+    async def run_attempt(self, active: ActiveAttempt, addresses: Mapping[str, str]) -> AttemptEnd | None:
+        """Run an attempt up to its time limit and return how it ended; None where the server has ended it."""
+        if active.end.done():
+            active.released.set()
             return None
-        self._jobs[job.id] = job
-        self.runner.run(job.lease, lent)
+        self._attempts[active.id] = active
+        self.runner.start_attempt(active.lease, addresses)
         limit_s = self._limits.attempt_s
-        late = AttemptEnd(job.id, Outcome(Ending.TIMEOUT, f"the agent took longer than {limit_s:g} s"))
-        timer = asyncio.get_running_loop().call_later(limit_s, job.settle, late)
+        timeout = AttemptEnd(active.id, Outcome(Ending.TIMEOUT, f"the agent took longer than {limit_s:g} s"))
+        timer = asyncio.get_running_loop().call_later(limit_s, active.resolve, timeout)
         try:
-            ended = await job.settled
+            end = await active.end
         finally:
             timer.cancel()
-        if job.left.is_set():
-            return ended
-        asyncio.get_running_loop().call_later(self.runner.return_s, self._expect_return, job)
-        stopping = await self.runner.stop(job.id)
-        output = stopping.output if stopping is not None else self.runner.output()
-        if stopping is None or stopping.blocked_by is not None:
-            self._deaf = True
-            self._wear("code in it lets nothing else run")
-            if ended is late:
-                ended = self._innocent(job.id, stopping) or late
-        return ended and replace(ended, output=output)
+        if active.released.is_set():
+            return end
+        asyncio.get_running_loop().call_later(self.runner.stop_timeout_s, self._check_returned, active)
+        reply = await self.runner.stop(active.id)
+        output = reply.output if reply is not None else self.runner.output()
+        if reply is None or reply.blocked_by is not None:
+            self._unresponsive = True
+            self._retire("code in it lets nothing else run")
+            if end is timeout:
+                end = self._excuse_timeout(active.id, reply) or timeout
+        return end and replace(end, output=output)
 
-    def _innocent(self, attempt: str, stopping: HostStopping | None) -> AttemptEnd | None:
-        """How an attempt ends that is out of time because another kept it from running, or may be; None: it has none.
-
-        Of code that lets no thread run nobody can say whose it is, unless there is only one in the process.
-        """
-        if stopping is not None and stopping.blocked_by != attempt:
-            why = f"attempt {stopping.blocked_by} blocked the event loop of the process that both were in"
-            return AttemptEnd(attempt, Outcome(Ending.LOST, why), retry=Retry.FREE)
-        if stopping is None and len(self._jobs) > 1:
-            return AttemptEnd(attempt, Outcome(Ending.LOST, _DEAF), retry=Retry.ALONE)
-        return None
-
-    async def leave(self, job: ActiveAttempt) -> None:
-        """Wait until an attempt that has ended is no burden any more: its code has returned, or the station is worn."""
-        if job.left.is_set():
+    async def wait_released(self, active: ActiveAttempt) -> None:
+        """Wait until the code of an ended attempt has returned, or the runner is retired."""
+        if active.released.is_set():
             return
-        worn = asyncio.ensure_future(self.worn.wait())
-        left = asyncio.ensure_future(job.left.wait())
+        retired = asyncio.ensure_future(self.retired.wait())
+        released = asyncio.ensure_future(active.released.wait())
         try:
-            await asyncio.wait((worn, left), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((retired, released), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            worn.cancel()
-            left.cancel()
+            retired.cancel()
+            released.cancel()
 
-    def _hear(self, said: AttemptEnd | StepReward) -> None:
-        if isinstance(said, StepReward):
-            if (known := self._jobs.get(said.attempt)) is not None:
-                known.rewards.append(said.reward)
+    def _on_event(self, event: AttemptEnd | StepReward) -> None:
+        if isinstance(event, StepReward):
+            if (running := self._attempts.get(event.attempt)) is not None:
+                running.step_rewards.append(event.reward)
             return
-        self.fruitful = True
-        self._hanging.discard(said.attempt)
-        job = self._jobs.pop(said.attempt)
-        job.settle(said)
-        job.left.set()
+        self.any_returned = True
+        self._hanging.discard(event.attempt)
+        active = self._attempts.pop(event.attempt)
+        active.resolve(event)
+        active.released.set()
         self._changed.set()
 
-    def _expect_return(self, job: ActiveAttempt) -> None:
-        if not job.left.is_set():
-            self._hanging.add(job.id)
-            self._wear(f"attempt {job.id} is out of time and does not return")
+    def _check_returned(self, active: ActiveAttempt) -> None:
+        if not active.released.is_set():
+            self._hanging.add(active.id)
+            self._retire(f"attempt {active.id} was stopped and does not return")
 
-    async def _watch(self) -> None:
-        """Notice when the runner cannot run anything new, and when it can again. Who is alone is in nobody's way."""
+    async def _monitor(self) -> None:
+        """Check whether the runner responds. One with a single attempt is not checked: it delays no other."""
         while not self._alone:
-            await asyncio.sleep(self._limits.deaf_s / 3)
-            self._deaf = not await self.runner.answers(self._limits.deaf_s)
-            if self._deaf:
-                self._wear("something blocks its event loop")
+            await asyncio.sleep(self._limits.unresponsive_s / 3)
+            self._unresponsive = not await self.runner.is_responsive(self._limits.unresponsive_s)
+            if self._unresponsive:
+                self._retire("something blocks its event loop")
 
-    def _wear(self, why: str) -> None:
-        if not self.worn.is_set() and not self._alone:
-            _log.warning("a host takes no new work, and another takes its place: %s", why)
-        self.worn.set()
+    def _retire(self, reason: str) -> None:
+        if not self.retired.is_set() and not self._alone:
+            _log.warning("a host process takes no new attempts and is replaced: %s", reason)
+        self.retired.set()
         self._changed.set()
 
-    async def _wear_out(self) -> None:
-        """Wait until a worn station is empty, or its time is up and something in it hangs."""
-        await self.worn.wait()
-        patience = asyncio.get_running_loop().time() + self._limits.drain_s
-        while self._jobs:
-            over = asyncio.get_running_loop().time() >= patience
-            if over and (self._hanging or self._deaf):
-                self._blocker = await self.runner.blocker() if self._deaf else None
+    async def _drain(self) -> None:
+        """Wait until a retired runner has no attempts, or the drain time is over and something in it hangs."""
+        await self.retired.wait()
+        deadline = asyncio.get_running_loop().time() + self._limits.drain_s
+        while self._attempts:
+            over = asyncio.get_running_loop().time() >= deadline
+            if over and (self._hanging or self._unresponsive):
+                self._blocker = await self.runner.find_blocker() if self._unresponsive else None
                 return
             self._changed.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(None if over else patience):
+                async with asyncio.timeout_at(None if over else deadline):
                     await self._changed.wait()
 
-    async def _end(self, died: bool) -> None:
-        await self.runner.close(at_once=self._deaf)
-        if not self._jobs:
+    async def _close(self, died: bool) -> None:
+        await self.runner.close(kill=self._unresponsive)
+        if not self._attempts:
             return
-        how = await self.runner.death()
+        reason = await self.runner.exit_reason()
         if died:
-            _log.warning("a host died with %d attempts in it (%s)", len(self._jobs), how.partition("\n")[0])
-        for job in self._jobs.values():
-            job.settle(self._verdict(job.id, died, how))
-            job.left.set()
-        self._jobs.clear()
+            first_line = reason.partition("\n")[0]
+            _log.warning("a host process died with %d attempts in it (%s)", len(self._attempts), first_line)
+        for active in self._attempts.values():
+            active.resolve(self._end_of_lost(active.id, died, reason))
+            active.released.set()
+        self._attempts.clear()
 
-    def _verdict(self, attempt: str, died: bool, how: str) -> AttemptEnd:
-        """How an attempt ended whose code had not returned when the runner went."""
+    def _excuse_timeout(self, attempt: str, reply: StopReply | None) -> AttemptEnd | None:
+        """How an attempt ends that exceeded its time because another kept it from running; None: it was at fault.
+
+        Where the process lets no thread run, the attempt at fault is unknown, unless there is only one.
+        """
+        if reply is not None and reply.blocked_by != attempt:
+            message = f"attempt {reply.blocked_by} blocked the event loop of the process that both ran in"
+            return AttemptEnd(attempt, Outcome(Ending.LOST, message), retry=Retry.FREE)
+        if reply is None and len(self._attempts) > 1:
+            return AttemptEnd(attempt, Outcome(Ending.LOST, _ENDED_UNRESPONSIVE), retry=Retry.ALONE)
+        return None
+
+    def _end_of_lost(self, attempt: str, died: bool, reason: str) -> AttemptEnd:
+        """How an attempt ends whose code had not returned when its runner was gone."""
         if attempt == self._blocker:
-            why = "it blocked the event loop of its process, which was ended"
-            return AttemptEnd(attempt, Outcome(Ending.LOST, why), retry=Retry.ALONE)
-        if not died and self._deaf and self._blocker is None:
-            return AttemptEnd(attempt, Outcome(Ending.LOST, _DEAF), retry=Retry.ALONE)
+            message = "it blocked the event loop of its process, which was ended"
+            return AttemptEnd(attempt, Outcome(Ending.LOST, message), retry=Retry.ALONE)
+        if not died and self._unresponsive and self._blocker is None:
+            return AttemptEnd(attempt, Outcome(Ending.LOST, _ENDED_UNRESPONSIVE), retry=Retry.ALONE)
         if not died:
-            why = "its process was ended, in which something else hung"
-            return AttemptEnd(attempt, Outcome(Ending.LOST, why), retry=Retry.FREE)
+            message = "its process was ended because another attempt in it hung"
+            return AttemptEnd(attempt, Outcome(Ending.LOST, message), retry=Retry.FREE)
         if self._alone:
-            printed = self.runner.output()
-            last = printed.rstrip().splitlines()[-_LINES:]
-            message = "\n".join((f"the agent's process died, and not for the first time: {how}", *last))[:_LONGEST]
-            return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, message), output=printed)
-        message = f"the process that ran the agent died: {how}"[:_LONGEST]
+            output = self.runner.output()
+            last_lines = output.rstrip().splitlines()[-_OUTPUT_LINES:]
+            message = "\n".join((f"the agent's process died for the second time: {reason}", *last_lines))
+            return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, message[:_MAX_MESSAGE]), output=output)
+        message = f"the process that ran the agent died: {reason}"[:_MAX_MESSAGE]
         return AttemptEnd(attempt, Outcome(Ending.LOST, message), retry=Retry.ALONE)

@@ -1,29 +1,29 @@
-"""A service that is a Python object: what a class or a factory makes, in the process that uses it."""
+"""A service that is a Python object, made by a class or factory in the process that uses it."""
 
 from typing import Any
 
-from leyden.client.user_code import Loop, in_thread
+from leyden.client.user_code import Loop, call_in_thread
 from leyden.loading import AnyCallable
 
 
 class ObjectService:
     """An object that may have `healthy()`, and `close()` or `aclose()`, each sync or async."""
 
-    def __init__(self, lent: Any, loop: Loop | None) -> None:
-        self.lent, self._loop = lent, loop
+    def __init__(self, handle: Any, loop: Loop | None) -> None:
+        self.handle, self._loop = handle, loop
 
     @classmethod
-    async def make(cls, factory: AnyCallable, loop: Loop | None) -> "ObjectService":
-        """Make one; what is async of it runs on `loop`, None: on the one that runs here."""
-        return cls(await in_thread(factory, loop), loop)
+    async def start(cls, factory: AnyCallable, loop: Loop | None) -> "ObjectService":
+        """Make an object; its async methods run on `loop` (None: the running one)."""
+        return cls(await call_in_thread(factory, loop), loop)
 
     async def healthy(self) -> bool:
-        """Ask it, if it can say."""
-        ask = getattr(self.lent, "healthy", None)
-        return ask is None or bool(await in_thread(ask, self._loop))
+        """What its `healthy()` returns; True where it has none."""
+        check = getattr(self.handle, "healthy", None)
+        return check is None or bool(await call_in_thread(check, self._loop))
 
     async def close(self) -> None:
-        """Close it, if it can be closed."""
-        close = getattr(self.lent, "aclose", None) or getattr(self.lent, "close", None)
+        """Call its `aclose()` or `close()`, if it has one."""
+        close = getattr(self.handle, "aclose", None) or getattr(self.handle, "close", None)
         if close is not None:
-            await in_thread(close, self._loop)
+            await call_in_thread(close, self._loop)

@@ -1,4 +1,4 @@
-"""A pool: so many of something costly, started once, one lent at a time to each who asks, and the dead replaced."""
+"""A pool of equal services: started once, each lent to one borrower at a time, replaced when unhealthy."""
 
 import asyncio
 import logging
@@ -6,24 +6,25 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+from leyden.backoff import Backoff
 from leyden.client.attempt.errors import describe
 from leyden.loading import LoadError
 
 _log = logging.getLogger("leyden.worker")
-_TRIES, _FIRST_PAUSE_S = 3, 0.5
-_HEALTH_S, _CLOSE_S = 10.0, 10.0
+_START_BACKOFF, _MAX_START_TRIES = Backoff(first_s=0.5, max_s=30.0), 3
+_HEALTH_TIMEOUT_S, _CLOSE_TIMEOUT_S = 10.0, 10.0
 
 
 class ServiceFailed(LoadError):
-    """A service cannot be started: a failure of the machinery, not of what the model did."""
+    """A service cannot be started: an infrastructure failure that says nothing about the model."""
 
 
 class Service(Protocol):
-    """One of them."""
+    """One member of a pool."""
 
     @property
-    def lent(self) -> Any:
-        """What the borrower is given."""
+    def handle(self) -> Any:
+        """What the borrower receives: an object or an address."""
 
     async def healthy(self) -> bool:
         """Whether it can be lent; an error means no."""
@@ -33,15 +34,16 @@ class Service(Protocol):
 
 
 class ServicePool:
-    """Has `count` places; in each is a service, or none where it died and its replacement is not started yet."""
+    """Holds `count` services. One that died is replaced when it would be lent next."""
 
     def __init__(self, name: str, count: int, start: Callable[[], Awaitable[Service]]) -> None:
         self._name, self.count, self._start = name, count, start
         self._free: asyncio.LifoQueue[Service | None] = asyncio.LifoQueue()
+        """None: a member that died and is not replaced yet."""
 
     async def open(self) -> None:
-        """Start all of them; raises `ServiceFailed` where one cannot be."""
-        starting = (self._insist() for _ in range(self.count))
+        """Start all services; raises `ServiceFailed` where one does not start."""
+        starting = (self._start_with_retries() for _ in range(self.count))
         errors = []
         for started in await asyncio.gather(*starting, return_exceptions=True):
             if isinstance(started, BaseException):
@@ -53,49 +55,48 @@ class ServicePool:
             raise errors[0]
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Any]:
-        """One that nobody else has and that is well, as soon as there is one; raises `ServiceFailed`."""
+    async def borrow(self) -> AsyncIterator[Any]:
+        """Wait for a healthy service that nobody else uses and yield its handle; raises `ServiceFailed`."""
         service = await self._free.get()
         try:
-            if service is not None and not await self._is_well(service):
-                dead, service = service, None
-                _log.warning("a service %r is not well: another takes its place", self._name)
-                await self._close(dead)
+            if service is not None and not await self._is_healthy(service):
+                unhealthy, service = service, None
+                _log.warning("a service %r is unhealthy and is replaced", self._name)
+                await self._close(unhealthy)
             if service is None:
-                service = await self._insist()
-            yield service.lent
+                service = await self._start_with_retries()
+            yield service.handle
         finally:
             self._free.put_nowait(service)
 
     async def close(self) -> None:
-        """End those that are not lent."""
+        """End the services that are not borrowed."""
         idle = [self._free.get_nowait() for _ in range(self._free.qsize())]
         await asyncio.gather(*(self._close(service) for service in idle if service is not None))
 
-    async def _insist(self) -> Service:
-        pause = _FIRST_PAUSE_S
-        for left in reversed(range(_TRIES)):
+    async def _start_with_retries(self) -> Service:
+        tries = 0
+        while True:
+            tries += 1
             try:
                 return await self._start()
             except Exception as error:
-                if not left:
-                    why = str(error) if isinstance(error, ServiceFailed) else describe(error)
-                    raise ServiceFailed(f"service {self._name!r} cannot be started: {why}") from error
-            await asyncio.sleep(pause)
-            pause *= 2
-        raise AssertionError("the last try raises")
+                if tries == _MAX_START_TRIES:
+                    reason = str(error) if isinstance(error, ServiceFailed) else describe(error)
+                    raise ServiceFailed(f"service {self._name!r} cannot be started: {reason}") from error
+            await _START_BACKOFF.wait(tries)
 
-    async def _is_well(self, service: Service) -> bool:
+    async def _is_healthy(self, service: Service) -> bool:
         try:
-            async with asyncio.timeout(_HEALTH_S):
+            async with asyncio.timeout(_HEALTH_TIMEOUT_S):
                 return await service.healthy()
         except Exception as error:
-            _log.warning("a service %r cannot say that it is well: %s", self._name, error)
+            _log.warning("the health check of a service %r failed: %r", self._name, error)
             return False
 
     async def _close(self, service: Service) -> None:
         try:
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await service.close()
         except Exception as error:
-            _log.warning("a service %r could not be closed: %s", self._name, error)
+            _log.warning("a service %r could not be closed: %r", self._name, error)

@@ -1,7 +1,7 @@
-"""The services that one process has to lend: a database, a browser, an emulator, a grader.
+"""The service pools of one process.
 
-Commands are the worker's, and their addresses can be lent to anybody. Python objects cannot leave their process, so a
-host has its own for its agents, and the worker its own for the reward function.
+Commands belong to the worker, and their addresses can be lent to any process. Python objects cannot leave their
+process: a host has its own for its agents, and the worker has its own for the reward function.
 """
 
 import sys
@@ -18,20 +18,20 @@ from leyden.config.schema import ServiceConfig
 from leyden.loading import load_callable
 
 
-def lent_by_address(services: Mapping[str, ServiceConfig]) -> tuple[str, ...]:
-    """Those that an agent is lent which cannot ask by name: a command, or an endpoint."""
+def addressed_services(services: Mapping[str, ServiceConfig]) -> tuple[str, ...]:
+    """Services whose addresses an agent receives that is a command or an endpoint and cannot take them by name."""
     return tuple(name for name, config in services.items() if config.command is not None and config.agent)
 
 
 class ServiceRegistry:
-    """Pools by their names. Use it as a context manager: within, all are started, and afterwards none is left."""
+    """Pools by name. An async context manager: entering starts all services, leaving ends them."""
 
     def __init__(self, pools: Mapping[str, ServicePool]) -> None:
         self._pools = pools
 
     @classmethod
     def commands(cls, services: Mapping[str, ServiceConfig], base: str) -> "ServiceRegistry":
-        """Those that are commands."""
+        """The services that are commands."""
         started = {name: config for name, config in services.items() if config.command is not None}
         return cls(
             {name: ServicePool(name, c.count, partial(ProcessService.start, c, base)) for name, c in started.items()}
@@ -41,37 +41,37 @@ class ServiceRegistry:
     def objects(
         cls,
         services: Mapping[str, ServiceConfig],
-        asked: Collection[str],
+        names: Collection[str],
         base: str,
         *,
-        most: int = sys.maxsize,
+        max_count: int = sys.maxsize,
         loop: Loop | None = None,
     ) -> "ServiceRegistry":
-        """Those that are made here, of the ones asked for, and not more of each than `most`; raises `LoadError`.
+        """The services among `names` that are Python objects, at most `max_count` of each; raises `LoadError`.
 
-        What is async of them runs on `loop`, where whoever is lent them runs; None: on the one that runs here.
+        Their async methods run on `loop`, which must be the borrowers' loop (None: the running one).
         """
-        made = {
-            name: (min(config.count, most), load_callable(config.make, base))
+        factories = {
+            name: (min(config.count, max_count), load_callable(config.make, base))
             for name, config in services.items()
-            if config.make is not None and name in asked
+            if config.make is not None and name in names
         }
         return cls(
             {
-                name: ServicePool(name, count, partial(ObjectService.make, make, loop))
-                for name, (count, make) in made.items()
+                name: ServicePool(name, count, partial(ObjectService.start, factory, loop))
+                for name, (count, factory) in factories.items()
             }
         )
 
     def __or__(self, others: "ServiceRegistry") -> "ServiceRegistry":
         return ServiceRegistry({**self._pools, **others._pools})
 
-    def at_once(self) -> int | None:
-        """How many can be lent one of each at once; None: any number, since there is nothing to lend."""
+    def capacity(self) -> int | None:
+        """How many borrowers can have one of each service at the same time; None: no limit, there are no services."""
         return min((pool.count for pool in self._pools.values()), default=None)
 
     async def __aenter__(self) -> Self:
-        """Start all; raises `ServiceFailed` where one cannot be started."""
+        """Start all services; raises `ServiceFailed` where one does not start."""
         try:
             for pool in self._pools.values():
                 await pool.open()
@@ -84,13 +84,16 @@ class ServiceRegistry:
         await self.close()
 
     async def close(self) -> None:
-        """End all that are not lent."""
+        """End all services that are not borrowed."""
         for pool in self._pools.values():
             await pool.close()
 
     @asynccontextmanager
-    async def lend(self, names: Iterable[str]) -> AsyncIterator[dict[str, Any]]:
-        """One of each that is here, when all are free; always in the same order, so that nobody waits for ever."""
+    async def borrow(self, names: Iterable[str]) -> AsyncIterator[dict[str, Any]]:
+        """Borrow one of each named service that has a pool here, and yield their handles by name.
+
+        Borrowers wait for the pools in the same order, so that none of them can deadlock another.
+        """
         async with AsyncExitStack() as stack:
-            here = sorted(name for name in names if name in self._pools)
-            yield {name: await stack.enter_async_context(self._pools[name].lend()) for name in here}
+            known = sorted(name for name in names if name in self._pools)
+            yield {name: await stack.enter_async_context(self._pools[name].borrow()) for name in known}

@@ -1,1 +1,1 @@
-"""Leases rollouts, has runners execute them, scores them and reports how each attempt ended."""
+"""Leases rollouts, runs them through runners, scores them and reports how each attempt ended."""

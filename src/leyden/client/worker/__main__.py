@@ -1,4 +1,4 @@
-"""The worker process: `python -m leyden.client.worker OPTIONS LIFELINE`. Its key arrives through the lifeline pipe."""
+"""The worker process: `python -m leyden.client.worker OPTIONS LIFELINE`. It reads its key from the lifeline pipe."""
 
 import argparse
 import asyncio
@@ -20,26 +20,26 @@ from leyden.remote import RemoteError
 
 
 def main() -> int:
-    """Work until a signal says to stop: the first lets attempts finish for a while, the second does not."""
+    """Work until a signal. The first lets attempts finish within the grace time; the second ends the process."""
     parser = argparse.ArgumentParser(prog="python -m leyden.client.worker", description=__doc__)
     parser.add_argument("options", help="the worker's options as JSON, or a file with them")
-    parser.add_argument("lifeline", type=int, help="a pipe with its key in it; when it closes the worker ends")
+    parser.add_argument("lifeline", type=int, help="a pipe that holds the key; the worker ends when it closes")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.set_inheritable(arguments.lifeline, False)
     key = b"".join(iter(lambda: os.read(arguments.lifeline, 1).strip(b"\n"), b"")).decode()
     adopt_orphans()
     raise_file_limit()
-    threading.Thread(target=_die_with, args=(arguments.lifeline,), daemon=True).start()
+    threading.Thread(target=_exit_when_closed, args=(arguments.lifeline,), daemon=True).start()
     try:
-        uvloop.run(_work(_options(arguments.options), key))
+        uvloop.run(_work(_read_options(arguments.options), key))
     except (LoadError, RemoteError, msgspec.ValidationError) as error:
         sys.stderr.write(f"leyden worker: {error}\n")
         return 2
     return 0
 
 
-def _options(text: str) -> WorkerOptions:
+def _read_options(text: str) -> WorkerOptions:
     data = text if text.lstrip().startswith("{") else Path(text).read_bytes()
     return msgspec.json.decode(data, type=WorkerOptions)
 
@@ -47,19 +47,19 @@ def _options(text: str) -> WorkerOptions:
 async def _work(options: WorkerOptions, key: str) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    def hear(number: signal.Signals) -> None:
+    def on_signal(number: signal.Signals) -> None:
         stop.set()
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, hear, number)
+        loop.add_signal_handler(number, on_signal, number)
     await work(options, key, stop)
 
 
-def _die_with(parent: int) -> None:
-    """Whoever started this worker is gone: so is the worker, and its hosts with it."""
-    while os.read(parent, 1):
+def _exit_when_closed(lifeline: int) -> None:
+    """End this process when the parent is gone. Its host processes end with it."""
+    while os.read(lifeline, 1):
         pass
     os._exit(1)
 
@@ -68,4 +68,4 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # a reward function may be stuck in its thread for ever
+    os._exit(status)  # a reward function may be stuck in its thread

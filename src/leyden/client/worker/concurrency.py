@@ -1,51 +1,50 @@
-"""The places of a lane: how many attempts it may be at, and how many it makes use of.
+"""Adapts the number of attempts that a lease loop runs at the same time to what the engine can serve.
 
-More rollouts than the engine can serve only wait, and what they will be trained on grows stale. So while more calls
-wait than are being served, fewer places are open: a fifth fewer, once in as many ends as there were open places. While
-less than half as many wait, each end opens one more. Between the two the engine has work in store, and nothing changes.
-One place is always open.
+More rollouts than the engine can serve only wait, and what is trained on grows stale. While more calls wait than are
+served, the limit falls by a fifth, at most once per as many finished attempts as the limit allows. While less than half
+as many wait, each finished attempt raises it by one. In between it stays. It is never below one.
 """
 
 import asyncio
 
-_CROWDED, _ROOMY = 1.0, 0.5
-_LESS = 0.8
+_CROWDED, _IDLE = 1.0, 0.5
+_DECREASE = 0.8
 
 
 class ConcurrencyLimit:
-    """So many places, all of them open at first."""
+    """A semaphore whose limit starts at `maximum` and follows the load of the engine."""
 
-    def __init__(self, places: int) -> None:
-        self._places = self._open = places
-        self._taken = self._ends = 0
+    def __init__(self, maximum: int) -> None:
+        self._maximum = self._limit = maximum
+        self._in_use = self._finished = 0
         self._changed = asyncio.Event()
 
     @property
-    def open(self) -> int:
-        """How many may be taken by now."""
-        return self._open
+    def limit(self) -> int:
+        """How many slots may be in use now."""
+        return self._limit
 
-    async def take(self) -> int:
-        """Wait for a place; take it and all others that are free, and say how many."""
-        while self._taken >= self._open:
+    async def acquire_all(self) -> int:
+        """Wait for a free slot, take every free slot and return how many they are."""
+        while self._in_use >= self._limit:
             self._changed.clear()
             await self._changed.wait()
-        free = self._open - self._taken
-        self._taken = self._open
+        free = self._limit - self._in_use
+        self._in_use = self._limit
         return free
 
-    def release(self, places: int = 1) -> None:
-        """Give places back."""
-        self._taken -= places
+    def release(self, slots: int = 1) -> None:
+        """Return slots."""
+        self._in_use -= slots
         self._changed.set()
 
-    def feel(self, crowding: float | None) -> None:
-        """An attempt has ended, and so many calls wait for each that is served; None: nobody knows."""
-        self._ends += 1
+    def adjust(self, crowding: float | None) -> None:
+        """Adjust the limit after a finished attempt to the number of waiting calls per served one (None: unknown)."""
+        self._finished += 1
         if crowding is None:
             return
-        if crowding > _CROWDED and self._ends >= self._open:
-            self._open, self._ends = max(1, int(_LESS * self._open)), 0
-        elif crowding < _ROOMY and self._open < self._places:
-            self._open += 1
+        if crowding > _CROWDED and self._finished >= self._limit:
+            self._limit, self._finished = max(1, int(_DECREASE * self._limit)), 0
+        elif crowding < _IDLE and self._limit < self._maximum:
+            self._limit += 1
             self._changed.set()

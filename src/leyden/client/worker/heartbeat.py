@@ -1,64 +1,68 @@
-"""An attempt in the worker's hands, and the heartbeats that keep it there."""
+"""Keeps the leases of a worker's attempts alive."""
 
 import asyncio
 from contextlib import suppress
 
-from leyden.client.attempt.leased import ActiveAttempt
+from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.retrying_client import RetryingClient
 
 
 class Heartbeat:
-    """The attempts that the worker is at: one heartbeat for all of them, at a third of the shortest lease."""
+    """Sends one heartbeat for all attempts of a worker, at a third of the shortest lease."""
 
-    def __init__(self, contact: RetryingClient, worker: str) -> None:
-        self._contact, self._worker = contact, worker
-        self._live: dict[str, ActiveAttempt] = {}
-        self._changed = asyncio.Event()
+    def __init__(self, client: RetryingClient, worker: str) -> None:
+        self._client, self._worker = client, worker
+        self._attempts: dict[str, ActiveAttempt] = {}
+        self._reschedule = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def all(self) -> list[ActiveAttempt]:
-        """The jobs as they are now."""
-        return list(self._live.values())
+    def tracked(self) -> list[ActiveAttempt]:
+        """The attempts that are kept alive now."""
+        return list(self._attempts.values())
 
-    def add(self, job: ActiveAttempt) -> None:
+    def track(self, active: ActiveAttempt) -> None:
         """Keep an attempt alive from now on."""
-        if not self._live or job.lease.lease_s < self._shortest():
-            self._changed.set()
-        self._live[job.id] = job
+        if not self._attempts or active.lease.lease_s < self._shortest_lease_s():
+            self._reschedule.set()
+        self._attempts[active.id] = active
         self._idle.clear()
 
-    def remove(self, job: ActiveAttempt) -> None:
-        """An attempt is reported, or needs no report."""
-        self._live.pop(job.id, None)
-        if not self._live:
+    def untrack(self, active: ActiveAttempt) -> None:
+        """Stop keeping an attempt alive: it is reported, or needs no report."""
+        self._attempts.pop(active.id, None)
+        if not self._attempts:
             self._idle.set()
 
-    async def wait_idle(self, within_s: float) -> bool:
-        """Wait until every attempt is reported; whether that came to pass."""
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no attempt is tracked; return whether that was so before the timeout."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), within_s)
-        return not self._live
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        return not self._attempts
 
-    async def beat(self) -> None:
-        """Send heartbeats for as long as the worker lives."""
+    async def run(self) -> None:
+        """Send heartbeats until cancelled."""
         while True:
-            self._changed.clear()
+            self._reschedule.clear()
+            interval_s = self._shortest_lease_s() / 3 if self._attempts else None
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._shortest() / 3 if self._live else None)
-                continue  # a shorter lease has come in: count from it
-            if self._live:
-                await self._beat(self._shortest() / 3)
+                async with asyncio.timeout(interval_s):  # wait_for would lose a cancellation that comes with the event
+                    await self._reschedule.wait()
+                continue  # a shorter lease was added: wait for its interval instead
+            if self._attempts:
+                await self._send(self._shortest_lease_s() / 3)
 
-    async def _beat(self, interval: float) -> None:
-        ids = list(self._live)
-        reply = await self._contact.insist(
-            lambda: self._contact.remote.heartbeat(self._worker, ids), within_s=max(1.0, interval), pause_s=interval
+    async def _send(self, interval_s: float) -> None:
+        ids = list(self._attempts)
+        reply = await self._client.retry(
+            lambda: self._client.remote.heartbeat(self._worker, ids),
+            timeout_s=max(1.0, interval_s),
+            max_backoff_s=interval_s,
         )
         for ended in reply.ended:
-            job = self._live.get(ended.attempt)
-            if job is not None:
-                job.settle(None)
+            if (active := self._attempts.get(ended.attempt)) is not None:
+                active.resolve(None)
 
-    def _shortest(self) -> float:
-        return min(job.lease.lease_s for job in self._live.values())
+    def _shortest_lease_s(self) -> float:
+        return min(active.lease.lease_s for active in self._attempts.values())

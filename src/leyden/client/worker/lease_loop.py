@@ -1,7 +1,7 @@
-"""A lane: so many places, the leases that fill them, and one station after another at which they are run.
+"""Leases attempts for one runner at a time and carries each from its lease to its report.
 
-Leasing goes on while one station takes the place of another, so that no place is idle for it. An attempt whose rollout
-died with its process before has a station to itself: there it can take nobody with it, and its death is its own doing.
+Leasing continues while one runner replaces another, so that no slot is idle meanwhile. An attempt whose earlier process
+died gets a runner of its own: there it cannot take others down, and if that process dies too, it is at fault.
 """
 
 import asyncio
@@ -12,7 +12,8 @@ from contextlib import AsyncExitStack
 from msgspec import Struct
 from msgspec.structs import replace
 
-from leyden.client.attempt.leased import ActiveAttempt
+from leyden.backoff import Backoff
+from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.retrying_client import RetryingClient
 from leyden.client.runners.base import Runner
@@ -26,175 +27,179 @@ from leyden.loading import LoadError
 from leyden.outcomes import Ending, Outcome
 from leyden.wire import Lease, LeaseRequest
 
-_WAIT_S = 30.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_ALONE_AT_ONCE = 8
-"""Processes with a single attempt: each costs as much memory as a host."""
+_LONG_POLL_S = 30.0
+_RESTART_BACKOFF = Backoff(first_s=0.2, max_s=5.0)
+_MAX_ALONE = 8
+"""Runners with a single attempt at the same time: each costs as much memory as a host process."""
 
 
 class LeaseLoopOptions(Struct, frozen=True, kw_only=True):
-    """What a lane is told."""
+    """How a lease loop is set up."""
 
     worker: str
     run: str | None
-    places: int
+    concurrency: int
     limits: TimeLimits
-    begin: Callable[[Lease | None], Awaitable[Runner]]
-    """Start what runs its attempts, or only the one that is named."""
+    start_runner: Callable[[Lease | None], Awaitable[Runner]]
+    """Starts a runner for any attempts, or for the single one that is given."""
 
 
 class LeaseLoop:
-    """Leases as many attempts as it has free places, and sees each to its end. Its tasks live in the worker's group."""
+    """Leases an attempt for each free slot and runs it. Its tasks belong to the worker's task group."""
 
     def __init__(
         self,
         tasks: asyncio.TaskGroup,
-        contact: RetryingClient,
-        jobs: Heartbeat,
+        client: RetryingClient,
+        heartbeat: Heartbeat,
         reporter: Reporter,
         services: ServiceRegistry,
-        terms: LeaseLoopOptions,
+        options: LeaseLoopOptions,
     ) -> None:
-        self._tasks, self._contact, self._jobs, self._reporter = tasks, contact, jobs, reporter
+        self._tasks, self._client, self._heartbeat, self._reporter = tasks, client, heartbeat, reporter
         self._services = services
-        self._terms = terms
-        self._places = ConcurrencyLimit(terms.places)
-        self._alone = asyncio.Semaphore(_ALONE_AT_ONCE)
-        self._scoring = asyncio.Semaphore(terms.places)
-        self._turns = asyncio.Semaphore(terms.places)
-        self._lent: tuple[str, ...] = ()
-        self._station: RunnerSupervisor | None = None
-        self._opened = asyncio.Event()
-        self._working: set[asyncio.Task[None]] = set()
+        self._options = options
+        self._concurrency = ConcurrencyLimit(options.concurrency)
+        self._alone_slots = asyncio.Semaphore(_MAX_ALONE)
+        self._scoring_slots = asyncio.Semaphore(options.concurrency)
+        self._runner_slots = asyncio.Semaphore(options.concurrency)
+        self._service_names: tuple[str, ...] = ()
+        self._supervisor: RunnerSupervisor | None = None
+        self._supervisor_started = asyncio.Event()
+        self._supervising: set[asyncio.Task[None]] = set()
         self._leasing: asyncio.Task[None] | None = None
-        self._asking = self._closing = False
+        self._request_open = self._stopping = False
 
-    async def work(self) -> None:
-        """Work until cancelled, over as many stations as it takes. Leases nothing before the agent was loaded once."""
-        pause = _FIRST_PAUSE_S
+    async def run(self) -> None:
+        """Run one supervised runner after another until cancelled. The first lease waits for the agent to load."""
+        failures = 0
         try:
             while True:
-                station, _ = await self._open(None)
-                self._station = station
-                self._opened.set()
-                if self._leasing is None and not self._closing:
-                    self._lent = station.runner.services
-                    self._turns = asyncio.Semaphore(min(self._terms.places, station.runner.at_once or sys.maxsize))
-                    self._leasing = self._tasks.create_task(self._lease(station.runner.pool))
-                await station.worn.wait()
-                pause = _FIRST_PAUSE_S if station.fruitful else min(_LONGEST_PAUSE_S, 2 * pause)
-                if not station.fruitful:
-                    await asyncio.sleep(pause)
+                supervisor, _ = await self._start_supervisor(None)
+                self._supervisor = supervisor
+                self._supervisor_started.set()
+                if self._leasing is None and not self._stopping:
+                    runner = supervisor.runner
+                    self._service_names = runner.services
+                    slots = min(self._options.concurrency, runner.max_concurrency or sys.maxsize)
+                    self._runner_slots = asyncio.Semaphore(slots)
+                    self._leasing = self._tasks.create_task(self._lease(runner.pool))
+                await supervisor.retired.wait()
+                failures = 0 if supervisor.any_returned else failures + 1
+                if failures:
+                    await _RESTART_BACKOFF.wait(failures)
         finally:
-            for task in (self._leasing, *self._working):
+            for task in (self._leasing, *self._supervising):
                 if task is not None:
                     task.cancel()
-            await asyncio.shield(asyncio.gather(*self._working, return_exceptions=True))
+            await asyncio.shield(asyncio.gather(*self._supervising, return_exceptions=True))
 
-    async def stop_leasing(self, within_s: float) -> None:
-        """Take no new work. What is leased meanwhile is given back, unless the server takes too long to say."""
-        self._closing = True
+    async def stop_leasing(self, timeout_s: float) -> None:
+        """Lease nothing more. Attempts that an open request still brings within the timeout are given back."""
+        self._stopping = True
         if self._leasing is not None:
-            await asyncio.wait((self._leasing,), timeout=within_s if self._asking else 0)
+            await asyncio.wait((self._leasing,), timeout=timeout_s if self._request_open else 0)
             self._leasing.cancel()
 
     async def _lease(self, pool: str | None) -> None:
-        """Keep the places filled."""
-        while not self._closing:
-            free = await self._places.take()
+        """Keep the slots filled."""
+        while not self._stopping:
+            free = await self._concurrency.acquire_all()
             leases: list[Lease] = []
-            request = LeaseRequest(self._terms.worker, min(free, 1000), _WAIT_S, self._terms.run, pool)
-            self._asking = True
+            request = LeaseRequest(self._options.worker, min(free, 1000), _LONG_POLL_S, self._options.run, pool)
+            self._request_open = True
             try:
-                leases = await self._contact.insist(
-                    lambda: self._contact.remote.lease(request),  # noqa: B023 - awaited here
-                    within_s=_WAIT_S + 10,
+                leases = await self._client.retry(
+                    lambda: self._client.remote.lease(request),  # noqa: B023 - awaited within this iteration
+                    timeout_s=_LONG_POLL_S + 10,
                 )
             finally:
-                self._asking = False
-                self._places.release(free - len(leases))
+                self._request_open = False
+                self._concurrency.release(free - len(leases))
             for lease in leases:
-                job = ActiveAttempt(lease)
-                self._jobs.add(job)
-                job.task = self._tasks.create_task(self._give_back(job) if self._closing else self._look_after(job))
+                active = ActiveAttempt(lease)
+                self._heartbeat.track(active)
+                work = self._give_back(active) if self._stopping else self._run_attempt(active)
+                active.task = self._tasks.create_task(work)
 
-    async def _give_back(self, job: ActiveAttempt) -> None:
-        await self._reporter.give_back(job.lease)
-        self._jobs.remove(job)
+    async def _give_back(self, active: ActiveAttempt) -> None:
+        await self._reporter.give_back(active.lease)
+        self._heartbeat.untrack(active)
 
-    async def _look_after(self, job: ActiveAttempt) -> None:
-        """See an attempt to its end. Its place is free when it is reported and no burden to its station any more."""
+    async def _run_attempt(self, active: ActiveAttempt) -> None:
+        """Run an attempt, score it and report it. Its slot is free when its code has returned or its runner retired."""
         try:
             async with AsyncExitStack() as loan:
-                lent = await loan.enter_async_context(self._services.lend(self._lent))
-                if job.lease.alone:
-                    async with self._alone:
-                        await self._see_alone(job, lent, loan)
+                addresses = await loan.enter_async_context(self._services.borrow(self._service_names))
+                if active.lease.alone:
+                    async with self._alone_slots:
+                        await self._run_alone(active, addresses, loan)
                 else:
-                    async with self._turns:
-                        await self._see(job, await self._current(), lent, loan)
+                    async with self._runner_slots:
+                        await self._run_on(await self._current_supervisor(), active, addresses, loan)
         except ServiceFailed as error:
-            await self._report(job, AttemptEnd(job.id, Outcome(Ending.LOST, str(error))))
+            await self._report(active, AttemptEnd(active.id, Outcome(Ending.LOST, str(error))))
         finally:
-            self._places.release()
+            self._concurrency.release()
 
-    async def _see_alone(self, job: ActiveAttempt, lent: dict[str, str], loan: AsyncExitStack) -> None:
+    async def _run_alone(self, active: ActiveAttempt, addresses: dict[str, str], loan: AsyncExitStack) -> None:
+        """Run an attempt in a runner of its own."""
         try:
-            station, working = await self._open(job.lease)
-        except LoadError as error:  # though it could be loaded when this lane began
-            await self._report(job, AttemptEnd(job.id, Outcome(Ending.LOST, str(error))))
+            supervisor, supervising = await self._start_supervisor(active.lease)
+        except LoadError as error:  # although the loop's first runner could load the agent
+            await self._report(active, AttemptEnd(active.id, Outcome(Ending.LOST, str(error))))
             return
-        await self._see(job, station, lent, loan)
-        station.worn.set()
-        await asyncio.shield(working)
+        await self._run_on(supervisor, active, addresses, loan)
+        supervisor.retired.set()
+        await asyncio.shield(supervising)
 
-    async def _see(
-        self, job: ActiveAttempt, station: RunnerSupervisor, lent: dict[str, str], loan: AsyncExitStack
+    async def _run_on(
+        self, supervisor: RunnerSupervisor, active: ActiveAttempt, addresses: dict[str, str], loan: AsyncExitStack
     ) -> None:
-        ended = await station.see(job, lent)
-        if self._reporter.scores(ended):  # its code has returned: its place is another's while it is scored
-            await self._scoring.acquire()
-            job.task = self._tasks.create_task(self._score(job, ended, lent, loan.pop_all()))
+        end = await supervisor.run_attempt(active, addresses)
+        if self._reporter.needs_scoring(end):  # its code has returned: scoring does not occupy a runner slot
+            await self._scoring_slots.acquire()
+            active.task = self._tasks.create_task(self._score(active, end, addresses, loan.pop_all()))
             return
-        await self._report(job, ended)
-        await station.leave(job)
-        if lent and not job.left.is_set():  # its code may still use what it was lent
-            self._tasks.create_task(self._return(job, loan.pop_all()))
+        await self._report(active, end)
+        await supervisor.wait_released(active)
+        if addresses and not active.released.is_set():  # its code may still use what it has borrowed
+            self._tasks.create_task(self._return_when_released(active, loan.pop_all()))
 
     async def _score(
-        self, job: ActiveAttempt, ended: AttemptEnd | None, lent: dict[str, str], loan: AsyncExitStack
+        self, active: ActiveAttempt, end: AttemptEnd | None, addresses: dict[str, str], loan: AsyncExitStack
     ) -> None:
-        """Report an attempt that is scored first; what its agent was lent the reward function may want to see."""
+        """Score and report an attempt. The loan lasts as long where the reward function uses one of its services."""
         try:
             async with loan:
-                if not any(map(self._reporter.uses, lent)):
+                if not any(map(self._reporter.reward_uses, addresses)):
                     await loan.aclose()
-                await self._report(job, ended, lent)
+                await self._report(active, end, addresses)
         finally:
-            self._scoring.release()
+            self._scoring_slots.release()
 
-    async def _return(self, job: ActiveAttempt, loan: AsyncExitStack) -> None:
+    async def _return_when_released(self, active: ActiveAttempt, loan: AsyncExitStack) -> None:
         async with loan:
-            await job.left.wait()
+            await active.released.wait()
 
-    async def _report(self, job: ActiveAttempt, ended: AttemptEnd | None, lent: Mapping[str, str] = {}) -> None:
-        if ended is not None:
-            await self._reporter.report(job.lease, ended, tuple(job.rewards), lent)
-            self._places.feel(self._contact.crowding)
-        self._jobs.remove(job)
+    async def _report(self, active: ActiveAttempt, end: AttemptEnd | None, borrowed: Mapping[str, str] = {}) -> None:
+        if end is not None:
+            await self._reporter.report(active.lease, end, tuple(active.step_rewards), borrowed)
+            self._concurrency.adjust(self._client.crowding)
+        self._heartbeat.untrack(active)
 
-    async def _open(self, alone: Lease | None) -> tuple[RunnerSupervisor, asyncio.Task[None]]:
-        runner = await self._terms.begin(alone)
-        limits = self._terms.limits if alone is None else replace(self._terms.limits, drain_s=0.0)
-        station = RunnerSupervisor(runner, limits, alone=alone is not None)
-        working = self._tasks.create_task(station.work())
-        self._working.add(working)
-        working.add_done_callback(self._working.discard)
-        return station, working
+    async def _start_supervisor(self, alone: Lease | None) -> tuple[RunnerSupervisor, asyncio.Task[None]]:
+        runner = await self._options.start_runner(alone)
+        limits = self._options.limits if alone is None else replace(self._options.limits, drain_s=0.0)
+        supervisor = RunnerSupervisor(runner, limits, alone=alone is not None)
+        supervising = self._tasks.create_task(supervisor.run())
+        self._supervising.add(supervising)
+        supervising.add_done_callback(self._supervising.discard)
+        return supervisor, supervising
 
-    async def _current(self) -> RunnerSupervisor:
-        """The station that takes new work, as soon as there is one."""
-        while self._station is None or self._station.worn.is_set():
-            self._opened.clear()
-            await self._opened.wait()
-        return self._station
+    async def _current_supervisor(self) -> RunnerSupervisor:
+        """The supervisor that takes new attempts, as soon as there is one."""
+        while self._supervisor is None or self._supervisor.retired.is_set():
+            self._supervisor_started.clear()
+            await self._supervisor_started.wait()
+        return self._supervisor

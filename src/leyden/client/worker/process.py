@@ -1,4 +1,4 @@
-"""A worker as a child of whoever trains: it ends when it is told to, and never outlives the process that started it."""
+"""Starts a worker as a child process that never outlives its parent."""
 
 import os
 import subprocess
@@ -11,37 +11,37 @@ from leyden.client.worker.worker import WorkerOptions
 
 
 class WorkerProcess:
-    """A started worker. Keep this: the worker ends when it goes, or when this process does, however it does."""
+    """A worker in a child process. Keep a reference: the worker ends when this object or the parent process goes."""
 
     def __init__(self, options: WorkerOptions, key: str, log: Path | None = None) -> None:
-        """What it and its agents print is added to `log`, or goes where this process's output goes."""
+        """Start it. Output of the worker and its agents is appended to `log`; None: it goes to this process's own."""
         self._lifeline: int | None = None
         output = log.open("ab") if log is not None else None
-        parents, self._lifeline = os.pipe()
-        os.write(self._lifeline, f"{key}\n".encode())  # not by the environment, which agents of the same user can read
+        child_end, self._lifeline = os.pipe()
+        os.write(self._lifeline, f"{key}\n".encode())  # agents of the same user could read it from the environment
         try:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "leyden.client.worker"),
-                    *(msgspec.json.encode(options).decode(), str(parents)),
+                    *(msgspec.json.encode(options).decode(), str(child_end)),
                 ],
-                pass_fds=[parents],
+                pass_fds=[child_end],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C in a terminal is for the one who trains, who may need its rollouts yet
+                start_new_session=True,  # Ctrl-C in a terminal stops the trainer, which may still need its rollouts
             )
         finally:
-            os.close(parents)
+            os.close(child_end)
             if output is not None:
                 output.close()
 
     def stop(self) -> None:
-        """Tell it to finish what it is at, for its grace time; `process.wait()` waits for that."""
+        """Tell it to finish its attempts within the grace time; `process.wait()` waits for its end."""
         self.process.terminate()
 
     def end(self) -> None:
-        """Have it end at once, with its hosts; what it was at is tried again when its leases run out."""
+        """End it at once with its host processes. Its attempts are retried when their leases have expired."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None

@@ -1,7 +1,7 @@
-"""Workers over a Ray cluster: one on every node with room for it, while the cluster grows, shrinks and loses nodes.
+"""Keeps one worker on every suitable node of a Ray cluster while nodes join, leave and fail.
 
-Ray places them and says when one is gone, nothing else: each meets the server over HTTP like any worker, so what a lost
-node was at goes to another when its leases run out. All of them end when this process does, however it ends.
+Ray only places workers and reports when one is gone. Each worker talks to the server over HTTP like any other, so the
+attempts of a lost node are retried elsewhere when their leases expire. All workers end when this process ends.
 """
 
 import asyncio
@@ -16,36 +16,40 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leyden.backoff import Backoff
 from leyden.client.processes.descendants import adopt_orphans, die_with_parent
 from leyden.client.worker.worker import WorkerOptions, work
 from leyden.loading import LoadError
 from leyden.remote import RemoteError
 
 _log = logging.getLogger("leyden.cluster")
-_FOLLOW_S = 1.0
-"""Between two looks at the cluster, which tells nobody when it changes."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _STEADY_S = 0.5, 30.0, 60.0
-_ANSWER_S, _END_S = 10.0, 10.0
+_POLL_S = 1.0
+"""How often the nodes are listed: Ray does not notify of changes."""
+_RESTART_BACKOFF = Backoff(first_s=1.0, max_s=30.0)
+_STABLE_S = 60.0
+"""A worker that lived this long starts the back-off anew."""
+_CONNECT_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S, _EXIT_TIMEOUT_S = 10.0, 10.0
 
 
 class ClusterError(Exception):
-    """There is no cluster to work on, or none of its nodes can; the message says what to change."""
+    """No cluster was found, or none of its nodes can run the agent; the message says what to change."""
 
 
 @contextmanager
-def joined(address: str) -> Iterator[Any]:
-    """Ray, connected to the cluster at an address (`auto`: the one that this machine is part of)."""
+def connected(address: str) -> Iterator[Any]:
+    """Connect Ray to the cluster at an address (`auto`: the one that this machine is part of)."""
     try:
         import ray
     except ImportError:
         raise ClusterError("workers on a Ray cluster need Ray: pip install 'leyden[ray]'") from None
     try:
-        _reach(address)
+        _check_reachable(address)
         ray.init(address=address, logging_level=logging.WARNING)
     except (OSError, RuntimeError, ValueError) as error:
         raise ClusterError(
-            f"there is no Ray cluster at {address!r}: begin one with `ray start --head`, or correct --ray-address "
-            f"({_line(error)})"
+            f"there is no Ray cluster at {address!r}: start one with `ray start --head`, or correct --ray-address "
+            f"({_one_line(error)})"
         ) from error
     try:
         yield ray
@@ -53,25 +57,25 @@ def joined(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _reach(address: str) -> None:
-    """Raise where nobody answers: Ray would try for minutes."""
+def _check_reachable(address: str) -> None:
+    """Raise where nothing listens at the address: Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdigit():
-        socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), _ANSWER_S).close()
+        socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
 
 
 class LeydenWorker:
-    """A worker, as Ray runs it on a node: this process is the worker, and agents have processes of their own.
+    """The Ray actor: its process is the worker, and agents run in child processes.
 
-    Its key comes by a call of `work`: what actors are made with is kept by the cluster.
+    The key is an argument of `work` and not of the constructor: the cluster stores constructor arguments.
     """
 
     def __init__(self) -> None:
         self._stop = asyncio.Event()
 
     async def work(self, options: WorkerOptions, key: str) -> str | None:
-        """Work until told to stop; why there is no use in trying again here, or None."""
-        die_with_parent()  # Ray's processes live on where Ray is killed on a node and nobody buries it
+        """Work until told to stop. Returns why this node cannot run the agent, or None."""
+        die_with_parent()  # Ray's processes survive where Ray is killed on a node and its parent does not reap it
         adopt_orphans()
         try:
             await work(options, key, self._stop)
@@ -80,7 +84,7 @@ class LeydenWorker:
         return None
 
     async def stop(self) -> None:
-        """Finish, within the grace time."""
+        """Finish within the grace time."""
         self._stop.set()
 
 
@@ -93,98 +97,99 @@ class _Node(Struct, frozen=True):
 
 
 class RayWorkers:
-    """The workers of one run on a cluster. A node that cannot run the agent is left out, as long as another can."""
+    """The workers of one run on a cluster. A node that cannot run the agent is skipped as long as another can."""
 
     def __init__(self, ray: Any, options: WorkerOptions, key: str, cpus: int) -> None:
-        """Each worker reserves `cpus` of its node; nodes that have fewer get none."""
+        """Each worker reserves `cpus` of its node; nodes with fewer get no worker."""
         self._ray, self._options, self._key, self._cpus = ray, options, key, cpus
-        self._keeping: dict[_Node, asyncio.Task[None]] = {}
+        self._keepers: dict[_Node, asyncio.Task[None]] = {}
         self._workers: dict[_Node, Any] = {}
         self._refusals: dict[_Node, str] = {}
-        self._stopping = self._without_nodes = False
+        self._stopping = self._warned_no_nodes = False
 
-    async def follow(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event) -> None:
         """Keep a worker on every node until `stop` is set, then have them finish within their grace time."""
         try:
             while not stop.is_set():
-                self._match(await asyncio.to_thread(self._nodes))
+                self._update(await asyncio.to_thread(self._nodes))
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _FOLLOW_S)
+                    async with asyncio.timeout(_POLL_S):  # wait_for would lose a cancellation that comes with the event
+                        await stop.wait()
         finally:
             self._stopping = True
-            await asyncio.gather(*map(self._end, list(self._keeping)))
+            await asyncio.gather(*map(self._stop_node, list(self._keepers)))
 
     def _nodes(self) -> set[_Node]:
-        """Those that are alive and large enough."""
+        """The nodes that are alive and have enough CPUs."""
         return {
             _Node(node["NodeID"], node["NodeManagerAddress"])
             for node in self._ray.nodes()
             if node["Alive"] and node["Resources"].get("CPU", 0) >= self._cpus
         }
 
-    def _match(self, nodes: set[_Node]) -> None:
-        """Begin where a node is new, and forget those that are gone."""
-        for keeping in self._keeping.values():
-            if keeping.done():
-                keeping.result()  # where it was refused; anything else is raised
-        for node in self._keeping.keys() - nodes:
+    def _update(self, nodes: set[_Node]) -> None:
+        """Start workers on new nodes, and drop nodes that are gone."""
+        for keeper in self._keepers.values():
+            if keeper.done():
+                keeper.result()  # returns where the node was refused; raises any other error
+        for node in self._keepers.keys() - nodes:
             _log.info("%s is gone", node)
-            self._keeping.pop(node).cancel()
+            self._keepers.pop(node).cancel()
             self._refusals.pop(node, None)
-        for node in nodes - self._keeping.keys():
-            self._keeping[node] = asyncio.create_task(self._keep(node))
-        if not nodes and not self._without_nodes:
+        for node in nodes - self._keepers.keys():
+            self._keepers[node] = asyncio.create_task(self._keep(node))
+        if not nodes and not self._warned_no_nodes:
             _log.warning("no node of the cluster has %d CPUs: waiting for one", self._cpus)
-        self._without_nodes = not nodes
+        self._warned_no_nodes = not nodes
         if nodes and nodes == self._refusals.keys():
             raise ClusterError(f"no node of the cluster can run this: {next(iter(self._refusals.values()))}")
 
     async def _keep(self, node: _Node) -> None:
-        """Have a worker on a node, and another when it dies."""
-        pause = _FIRST_PAUSE_S
+        """Keep a worker on a node: start another when it dies."""
+        failures = 0
         while not self._stopping:
-            began = time.monotonic()
-            refusal = await self._have_work_done(node)
+            started = time.monotonic()
+            refusal = await self._run_worker(node)
             if refusal is not None:
                 _log.warning("%s is left out: %s", node, refusal)
                 self._refusals[node] = refusal
                 return
-            steady = time.monotonic() - began > _STEADY_S
-            pause = _FIRST_PAUSE_S if steady else min(_LONGEST_PAUSE_S, 2 * pause)
+            failures = 1 if time.monotonic() - started > _STABLE_S else failures + 1
             if not self._stopping:
-                await asyncio.sleep(pause)
+                await _RESTART_BACKOFF.wait(failures)
 
-    async def _have_work_done(self, node: _Node) -> str | None:
-        """Place a worker and wait until it is gone; why there is no use in another, or None."""
+    async def _run_worker(self, node: _Node) -> str | None:
+        """Start a worker on a node and wait until it is gone. Returns why the node cannot run the agent, or None."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        there = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        made = self._ray.remote(LeydenWorker).options(num_cpus=self._cpus, scheduling_strategy=there)
-        worker = self._workers[node] = made.remote()
-        _log.info("a worker for %s", node)
+        strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        actor = self._ray.remote(LeydenWorker).options(num_cpus=self._cpus, scheduling_strategy=strategy)
+        worker = self._workers[node] = actor.remote()
+        _log.info("starting a worker on %s", node)
         try:
             options = replace(self._options, name=f"ray-{node.id[:8]}-{os.getpid()}")
             refusal: str | None = await worker.work.remote(options, self._key)
             return refusal
         except self._ray.exceptions.RayError as gone:
-            _log.warning("the worker on %s is gone: %s", node, _line(gone))
+            _log.warning("the worker on %s is gone: %s", node, _one_line(gone))
             return None
         finally:
             del self._workers[node]
             self._ray.kill(worker)
 
-    async def _end(self, node: _Node) -> None:
-        """Have a node's worker finish; one that does not answer, or takes too long, is killed with all that it runs."""
-        keeping, worker = self._keeping[node], self._workers.get(node)
+    async def _stop_node(self, node: _Node) -> None:
+        """Have a node's worker finish. One that does not answer or takes too long is killed with its agents."""
+        keeper, worker = self._keepers[node], self._workers.get(node)
         if worker is not None:
             with suppress(TimeoutError, self._ray.exceptions.RayError):
-                await asyncio.wait_for(worker.stop.remote(), _ANSWER_S)
-                await asyncio.wait((keeping,), timeout=self._options.grace_s + _END_S)
-        keeping.cancel()
-        await asyncio.wait((keeping,))
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await worker.stop.remote()
+                await asyncio.wait((keeper,), timeout=self._options.grace_s + _EXIT_TIMEOUT_S)
+        keeper.cancel()
+        await asyncio.wait((keeper,))
 
 
-def _line(error: Exception) -> str:
-    """An error in one line: what Ray says of the worker, or what the worker itself raised."""
+def _one_line(error: Exception) -> str:
+    """An error in one line: the exception that the worker raised, or else what Ray reports."""
     raised = getattr(error, "cause", None)
     return str(error).strip().partition("\n")[0] if raised is None else f"{type(raised).__name__}: {raised}"

@@ -1,4 +1,8 @@
-"""How an attempt ended, as the server is told: the outcome, the result, and the reward where there is one."""
+"""Reports to the server how attempts ended: the outcome, the result and the final reward.
+
+The final reward comes from one of three sources: the agent's return value (`AttemptEnd.reward`), the run's reward
+function (`AttemptScorer`), or, where that function takes `group`, later from the `GroupScorer`.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -9,10 +13,9 @@ from msgspec.structs import replace
 
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.retrying_client import RetryingClient
-from leyden.client.rewards.function import NoReward, RewardFunction
+from leyden.client.rewards.attempt_scorer import AttemptScorer
+from leyden.client.rewards.function import NoReward
 from leyden.client.services.pool import ServiceFailed
-from leyden.client.services.registry import ServiceRegistry
-from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Reward
 from leyden.remote import RemoteError
@@ -22,87 +25,73 @@ _log = logging.getLogger("leyden.worker")
 
 
 class Reporter:
-    """Scores what succeeded, and insists on being heard."""
+    """Scores attempts that succeeded and reports every attempt until the server acknowledges it."""
 
-    def __init__(self, contact: RetryingClient, reward: RewardFunction | None, services: ServiceRegistry) -> None:
-        self._contact, self._reward, self._services = contact, reward, services
+    def __init__(self, client: RetryingClient, scorer: AttemptScorer | None, *, scored_as_group: bool = False) -> None:
+        """`scored_as_group`: final rewards come when a whole group has ended, and not from here."""
+        self._client, self._scorer, self._scored_as_group = client, scorer, scored_as_group
 
-    def scores(self, ended: AttemptEnd | None) -> bool:
-        """Whether an attempt that ended so is scored by the reward function before it is reported."""
-        alone = self._reward is not None and not self._reward.takes_group
-        return alone and ended is not None and ended.outcome.ending is Ending.SUCCEEDED
+    def needs_scoring(self, end: AttemptEnd | None) -> bool:
+        """Whether the reward function runs before this end is reported."""
+        return self._scorer is not None and end is not None and end.outcome.ending is Ending.SUCCEEDED
 
-    def uses(self, service: str) -> bool:
-        """Whether the reward function asks for a service."""
-        return self._reward is not None and service in self._reward.services
+    def reward_uses(self, service: str) -> bool:
+        """Whether the reward function uses a service."""
+        return self._scorer is not None and service in self._scorer.services
 
     async def report(
-        self, lease: Lease, ended: AttemptEnd, given: Sequence[Reward] = (), lent: Mapping[str, Any] = {}
+        self,
+        lease: Lease,
+        end: AttemptEnd,
+        step_rewards: Sequence[Reward] = (),
+        borrowed: Mapping[str, Any] = {},
     ) -> None:
-        """Finish an attempt; returns when the server has acknowledged it, or knows of no such attempt.
+        """Score an attempt and report its end; returns when the server has acknowledged it or does not know it.
 
-        The rewards that it has `given` on its way go with its end: in one piece with what they belong to, and for
-        nothing where the attempt is tried again. The reward function is given the services that the agent was `lent`.
+        Step rewards are sent together with the end: they count only if this attempt does. The reward function receives
+        the services that the agent had `borrowed`.
         """
-        finish = await self._finish(lease, ended, given, lent)
-        whole = replace(finish, rewards=(*given, *finish.rewards), output=ended.output, retry=ended.retry)
-        await self._send(lease, whole)
+        request = await self._score(lease, end, step_rewards, borrowed)
+        rewards = (*step_rewards, *request.rewards)
+        await self._send(lease, replace(request, rewards=rewards, output=end.output, retry=end.retry))
 
     async def give_back(self, lease: Lease) -> None:
-        """Finish an attempt that this worker will not bring to its end, so that it is tried again at once."""
+        """Report an attempt that this worker will not finish, so that it is retried at once and for free."""
         message = f"worker {lease.attempt.worker} was stopped and gave it back"
         await self._send(lease, FinishRequest(Outcome(Ending.LOST, message), retry=Retry.FREE))
 
-    async def _finish(
-        self, lease: Lease, ended: AttemptEnd, given: Sequence[Reward], lent: Mapping[str, Any]
+    async def _score(
+        self, lease: Lease, end: AttemptEnd, step_rewards: Sequence[Reward], borrowed: Mapping[str, Any]
     ) -> FinishRequest:
-        result = msgspec.json.decode(ended.result)
-        if ended.outcome.ending is not Ending.SUCCEEDED:
-            return FinishRequest(ended.outcome, result)
-        value, source = ended.reward, "agent"
-        if self._reward is not None and self._reward.takes_group:
-            return FinishRequest(ended.outcome, result, awaits_group=True)
-        if self._reward is not None:
+        """Determine outcome and final reward; the reward function is called here."""
+        result = msgspec.json.decode(end.result)
+        if end.outcome.ending is not Ending.SUCCEEDED:
+            return FinishRequest(end.outcome, result)
+        if self._scored_as_group:
+            return FinishRequest(end.outcome, result, awaits_group=True)
+        value, source = end.reward, "agent"
+        if self._scorer is not None:
             try:
-                value, source = await self._score(self._reward, lease, result, ended.output, given, lent), "reward"
+                value = await self._scorer.score(lease, result, end.output, step_rewards, borrowed)
             except (NoReward, ServiceFailed) as error:
                 return FinishRequest(Outcome(Ending.NO_REWARD, str(error)), result)
-        return FinishRequest(ended.outcome, result, () if value is None else (Reward("final", value, source=source),))
+            source = "reward"
+        return FinishRequest(end.outcome, result, () if value is None else (Reward("final", value, source=source),))
 
-    async def _score(
-        self,
-        reward: RewardFunction,
-        lease: Lease,
-        result: object,
-        output: str,
-        given: Sequence[Reward],
-        lent: Mapping[str, Any],
-    ) -> float:
-        async def episode() -> Episode:
-            attempt = lease.attempt
-            try:
-                found = await self._contact.insist(lambda: self._contact.remote.episode(attempt.run, attempt.id))
-            except RemoteError as refused:
-                raise NoReward(f"the reward function asks for an episode that cannot be read: {refused}") from refused
-            return replace(found, rewards=(*found.rewards, *given), output=output)
-
-        async with self._services.lend(name for name in reward.services if name not in lent) as more:
-            return await reward.score(lease.task.input, result, episode, {**lent, **more})
-
-    async def _send(self, lease: Lease, finish: FinishRequest) -> None:
+    async def _send(self, lease: Lease, request: FinishRequest) -> None:
         run, attempt = lease.attempt.run, lease.attempt.id
         try:
-            finished = await self._contact.insist(lambda: self._contact.remote.finish(run, attempt, finish))
-            self._contact.crowding = finished.crowding
+            reply = await self._client.retry(lambda: self._client.remote.finish(run, attempt, request))
+            self._client.crowding = reply.crowding
         except RemoteError as refused:
             if refused.status in (401, 403):
-                raise  # the worker's key is no good: nothing it does will be
-            # a second source of the final reward, say, or no such call
-            if finish.rewards or finish.result is not None or finish.awaits_group:
-                failed = finish.outcome.ending is not Ending.SUCCEEDED
-                outcome = finish.outcome if failed else Outcome(Ending.AGENT_ERROR, str(refused))
-                await self._send(lease, FinishRequest(outcome, output=finish.output))
+                raise  # the worker's key is invalid, so nothing else would succeed either
+            # the server refuses what comes with the end, a second final reward for example: report the end alone
+            if request.rewards or request.result is not None or request.awaits_group:
+                failed = request.outcome.ending is not Ending.SUCCEEDED
+                outcome = request.outcome if failed else Outcome(Ending.AGENT_ERROR, str(refused))
+                await self._send(lease, FinishRequest(outcome, output=request.output))
             elif refused.status == 404:
-                _log.warning("attempt %s is not known any more: %s", attempt, refused)
+                _log.warning("the server no longer knows attempt %s: %s", attempt, refused)
             else:
                 raise

@@ -1,0 +1,47 @@
+"""Scores single attempts in the worker: calls the run's reward function with what it takes by name."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from leyden.client.retrying_client import RetryingClient
+from leyden.client.rewards.function import NoReward, RewardFunction
+from leyden.client.services.registry import ServiceRegistry
+from leyden.episodes import Episode
+from leyden.records import Reward
+from leyden.remote import RemoteError
+from leyden.wire import Lease
+
+
+class AttemptScorer:
+    """Calls a reward function for one attempt at a time. `GroupScorer` is its counterpart for whole groups."""
+
+    def __init__(self, client: RetryingClient, reward: RewardFunction, services: ServiceRegistry) -> None:
+        self._client, self._reward, self._services = client, reward, services
+        self.services = reward.services
+        """Names of the services that the reward function takes."""
+
+    async def score(
+        self, lease: Lease, result: object, output: str, step_rewards: Sequence[Reward], borrowed: Mapping[str, Any]
+    ) -> float:
+        """Return the final reward of an attempt that succeeded with `result`.
+
+        The function receives the services that the agent has `borrowed`, and borrows the others. The episode, if it
+        takes one, is read from the server; output and step rewards, which the server does not have yet, are added.
+        Raises `NoReward` or `ServiceFailed`.
+        """
+
+        async def read_episode() -> Episode:
+            run, attempt = lease.attempt.run, lease.attempt.id
+            try:
+                episode = await self._client.retry(lambda: self._client.remote.episode(run, attempt))
+            except RemoteError as refused:
+                raise NoReward(
+                    f"the episode that the reward function takes cannot be read from the server: {refused}"
+                ) from refused
+            return replace(episode, rewards=(*episode.rewards, *step_rewards), output=output)
+
+        missing = [name for name in self.services if name not in borrowed]
+        async with self._services.borrow(missing) as more:
+            return await self._reward.score(lease.task.input, result, read_episode, {**borrowed, **more})
