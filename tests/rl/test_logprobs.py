@@ -18,7 +18,7 @@ def test_some_at_a_time_is_the_same_as_all_at_once(bonus: bool, monkeypatch: pyt
     (expected.sum() + (entropy.square().sum() if bonus else 0)).backward()
     wanted = hidden.grad.clone(), head.weight.grad.clone()
     for at_once in (50, 200, 50 * 23):
-        monkeypatch.setattr(room, "_CHUNK_LOGITS", at_once)
+        monkeypatch.setattr(room, "_CPU_CHUNK_LOGITS", at_once)
         hidden.grad = head.weight.grad = None
         found, entropies = logprobs(head, hidden, targets, temperatures, 50, bonus)
         torch.testing.assert_close(found, expected)

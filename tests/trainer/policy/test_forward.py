@@ -74,7 +74,7 @@ def check(model: PreTrainedModel, policy: Policy) -> None:
 def test_logits_that_are_scaled_or_bounded_are_computed_only_where_a_token_was_sampled(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logprobs_module, "_CHUNK_LOGITS", 5 * 64)
+    monkeypatch.setattr(logprobs_module, "_CPU_CHUNK_LOGITS", 5 * 64)
     model = make(MODELS[kind])
     policy = Policy(model, TrainingConfig())
     widths: list[int] = []
