@@ -218,7 +218,8 @@ def _matmul_share(model: str, rows: Sequence[Metrics], tflops: float | None) -> 
 
 async def replayed(options: argparse.Namespace, rollouts: Sequence[Sequence[Call]], log: Path) -> float:
     """Tokens per second that vLLM alone samples for these calls."""
-    async with vllm_server(str(find(options.model, ".").folder), log, options.vllm_argument) as session:
+    model = str(find(options.model, ".").folder)
+    async with vllm_server(options.vllm_python, model, log, options.vllm_argument) as session:
         seconds = await replay(session, rollouts, options.tasks * options.group)
     return sum(call.completion_tokens for calls in rollouts for call in calls) / seconds
 
@@ -291,6 +292,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=540.0, help="for each engine's run")
     parser.add_argument("--replay", action="store_true", help="send the last step's calls to vLLM alone")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the configuration")
+    parser.add_argument("--vllm-python", default=sys.executable, help="the interpreter that has vLLM, for --replay")
     parser.add_argument("--vllm-argument", action="append", default=[], help="of the server that replays")
     parser.add_argument("--home", type=Path, default=Path("runs/gpu_step"), help="the folder of the runs")
     parser.add_argument("--out", type=Path, help="a folder to keep the result in")

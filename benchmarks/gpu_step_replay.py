@@ -8,7 +8,6 @@ token ids and logprobs out, streamed.
 import asyncio
 import json
 import os
-import sys
 import tempfile
 import time
 from asyncio.subprocess import Process
@@ -30,11 +29,13 @@ class Call(NamedTuple):
 
 
 @asynccontextmanager
-async def vllm_server(model: str, log: Path, arguments: Sequence[str]) -> AsyncIterator[aiohttp.ClientSession]:
+async def vllm_server(
+    python: str, model: str, log: Path, arguments: Sequence[str]
+) -> AsyncIterator[aiohttp.ClientSession]:
     """Start vLLM's server on a private socket; what reaches it."""
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "vllm.sock"
-        words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--uds", str(socket), "--model", model]
+        words = [python, "-m", "vllm.entrypoints.openai.api_server", "--uds", str(socket), "--model", model]
         words += ["--logprobs-mode", "processed_logprobs", "--enable-prefix-caching", "--generation-config", "vllm"]
         variables = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600", "HF_HUB_OFFLINE": "1"}
         with log.open("wb") as output:
