@@ -1,6 +1,8 @@
-"""A background task that fails logs its traceback at once; one that is cancelled or succeeds logs nothing."""
+"""Background tasks: one that fails logs its traceback at once, and no loop waits in a way that loses a cancellation."""
 
+import ast
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +28,14 @@ async def test_success_and_cancellation_are_not_logged(caplog: pytest.LogCapture
     await asyncio.wait(tasks)
     await asyncio.sleep(0)
     assert not caplog.text
+
+
+def test_no_loop_uses_wait_for() -> None:
+    """`asyncio.wait_for` of Python 3.11 swallows a cancellation that arrives when the awaited event does."""
+    found = []
+    for path in (Path(__file__).parents[1] / "src").rglob("*.py"):
+        for loop in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(loop, ast.While | ast.For | ast.AsyncFor):
+                names = (ast.unparse(node.func) for node in ast.walk(loop) if isinstance(node, ast.Call))
+                found += [f"{path}:{loop.lineno}" for name in names if name == "asyncio.wait_for"]
+    assert not found, "use asyncio.timeout instead"

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import msgspec
 
+from leyden.background import start_background
 from leyden.config import ConfigError
 from leyden.engine.protocol import EngineBackend
 from leyden.server.options import REFUSED, RunningServer, ServerProcessOptions
@@ -41,7 +42,7 @@ async def server_beside(options: ServerProcessOptions, engine: EngineBackend, lo
     """A server that answers model calls from an engine of this process, within this context."""
     ours, its = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=ours)
-    serving = asyncio.create_task(engine.serve(reader, writer))
+    serving = start_background(engine.serve(reader, writer), "serving the engine to the server process")
     said = _Log(log)
     try:
         with its, log.open("ab") as output:

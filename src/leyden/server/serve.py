@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvicorn
 
+from leyden.background import start_background
 from leyden.descriptors import raise_file_limit
 from leyden.server.address import is_loopback, is_wildcard
 from leyden.server.app import application
@@ -58,7 +59,7 @@ async def serving(options: ServeOptions, policy: ServedModel | None = None) -> A
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         store = await Store(options.location).start()
-        sweeper = asyncio.create_task(store.sweep())
+        sweeper = start_background(store.sweep(), "the sweeper of expired leases")
         try:
             keyring = _keyring(options.home / "secret")
             admin_key = _keep_admin_key(keyring, options.home / "admin.key")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import islice
 
+from leyden.background import start_background
 from leyden.records import Event, EventKind
 from leyden.store.queue import LeasedAttempt, LeaseQuery
 
@@ -51,7 +52,7 @@ class LeaseDispatcher:
         self._served: set[_WaitingWorker] = set()
         self._patience = True
         self._bell = asyncio.Event()
-        self._task = asyncio.create_task(self._serve())
+        self._task = start_background(self._serve(), "the lease dispatcher")
 
     async def ask(self, want: LeaseQuery, wait: float) -> list[LeasedAttempt]:
         """Wait for work, `wait` seconds at the most; an empty list where there was none."""

@@ -17,6 +17,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, select
 
+from leyden.background import start_background
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Event, EventKind, Group, Metric, Reward, Run, Span, Version
 from leyden.store import attempts, queries, queue, recording, runs, schema, scoring
@@ -107,7 +108,8 @@ class Store:
                 if found or left <= 0 or self.changes.closed:
                     return EventLog(tuple(found), found[-1].seq if found else cursor.after)
                 try:
-                    await asyncio.wait_for(woken.wait(), left)
+                    async with asyncio.timeout(left):  # wait_for would lose a cancellation that comes with the event
+                        await woken.wait()
                 except TimeoutError:
                     deadline = 0.0
 
@@ -236,7 +238,8 @@ class Store:
                 _log.warning("leases could not be looked after: %s", error)
                 planned = self.clock() + 1.0
             with suppress(TimeoutError):
-                await asyncio.wait_for(sooner.wait(), planned and planned - self.clock())
+                async with asyncio.timeout(planned and planned - self.clock()):
+                    await sooner.wait()
 
     async def _lease(self, wants: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
         return await self._write(queue.lease, wants)
@@ -252,7 +255,7 @@ class Store:
             while await asyncio.to_thread(self.database.shrink):
                 pass
 
-        task = asyncio.create_task(delete())
+        task = start_background(delete(), f"deleting run {run}")
         self._deletions.add(task)
         task.add_done_callback(self._deletions.discard)
         return task

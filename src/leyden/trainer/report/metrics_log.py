@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from leyden.background import start_background
 from leyden.episodes import Episode
 from leyden.records import Metric
 from leyden.remote import Remote
@@ -56,7 +57,7 @@ class MetricsLog:
         for sink in self._sinks:
             sink.write(step, figures)
         metrics = [Metric(step, name, value, time.time()) for name, value in figures.items()]
-        task = asyncio.get_running_loop().create_task(self._remote.record_metrics(self._run, metrics))
+        task = start_background(self._remote.record_metrics(self._run, metrics), "sending metrics to the server")
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
