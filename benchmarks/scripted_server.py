@@ -9,7 +9,7 @@ from pathlib import Path
 import uvloop
 
 from leyden.engine.scripted import ScriptedEngine
-from leyden.rendering.chatml import renderer_for
+from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
@@ -24,7 +24,7 @@ def scripted() -> ServedModel:
     tokenizer = Tokenizer.load(str(files("leyden") / "models" / "spark"))
     ids = tokenizer.encode(ANSWER + "<|im_end|>")
     engine = ScriptedEngine(lambda _: ids, chunk_tokens=4)
-    return ServedModel("model", engine, renderer_for(tokenizer), tokenizer, Scheduler(at_once=4096))
+    return ServedModel("model", engine, renderer_for(tokenizer), tokenizer, Scheduler(slots=4096))
 
 
 def started(running: RunningServer) -> None:

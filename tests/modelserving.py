@@ -12,7 +12,7 @@ from leyden.engine.protocol import EngineRequest
 from leyden.engine.scripted import ScriptedEngine
 from leyden.episodes import Episode
 from leyden.records import Purpose, RunSettings, Task
-from leyden.rendering.chatml import renderer_for
+from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.scheduler import Scheduler

@@ -13,7 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from renderers import CustomRendererConfig, DefaultRenderer, Qwen3Renderer, Renderer, create_renderer
 
-from leyden.rendering.chatml import ChatMLConfig, ChatMLRenderer, renderer_for
+from leyden.rendering.chatml import ChatMLConfig, ChatMLRenderer
+from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 
 ROOT = Path(__file__).parents[2]
@@ -197,10 +198,10 @@ def test_no_word_in_a_message_a_call_or_a_tool_is_ever_a_mark(name: str, message
 @settings(deadline=None, max_examples=40)
 def test_what_an_assistant_said_is_read_back(name: str, messages: list[Any], data: st.DataObject) -> None:
     renderer = ours(name)
-    text = said if renderer.text_marks else quoting
+    text = said if renderer.tool_call_texts else quoting
     drawn = data.draw(conversations(text, reasoning=renderer.form.keeps_reasoning))
     message = next((message for message in drawn if message["role"] == "assistant"), None)
-    assume(message and not (renderer.text_marks and "<tool_call>" in str(message["content"])))
+    assume(message and not (renderer.tool_call_texts and "<tool_call>" in str(message["content"])))
     assert message is not None
     rendered = renderer.render([*messages, message])
     owners = zip(rendered.token_ids, rendered.message_indices, rendered.sampled_mask, strict=True)
@@ -339,7 +340,7 @@ def test_only_a_mark_begins_a_call(name: str) -> None:
     ids = TOKENIZERS[name].encode_text(text)[0]
     assert ours(name).parse_response(ids).content == text
     assert ours(name).parse_response(ids).tool_calls == []
-    assert ours(name).text_marks == () and ours("smollm2").text_marks == ("<tool_call>",)
+    assert ours(name).tool_call_texts == () and ours("smollm2").tool_call_texts == ("<tool_call>",)
 
 
 @each

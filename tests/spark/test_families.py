@@ -12,7 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from leyden.rendering.chatml import ChatMLRenderer, renderer_for
+from leyden.rendering.chatml import ChatMLRenderer
+from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from renderers import BaseRendererConfig, DefaultRenderer, DefaultRendererConfig, Renderer, create_renderer
+from renderers import BaseRendererConfig
 from renderers.base import (
-    MODEL_RENDERER_MAP,
     Message,
     ParsedResponse,
     RenderedTokens,
@@ -19,36 +18,9 @@ from renderers.base import (
     extract_message_tool_names,
 )
 
-from leyden.rendering.chat_template import TemplateError
-from leyden.rendering.chatml_form import ChatMLForm, as_json, probes, read_form
+from leyden.rendering.chatml_form import ChatMLForm, as_json, read_form
 from leyden.rendering.chatml_parser import AnswerParser, arguments_of
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
-
-
-def renderer_for(tokenizer: Tokenizer) -> Renderer:
-    """The renderer of a model: one written for its very name, ours where its template is ChatML, else its template."""
-    if tokenizer.name_or_path in MODEL_RENDERER_MAP:
-        return create_renderer(tokenizer)
-    form = read_form(tokenizer)
-    if form is not None and _is_member(tokenizer, form):
-        return ChatMLRenderer(tokenizer, ChatMLConfig(form=form))
-    template = tokenizer.chat_template
-    if template is None:
-        raise TokenizerError(f"{tokenizer.name_or_path}: the model has no chat template; it cannot hold a conversation")
-    parsers = (
-        {"tool_parser": "qwen3"} if '<tool_call>\\n{"name"' in template and "<tool_call>" in tokenizer.marks else {}
-    )
-    return create_renderer(tokenizer, DefaultRendererConfig(**parsers))
-
-
-def keeping_reasoning(renderer: Any, tokenizer: Any) -> Any:
-    """The same renderer, but one that extends a turn with its reasoning where the model's template would drop that.
-
-    A template that nobody wrote a renderer for is never extended, whatever it drops.
-    """
-    if isinstance(renderer, DefaultRenderer):
-        return renderer
-    return type(renderer)(tokenizer, renderer.config.model_copy(update={"thinking_retention": "all"}))
 
 
 class ChatMLConfig(BaseRendererConfig):
@@ -93,9 +65,9 @@ class ChatMLRenderer:
         self._stops = tuple(dict.fromkeys(id for id in stops if id is not None))
 
     @property
-    def text_marks(self) -> tuple[str, ...]:
+    def tool_call_texts(self) -> tuple[str, ...]:
         """What in an answer's text begins a tool call, where the model has no token for that."""
-        return self._answers.text_marks
+        return self._answers.tool_call_texts
 
     @property
     def is_prefix_stable(self) -> bool:
@@ -316,22 +288,3 @@ def _text(message: Mapping[str, Any]) -> str:
         if not isinstance(part, str) and part.get("type", "text") != "text":
             raise ValueError(f"messages: content of type {part['type']!r} cannot be shown to a model of text")
     return "".join(part if isinstance(part, str) else part["text"] for part in content)
-
-
-def _is_member(tokenizer: Tokenizer, form: ChatMLForm) -> bool:
-    """Whether the template writes what the renderer writes, on every probe and to the token.
-
-    Messages that quote a mark are compared as text: there the renderer means to differ.
-    """
-    try:
-        renderer = ChatMLRenderer(tokenizer, ChatMLConfig(form=form))
-        for messages, tools in probes(form.knows_tools):
-            quotes = any(isinstance(part, int) for part in tokenizer.split(as_json(messages)))
-            for prompt in (False, True):
-                ids = renderer.render_ids(messages, tools=tools, add_generation_prompt=prompt)
-                text = tokenizer.apply_chat_template(messages, tools, add_generation_prompt=prompt, tokenize=False)
-                if tokenizer.decode(ids) != text or not (quotes or ids == tokenizer.encode(text)):
-                    return False
-    except (TemplateError, TokenizerError):
-        return False
-    return True

@@ -34,12 +34,12 @@ class AnswerParser:
         self._start = marks.get("<|im_start|>")
         self._call, self._call_end = marks.get("<tool_call>"), marks.get("</tool_call>")
         self._think, self._think_end = marks.get("<think>"), marks.get("</think>")
-        self.text_marks = ("<tool_call>",) if self._call is None or self._call_end is None else ()
+        self.tool_call_texts = ("<tool_call>",) if self._call is None or self._call_end is None else ()
 
     def read(self, ids: Sequence[int], prompt: Sequence[int]) -> ParsedResponse:
         """An answer without the token that ended it: its text, its reasoning and every call that it tries."""
         reasoning, start, complete = self.reasoning(ids, prompt)
-        texts, calls = self._calls_in_text(ids[start:]) if self.text_marks else self._calls(ids, start)
+        texts, calls = self._calls_in_text(ids[start:]) if self.tool_call_texts else self._calls(ids, start)
         first, *others = texts
         if reasoning is not None:
             first = first.removeprefix("\n").removeprefix("\n")

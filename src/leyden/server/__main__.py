@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
 from leyden.engine.connect import connect
-from leyden.rendering.chatml import renderer_for
+from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 from leyden.server.gateway.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
@@ -48,8 +48,8 @@ def main(stream: int) -> int:
 async def _serve(options: ServerProcessOptions, stream: socket.socket, announce: int) -> None:
     engine, lost = connect(options.engine, *await asyncio.open_connection(sock=stream))
     tokenizer = Tokenizer.load(options.model, options.name)
-    admission = Scheduler(at_once=options.engine.concurrency)
-    policy = ServedModel(options.policy, engine, renderer_for(tokenizer), tokenizer, admission)
+    scheduler = Scheduler(slots=options.engine.concurrency)
+    policy = ServedModel(options.policy, engine, renderer_for(tokenizer), tokenizer, scheduler)
     serve = replace(options.serve, upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
     async with serving(serve, policy) as server:
         if options.release:

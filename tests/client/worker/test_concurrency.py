@@ -43,7 +43,7 @@ async def test_a_slow_engine_has_fewer_rollouts_at_the_same_time_and_is_no_slowe
 ) -> None:
     gateway = site.server.service.gateway
     assert gateway is not None
-    gateway.policies = {"spark": replace(gateway.policies["spark"], admission=Scheduler(at_once=4))}
+    gateway.models = {"spark": replace(gateway.models["spark"], scheduler=Scheduler(slots=4))}
     site.server.engine.delay_s = 0.1
 
     async def finish(group: str) -> tuple[float, float]:
@@ -62,7 +62,7 @@ async def test_a_slow_engine_has_fewer_rollouts_at_the_same_time_and_is_no_slowe
         await site.queue("first", {"n": 7})
         await site.episode("first")
         with monkeypatch.context() as unknown:
-            unknown.setattr(Scheduler, "crowding", None)
+            unknown.setattr(Scheduler, "queue_pressure", None)
             took_all, at_work_all = await finish("all")
         took, at_work = await finish("fewer")
     assert at_work_all > 30 and 4 <= at_work < 20

@@ -26,7 +26,7 @@ async def test_calls_of_many_rollouts_in_one_process_land_on_their_own_attempts(
         lonely = await site.episode("lonely")
     assert lonely.attempt.outcome and not lonely.calls
     assert lonely.attempt.outcome.ending is Ending.AGENT_ERROR
-    assert "which rollout is calling?" in lonely.attempt.outcome.message
+    assert "no known rollout" in lonely.attempt.outcome.message
 
 
 async def test_tasks_and_threads_of_async_agents_keep_their_attempt(site: Worksite) -> None:

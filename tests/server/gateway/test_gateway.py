@@ -81,14 +81,14 @@ async def test_the_engine_is_told_again_when_a_call_ends_after_its_attempt(serve
 
 async def test_each_choice_waits_for_a_turn_of_its_own(server: ModelServer) -> None:
     assert server.service.gateway is not None
-    admission = server.service.gateway.policies["spark"].admission
-    admission._free, admission._hold_limit_s = 1, 0.3
+    scheduler = server.service.gateway.models["spark"].scheduler
+    scheduler._free, scheduler._hold_limit_s = 1, 0.3
     await server.new_attempt()
     async with client_of(server) as client:
         answer = await client.chat.completions.create(**ASK, n=3)
         assert [choice.message.content for choice in answer.choices] == ["Heads"] * 3
         server.engine.delay_s = 1.0  # the second has to wait for longer than anybody may
-        with pytest.raises(openai.InternalServerError, match="not to be had"):
+        with pytest.raises(openai.InternalServerError, match="no slot of the model was free"):
             await client.chat.completions.create(**ASK, n=2)
-    assert admission._free == 1
+    assert scheduler._free == 1
     await server.check(calls=3)

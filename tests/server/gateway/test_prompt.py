@@ -12,7 +12,8 @@ import pytest
 from modelserving import END, ModelServer, call, model_server
 
 from leyden.records import Call, PromptOrigin
-from leyden.rendering.chatml import ChatMLRenderer, renderer_for
+from leyden.rendering.chatml import ChatMLRenderer
+from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import LONG_TEXT, Tokenizer
 from leyden.server.gateway.prompt import DROPS_REASONING
 from leyden.server.gateway.scheduler import Scheduler
@@ -36,7 +37,7 @@ def serve(server: ModelServer, model: str) -> None:
     policy = ServedModel(model, server.engine, renderer_for(tokenizer), tokenizer, Scheduler())
     assert isinstance(policy.renderer, ChatMLRenderer) == (model == "smollm2")
     assert server.service.gateway is not None
-    server.service.gateway.policies = {model: policy}
+    server.service.gateway.models = {model: policy}
 
 
 async def converse(server: ModelServer, keep: Keep, *answers: str) -> list[tuple[Call, str]]:
@@ -112,7 +113,7 @@ async def test_calls_made_at_the_same_time_keep_their_places_when_long_ones_are_
 ) -> None:
     policy = ServedModel("spark", server.engine, Watched(server.tokenizer), server.tokenizer, Scheduler())
     assert server.service.gateway is not None
-    server.service.gateway.policies, aside = {"spark": policy}, Watched.beside_the_loop
+    server.service.gateway.models, aside = {"spark": policy}, Watched.beside_the_loop
     key = await server.new_attempt()
     numbers = itertools.count()
     server.say = lambda _: f"Answer {next(numbers)}" + END

@@ -8,8 +8,8 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.scheduler import Scheduler
 
 
-async def visit(admission: Scheduler, rollout: str, order: list[str], leave: asyncio.Event) -> None:
-    async with admission.admit(rollout):
+async def visit(scheduler: Scheduler, rollout: str, order: list[str], leave: asyncio.Event) -> None:
+    async with scheduler.slot(rollout):
         order.append(rollout)
         await leave.wait()
 
@@ -20,20 +20,20 @@ async def settle() -> None:
 
 
 async def test_each_rollout_has_its_turn() -> None:
-    admission, order, leave = Scheduler(at_once=1), [], asyncio.Event()
+    scheduler, order, leave = Scheduler(slots=1), [], asyncio.Event()
     leave.set()
-    admission.hold()
-    visits = [asyncio.create_task(visit(admission, name, order, leave)) for name in "aaab"]
+    scheduler.hold()
+    visits = [asyncio.create_task(visit(scheduler, name, order, leave)) for name in "aaab"]
     await settle()
-    assert admission.waiting == 4
-    admission.resume()
+    assert scheduler.waiting == 4
+    scheduler.resume()
     await asyncio.gather(*visits)
     assert order == ["a", "b", "a", "a"]
 
 
 async def test_no_more_are_let_in_than_there_is_room_for() -> None:
-    admission, order, leave = Scheduler(at_once=2), [], asyncio.Event()
-    visits = [asyncio.create_task(visit(admission, str(n), order, leave)) for n in range(5)]
+    scheduler, order, leave = Scheduler(slots=2), [], asyncio.Event()
+    visits = [asyncio.create_task(visit(scheduler, str(n), order, leave)) for n in range(5)]
     await settle()
     assert order == ["0", "1"]
     leave.set()
@@ -42,26 +42,26 @@ async def test_no_more_are_let_in_than_there_is_room_for() -> None:
 
 
 async def test_one_who_gives_up_waiting_takes_nobodys_turn() -> None:
-    admission, order, leave = Scheduler(at_once=1), [], asyncio.Event()
-    visits = [asyncio.create_task(visit(admission, name, order, leave)) for name in "abc"]
+    scheduler, order, leave = Scheduler(slots=1), [], asyncio.Event()
+    visits = [asyncio.create_task(visit(scheduler, name, order, leave)) for name in "abc"]
     await settle()
     visits[1].cancel()
     await settle()
     leave.set()
     await asyncio.gather(*visits, return_exceptions=True)
     assert order == ["a", "c"]
-    assert admission.waiting == 0
-    async with asyncio.timeout(1), admission.admit("d"):
+    assert scheduler.waiting == 0
+    async with asyncio.timeout(1), scheduler.slot("d"):
         pass
 
 
 async def test_a_full_queue_and_a_long_hold_are_errors_an_sdk_understands() -> None:
-    admission = Scheduler(at_once=1, waiting=1, hold_limit_s=0.05)
-    admission.hold()
-    waiting = asyncio.create_task(visit(admission, "a", [], asyncio.Event()))
+    scheduler = Scheduler(slots=1, max_waiting=1, hold_limit_s=0.05)
+    scheduler.hold()
+    waiting = asyncio.create_task(visit(scheduler, "a", [], asyncio.Event()))
     await settle()
     with pytest.raises(GatewayError) as busy:
-        await visit(admission, "b", [], asyncio.Event())
+        await visit(scheduler, "b", [], asyncio.Event())
     assert busy.value.kind is ErrorKind.BUSY
     assert busy.value.retry_after
     with pytest.raises(GatewayError) as held:
@@ -69,20 +69,20 @@ async def test_a_full_queue_and_a_long_hold_are_errors_an_sdk_understands() -> N
     assert held.value.kind is ErrorKind.FAILED
 
 
-async def test_crowding_is_how_many_wait_for_each_place_and_nothing_while_weights_change() -> None:
-    admission = Scheduler(at_once=2)
+async def test_crowding_is_how_many_wait_for_each_place_and_unknown_while_weights_change() -> None:
+    scheduler = Scheduler(slots=2)
 
     async def call(rollout: str) -> None:
-        async with admission.admit(rollout):
+        async with scheduler.slot(rollout):
             await asyncio.Event().wait()
 
     calls = [asyncio.create_task(call(f"r{n}")) for n in range(5)]
     await asyncio.sleep(0)
-    assert admission.crowding == 1.5
-    admission.hold()
-    assert admission.crowding is None
-    admission.resume()
+    assert scheduler.queue_pressure == 1.5
+    scheduler.hold()
+    assert scheduler.queue_pressure is None
+    scheduler.resume()
     for one in calls:
         one.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
-    assert admission.crowding == 0
+    assert scheduler.queue_pressure == 0

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import example, given
 
 from leyden.engine.protocol import TokenChunk
-from leyden.rendering.chatml import renderer_for
+from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.dialects.types import ReasoningDelta, TextDelta, ToolCallDelta
 from leyden.server.gateway.stream_parser import StreamParser
@@ -22,21 +22,21 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 def write(text: str, sizes: list[int], end: str = "stop", **more: Any) -> tuple[StreamParser, list[Any]]:
     """Have an answer written in pieces of these sizes (again and again), as an engine would."""
     ids = TOKENIZER.encode(text) + ([TOKENIZER.convert_tokens_to_ids("<|im_end|>")] if end == "stop" else [])
-    writing, events, at, turn = StreamParser(0, RENDERER, TOKENIZER, PROMPT, **more), [], 0, 0
-    while at < len(ids) and not writing.done:
+    parser, events, at, turn = StreamParser(0, RENDERER, TOKENIZER, PROMPT, **more), [], 0, 0
+    while at < len(ids) and not parser.done:
         some = tuple(ids[at : at + sizes[turn % len(sizes)]])
         at, turn = at + len(some), turn + 1
         finish: Any = end if at == len(ids) else None
-        events += writing.take(TokenChunk(some, (-0.5,) * len(some), turn, finish=finish))
-    return writing, events
+        events += parser.feed(TokenChunk(some, (-0.5,) * len(some), turn, finish=finish))
+    return parser, events
 
 
 @given(text=TEXTS, sizes=st.lists(st.integers(1, 7), min_size=1, max_size=4))
 def test_the_pieces_make_up_the_whole(text: str, sizes: list[int]) -> None:
     plain = text.replace("<", "(")  # marks are another test's business
-    writing, events = write(plain, sizes)
-    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == writing.content == plain
-    assert sum(run.tokens for run in writing.versions) == len(writing.ids) == len(writing.logprobs)
+    parser, events = write(plain, sizes)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == parser.content == plain
+    assert sum(run.tokens for run in parser.versions) == len(parser.ids) == len(parser.logprobs)
 
 
 @example(text="SOa", stop=["O", "SOa"], size=1)
@@ -47,44 +47,44 @@ def test_the_pieces_make_up_the_whole(text: str, sizes: list[int]) -> None:
 )
 def test_nothing_of_a_stop_string_is_let_out(text: str, stop: list[str], size: int) -> None:
     plain = text.replace("<", "(")
-    writing, events = write(plain, [size], stop=tuple(stop))
+    parser, events = write(plain, [size], stop=tuple(stop))
     shown = "".join(event.text for event in events if isinstance(event, TextDelta))
     found = [(plain.index(string) + len(string), plain.index(string)) for string in stop if string in plain]
-    assert shown == writing.content == (plain[: min(found)[1]] if found else plain)
-    assert (writing.stopped_by is not None) == bool(found)
+    assert shown == parser.content == (plain[: min(found)[1]] if found else plain)
+    assert (parser.stopped_by is not None) == bool(found)
 
 
-@given(text=TEXTS, calls=st.integers(1, 3), size=st.integers(1, 9), watched=st.booleans())
-def test_tool_calls_come_whole_and_their_marks_never_as_text(text: str, calls: int, size: int, watched: bool) -> None:
+@given(text=TEXTS, calls=st.integers(1, 3), size=st.integers(1, 9), streamed=st.booleans())
+def test_tool_calls_come_whole_and_their_marks_never_as_text(text: str, calls: int, size: int, streamed: bool) -> None:
     said = text.replace("<", "(").strip()
-    writing, events = write(said + CALL * calls, [size], watched=watched)
+    parser, events = write(said + CALL * calls, [size], streamed=streamed)
     assert [event.call.name for event in events if isinstance(event, ToolCallDelta)] == ["f"] * calls
-    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == writing.content
-    assert "tool_call" not in writing.content
-    assert [call["function"]["arguments"] for call in writing.message["tool_calls"]] == ['{"x":1}'] * calls
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == parser.content
+    assert "tool_call" not in parser.content
+    assert [call["function"]["arguments"] for call in parser.message["tool_calls"]] == ['{"x":1}'] * calls
 
 
 @given(thought=st.text("ab c\n", min_size=1, max_size=20), said=st.text("xy z", min_size=1, max_size=20))
 def test_reasoning_is_kept_apart(thought: str, said: str) -> None:
-    writing, events = write(f"<think>\n{thought}\n</think>\n\n{said}", [3])
-    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == writing.content
-    assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == writing.reasoning
-    assert said.strip() in writing.content
-    assert thought.strip() in writing.reasoning
+    parser, events = write(f"<think>\n{thought}\n</think>\n\n{said}", [3])
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == parser.content
+    assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == parser.reasoning
+    assert said.strip() in parser.content
+    assert thought.strip() in parser.reasoning
     kinds = [type(event) for event in events]
     assert kinds == sorted(kinds, key=[ReasoningDelta, TextDelta].index)  # never reasoning after text
 
 
 def test_an_answer_cut_by_length_shows_all_there_is() -> None:
-    writing, events = write("A long story", [2], end="length")
+    parser, events = write("A long story", [2], end="length")
     assert "".join(event.text for event in events) == "A long story"
-    assert writing.finish == "length"
+    assert parser.finish == "length"
 
 
-def test_an_answer_given_up_is_read_as_far_as_it_goes() -> None:
-    writing = StreamParser(0, RENDERER, TOKENIZER, PROMPT, watched=False)
+def test_an_unfinished_answer_is_parsed_as_far_as_it_goes() -> None:
+    parser = StreamParser(0, RENDERER, TOKENIZER, PROMPT, streamed=False)
     assert (
-        writing.take(TokenChunk(tuple(TOKENIZER.encode("Half a")), (-0.5,) * len(TOKENIZER.encode("Half a")), 0)) == []
+        parser.feed(TokenChunk(tuple(TOKENIZER.encode("Half a")), (-0.5,) * len(TOKENIZER.encode("Half a")), 0)) == []
     )
-    writing.give_up()
-    assert writing.content == "Half a"
+    parser.parse_partial()
+    assert parser.content == "Half a"

@@ -20,7 +20,7 @@ from leyden.engine.protocol import EngineRequest
 from leyden.engine.torch.engine import TorchEngine
 from leyden.records import MIN_ALLOWED_MASS, Purpose, Sampling
 from leyden.rendering.chat_template import TemplateError
-from leyden.rendering.chatml import renderer_for
+from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.dialects.types import Format
 from leyden.server.gateway.errors import GatewayError
@@ -56,7 +56,7 @@ async def server(tmp_path: Path, spark: Any) -> AsyncIterator[ModelServer]:
         engine = TorchEngine(spark, slots=8, tokenizer=TOKENIZER.marked)
         gateway = running.service.gateway
         assert gateway is not None
-        gateway.policies = {name: replace(policy, engine=engine) for name, policy in gateway.policies.items()}
+        gateway.models = {name: replace(policy, engine=engine) for name, policy in gateway.models.items()}
         await running.new_attempt()
         yield running
         engine.close()
@@ -178,7 +178,7 @@ async def test_formats_that_say_little_are_taken_as_they_are_meant(client: opena
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"multipleOf": 1e-9}}}, "multipleOf"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"allOf": MULTIPLES}}}, "multipleOf"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["x" * 200_000]}}}, "characters"),
-        ({"type": "json_schema", "json_schema": {"name": "x", "schema": deep(900)}}, "cannot be followed"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": deep(900)}}, "cannot be enforced"),
     ],
 )
 async def test_a_format_that_cannot_be_followed_is_a_400(client: openai.AsyncOpenAI, format: Any, why: str) -> None:
@@ -264,7 +264,7 @@ async def test_a_model_whose_answers_have_another_form_is_not_held_to_one() -> N
             return super()._answer(message, f"final: {text}", index)
 
     formats = StructuredOutput(Channelled(TOKENIZER, renderer.config), TOKENIZER, len(TOKENIZER))
-    with pytest.raises(GatewayError, match="a form of their own"):
+    with pytest.raises(GatewayError, match="wraps its answers"):
         await formats.grammar(WANTED, [], calls=False)
 
 

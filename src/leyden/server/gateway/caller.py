@@ -1,7 +1,7 @@
-"""Who is calling. Authority comes from the key, identity from the context.
+"""Identifies the attempt that makes a model call. Authority comes from the key, identity from the context.
 
-An attempt's own key says both. A pool's key needs W3C trace context or baggage to say which of its attempts is calling;
-a call without a known context is refused, and counted.
+An attempt's key identifies it. With a pool's key, W3C trace context or baggage says which attempt of the pool is
+calling; a call without a known context is refused and counted.
 """
 
 import re
@@ -20,32 +20,34 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2
 
 
 class Caller(Struct, frozen=True):
-    """Who asks: an attempt, and in which role."""
+    """The attempt that makes a call, and the role it makes it in."""
 
-    live: ActiveLease
+    lease: ActiveLease
     role: str | None = None
     span: str | None = None
-    """The span within which it asks."""
+    """The span in which the call is made."""
     retry: bool = False
-    """Whether its SDK says that it is trying the same again."""
+    """Whether the SDK marks the request as a retry."""
 
 
 def identify(leases: ActiveLeases, key: Key, headers: Mapping[str, str], role: str | None) -> Caller:
-    """The caller of a request; `role` is the one in its path."""
+    """Return the caller of a request; `role` is the one in its path."""
     trace = _TRACEPARENT(headers.get("traceparent", "").strip())
-    named = key.attempt or _baggage(headers.get("baggage", ""))
-    live = leases.find(named) if named else leases.traced(trace[1]) if trace else None
-    if live is None:
-        message = "which rollout is calling? Send its own key, or the trace context or baggage that it was given"
+    attempt = key.attempt or _baggage(headers.get("baggage", ""))
+    lease = leases.find(attempt) if attempt else leases.traced(trace[1]) if trace else None
+    if lease is None:
+        message = "no known rollout: send the key of its attempt, or the trace context or baggage that it was given"
         raise KeyRefused(403, "no_context", message)
-    if key.run not in (None, live.run):
-        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {live.run}")
-    speak_for(key, leases, live.attempt)
+    if key.run not in (None, lease.run):
+        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {lease.run}")
+    speak_for(key, leases, lease.attempt)
     role = role or headers.get("x-leyden-role")
     if role is not None and not _ROLE(role):
-        raise GatewayError(ErrorKind.INVALID, "a role is a short name", "x-leyden-role")
+        raise GatewayError(
+            ErrorKind.INVALID, "a role is a name of up to 160 letters, digits, spaces and ._:@~/+-", "x-leyden-role"
+        )
     retry = headers.get("x-stainless-retry-count", "0") != "0"
-    return Caller(live, role, trace[2] if trace else None, retry)
+    return Caller(lease, role, trace[2] if trace else None, retry)
 
 
 def _baggage(header: str) -> str | None:

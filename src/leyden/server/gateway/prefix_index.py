@@ -1,8 +1,8 @@
-"""Which earlier call does this one continue?
+"""Finds the earlier call of an attempt that a request continues.
 
-A request continues a call when its messages are that call's messages, then its answer as the client gives it back, then
-new ones. An answer is recognised by its meaning (keys in another order, arguments written anew, white space trimmed);
-everything else must be equal, since it stands in the prompt as it was first sent. When unsure, nothing is continued.
+A request continues a call when its messages are that call's messages, then its answer as the client sends it back, then
+new ones. Answers are compared by meaning (key order, JSON formatting of arguments and outer white space do not count);
+all other messages must be equal, since the prompt holds them as they were first sent. In doubt, nothing is continued.
 """
 
 from collections.abc import Sequence
@@ -20,145 +20,152 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class IndexedCall(Struct, frozen=True):
-    """A call that can be continued: like the record, it holds only what it adds to its parent."""
+    """A call that can be continued. Like the record, it holds only what it adds to its parent."""
 
-    call: str
+    id: str
     parent: "IndexedCall | None"
     kept_ids: int
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     finish: str
 
-    def whole_prompt(self) -> list[int]:
-        """Every token of its prompt."""
-        chain, turn = [self], self.parent
-        while turn is not None:
-            chain.append(turn)
-            turn = turn.parent
+    def full_prompt(self) -> list[int]:
+        """Return every token of the prompt."""
+        chain, call = [self], self.parent
+        while call is not None:
+            chain.append(call)
+            call = call.parent
         ids: list[int] = []
-        for turn in reversed(chain):
-            del ids[turn.kept_ids :]
-            ids += turn.prompt_ids
-            if turn is not self:
-                ids += turn.completion_ids
+        for call in reversed(chain):
+            del ids[call.kept_ids :]
+            ids += call.prompt_ids
+            if call is not self:
+                ids += call.completion_ids
         return ids
 
 
 class History(Struct, frozen=True):
-    """The messages of a request, and a mark for each beginning of them: equal marks, equal meaning."""
+    """The messages of a request with a digest of each prefix: equal digests mean equal meaning.
+
+    A request can only continue one that offered the same tools to the same policy, so the digests cover those too.
+    """
 
     messages: Sequence[Message]
-    marks: list[bytes]
+    tools: tuple[Any, ...]
+    policy: str
+    digests: list[bytes]
+    """By the number of messages in the prefix."""
     sizes: list[int]
-    """How many bytes each beginning takes, about."""
+    """The approximate bytes of each prefix."""
 
     @classmethod
-    def of(cls, messages: Sequence[Message], tools: Sequence[Any], policy: str) -> "History":
-        """Mark a request; it can only continue one that offered the same tools to the same policy."""
-        order: dict[str, int] = {}
-        marks, sizes = [b""], [0]
-        for said in ([policy, tools], *(_meaning(message, order) for message in messages)):
-            data = _encode(said)
-            marks.append(_digest(marks[-1], data))
+    def of(cls, messages: Sequence[Message], tools: tuple[Any, ...], policy: str) -> "History":
+        """Compute the digests of a request's messages."""
+        call_order: dict[str, int] = {}
+        digests, sizes = [b""], [0]
+        for part in ([policy, tools], *(_meaning(message, call_order) for message in messages)):
+            data = _encode(part)
+            digests.append(_digest(digests[-1], data))
             sizes.append(sizes[-1] + len(data))
-        return cls(messages, marks[1:], sizes[1:])
+        return cls(messages, tools, policy, digests[1:], sizes[1:])
 
-    def answered(self, response: Message) -> bytes:
-        """The mark of this history with an answer."""
-        return _digest(self.marks[-1], _encode(_meaning(response, {})))
+    def digest_with(self, response: Message) -> bytes:
+        """Return the digest of this history followed by an answer."""
+        return _digest(self.digests[-1], _encode(_meaning(response, {})))
 
 
 class PrefixMatch(Struct, frozen=True):
-    """Where a request stands among the calls before it."""
+    """How a request relates to the earlier calls of its attempt."""
 
-    made: PromptOrigin
-    why: str
-    turn: IndexedCall | None
-    """The call that it continues, or that it shares most with."""
-    shared: int
-    """How many of its messages that call's history begins with."""
+    origin: PromptOrigin
+    reason: str
+    """Why the request continues no call, where it looks as if it should."""
+    call: IndexedCall | None
+    """The call that it continues, or that it shares most messages with."""
+    shared_messages: int
+    """How many messages it shares with that call."""
 
 
 class PrefixIndex:
-    """The calls of one attempt. Branches, sub-agents and retries are all in it, each beside the other."""
+    """The calls of one attempt, with all its branches, sub-agents and retries."""
 
     def __init__(self) -> None:
-        self.begun = 0
-        self.calls = 0
-        self.tokens = 0
-        self._turns: dict[str, IndexedCall] = {}
-        self._answered: dict[bytes, IndexedCall] = {}  # by history with the answer
-        self._shared: dict[bytes, IndexedCall] = {}  # by every beginning of a history
-        self._asked: dict[bytes, str] = {}  # by the whole request: for retries
+        self.started = 0
+        self.recorded = 0
+        self.sampled_tokens = 0
+        self._calls: dict[str, IndexedCall] = {}
+        self._by_answered: dict[bytes, IndexedCall] = {}  # by the history with the answer
+        self._by_prefix: dict[bytes, IndexedCall] = {}  # by every prefix of a history
+        self._by_request: dict[bytes, str] = {}  # by the whole history, to recognise retries
 
     @classmethod
-    def of(cls, episode: Episode) -> "PrefixIndex":
-        """What an attempt has said so far, read back from the record."""
-        conversation = cls()
+    def from_episode(cls, episode: Episode) -> "PrefixIndex":
+        """Rebuild the index of an attempt from the record."""
+        index = cls()
         for call in episode.calls:
-            conversation.add(call, History.of(episode.messages(call), episode.tools(call), call.policy))
-        return conversation
+            index.add(call, History.of(episode.messages(call), episode.tools(call), call.policy))
+        return index
 
-    def place(self, history: History) -> PrefixMatch:
-        """Find where a request belongs."""
-        messages, marks = history.messages, history.marks
+    def match(self, history: History) -> PrefixMatch:
+        """Find the call that a request continues, or the one that it shares the longest prefix with."""
+        messages, digests = history.messages, history.digests
         for length in range(len(messages) - 1, 0, -1):
-            turn = self._answered.get(marks[length])
-            if turn is not None and not any(message["role"] == "assistant" for message in messages[length:]):
-                return PrefixMatch(PromptOrigin.CONTINUED, "", turn, length)
+            call = self._by_answered.get(digests[length])
+            if call is not None and not any(message["role"] == "assistant" for message in messages[length:]):
+                return PrefixMatch(PromptOrigin.CONTINUED, "", call, length)
         for length in range(len(messages), 0, -1):
-            turn = self._shared.get(marks[length])
-            if turn is not None:
+            call = self._by_prefix.get(digests[length])
+            if call is not None:
                 break
         else:
             return PrefixMatch(PromptOrigin.FRESH, "", None, 0)
         if any(message["role"] == "assistant" for message in messages):
-            return PrefixMatch(PromptOrigin.RERENDERED, "the history is not one that was answered", turn, length)
-        return PrefixMatch(PromptOrigin.FRESH, "", turn, length)
+            return PrefixMatch(PromptOrigin.RERENDERED, "the history is not one that was answered", call, length)
+        return PrefixMatch(PromptOrigin.FRESH, "", call, length)
 
-    def begin(self, choices: int) -> int:
-        """Begin a call; how many had begun before it."""
-        before, self.begun = self.begun, self.begun + choices
+    def start(self, choices: int) -> int:
+        """Count a request that starts; return how many calls had started before it."""
+        before, self.started = self.started, self.started + choices
         return before
 
-    def retried(self, history: History) -> str | None:
-        """The latest call that asked for just the same."""
-        return self._asked.get(history.marks[-1])
+    def same_request(self, history: History) -> str | None:
+        """Return the id of the latest call with the same messages, tools and policy."""
+        return self._by_request.get(history.digests[-1])
 
     def add(self, call: Call, history: History) -> None:
-        """Take up a call that was made."""
-        self.calls += 1
-        self.begun = max(self.begun, self.calls)
-        self.tokens += len(call.completion_ids)
-        parent = self._turns.get(call.parent) if call.parent else None
-        turn = IndexedCall(call.id, parent, call.kept_ids, call.prompt_ids, call.completion_ids, call.finish)
-        self._turns[call.id] = turn
+        """Add a recorded call."""
+        self.recorded += 1
+        self.started = max(self.started, self.recorded)
+        self.sampled_tokens += len(call.completion_ids)
+        parent = self._calls.get(call.parent) if call.parent else None
+        indexed = IndexedCall(call.id, parent, call.kept_ids, call.prompt_ids, call.completion_ids, call.finish)
+        self._calls[call.id] = indexed
         if not call.choice:
-            self._asked[history.marks[-1]] = call.id
-        for mark in history.marks[1:]:
-            self._shared.setdefault(mark, turn)
+            self._by_request[history.digests[-1]] = call.id
+        for digest in history.digests[1:]:
+            self._by_prefix.setdefault(digest, indexed)
         if call.status is CallStatus.OK and call.response is not None:
-            mark = history.answered(call.response)
-            self._shared[mark] = turn
+            digest = history.digest_with(call.response)
+            self._by_prefix[digest] = indexed
             if call.completion_ids:
-                self._answered[mark] = turn
+                self._by_answered[digest] = indexed
 
 
-def _meaning(message: Message, order: dict[str, int]) -> Any:
-    """What a message says; `order` carries which tool call of the last answer has which id."""
+def _meaning(message: Message, call_order: dict[str, int]) -> Any:
+    """Return what a message says; `call_order` maps the tool call ids of the last answer to their positions."""
     match message.get("role"):
         case "assistant":
             calls = message.get("tool_calls") or ()
-            order.clear()
-            order.update({call["id"]: index for index, call in enumerate(calls)})
+            call_order.clear()
+            call_order.update({call["id"]: index for index, call in enumerate(calls)})
             return [
                 "assistant",
                 (message.get("content") or "").strip(),
                 [[call["function"]["name"], _arguments(call["function"]["arguments"])] for call in calls],
             ]
         case "tool":
-            answered = message.get("tool_call_id", "")
-            return ["tool", order.get(answered, answered), message["content"]]
+            call_id = message.get("tool_call_id", "")
+            return ["tool", call_order.get(call_id, call_id), message["content"]]
         case role:
             return [role, message.get("content"), message.get("name")]
 

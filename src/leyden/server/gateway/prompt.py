@@ -1,4 +1,4 @@
-"""The prompt of a call: what was sampled before stays as it was, token for token, wherever that can be proven."""
+"""Builds the prompt of a call. Tokens that were sampled before stay as they are wherever that can be proven correct."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.records import PromptOrigin
+from leyden.rendering.renderer import ChatRenderer, ToolCallForcer
 from leyden.rendering.tokenizer import LONG_TEXT
 from leyden.server.gateway.dialects.types import GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
@@ -23,114 +24,113 @@ T = TypeVar("T")
 
 
 class Prompt(Struct, frozen=True):
-    """A prompt, where it stands, and how it was made."""
+    """The prompt of a call: its tokens, the earlier call that it shares most with, and how it was built.
+
+    Calls to an upstream have no token ids.
+    """
 
     history: History
-    place: PrefixMatch
-    made: PromptOrigin
-    why: str
-    ids: list[int]
-    kept: int
+    match: PrefixMatch
+    origin: PromptOrigin
+    reason: str
+    """Why it was rendered again, if it was."""
+    ids: list[int] = []
+    kept: int = 0
+    """How many of the ids are those of the matching call's prompt and completion."""
     forced: tuple[int, ...] = ()
-    """The last of the ids: the beginning of an answer that must be a tool call."""
+    """The last of the ids, where they begin a tool call that the model has to make."""
 
 
-async def make_prompt(
-    policy: ServedModel,
-    conversation: PrefixIndex,
-    ask: GenerationRequest,
-    keep: Literal["template", "exact"] = "template",
+async def build_prompt(
+    model: ServedModel,
+    index: PrefixIndex,
+    request: GenerationRequest,
+    history_mode: Literal["template", "exact"] = "template",
 ) -> Prompt:
-    """The prompt of a call, with the beginning of the answer where that is not left to the model.
+    """Build the prompt of a request, with the beginning of a tool call where `tool_choice` requires one.
 
-    It is placed at once, among the calls that are over; what is rendered then, in a thread where it is long, follows
-    from that place alone, so that calls of an attempt may be made at the same time.
+    The request is matched at once against the calls that have ended. Rendering depends only on that match and runs in a
+    thread for long texts, so calls of one attempt can be built at the same time.
     """
-    force = getattr(policy.renderer, "begin_call", None)
-    if ask.tool_choice.mode == "required" and force is None:
-        raise GatewayError(
-            ErrorKind.INVALID, "this model cannot be made to call a tool: leave it at auto", "tool_choice"
-        )
-    history = History.of(ask.messages, offered(ask), policy.name)
-    place = conversation.place(history)
-    prompt = await _made(_Rendering(policy, ask, history, place, keep == "exact"))
-    if force is None or ask.tool_choice.mode != "required":
+    renderer = model.renderer
+    forces_call = request.tool_choice.mode == "required"
+    if forces_call and not isinstance(renderer, ToolCallForcer):
+        raise GatewayError(ErrorKind.INVALID, "this model cannot be forced to call a tool: use auto", "tool_choice")
+    history = History.of(request.messages, request.offered_tools, model.name)
+    builder = _PromptBuilder(model, request, history, index.match(history), history_mode == "exact")
+    prompt = await _build(builder)
+    if not forces_call or not isinstance(renderer, ToolCallForcer):
         return prompt
-    forced = tuple(force(ask.tool_choice.name))
+    forced = tuple(renderer.begin_call(request.tool_choice.name))
     return replace(prompt, ids=[*prompt.ids, *forced], forced=forced)
 
 
-async def _made(rendering: "_Rendering") -> Prompt:
-    sizes, place = rendering.history.sizes, rendering.place
-    if place.made is PromptOrigin.CONTINUED:
-        extended = await _aside(sizes[-1] - sizes[place.shared], rendering.extended)
+async def _build(builder: "_PromptBuilder") -> Prompt:
+    sizes, match = builder.history.sizes, builder.match
+    if match.origin is PromptOrigin.CONTINUED:
+        extended = await _in_thread_if_long(sizes[-1] - sizes[match.shared_messages], builder.extend)
         if extended is not None:
             return extended
-    return await _aside(sizes[-1], rendering.anew)
+    return await _in_thread_if_long(sizes[-1], builder.render)
 
 
-async def _aside(size: int, work: Callable[[], T]) -> T:
-    """Do work on so much text, in a thread where it would keep everybody waiting."""
+async def _in_thread_if_long(size: int, work: Callable[[], T]) -> T:
+    """Run work on a text of this size; in a thread where it would block the event loop for milliseconds."""
     return await asyncio.to_thread(work) if size > LONG_TEXT else work()
 
 
-class _Rendering(Struct, frozen=True):
-    """The making of one prompt. It touches nothing that changes: any thread will do."""
+class _PromptBuilder(Struct, frozen=True):
+    """Builds one prompt. It reads only immutable state, so it may run in any thread."""
 
-    policy: ServedModel
-    ask: GenerationRequest
+    model: ServedModel
+    request: GenerationRequest
     history: History
-    place: PrefixMatch
+    match: PrefixMatch
     exact: bool
 
     @property
     def tools(self) -> list[Any] | None:
-        return list(offered(self.ask)) or None
+        return list(self.request.offered_tools) or None
 
-    def extended(self) -> Prompt | None:
-        """All the tokens of before, then only what is new; None where the template would have it otherwise."""
+    def extend(self) -> Prompt | None:
+        """Append the new messages to the tokens of the matching call; None where the template writes it otherwise."""
         if self.exact:
-            return self._extended_by(self.policy.exact_renderer)
-        return None if self._was_cut else self._extended_by(self.policy.renderer)
+            return self._extend_with(self.model.exact_renderer)
+        return None if self._was_cut else self._extend_with(self.model.renderer)
 
-    def anew(self) -> Prompt:
-        """The whole conversation as the template writes it, unless the tokens of before say the same."""
-        messages = list(self.ask.messages)
-        ids = list(self.policy.renderer.render_ids(messages, tools=self.tools, add_generation_prompt=True))
-        made, why = self.place.made, self.place.why
-        if made is PromptOrigin.CONTINUED:
-            made, why = PromptOrigin.RERENDERED, CUT_BY_STOP if self._was_cut else NOT_EXTENDED
-            extended = None if self._was_cut or self.exact else self._extended_by(self.policy.exact_renderer)
+    def render(self) -> Prompt:
+        """Render the whole conversation; keep the earlier tokens where they decode to the same text."""
+        messages = list(self.request.messages)
+        ids = list(self.model.renderer.render_ids(messages, tools=self.tools, add_generation_prompt=True))
+        origin, reason = self.match.origin, self.match.reason
+        if origin is PromptOrigin.CONTINUED:
+            origin, reason = PromptOrigin.RERENDERED, CUT_BY_STOP if self._was_cut else NOT_EXTENDED
+            extended = None if self._was_cut or self.exact else self._extend_with(self.model.exact_renderer)
             if extended is not None:
-                decode = self.policy.tokenizer.decode
-                if decode(extended.ids) == decode(ids):  # there was nothing to drop
+                decode = self.model.tokenizer.decode
+                if decode(extended.ids) == decode(ids):  # the template had nothing to drop
                     return extended
-                why = DROPS_REASONING
+                reason = DROPS_REASONING
         kept = 0
-        if self.place.turn is not None:
-            earlier = [*self.place.turn.whole_prompt(), *self.place.turn.completion_ids]
+        if self.match.call is not None:
+            earlier = [*self.match.call.full_prompt(), *self.match.call.completion_ids]
             kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(earlier, ids, strict=False)))
-        return Prompt(self.history, self.place, made, why, ids, kept)
+        return Prompt(self.history, self.match, origin, reason, ids, kept)
 
     @property
     def _was_cut(self) -> bool:
-        """Whether the turn to extend holds a stop string, and maybe more, that its agent was not shown."""
-        turn = self.place.turn
-        assert turn is not None
-        return turn.finish == "stop" and turn.completion_ids[-1] not in self.policy.renderer.get_stop_token_ids()
+        """Whether the completion to extend holds a stop string, and maybe more, that its agent did not see."""
+        call = self.match.call
+        assert call is not None
+        return call.finish == "stop" and call.completion_ids[-1] not in self.model.renderer.get_stop_token_ids()
 
-    def _extended_by(self, renderer: Any) -> Prompt | None:
-        turn, shared = self.place.turn, self.place.shared
-        assert turn is not None
-        before, completion = turn.whole_prompt(), list(turn.completion_ids)
-        kept = len(before) + len(completion)
-        new = list(self.ask.messages[shared:])
-        bridged = renderer.bridge_to_next_turn(before, completion, new, tools=self.tools)
-        if bridged is None or bridged.token_ids[:kept] != before + completion:
+    def _extend_with(self, renderer: ChatRenderer) -> Prompt | None:
+        call = self.match.call
+        assert call is not None
+        prompt_ids, completion = call.full_prompt(), list(call.completion_ids)
+        kept = len(prompt_ids) + len(completion)
+        new = list(self.request.messages[self.match.shared_messages :])
+        bridged = renderer.bridge_to_next_turn(prompt_ids, completion, new, tools=self.tools)
+        if bridged is None or bridged.token_ids[:kept] != prompt_ids + completion:
             return None
-        return Prompt(self.history, self.place, PromptOrigin.CONTINUED, "", bridged.token_ids, kept)
-
-
-def offered(ask: GenerationRequest) -> tuple[Any, ...]:
-    """The tools that the model is told of."""
-    return () if ask.tool_choice.mode == "none" else ask.tools
+        return Prompt(self.history, self.match, PromptOrigin.CONTINUED, "", bridged.token_ids, kept)

@@ -1,4 +1,4 @@
-"""Who may use the engine next: nobody while it changes its weights, and otherwise each rollout in its turn."""
+"""Decides which call uses a model's engine next: none while it is on hold, otherwise the rollouts in turn."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -9,11 +9,14 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 
 class Scheduler:
-    """So many calls at once, so many waiting. A waiting call of a rollout comes after one of each other rollout."""
+    """Gives the slots of one served model to calls, round-robin over their rollouts.
 
-    def __init__(self, at_once: int = 256, waiting: int = 8192, hold_limit_s: float = 600.0) -> None:
-        self._at_once = self._free = at_once
-        self._most_waiting = waiting
+    `slots` calls run at once, at most `max_waiting` wait, and none waits longer than `hold_limit_s`.
+    """
+
+    def __init__(self, slots: int = 256, max_waiting: int = 8192, hold_limit_s: float = 600.0) -> None:
+        self._slots = self._free = slots
+        self._max_waiting = max_waiting
         self._hold_limit_s = hold_limit_s
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._held = False
@@ -24,73 +27,73 @@ class Scheduler:
         return sum(map(len, self._waiting.values()))
 
     @property
-    def crowding(self) -> float | None:
-        """How many calls wait for each that may be in; None while nobody is let in, and all wait for something else."""
-        return None if self._held else self.waiting / self._at_once
+    def queue_pressure(self) -> float | None:
+        """Waiting calls per slot; None while on hold, when the queue says nothing about the load."""
+        return None if self._held else self.waiting / self._slots
 
     @property
-    def _is_open(self) -> bool:
+    def _has_free_slot(self) -> bool:
         return self._free > 0 and not self._held and not self._waiting
 
     def refuse_if_full(self) -> None:
-        """Raise if one more would not even be let wait: good to know before an answer has begun."""
-        if not self._is_open and self.waiting >= self._most_waiting:
+        """Raise if the queue is full. Checked before an answer starts, so that the caller gets a proper status."""
+        if not self._has_free_slot and self.waiting >= self._max_waiting:
             raise GatewayError(ErrorKind.BUSY, "too many calls are waiting for the model: try again", retry_after=1.0)
 
     @asynccontextmanager
-    async def admit(self, rollout: str) -> AsyncIterator[None]:
-        """Wait for a turn, and give it up in the end."""
-        await self._enter(rollout)
+    async def slot(self, rollout: str) -> AsyncIterator[None]:
+        """Wait for a slot; release it when the block ends."""
+        await self._acquire(rollout)
         try:
             yield
         finally:
             self._free += 1
-            self._release()
+            self._grant_slots()
 
     def hold(self) -> None:
-        """Let nobody in until `resume`; who is in stays in."""
+        """Grant no slot until `resume`, for a change of weights. Calls that have a slot keep it and finish."""
         self._held = True
 
     def resume(self) -> None:
-        """Let those who wait in, in their order."""
+        """Grant slots again, in the order of the queue."""
         self._held = False
-        self._release()
+        self._grant_slots()
 
-    async def _enter(self, rollout: str) -> None:
-        if self._is_open:
+    async def _acquire(self, rollout: str) -> None:
+        if self._has_free_slot:
             self._free -= 1
             return
         self.refuse_if_full()
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(rollout, deque()).append(turn)
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(rollout, deque()).append(granted)
         try:
             async with asyncio.timeout(self._hold_limit_s):
-                await turn
+                await granted
         except (TimeoutError, asyncio.CancelledError) as error:
-            if turn.done() and not turn.cancelled():  # admitted, and gone before it knew
+            if granted.done() and not granted.cancelled():  # granted in the same moment: give the slot back
                 self._free += 1
-                self._release()
+                self._grant_slots()
             else:
-                self._leave(rollout, turn)
+                self._dequeue(rollout, granted)
             if isinstance(error, TimeoutError):
-                message = f"the model was not to be had for {self._hold_limit_s:g} s"
+                message = f"no slot of the model was free for {self._hold_limit_s:g} s"
                 raise GatewayError(ErrorKind.FAILED, message, retry_after=5.0) from error
             raise
 
-    def _leave(self, rollout: str, turn: asyncio.Future[None]) -> None:
+    def _dequeue(self, rollout: str, granted: asyncio.Future[None]) -> None:
         queue = self._waiting.get(rollout)
-        if queue is not None and turn in queue:
-            queue.remove(turn)
+        if queue is not None and granted in queue:
+            queue.remove(granted)
             if not queue:
                 del self._waiting[rollout]
 
-    def _release(self) -> None:
+    def _grant_slots(self) -> None:
         while self._free > 0 and not self._held and self._waiting:
             rollout, queue = next(iter(self._waiting.items()))
-            turn = queue.popleft()
+            granted = queue.popleft()
             del self._waiting[rollout]
             if queue:
-                self._waiting[rollout] = queue  # to the end: the others come first
-            if not turn.done():
+                self._waiting[rollout] = queue  # at the end: each other rollout comes first
+            if not granted.done():
                 self._free -= 1
-                turn.set_result(None)
+                granted.set_result(None)

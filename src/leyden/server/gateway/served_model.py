@@ -1,42 +1,42 @@
-"""A model that is served here."""
+"""A model that this server serves: its engine, its renderer and its scheduler."""
 
 from functools import cached_property
-from typing import Any
 
 from msgspec import Struct
 
 from leyden.engine.protocol import Engine
-from leyden.rendering.chatml import keeping_reasoning
+from leyden.rendering.factory import keep_reasoning
+from leyden.rendering.renderer import ChatRenderer
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.scheduler import Scheduler
 from leyden.server.gateway.structured_output import StructuredOutput
 
 
 class ServedModel(Struct, frozen=True, dict=True):
-    """Its engine, how messages become its tokens and back, and who may use it next."""
+    """A policy under its name, with all that the gateway needs to generate with it."""
 
     name: str
     engine: Engine
-    renderer: Any
+    renderer: ChatRenderer
     tokenizer: Tokenizer
-    admission: Scheduler
+    scheduler: Scheduler
 
     def hold(self) -> None:
         """Start no generation until `resume`: the weights are about to change."""
-        self.admission.hold()
+        self.scheduler.hold()
         self.engine.hold()
 
     def resume(self, version: int) -> None:
         """Go on, with the weights of this version."""
         self.engine.resume(version)
-        self.admission.resume()
+        self.scheduler.resume()
 
     @cached_property
-    def exact_renderer(self) -> Any:
-        """The renderer of runs that keep reasoning as it was sampled, whatever the model's template drops."""
-        return keeping_reasoning(self.renderer, self.tokenizer)
+    def exact_renderer(self) -> ChatRenderer:
+        """The renderer for runs that keep reasoning as it was sampled, even where the model's template drops it."""
+        return keep_reasoning(self.renderer, self.tokenizer)
 
     @cached_property
-    def formats(self) -> StructuredOutput:
-        """How its answers are held to a format."""
+    def structured_output(self) -> StructuredOutput:
+        """Makes the grammars of answers in a given format."""
         return StructuredOutput(self.renderer, self.tokenizer, self.engine.vocab_size)

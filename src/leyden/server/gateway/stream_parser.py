@@ -1,7 +1,7 @@
-"""One answer while it is being written: tokens go in, what the caller may see of them comes out.
+"""Parses one answer while it is generated: token chunks in, `AnswerEvent`s out.
 
-The tokens are the truth; text is a view of them. Text is let out only when no later token can take it back: not half a
-character, not the white space that may end the answer, not what may be the beginning of a stop string or a tool call.
+Text is emitted only when no later token can change it. Withheld are incomplete characters, white space that may end the
+answer, and what may be the beginning of a stop string or a tool call.
 """
 
 import secrets
@@ -10,9 +10,11 @@ from itertools import groupby
 from typing import Any, Protocol
 
 import msgspec
+from renderers.base import ParsedToolCall, ToolCallParseStatus
 
 from leyden.engine.protocol import FinishReason, TokenChunk
 from leyden.records import VersionRun
+from leyden.rendering.renderer import ChatRenderer, tool_call_texts
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     Message,
@@ -25,19 +27,19 @@ from leyden.server.gateway.dialects.types import (
 
 
 class TokenDecoder(Protocol):
-    """What is asked of a tokenizer here."""
+    """The part of a tokenizer that the parser uses."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
 
 
 class StreamParser:
-    """The state of one answer."""
+    """Collects the tokens of one answer and parses them."""
 
     def __init__(
         self,
         choice: int,
-        renderer: Any,
+        renderer: ChatRenderer,
         tokenizer: TokenDecoder,
         prompt_ids: Sequence[int],
         *,
@@ -45,7 +47,7 @@ class StreamParser:
         tools: Sequence[Any] = (),
         stop: tuple[str, ...] = (),
         logprobs: bool = False,
-        watched: bool = True,
+        streamed: bool = True,
     ) -> None:
         self.choice = choice
         self.ids: list[int] = []
@@ -59,23 +61,22 @@ class StreamParser:
         self._versions: list[int] = []
         self._renderer, self._tokenizer = renderer, tokenizer
         self._prompt_ids, self._tools, self._stop = list(prompt_ids), list(tools), stop
-        # Where a model has no token for the mark of a tool call, the mark could begin anywhere in its text.
-        self._held_back = (*stop, *getattr(renderer, "text_marks", ()))
-        self._forced = list(forced)  # the beginning of the answer that was not left to the model
-        self._info: list[TokenInfo] = []
-        self._wants_info = logprobs
-        self._watched = watched or bool(stop)  # otherwise one look at the end will do
-        self._next_look = 1
+        self._withheld = (*stop, *tool_call_texts(renderer))
+        self._forced = list(forced)  # the beginning of the answer, which was not sampled
+        self._infos: list[TokenInfo] = []
+        self._logprobs_wanted = logprobs
+        self._incremental = streamed or bool(stop)  # otherwise it parses once, at the end
+        self._next_parse = 1
         self._sent = {"content": 0, "reasoning": 0}
 
     @property
     def versions(self) -> tuple[VersionRun, ...]:
-        """Which version drew which tokens."""
+        """Which weight version sampled which tokens."""
         return tuple(VersionRun(len(list(same)), number) for number, same in groupby(self._versions))
 
     @property
     def done(self) -> bool:
-        """Whether nothing more is wanted of the engine."""
+        """Whether the answer is complete and the engine can stop."""
         return self.finish is not None or self.stopped_by is not None
 
     @property
@@ -91,96 +92,95 @@ class StreamParser:
             ]
         return message
 
-    def take(self, piece: TokenChunk) -> list[AnswerEvent]:
-        """Take up more tokens; what can be shown of them now.
+    def feed(self, chunk: TokenChunk) -> list[AnswerEvent]:
+        """Add tokens; return the events that they complete.
 
-        Looking at the whole answer after each token would take time in its square, so looks grow rarer as it grows.
+        Each parse reads the whole answer, so the distance between parses grows with it to keep the cost linear.
         """
-        self.ids.extend(piece.ids)
-        self.logprobs.extend(piece.logprobs)
-        self.allowed.extend(piece.allowed)
-        self._versions.extend([piece.version] * len(piece.ids))
-        self.finish = piece.finish
-        if self._wants_info:
-            self._info.extend(self._describe(piece))
-        if self.finish is None and (not self._watched or len(self.ids) < self._next_look):
+        self.ids.extend(chunk.ids)
+        self.logprobs.extend(chunk.logprobs)
+        self.allowed.extend(chunk.allowed)
+        self._versions.extend([chunk.version] * len(chunk.ids))
+        self.finish = chunk.finish
+        if self._logprobs_wanted:
+            self._infos.extend(self._token_infos(chunk))
+        if self.finish is None and (not self._incremental or len(self.ids) < self._next_parse):
             return []
-        self._next_look = len(self.ids) + max(1, len(self.ids) // 16)
-        self._look()
-        return self._show(all_of_it=self.done)
+        self._next_parse = len(self.ids) + max(1, len(self.ids) // 16)
+        self._parse()
+        return self._new_events(final=self.done)
 
-    def give_up(self) -> None:
-        """Read what there is of an answer that will not be finished."""
+    def parse_partial(self) -> None:
+        """Parse what there is of an answer that will not be finished."""
         if self.ids:
-            self._look()
+            self._parse()
 
-    def _look(self) -> None:
-        """Read the tokens so far as an answer."""
+    def _parse(self) -> None:
         parsed = self._renderer.parse_response(
             self._forced + self.ids, tools=self._tools or None, prompt_ids=self._prompt_ids
         )
         content, self.reasoning = parsed.content or "", parsed.reasoning_content or ""
-        calls = [call for call in parsed.tool_calls if call.status == "ok"]
-        broken = [call for call in parsed.tool_calls if call.status != "ok"]
+        calls = [call for call in parsed.tool_calls if call.status is ToolCallParseStatus.OK]
+        broken = [call for call in parsed.tool_calls if call.status is not ToolCallParseStatus.OK]
         found = [(at + len(stop), at, stop) for stop in self._stop if (at := content.find(stop)) >= 0]
-        if found:  # the one that was complete first, however many tokens came at once
+        if found:  # the stop string that was complete first, even if one chunk held several
             _, cut, self.stopped_by = min(found)
             content, calls, broken = content[:cut], [], []
         if self.done:
-            for call in broken:  # what the model wrote is shown as it wrote it: nothing of an answer disappears
-                content += self._written(call)
+            for call in broken:  # a malformed call is shown as text: nothing of an answer disappears
+                content += self._text_of_call(call)
             self.calls = tuple(
-                ToolCall(f"call_{secrets.token_hex(12)}", call.name, _json(call.arguments)) for call in calls
+                ToolCall(f"call_{secrets.token_hex(12)}", call.name or "", _json(call.arguments)) for call in calls
             )
         self.content = content
 
-    def _written(self, call: Any) -> str:
+    def _text_of_call(self, call: ParsedToolCall) -> str:
         if call.token_span is None:
             return str(call.raw)
         start, end = call.token_span
         return self._tokenizer.decode((self._forced + self.ids)[start:end])
 
-    def _show(self, all_of_it: bool) -> list[AnswerEvent]:
+    def _new_events(self, final: bool) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
-        if more := self._more("reasoning", self.reasoning, all_of_it or bool(self.content)):
-            events.append(ReasoningDelta(self.choice, more))
-        if more := self._more("content", self.content, all_of_it):
-            events.append(TextDelta(self.choice, more, tuple(self._info)))
-            self._info.clear()
+        if new := self._unsent("reasoning", self.reasoning, final or bool(self.content)):
+            events.append(ReasoningDelta(self.choice, new))
+        if new := self._unsent("content", self.content, final):
+            events.append(TextDelta(self.choice, new, tuple(self._infos)))
+            self._infos.clear()
         events.extend(ToolCallDelta(self.choice, index, call) for index, call in enumerate(self.calls))
-        if all_of_it and self._info:
-            events.append(TextDelta(self.choice, "", tuple(self._info)))
-            self._info.clear()
+        if final and self._infos:
+            events.append(TextDelta(self.choice, "", tuple(self._infos)))
+            self._infos.clear()
         return events
 
-    def _more(self, what: str, text: str, all_of_it: bool) -> str:
-        end = len(text) if all_of_it else len(_settled(text, self._held_back))
-        sent = self._sent[what]
-        self._sent[what] = max(sent, end)
+    def _unsent(self, part: str, text: str, final: bool) -> str:
+        end = len(text) if final else len(_stable_prefix(text, self._withheld))
+        sent = self._sent[part]
+        self._sent[part] = max(sent, end)
         return text[sent:end]
 
-    def _describe(self, piece: TokenChunk) -> list[TokenInfo]:
+    def _token_infos(self, chunk: TokenChunk) -> list[TokenInfo]:
         infos = []
-        for at, (id, logprob) in enumerate(zip(piece.ids, piece.logprobs, strict=True)):
-            top = piece.top[at] if piece.top else ()
-            likeliest = tuple((text, text.encode(), value) for text, value in ((self._text(o), v) for o, v in top))
+        for at, (id, logprob) in enumerate(zip(chunk.ids, chunk.logprobs, strict=True)):
+            top = [(self._text(other), value) for other, value in (chunk.top[at] if chunk.top else ())]
             text = self._text(id)
-            infos.append(TokenInfo(text, text.encode(), logprob, likeliest))
+            alternatives = tuple((text, text.encode(), value) for text, value in top)
+            infos.append(TokenInfo(text, text.encode(), logprob, alternatives))
         return infos
 
     def _text(self, id: int) -> str:
         return self._tokenizer.decode([id])
 
 
-def _settled(text: str, stop: tuple[str, ...]) -> str:
-    """The beginning of a text that later tokens cannot change."""
-    settled = text.rstrip().rstrip("\ufffd").rstrip()
-    for string in stop:
-        for length in range(min(len(string) - 1, len(settled)), 0, -1):
-            if settled.endswith(string[:length]):
-                settled = settled[:-length]
+def _stable_prefix(text: str, withheld: tuple[str, ...]) -> str:
+    """Return the beginning of a text that later tokens cannot change."""
+    stable = text.rstrip().rstrip("\ufffd").rstrip()
+    for string in withheld:
+        for length in range(min(len(string) - 1, len(stable)), 0, -1):
+            if stable.endswith(string[:length]):
+                stable = stable[:-length]
                 break
-    return settled
+    return stable
 
 
 def _json(arguments: Any) -> str:

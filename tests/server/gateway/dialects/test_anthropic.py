@@ -382,9 +382,9 @@ async def test_a_model_that_is_asked_for_too_much_says_when_to_come_again(
     server: ModelServer, client: anthropic.AsyncAnthropic
 ) -> None:
     assert server.service.gateway is not None
-    admission = server.service.gateway.policies["spark"].admission
-    admission._most_waiting = 0
-    admission.hold()
+    scheduler = server.service.gateway.models["spark"].scheduler
+    scheduler._max_waiting = 0
+    scheduler.hold()
     with pytest.raises(anthropic.RateLimitError) as refused:
         await client.messages.create(**ASK)
     assert refused.value.response.headers["retry-after"] == "1"

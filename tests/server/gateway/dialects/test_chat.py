@@ -322,8 +322,8 @@ async def test_a_call_whose_client_went_away_is_recorded_as_abandoned(
         else:
             asking.cancel()
     assert server.service.gateway is not None
-    conversation = server.service.gateway._conversations[server.attempt]
-    await eventually(lambda: conversation.calls == 2)
+    index = server.service.gateway._indexes[server.attempt]
+    await eventually(lambda: index.recorded == 2)
     assert server.engine.cancelled == 2
     abandoned = (await server.check(calls=2)).calls
     assert {made.status for made in abandoned} == {CallStatus.ABANDONED}
@@ -353,13 +353,13 @@ async def test_a_budget_of_tokens_holds_within_a_call_too(server: ModelServer) -
 
 async def test_calls_wait_while_the_engine_changes_its_weights(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     assert server.service.gateway is not None
-    admission = server.service.gateway.policies["spark"].admission
+    scheduler = server.service.gateway.models["spark"].scheduler
     server.say = lambda _: "Done" + END
     admin_key = server.service.keyring.make(KeyKind.ADMIN, 3600)[0]
     async with Remote(server.url, admin_key) as trainer:
         assert (await trainer.hold_calls(server.run, "spark")).waiting == 0
         asking = asyncio.create_task(client.chat.completions.create(model="m", messages=[QUESTION]))  # type: ignore[list-item]
-        await eventually(lambda: admission.waiting == 1)
+        await eventually(lambda: scheduler.waiting == 1)
         assert not server.engine.requests
         assert (await trainer.hold_calls(server.run, "spark")).waiting == 1
         await trainer.publish_version(server.run, Version("spark", 7))
@@ -374,7 +374,7 @@ async def test_a_conversation_goes_on_after_the_server_has_forgotten_it(
     server.lines = ["One" + END, "Two" + END]
     await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
     assert server.service.gateway is not None
-    server.service.gateway._conversations.clear()  # as after a restart
+    server.service.gateway._indexes.clear()  # as after a restart
     follow: Any = [QUESTION, {"role": "assistant", "content": "One"}, {"role": "user", "content": "And?"}]
     await client.chat.completions.create(model="m", messages=follow)
     assert [c.made for c in (await server.check(calls=2)).calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED]
@@ -442,8 +442,8 @@ async def test_a_stream_that_is_held_is_kept_open_by_comments(
 ) -> None:
     monkeypatch.setattr("leyden.server.streaming._KEEP_ALIVE_S", 0.02)
     assert server.service.gateway is not None
-    admission = server.service.gateway.policies["spark"].admission
-    admission.hold()
+    scheduler = server.service.gateway.models["spark"].scheduler
+    scheduler.hold()
     server.lines = ["Here" + END]
     body = {"model": "m", "messages": [QUESTION], "stream": True}
     headers = {"authorization": f"Bearer {server.key}"}
@@ -455,7 +455,7 @@ async def test_a_stream_that_is_held_is_kept_open_by_comments(
         async for line in reply.content:
             comments += line.startswith(b":")
             if comments == 3:
-                admission.resume()
+                scheduler.resume()
         assert comments >= 3
     await server.check(calls=1)
 

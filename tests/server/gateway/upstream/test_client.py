@@ -82,7 +82,7 @@ async def near(tmp_path: Path, far: ModelServer) -> AsyncIterator[ModelServer]:
         await running.new_attempt()
         gateway = running.service.gateway
         assert gateway is not None
-        gateway.policies, gateway.upstream = {}, UpstreamClient(f"{far.url}/v1", far.key)
+        gateway.models, gateway.upstream = {}, UpstreamClient(f"{far.url}/v1", far.key)
         yield running
 
 
@@ -191,7 +191,7 @@ async def test_a_stream_that_just_stops_is_a_failure_too(near: ModelServer, cut:
     async with service({"/v1/chat/completions": stop_short}) as url, openai_at(near) as client:
         assert near.service.gateway is not None
         near.service.gateway.upstream = UpstreamClient(f"{url}/v1")
-        with pytest.raises(openai.APIError, match="broke off"):
+        with pytest.raises(openai.APIError, match="closed the"):
             async for chunk in await client.chat.completions.create(model="m", messages=[QUESTION], stream=True):
                 said += chunk.choices[0].delta.content or ""
     assert cut or said == "So"  # a connection that breaks takes with it what nobody had read yet
@@ -218,8 +218,8 @@ async def test_a_caller_who_goes_away_closes_the_request_upstream(
                 await session.post(f"{near.url}/v1/chat/completions", json=body, timeout=timeout)
     await eventually(lambda: far.engine.cancelled == 1)
     assert near.service.gateway is not None
-    conversation = near.service.gateway._conversations[near.attempt]
-    await eventually(lambda: conversation.calls == 1)
+    index = near.service.gateway._indexes[near.attempt]
+    await eventually(lambda: index.recorded == 1)
     assert (await near.check(calls=1)).calls[0].status is CallStatus.ABANDONED
 
 

@@ -1,7 +1,6 @@
-"""One model call in no dialect: what was asked, and what comes back as it comes.
+"""The request and the answer events that all dialects share.
 
-Messages are in the form of the OpenAI chat API, normalised: `content` is text, tool calls have ids and JSON arguments.
-Every dialect translates to and from this; none of them knows the store or an engine.
+Messages have the format of the OpenAI chat API, normalised: `content` is text, tool calls have ids and JSON arguments.
 """
 
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from leyden.records import Sampling
 FinishReason = Literal["stop", "length", "tool_calls"]
 Message = dict[str, Any]
 Format = dict[str, Any]
-"""What an answer has to be, as the OpenAI chat API says it: `json_object`, or a `json_schema`."""
+"""The format of an answer as the OpenAI chat API writes it: `json_object` or `json_schema`."""
 
 
 class ToolChoice(Struct, frozen=True):
@@ -24,7 +23,7 @@ class ToolChoice(Struct, frozen=True):
 
 
 class GenerationRequest(Struct, frozen=True):
-    """A model call as the agent wants it."""
+    """A model call as the agent requests it."""
 
     model: str
     messages: tuple[Message, ...]
@@ -34,11 +33,16 @@ class GenerationRequest(Struct, frozen=True):
     n: int = 1
     stream: bool = False
     top_logprobs: int | None = None
-    """How many alternatives to show for each token; None: not even the token's own logprob."""
+    """How many alternatives to return with each token; None returns no logprobs at all."""
     format: Format | None = None
-    """None: text of any kind."""
+    """None for free text."""
     request: Any = None
-    """What else was asked for, as it was asked."""
+    """The other fields of the request, for the record."""
+
+    @property
+    def offered_tools(self) -> tuple[dict[str, Any], ...]:
+        """The tools that the prompt shows to the model."""
+        return () if self.tool_choice.mode == "none" else self.tools
 
 
 class ToolCall(Struct, frozen=True):
@@ -50,7 +54,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class TokenInfo(Struct, frozen=True):
-    """One token of an answer, for callers who asked for logprobs."""
+    """One token of an answer, for callers that request logprobs."""
 
     text: str
     data: bytes
@@ -59,7 +63,7 @@ class TokenInfo(Struct, frozen=True):
 
 
 class AnswerStarted(Struct, frozen=True):
-    """The call is sound and will be answered; from here on its caller can be kept waiting."""
+    """The request is valid and will be answered; errors after this one end a stream that has begun."""
 
     id: str
     """The call's id in the record."""
@@ -68,7 +72,7 @@ class AnswerStarted(Struct, frozen=True):
 
 
 class TextDelta(Struct, frozen=True):
-    """More of an answer's text."""
+    """The next part of an answer's text."""
 
     choice: int
     text: str
@@ -76,14 +80,14 @@ class TextDelta(Struct, frozen=True):
 
 
 class ReasoningDelta(Struct, frozen=True):
-    """More of an answer's reasoning."""
+    """The next part of an answer's reasoning."""
 
     choice: int
     text: str
 
 
 class ToolCallDelta(Struct, frozen=True):
-    """A tool call of an answer, whole."""
+    """A complete tool call of an answer."""
 
     choice: int
     index: int

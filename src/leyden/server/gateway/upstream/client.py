@@ -1,6 +1,6 @@
-"""Models that are served elsewhere, by anything that speaks the OpenAI chat API: for frozen roles and evaluation.
+"""The client of an upstream: any service with the OpenAI chat API, for frozen roles and evaluation.
 
-What comes from there has no tokens of ours, so it is recorded and never trained on.
+Its answers come without token ids, so they are recorded and never trained on.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -17,12 +17,12 @@ from leyden.server.gateway.upstream.sse import read_events
 from leyden.server.http import Raw
 from leyden.server.streaming import StreamResponse
 
-_UNTOUCHED = Sampling()
+_DEFAULTS = Sampling()
 _CONNECT_S = 30.0
 
 
 class UpstreamClient:
-    """One such service; so long may it be silent."""
+    """Sends requests to one upstream; `timeout_s` bounds the time between two reads."""
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
         self.url = url.rstrip("/")
@@ -30,29 +30,29 @@ class UpstreamClient:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=timeout_s)
 
     @asynccontextmanager
-    async def ask(self, ask: GenerationRequest) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Its answer to an ask: the chunks of a completion as they come, or the completion as the only one.
+    async def chat(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """Send a request; yield an iterator over the chunks of the stream, or over the one whole completion.
 
-        Entered when the upstream has agreed to answer; leaving closes the request.
+        The context is entered when the upstream answers with success; leaving it closes the request.
         """
-        async with self._send("POST", "chat/completions", json=_body(ask)) as reply:
-            yield self._streamed(reply) if ask.stream else self._whole(reply)
+        async with self._send("POST", "chat/completions", json=_body(request)) as reply:
+            yield self._streamed(reply) if request.stream else self._whole(reply)
 
     async def models(self) -> list[str]:
-        """The names of its models."""
+        """Return the names of the upstream's models."""
         async with self._send("GET", "models") as reply:
             document = self._read(await reply.read())
         try:
             return [str(model["id"]) for model in document["data"]]
         except (LookupError, TypeError) as error:
-            raise self._failed("did not answer with its models") from error
+            raise self._failed("did not answer with a list of models") from error
 
     async def forward(self, path: str, body: Raw, query: Mapping[str, str], accept: str) -> StreamResponse:
-        """Its answer to a request that is not ours to understand."""
+        """Forward a request unread; return the answer as a stream."""
         open_reply = AsyncExitStack()
         headers = {"content-type": body.content_type, "accept": accept or "*/*"}
-        asked = self._send("POST", path, data=body.content, params=query, headers=headers)
-        reply = await open_reply.enter_async_context(asked)
+        sending = self._send("POST", path, data=body.content, params=query, headers=headers)
+        reply = await open_reply.enter_async_context(sending)
 
         async def chunks() -> AsyncGenerator[bytes, None]:
             async with open_reply:
@@ -74,7 +74,7 @@ class UpstreamClient:
         except aiohttp.ClientConnectorError as error:
             raise self._failed(f"cannot be reached: {error}") from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise self._failed(f"broke off: {error or type(error).__name__}") from error
+            raise self._failed(f"closed the connection: {error or type(error).__name__}") from error
 
     async def _whole(self, reply: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
         yield self._read(await reply.read())
@@ -101,39 +101,43 @@ class UpstreamClient:
         return GatewayError(ErrorKind.FAILED, f"the upstream at {self.url} {how}")
 
 
-def _body(ask: GenerationRequest) -> dict[str, Any]:
-    """An ask in the upstream's words; what the caller left open stays open."""
-    body: dict[str, Any] = {"model": ask.model, "messages": [_plain(message) for message in ask.messages], "n": ask.n}
-    if ask.stream:
+def _body(request: GenerationRequest) -> dict[str, Any]:
+    """Write a request in the OpenAI chat format; leave out what the caller left at its default."""
+    body: dict[str, Any] = {
+        "model": request.model,
+        "messages": [_plain(message) for message in request.messages],
+        "n": request.n,
+    }
+    if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    if ask.tools:
-        named = ask.tool_choice.name
-        choice: Any = {"type": "function", "function": {"name": named}} if named else ask.tool_choice.mode
-        body |= {"tools": ask.tools, "tool_choice": choice}
-    if ask.top_logprobs is not None:
-        body |= {"logprobs": True, "top_logprobs": ask.top_logprobs}
-    if ask.format is not None:
-        body["response_format"] = ask.format
+    if request.tools:
+        named = request.tool_choice.name
+        choice: Any = {"type": "function", "function": {"name": named}} if named else request.tool_choice.mode
+        body |= {"tools": request.tools, "tool_choice": choice}
+    if request.top_logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+    if request.format is not None:
+        body["response_format"] = request.format
     changed = {
         name: value
         for name in Sampling.__struct_fields__
-        if (value := getattr(ask.sampling, name)) != getattr(_UNTOUCHED, name)
+        if (value := getattr(request.sampling, name)) != getattr(_DEFAULTS, name)
     }
     return body | changed
 
 
 def _plain(message: Message) -> Message:
-    """A message without what the OpenAI API does not know."""
+    """Drop the fields of a message that the OpenAI API does not have."""
     return {name: value for name, value in message.items() if name not in ("is_error", "reasoning_content")}
 
 
 def _refusal(url: str, status: int, headers: Mapping[str, str], data: bytes) -> GatewayError:
-    trouble = {401: ErrorKind.FAILED, 403: ErrorKind.FAILED, 404: ErrorKind.NO_MODEL, 429: ErrorKind.BUSY}.get(
+    kind = {401: ErrorKind.FAILED, 403: ErrorKind.FAILED, 404: ErrorKind.NO_MODEL, 429: ErrorKind.BUSY}.get(
         status, ErrorKind.INVALID if 400 <= status < 500 else ErrorKind.FAILED
     )
     wait = headers.get("Retry-After", "")
     retry_after = float(wait) if wait.isdecimal() else 1.0 if status == 429 else None
-    return GatewayError(trouble, f"the upstream at {url} refused: {_message(data)}", retry_after=retry_after)
+    return GatewayError(kind, f"the upstream at {url} refused: {_message(data)}", retry_after=retry_after)
 
 
 def _message(data: bytes) -> str:

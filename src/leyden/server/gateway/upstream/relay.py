@@ -1,14 +1,10 @@
-"""A call to a model that is served elsewhere: passed on, passed back as it comes, and recorded without tokens."""
+"""Relays calls to an upstream model: streams the answers back as they come and records them without tokens."""
 
-import asyncio
-import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from leyden.records import Call, CallStatus
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
@@ -25,116 +21,67 @@ from leyden.server.gateway.dialects.types import (
 )
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.prefix_index import History
-from leyden.server.gateway.recorder import AttemptCalls, Recorder
+from leyden.server.gateway.prompt import Prompt
+from leyden.server.gateway.recorder import AttemptCalls, CallRecording, RecordedAnswer, Recorder
 from leyden.server.gateway.upstream.client import UpstreamClient
 
 UPSTREAM = "upstream"
-"""The policy under which such calls are recorded, and the route that leads here."""
+"""The policy name of recorded upstream calls, and the route target that leads here."""
 
-_FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
 
 class Relay:
-    """The answers to one ask (`n` of them) on their way from the upstream into the record."""
+    """Relays one request and its `n` answers."""
 
-    def __init__(
-        self, recorder: Recorder, ledger: AttemptCalls, caller: Caller, ask: GenerationRequest, first: str
-    ) -> None:
-        self._recorder, self._ledger, self._caller = recorder, ledger, caller
-        self._ask, self._first = ask, first
-        self._began = time.time()
-        self._answers = [_RelayedAnswer(choice) for choice in range(ask.n)]
+    def __init__(self, recorder: Recorder, attempt: AttemptCalls, caller: Caller, request: GenerationRequest) -> None:
+        self._request = request
+        self._answers = [_RelayedAnswer(choice) for choice in range(request.n)]
         self._usage: dict[str, Any] = {}
-        self._history = History.of(ask.messages, ask.tools, UPSTREAM)
-        self._place = ledger.conversation.place(self._history)
-        self._saving: asyncio.Task[None] | None = None
+        history = History.of(request.messages, request.tools, UPSTREAM)
+        match = attempt.index.match(history)
+        prompt = Prompt(history, match, match.origin, match.reason)
+        self._recording = CallRecording(recorder, attempt, caller, request, prompt, request.sampling, self._recorded)
 
-    async def pass_on(self, upstream: UpstreamClient) -> AsyncGenerator[AnswerEvent, None]:
-        """Pass the ask on, and the answers back; each is recorded before it is said to be done."""
-        try:
-            async with upstream.ask(self._ask) as chunks:
-                yield AnswerStarted(self._first)
+    async def run(self, upstream: UpstreamClient) -> AsyncGenerator[AnswerEvent, None]:
+        """Send the request, yield the events of the answers, and record them before they are finished."""
+        async with self._recording:
+            async with upstream.chat(self._request) as chunks:
+                yield AnswerStarted(self._recording.ids[0])
                 async for chunk in chunks:
-                    for event in self._take(chunk):
+                    for event in self._feed(chunk):
                         yield event
             for answer in self._answers:
                 for event in answer.end():
                     yield event
-            self._saving = asyncio.create_task(self._record(CallStatus.OK))
-            await asyncio.shield(self._saving)
-        except (GeneratorExit, asyncio.CancelledError):
-            if self._saving is None:  # the caller went away before the answer was whole
-                with suppress(GatewayError):  # its attempt may be over, too
-                    await asyncio.shield(asyncio.create_task(self._record(CallStatus.ABANDONED)))
-            raise
-        except GatewayError:
-            if self._saving is None:
-                await self._record(CallStatus.FAILED)
-            raise
         details = self._usage.get("prompt_tokens_details") or {}
-        for answer in self._answers:
+        for answer, id in zip(self._answers, self._recording.ids, strict=True):
             yield AnswerFinished(
                 choice=answer.choice,
-                id=self._id(answer.choice),
-                finish=_FINISHES.get(answer.finish or "", "stop"),
+                id=id,
+                finish=_FINISH_REASONS.get(answer.finish or "", "stop"),
                 stop=None,
                 prompt_tokens=self._usage.get("prompt_tokens") or 0,
                 completion_tokens=(self._usage.get("completion_tokens") or 0) if answer.choice == 0 else 0,
                 cached_tokens=details.get("cached_tokens") or 0,
             )
 
-    def _take(self, chunk: dict[str, Any]) -> list[AnswerEvent]:
+    def _feed(self, chunk: dict[str, Any]) -> list[AnswerEvent]:
         self._usage = chunk.get("usage") or self._usage
         events: list[AnswerEvent] = []
         try:
             for at, choice in enumerate(chunk.get("choices") or ()):
-                events += self._answers[choice.get("index", at)].take(choice)
+                events += self._answers[choice.get("index", at)].feed(choice)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise GatewayError(ErrorKind.FAILED, f"the upstream did not answer with a completion: {error!r}") from error
         return events
 
-    async def _record(self, status: CallStatus) -> None:
-        calls = [self._call(answer, status) for answer in self._answers]
-        await self._recorder.record(self._ledger, calls, self._history)
-
-    def _id(self, choice: int) -> str:
-        return f"{self._first}-{choice}" if choice else self._first
-
-    def _call(self, answer: "_RelayedAnswer", status: CallStatus) -> Call:
-        place, ask = self._place, self._ask
-        parent = place.turn.call if place.turn is not None else None
-        shared = place.shared if parent is not None else 0
-        retry = self._caller.retry and self._ledger.conversation.retried(self._history)
-        own: dict[str, Any] = {
-            "parent": parent,
-            "kept_messages": shared,
-            "messages": ask.messages[shared:],
-            "tools": ask.tools if parent is None else None,
-            "retry_of": retry or None,
-            "request": ask.request,
-        }
-        if answer.choice:
-            own = {"parent": self._first, "kept_messages": len(ask.messages)}
-        return Call(
-            id=self._id(answer.choice),
-            choice=answer.choice,
-            policy=UPSTREAM,
-            role=self._caller.role,
-            span=self._caller.span,
-            made=place.made,
-            made_why=place.why,
-            status=status,
-            finish=answer.finish or "stop" if status is CallStatus.OK else str(status),
-            sampling=ask.sampling,
-            response=answer.message,
-            started=self._began,
-            ended=time.time(),
-            **own,
-        )
+    def _recorded(self) -> list[RecordedAnswer]:
+        return [RecordedAnswer(response=answer.message, finish=answer.finish or "stop") for answer in self._answers]
 
 
 class _RelayedAnswer:
-    """One answer, put together from what comes of it; a whole one is all that comes."""
+    """Assembles one answer from the chunks of a stream, or from one whole completion."""
 
     def __init__(self, choice: int) -> None:
         self.choice = choice
@@ -142,21 +89,21 @@ class _RelayedAnswer:
         self._content = self._reasoning = ""
         self._calls: list[dict[str, str]] = []
 
-    def take(self, choice: dict[str, Any]) -> list[AnswerEvent]:
-        """Take up more; what can be shown of it now."""
+    def feed(self, choice: dict[str, Any]) -> list[AnswerEvent]:
+        """Add a chunk; return the events of its text and reasoning."""
         whole = choice.get("message")
-        more = whole or choice.get("delta") or {}
+        delta = whole or choice.get("delta") or {}
         self.finish = choice.get("finish_reason") or self.finish or ("stop" if whole else None)
         events: list[AnswerEvent] = []
-        if reasoning := more.get("reasoning_content") or more.get("reasoning"):
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
             self._reasoning += reasoning
             events.append(ReasoningDelta(self.choice, reasoning))
-        content = more.get("content") or more.get("refusal") or ""
+        content = delta.get("content") or delta.get("refusal") or ""
         tokens = tuple(map(_token, (choice.get("logprobs") or {}).get("content") or ()))
         if content or tokens:
             self._content += content
             events.append(TextDelta(self.choice, content, tokens))
-        for at, call in enumerate(more.get("tool_calls") or ()):
+        for at, call in enumerate(delta.get("tool_calls") or ()):
             index = call.get("index", at)
             while len(self._calls) <= min(index, 1000):
                 self._calls.append({"id": "", "name": "", "arguments": ""})
@@ -168,9 +115,9 @@ class _RelayedAnswer:
         return events
 
     def end(self) -> list[AnswerEvent]:
-        """What can be shown only when all has come: tool calls, whole."""
+        """Return the tool calls; raise if the upstream stopped before the end."""
         if self.finish is None:
-            raise GatewayError(ErrorKind.FAILED, "the upstream broke off before its answer was whole")
+            raise GatewayError(ErrorKind.FAILED, "the upstream closed the stream before its answer was complete")
         return [
             ToolCallDelta(self.choice, index, ToolCall(call["id"], call["name"], call["arguments"] or "{}"))
             for index, call in enumerate(self._calls)
@@ -178,7 +125,7 @@ class _RelayedAnswer:
 
     @property
     def message(self) -> Message | None:
-        """The answer as a message; None where nothing came."""
+        """The answer as a message; None where the upstream sent nothing."""
         if not (self._content or self._reasoning or self._calls or self.finish):
             return None
         message: Message = {"role": "assistant", "content": self._content}
@@ -196,11 +143,11 @@ class _RelayedAnswer:
         return message
 
 
-def _token(given: dict[str, Any]) -> TokenInfo:
-    top = tuple((other["token"], _bytes(other), other["logprob"]) for other in given.get("top_logprobs") or ())
-    return TokenInfo(given["token"], _bytes(given), given["logprob"], top)
+def _token(logprob: dict[str, Any]) -> TokenInfo:
+    top = tuple((other["token"], _bytes(other), other["logprob"]) for other in logprob.get("top_logprobs") or ())
+    return TokenInfo(logprob["token"], _bytes(logprob), logprob["logprob"], top)
 
 
-def _bytes(given: dict[str, Any]) -> bytes:
-    written = given.get("bytes")
-    return str(given["token"]).encode() if written is None else bytes(written)
+def _bytes(logprob: dict[str, Any]) -> bytes:
+    data = logprob.get("bytes")
+    return str(logprob["token"]).encode() if data is None else bytes(data)

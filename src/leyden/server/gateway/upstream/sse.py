@@ -1,12 +1,12 @@
-"""Server-sent events, read as they come: their data, without comments and names."""
+"""Reads server-sent events: their data, without comments and event names."""
 
 from collections.abc import AsyncIterator
 
-_LARGEST = 32 * 2**20
+_MAX_EVENT = 32 * 2**20
 
 
 async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each event that came whole; ValueError where one has no end."""
+    """Yield the data of each complete event; raise ValueError for one that is too large."""
     pending, data = b"", list[bytes]()
     async for chunk in chunks:
         *lines, pending = (pending + chunk).split(b"\n")
@@ -17,5 +17,5 @@ async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             elif not line and data:
                 yield b"\n".join(data)
                 data = []
-        if len(pending) + sum(map(len, data)) > _LARGEST:
-            raise ValueError(f"an event of more than {_LARGEST} bytes")
+        if len(pending) + sum(map(len, data)) > _MAX_EVENT:
+            raise ValueError(f"an event of more than {_MAX_EVENT} bytes")

@@ -1,0 +1,58 @@
+"""Chooses the renderer of a model."""
+
+from collections.abc import Callable
+
+from renderers import DefaultRenderer, DefaultRendererConfig, create_renderer
+from renderers.base import MODEL_RENDERER_MAP
+
+from leyden.rendering.chat_template import TemplateError
+from leyden.rendering.chatml import ChatMLConfig, ChatMLRenderer
+from leyden.rendering.chatml_form import ChatMLForm, as_json, probes, read_form
+from leyden.rendering.renderer import ChatRenderer, ConfigurableRenderer
+from leyden.rendering.tokenizer import Tokenizer, TokenizerError
+
+
+def renderer_for(tokenizer: Tokenizer) -> ChatRenderer:
+    """Return the renderer written for the model's name, ours where its template is ChatML, else one of its template."""
+    if tokenizer.name_or_path in MODEL_RENDERER_MAP:
+        return create_renderer(tokenizer)
+    form = read_form(tokenizer)
+    if form is not None and _is_chatml(tokenizer, form):
+        return ChatMLRenderer(tokenizer, ChatMLConfig(form=form))
+    template = tokenizer.chat_template
+    if template is None:
+        raise TokenizerError(f"{tokenizer.name_or_path}: the model has no chat template; it cannot hold a conversation")
+    parsers = (
+        {"tool_parser": "qwen3"} if '<tool_call>\\n{"name"' in template and "<tool_call>" in tokenizer.marks else {}
+    )
+    return create_renderer(tokenizer, DefaultRendererConfig(**parsers))
+
+
+def keep_reasoning(renderer: ChatRenderer, tokenizer: Tokenizer) -> ChatRenderer:
+    """Return a renderer that extends a turn with its reasoning even where the model's template drops it.
+
+    A renderer that only runs the model's template never extends a turn, so it is returned as it is.
+    """
+    if isinstance(renderer, DefaultRenderer) or not isinstance(renderer, ConfigurableRenderer):
+        return renderer
+    build: Callable[..., ChatRenderer] = type(renderer)
+    return build(tokenizer, renderer.config.model_copy(update={"thinking_retention": "all"}))
+
+
+def _is_chatml(tokenizer: Tokenizer, form: ChatMLForm) -> bool:
+    """Return whether the template and the renderer write the same tokens on every probe.
+
+    Messages that quote a control token are compared as text, since the renderer encodes those differently on purpose.
+    """
+    try:
+        renderer = ChatMLRenderer(tokenizer, ChatMLConfig(form=form))
+        for messages, tools in probes(form.knows_tools):
+            quotes = any(isinstance(part, int) for part in tokenizer.split(as_json(messages)))
+            for prompt in (False, True):
+                ids = renderer.render_ids(messages, tools=tools, add_generation_prompt=prompt)
+                text = tokenizer.apply_chat_template(messages, tools, add_generation_prompt=prompt, tokenize=False)
+                if tokenizer.decode(ids) != text or not (quotes or ids == tokenizer.encode(text)):
+                    return False
+    except (TemplateError, TokenizerError):
+        return False
+    return True

@@ -1,0 +1,64 @@
+"""The renderer protocol: what Leyden uses of a model's renderer, be it ours or one of the `renderers` package.
+
+`ChatRenderer` is what every renderer has. The other protocols are optional capabilities; test for them by isinstance.
+"""
+
+from typing import Any, Protocol, runtime_checkable
+
+from renderers import BaseRendererConfig, ParsedResponse, RenderedTokens
+
+
+class ChatRenderer(Protocol):
+    """Converts conversations to tokens and completions back to messages, for one model."""
+
+    def render_ids(
+        self, messages: list[Any], *, tools: list[Any] | None = None, add_generation_prompt: bool = False
+    ) -> list[int]:
+        """Return the tokens of a conversation."""
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: list[Any],
+        *,
+        tools: list[Any] | None = None,
+    ) -> RenderedTokens | None:
+        """Extend a prompt and its completion by new messages without changing their tokens; None if it cannot."""
+
+    def parse_response(
+        self, token_ids: list[int], *, tools: list[Any] | None = None, prompt_ids: list[int] | None = None
+    ) -> ParsedResponse:
+        """Parse a completion into text, reasoning and tool calls."""
+
+    def get_stop_token_ids(self) -> list[int]:
+        """Return the tokens that end a completion."""
+
+
+@runtime_checkable
+class ToolCallForcer(Protocol):
+    """A renderer that can begin an answer that has to be a tool call."""
+
+    def begin_call(self, name: str | None) -> list[int]:
+        """Return the first tokens of a call of this tool, or of any tool."""
+
+
+@runtime_checkable
+class TextualToolCalls(Protocol):
+    """A renderer whose model may have no token for the beginning of a tool call."""
+
+    @property
+    def tool_call_texts(self) -> tuple[str, ...]:
+        """The texts that begin a tool call; empty where the model has a token for it."""
+
+
+@runtime_checkable
+class ConfigurableRenderer(Protocol):
+    """A renderer that can be built again with another configuration."""
+
+    config: BaseRendererConfig
+
+
+def tool_call_texts(renderer: ChatRenderer) -> tuple[str, ...]:
+    """Return the texts that begin a tool call in a model's answer, where it has no token for that."""
+    return renderer.tool_call_texts if isinstance(renderer, TextualToolCalls) else ()
