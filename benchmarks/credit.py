@@ -42,8 +42,8 @@ def measure(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         settings.append(f"signals.tool_failed={options.tool_failed}")
     with tempfile.TemporaryDirectory() as folder:
         trained = train_table(Path(folder), *settings)
-        rows = steps(trained)
-    rewards = [round(row["reward/mean"], 4) for row in rows]
+        samples = steps(trained)
+    rewards = [round(sample["reward/mean"], 4) for sample in samples]
     there = next((step for step, reward in enumerate(rewards, 1) if reward >= THRESHOLD), options.steps + 1)
     return {
         "way": way,
@@ -51,20 +51,20 @@ def measure(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "steps_to_threshold": there,
         "held_out": [trained.before, trained.after],
         "mean_reward": round(fmean(rewards), 4),
-        "failed_queries": [int(row.get("signals/tool_failed", 0)) for row in rows] if signals else None,
+        "failed_queries": [int(sample.get("signals/tool_failed", 0)) for sample in samples] if signals else None,
         "rewards": rewards,
     }
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Means over seeds, and how far they spread."""
-    figures = {
+    metrics = {
         "steps_to_threshold": [run["steps_to_threshold"] for run in runs],
         "mean_reward": [run["mean_reward"] for run in runs],
         "held_out_after": [run["held_out"][1] for run in runs],
     }
-    means = {name: round(fmean(values), 3) for name, values in figures.items()}
-    spread = {f"{name}_deviation": round(stdev(values), 3) for name, values in figures.items() if len(values) > 1}
+    means = {name: round(fmean(values), 3) for name, values in metrics.items()}
+    spread = {f"{name}_deviation": round(stdev(values), 3) for name, values in metrics.items() if len(values) > 1}
     return means | spread
 
 

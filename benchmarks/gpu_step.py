@@ -44,7 +44,7 @@ from leyden.config import EngineConfig, read_file
 from leyden.episodes import Episode
 from leyden.store import queries
 from leyden.store.database import Database
-from leyden.trainer.policy.loading import find
+from leyden.trainer.policy.loading import find_model
 from leyden.trainer.report.metrics_log import read_metrics
 
 HERE = Path(__file__).parent
@@ -152,7 +152,7 @@ def step_episodes(run: Path, name: str, step: int) -> list[Episode]:
 def model_sizes(model: str) -> tuple[int, int]:
     """Parameters without the embeddings, and those of the output layer."""
     body, head = 0, 0
-    for path in find(model, ".").folder.glob("*.safetensors"):
+    for path in find_model(model, ".").folder.glob("*.safetensors"):
         with path.open("rb") as file:
             header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         for name, tensor in header.items():
@@ -218,7 +218,7 @@ def _matmul_share(model: str, rows: Sequence[Metrics], tflops: float | None) -> 
 
 async def replayed(options: argparse.Namespace, rollouts: Sequence[Sequence[Call]], log: Path) -> float:
     """Tokens per second that vLLM alone samples for these calls."""
-    model = str(find(options.model, ".").folder)
+    model = str(find_model(options.model, ".").folder)
     async with vllm_server(options.vllm_python, model, log, options.vllm_argument) as session:
         seconds = await replay(session, rollouts, options.tasks * options.group)
     return sum(call.completion_tokens for calls in rollouts for call in calls) / seconds

@@ -48,7 +48,7 @@ from leyden.records import Task
 from leyden.trainer.algorithm.resolve import algorithm_of
 from leyden.trainer.checkpoint import Checkpoints, TrainerState
 from leyden.trainer.loop import StepReport, Trainer
-from leyden.trainer.policy.loading import find, load_model
+from leyden.trainer.policy.loading import find_model, load_model
 from leyden.trainer.policy.policy import Policy, UpdateMetrics
 from leyden.trainer.report.metrics_log import MetricsLog
 from leyden.trainer.rollouts.evaluation import EvaluationResult
@@ -93,7 +93,7 @@ class Clock:
 
     def step(self, report: StepReport, left_s: float) -> None:
         """A step is done."""
-        trained = sum(figures.tokens for figures in report.figures)
+        trained = sum(metrics.tokens for metrics in report.metrics)
         assert report.sampled == trained == self._rollouts * self._tokens, "completions differ in length, or are left"
         now, spent = time.perf_counter(), self._spent
         spent["agents, gateway, store"] = report.sampling_s - spent["sampling"]
@@ -149,9 +149,9 @@ def draw_to_the_end(engine: TorchEngine) -> None:
 
 
 async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> dict[str, Any]:
-    """A run of ours, put together as `leyden train` does it, with a clock among its watchers."""
+    """A run of ours, put together as `leyden train` does it, with a clock among its observers."""
     config = configure(plan)
-    source = find(config.model, config.base)
+    source = find_model(config.model, config.base)
     model = load_model(source, config.engine.dtype, training=True)
     algorithm = algorithm_of(config)
     policy, checkpoints = TimedPolicy(model, config.training), TimedCheckpoints(folder, source.folder, 2)
@@ -321,7 +321,7 @@ def main() -> None:
     plan = {
         **{name: getattr(options, name) for name in (*ASKED, "warmup", "steps")},
         "learning_rate": LEARNING_RATE,
-        "model": str(find("spark", ".").folder),
+        "model": str(find_model("spark", ".").folder),
         "prompts": [tasks.draw(position).input["messages"] for position in range(drawn)],
     }
     plan |= best_settings(plan)

@@ -1,17 +1,17 @@
-"""Forward and backward of a group's calls: as a prefix tree, one row a call, and with calls of a rollout merged.
+"""Forward and backward of a group's calls: as a prefix tree, one sample a call, and with calls of a rollout merged.
 
 The calls are of real runs (`tree_runs/`, recorded by `tree_record.py`): an agent of ten turns with a tool in a group of
 8, one of three roles (write, check, correct) in a group of 8, and a single turn in a group of 16. `merged` is what
-others do: a call that another goes on from exactly lies within the other's row. All three go through the same code with
-the same budget of tokens at once, and give the same gradient; the tree's work may not be less than its distinct tokens,
+others do: a call that is a prefix of another is computed with it. All three go through the same code with the same
+budget of tokens at once, and give the same gradient; the tree's work may not be less than its distinct tokens,
 so naive over distinct tokens is the limit of its speed-up. Where a tree would share little more than merging does, the
-trainer lays merged rows, whose attention is faster, and so does `tree` here; `forced` lays a tree all the same.
+trainer lays merged samples, whose attention is faster, and so does `tree` here; `forced` lays a tree all the same.
 
     python benchmarks/tree.py                                  # a model of two million parameters on the CPU
     python benchmarks/tree.py --model smollm2-135m qwen2.5-1.5b  # their shapes, random weights, bfloat16, on a GPU
 
-Peak memory is beyond weights and gradients. The last line is one JSON object: `ratio` is one row a call over the tree
-in time for the agent of ten turns (of the last model named), `of_limit` that ratio's share of the limit, and
+Peak memory is beyond weights and gradients. The last line is one JSON object: `ratio` is one sequence a call over the
+tree in time for the agent of ten turns (of the last model named), `of_limit` that ratio's share of the limit, and
 `merged_over_tree` the worst of the three runs. `lays` says of each run what `tree` came to be.
 """
 
@@ -35,8 +35,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 import leyden
 from leyden.config import Hyperparameters, TrainingConfig
 from leyden.rl.loss.ppo_clip import ppo_clip
-from leyden.rl.tree import grow
-from leyden.trainer.batch.microbatch import lay_lines
+from leyden.rl.tree import build_tree
+from leyden.trainer.batch.microbatch import line_microbatches
 from leyden.trainer.batch.samples import Sample
 from leyden.trainer.policy.objective import Objective, OldLogprobs
 from leyden.trainer.policy.policy import Policy
@@ -66,17 +66,17 @@ class Forced(Policy):
 
 
 class Merging(Policy):
-    """A policy that lays calls into the row of one that goes on from them exactly, and shares nothing else."""
+    """A policy that lays calls into the sample of one that goes on from them exactly, and shares nothing else."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._lay = lay_lines
+        self._lay = line_microbatches
 
 
 def load_rows(run: str, copies: int) -> list[Sample]:
     """The calls of a recorded run, as the trainer has them; `copies` groups of it, with other tokens each."""
     rollouts = json.loads(gzip.decompress((HERE / "tree_runs" / f"{run}.json.gz").read_bytes()))
-    rows = []
+    samples = []
     for copy in range(copies):
         for number, calls in enumerate(rollouts):
             prompts: dict[str, tuple[int, ...]] = {}
@@ -86,21 +86,21 @@ def load_rows(run: str, copies: int) -> list[Sample]:
                 prompts[call["id"]] = (*kept, *((token + copy) % 1000 for token in call["prompt_ids"]))
                 completion = tuple((token + copy) % 1000 for token in call["completion_ids"])
                 done[call["id"]] = (*prompts[call["id"]], *completion)
-                rows.append(
+                samples.append(
                     Sample(
                         call=call["id"],
                         rollout=copy * len(rollouts) + number,
-                        turn=turn,
+                        call_index=turn,
                         prompt_ids=prompts[call["id"]],
                         completion_ids=completion,
-                        chosen=range(len(completion)),
-                        sampler=(-1.0,) * len(completion),
+                        token_indices=range(len(completion)),
+                        sampler_logprobs=(-1.0,) * len(completion),
                         temperature=1.0,
                         advantage=1.0 - 2.0 * (number % 2),
                         weight=1.0 / (len(rollouts) * copies * len(completion)),
                     )
                 )
-    return rows
+    return samples
 
 
 def load_model(name: str) -> Any:
@@ -128,35 +128,35 @@ def policies(model: Any, tokens: int) -> dict[str, Policy]:
 
 def measure(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[str, dict[str, float]]:
     """The ways take turns, and of each the best round counts; the first also compiles."""
-    rows, model = load_rows(run, copies), load_model(name)
+    samples, model = load_rows(run, copies), load_model(name)
     found: dict[str, dict[str, float]] = {}
     for turn in range(rounds + 1):
         for way, policy in policies(model, tokens).items():
             began = time.perf_counter()
-            figures = policy.accumulate(rows, OldLogprobs(), OBJECTIVE)
+            metrics = policy.accumulate(samples, OldLogprobs(), OBJECTIVE)
             if model.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - began
             best = min(seconds, found[way]["seconds"]) if turn > 1 else seconds
-            found[way] = {"seconds": best, "computed": figures.computed, "grad_norm": figures.grad_norm}
+            found[way] = {"seconds": best, "computed": metrics.computed, "grad_norm": metrics.grad_norm}
             policy.optimiser.zero_grad()
     for way, policy in policies(model, tokens).items():
         on_gpu = model.device.type == "cuda"
-        found[way]["peak_mib"] = peak_mib(policy, rows) if on_gpu else apart(name, run, way, copies, tokens)
+        found[way]["peak_mib"] = peak_mib(policy, samples) if on_gpu else apart(name, run, way, copies, tokens)
     return found
 
 
-def peak_mib(policy: Policy, rows: Sequence[Sample]) -> float:
+def peak_mib(policy: Policy, samples: Sequence[Sample]) -> float:
     """The most memory that is taken on the way, beyond weights and gradients."""
-    policy.accumulate(rows[:1], OldLogprobs(), OBJECTIVE)  # so that gradients are there
+    policy.accumulate(samples[:1], OldLogprobs(), OBJECTIVE)  # so that gradients are there
     if policy.model.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        policy.accumulate(rows, OldLogprobs(), OBJECTIVE)
+        policy.accumulate(samples, OldLogprobs(), OBJECTIVE)
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     before = _resident()
-    policy.accumulate(rows, OldLogprobs(), OBJECTIVE)
+    policy.accumulate(samples, OldLogprobs(), OBJECTIVE)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**20
 
 
@@ -173,17 +173,17 @@ def apart(*arguments: object) -> float:
 def compare(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[str, Any]:
     """One run, all ways."""
     ways = measure(name, run, copies, rounds, tokens)
-    tree, rows, merged = ways["tree"], ways["rows"], ways["merged"]
-    calls = [(*row.prompt_ids, *row.completion_ids) for row in load_rows(run, copies)]
-    ratio, limit = rows["seconds"] / tree["seconds"], sum(map(len, calls)) / len(grow(calls).ids)
+    tree, samples, merged = ways["tree"], ways["rows"], ways["merged"]
+    calls = [(*sample.prompt_ids, *sample.completion_ids) for sample in load_rows(run, copies)]
+    ratio, limit = samples["seconds"] / tree["seconds"], sum(map(len, calls)) / len(build_tree(calls).ids)
     summary = {
         "ratio": round(ratio, 2),
         "limit": round(limit, 2),
         "of_limit": round(ratio / limit, 3),
         "merged_over_tree": round(merged["seconds"] / tree["seconds"], 2),
         "forced_over_tree": round(ways["forced"]["seconds"] / tree["seconds"], 2),
-        "lays": "merged rows" if tree["computed"] == merged["computed"] else "trees",
-        "memory_rows_over_tree": round(rows["peak_mib"] / tree["peak_mib"], 2),
+        "lays": "merged samples" if tree["computed"] == merged["computed"] else "trees",
+        "memory_rows_over_tree": round(samples["peak_mib"] / tree["peak_mib"], 2),
     }
     for way, each in ways.items():
         print(f"{name:13} {run:12} {way:7} {each['seconds'] * 1000:9.1f} ms {each['peak_mib']:9.1f} MiB")

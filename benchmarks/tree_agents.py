@@ -11,7 +11,7 @@ from openai import OpenAI
 
 client = OpenAI()
 _SHELF = [
-    "The depot at {0} opened in {1}. It holds {2} pallets in {3} rows, and a crew of {4} works there in two shifts. "
+    "The depot at {0} opened in {1}. It holds {2} pallets in {3} samples, and a crew of {4} works there in two shifts. "
     "Goods for the north leave by rail every second evening; what is left over goes by road on the following day. "
     "The manager keeps a ledger in which every pallet has a line with its number, its weight and its destination.",
     "In {1} the council of {0} counted {2} houses, {3} mills and {4} bridges. The mills stood along the river, and "
@@ -35,7 +35,7 @@ _LOOK_UP = {
     },
 }
 _SCHEMA = """\
-CREATE TABLE depot (id INTEGER PRIMARY KEY, town TEXT NOT NULL, opened INTEGER, rows INTEGER, crew INTEGER);
+CREATE TABLE depot (id INTEGER PRIMARY KEY, town TEXT NOT NULL, opened INTEGER, samples INTEGER, crew INTEGER);
 CREATE TABLE pallet (id INTEGER PRIMARY KEY, depot INTEGER REFERENCES depot(id), weight REAL, destination TEXT);
 CREATE TABLE train (id INTEGER PRIMARY KEY, depot INTEGER REFERENCES depot(id), leaves TEXT, wagons INTEGER);
 CREATE TABLE load (train INTEGER REFERENCES train(id), pallet INTEGER REFERENCES pallet(id), wagon INTEGER);"""
@@ -69,9 +69,9 @@ def three_roles(task: dict[str, Any]) -> float:
     """A query is written, checked and corrected, twice: three roles, each with a prompt of its own."""
     query, remark = _ask("writer", task, ""), ""
     for _ in range(2):
-        rows = json.dumps([[town, 1900 + len(query) % 90] for town in _TOWNS[: len(query) % 7]])
-        remark = _ask("checker", task, f"Query: {query}\nResult: {rows}")
-        query = _ask("rewriter", task, f"Query: {query}\nResult: {rows}\nRemark: {remark}")
+        samples = json.dumps([[town, 1900 + len(query) % 90] for town in _TOWNS[: len(query) % 7]])
+        remark = _ask("checker", task, f"Query: {query}\nResult: {samples}")
+        query = _ask("rewriter", task, f"Query: {query}\nResult: {samples}\nRemark: {remark}")
     return 0.0
 
 

@@ -1,4 +1,4 @@
-"""A model small enough for a test, and rows for it."""
+"""A model small enough for a test, and samples for it."""
 
 from random import Random
 
@@ -39,26 +39,26 @@ def small_policy(
     return Policy(model, config, critic, reference)
 
 
-def some_rows(number: int = 7, seed: int = 0) -> list[Sample]:
-    """Rows of any length, some of which begin like others."""
+def some_samples(number: int = 7, seed: int = 0) -> list[Sample]:
+    """Samples of any length, some of which begin like others."""
     rng = Random(seed)
-    rows: list[Sample] = []
+    samples: list[Sample] = []
     for index in range(number):
         tokens = rng.randint(1, 12)
-        shared = rng.choice([(), *((*row.prompt_ids, *row.completion_ids) for row in rows)])
+        shared = rng.choice([(), *((*sample.prompt_ids, *sample.completion_ids) for sample in samples)])
         shared = shared[: rng.randint(0, len(shared))]
-        rows.append(
+        samples.append(
             Sample(
                 call=f"call-{index}",
                 rollout=index // 2,
-                turn=index % 2,
+                call_index=index % 2,
                 prompt_ids=(*shared, *(rng.randrange(64) for _ in range(rng.randint(1, 30)))),
                 completion_ids=tuple(rng.randrange(64) for _ in range(tokens)),
-                chosen=range(tokens),
-                sampler=tuple(-rng.random() * 5 for _ in range(tokens)),
+                token_indices=range(tokens),
+                sampler_logprobs=tuple(-rng.random() * 5 for _ in range(tokens)),
                 temperature=rng.choice((1.0, 0.7)),
                 advantage=rng.uniform(-2, 2),
                 weight=rng.random() / tokens,
             )
         )
-    return rows
+    return samples

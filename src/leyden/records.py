@@ -50,6 +50,10 @@ class Version(Struct, frozen=True):
     number: Count
 
 
+DEFAULT_POLICY = "policy"
+"""Name of the policy of a run that names none."""
+
+
 class Sampling(Struct, frozen=True, omit_defaults=True):
     """Sampling parameters of a call. Defaults mean that the parameter was not applied."""
 

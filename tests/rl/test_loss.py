@@ -29,11 +29,11 @@ def tokens(
 def told(
     loss: Loss, of: TokenBatch, hyperparameters: Hyperparameters | None = None
 ) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    """The loss of each token, the gradient of their sum, the figures."""
-    losses, figures = loss(of, hyperparameters or Hyperparameters())
+    """The loss of each token, the gradient of their sum, the metrics."""
+    losses, metrics = loss(of, hyperparameters or Hyperparameters())
     losses.sum().backward()
     assert of.current.grad is not None
-    return losses.tolist(), of.current.grad.tolist(), figures
+    return losses.tolist(), of.current.grad.tolist(), metrics
 
 
 def test_reinforce_is_the_policy_gradient() -> None:
@@ -44,39 +44,39 @@ def test_reinforce_is_the_policy_gradient() -> None:
 
 def test_ppo_stops_gaining_beyond_the_clip_range() -> None:
     given = tokens([0.0, 0.5, 0.5, -0.5], [0.0] * 4, [1.0, 1.0, -1.0, -1.0])
-    losses, gradient, figures = told(ppo_clip, given)
+    losses, gradient, metrics = told(ppo_clip, given)
     assert losses == pytest.approx([-1.0, -1.28, 1.6487212, 0.8])
     assert gradient == pytest.approx([-1.0, 0.0, 1.6487212, 0.0])
-    assert figures["ratio"].tolist() == pytest.approx([1.0, 1.6487212, 1.6487212, 0.6065307])
-    assert figures["clipped_low"].tolist() == [False, False, False, True]
-    assert figures["clipped_high"].tolist() == [False, True, False, False]
+    assert metrics["ratio"].tolist() == pytest.approx([1.0, 1.6487212, 1.6487212, 0.6065307])
+    assert metrics["clipped_low"].tolist() == [False, False, False, True]
+    assert metrics["clipped_high"].tolist() == [False, True, False, False]
 
 
 def test_the_dual_clip_bounds_how_hard_a_bad_token_is_pushed_down() -> None:
     given = tokens([1.5, 0.5, 1.5], [0.0] * 3, [-1.0, -1.0, 1.0])
-    losses, gradient, figures = told(ppo_clip, given, Hyperparameters(clip_dual=3.0))
+    losses, gradient, metrics = told(ppo_clip, given, Hyperparameters(clip_dual=3.0))
     assert losses == pytest.approx([3.0, 1.6487212, -1.28])
     assert gradient == pytest.approx([0.0, 1.6487212, 0.0])
-    assert figures["clipped_dual"].tolist() == [True, False, False]
+    assert metrics["clipped_dual"].tolist() == [True, False, False]
 
 
 def test_gspo_gives_every_token_the_loss_of_its_call() -> None:
     given = tokens([0.2, 0.0, 0.6, -0.1, -0.5], [0.0] * 5, [1.0, 1.0, 1.0, -2.0, -2.0], [0, 0, 1, 2, 2])
-    losses, gradient, figures = told(gspo, given)
+    losses, gradient, metrics = told(gspo, given)
     # the calls' ratios are e^0.1, e^0.6 (clipped) and e^-0.3 (clipped)
     assert losses == pytest.approx([-1.1051709, -1.1051709, -1.28, 1.6, 1.6])
     assert gradient == pytest.approx([-1.1051709, -1.1051709, 0.0, 0.0, 0.0])
-    assert figures["ratio"].tolist() == pytest.approx([1.1051709, 1.1051709, 1.8221188, 0.7408182, 0.7408182])
-    assert figures["clipped_high"].tolist() == [False, False, True, False, False]
-    assert figures["clipped_low"].tolist() == [False, False, False, True, True]
+    assert metrics["ratio"].tolist() == pytest.approx([1.1051709, 1.1051709, 1.8221188, 0.7408182, 0.7408182])
+    assert metrics["clipped_high"].tolist() == [False, False, True, False, False]
+    assert metrics["clipped_low"].tolist() == [False, False, False, True, True]
 
 
 def test_cispo_bounds_the_weight_of_a_token_and_keeps_its_gradient() -> None:
-    losses, gradient, figures = told(cispo, tokens([-0.5, -2.0], [-1.0, -1.0], [2.0, -1.0]))
+    losses, gradient, metrics = told(cispo, tokens([-0.5, -2.0], [-1.0, -1.0], [2.0, -1.0]))
     # ratios e^0.5, bounded by 1.28, and e^-1
     assert losses == pytest.approx([1.28, -0.7357589])
     assert gradient == pytest.approx([-2.56, 0.3678794])
-    assert figures["clipped_high"].tolist() == [True, False]
+    assert metrics["clipped_high"].tolist() == [True, False]
 
 
 @pytest.mark.parametrize("loss", [reinforce, ppo_clip, gspo, cispo])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.rl.pack import Cost, lines, pack
-from leyden.rl.tree import grow, order
+from leyden.rl.pack import Cost, merge_prefixes, pack
+from leyden.rl.tree import build_tree, lexicographic_order
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8).map(tuple), min_size=1, max_size=8)
 COSTS = st.builds(Cost, st.integers(1, 30), st.sampled_from([0.0, 3.0]))
@@ -15,14 +15,14 @@ Sequences = list[tuple[int, ...]]
 
 
 def price(sequences: Sequences, parts: list[list[int]], cost: Cost) -> float:
-    sizes = [len(grow([sequences[index] for index in part]).ids) for part in parts]
-    if any(size > cost.most and len(part) > 1 for size, part in zip(sizes, parts, strict=True)):
+    sizes = [len(build_tree([sequences[index] for index in part]).ids) for part in parts]
+    if any(size > cost.max_tokens and len(part) > 1 for size, part in zip(sizes, parts, strict=True)):
         return float("inf")
-    return sum(cost.part + size for size in sizes)
+    return sum(cost.overhead + size for size in sizes)
 
 
 def all_cuts(sequences: Sequences) -> list[list[list[int]]]:
-    first, *others = order(sequences)
+    first, *others = lexicographic_order(sequences)
     ways = []
     for cuts in product((False, True), repeat=len(others)):
         parts = [[first]]
@@ -37,7 +37,7 @@ def test_of_all_ways_to_cut_the_cheapest_is_taken(sequences: Sequences, cost: Co
     packed = pack(sequences, cost)
     parts = [part.indices for part in packed]
     assert sorted(index for part in parts for index in part) == list(range(len(sequences)))
-    assert [part.tokens for part in packed] == [len(grow([sequences[i] for i in part]).ids) for part in parts]
+    assert [part.tokens for part in packed] == [len(build_tree([sequences[i] for i in part]).ids) for part in parts]
     assert price(sequences, parts, cost) == pytest.approx(min(price(sequences, w, cost) for w in all_cuts(sequences)))
 
 
@@ -48,13 +48,13 @@ def test_a_tree_is_cut_where_the_least_is_shared() -> None:
 
 def test_small_trees_lie_together_where_starting_a_batch_costs_something() -> None:
     sequences = [(n, n, n) for n in range(10)]
-    assert len(pack(sequences, Cost(12, part=1))) == 3  # four in each
+    assert len(pack(sequences, Cost(12, overhead=1))) == 3  # four in each
     assert pack([], Cost(12)) == []
 
 
 @given(SEQUENCES)
 def test_a_line_holds_every_sequence_that_it_begins_with(sequences: Sequences) -> None:
-    homes = lines(sequences)
+    homes = merge_prefixes(sequences)
     assert sorted(index for home in homes for index in home) == list(range(len(sequences)))
     for first, *others in homes:
         assert all(sequences[first][: len(sequences[index])] == sequences[index] for index in others)

@@ -30,8 +30,8 @@ from leyden.rl.registry import (
     readers,
 )
 from leyden.trainer.algorithm.resolve import algorithm_of, unused_settings
-from leyden.trainer.batch.samples import SampleFilter, StepAccounting, score
-from leyden.trainer.updates import prepare
+from leyden.trainer.batch.samples import SampleFilter, StepAccounting, select_rollouts
+from leyden.trainer.updates import prepare_updates
 
 PAIRS = {
     **dict.fromkeys(
@@ -188,11 +188,11 @@ def test_a_new_algorithm_is_one_file_and_trains() -> None:
     found = algorithm_of(read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": named}))
     policy = small_policy()
     pair = [episode(0, 1.0, [call("a", 4), call("b", 3)]), episode(1, 0.5, [call("c", 2)])]
-    group = score(pair, SampleFilter(min_group=1, failure_reward=0.0, roles=None), StepAccounting())
+    group = select_rollouts(pair, SampleFilter(min_group=1, failure_reward=0.0, roles=None), StepAccounting())
     assert group is not None
-    (update,) = prepare([group], 1, policy, found, StepAccounting())
-    assert [sample.advantage for sample in update.rows] == [0.5 * sample.target for sample in update.rows]
-    metrics = policy.accumulate(update.rows, update.before, found.objective)
+    (update,) = prepare_updates([group], 1, policy, found, StepAccounting())
+    assert [sample.advantage for sample in update.samples] == [0.5 * sample.target for sample in update.samples]
+    metrics = policy.accumulate(update.samples, update.old_logprobs, found.objective)
     assert np.isfinite(metrics.grad_norm) and metrics.grad_norm > 0
 
 

@@ -8,7 +8,7 @@ from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Attempt, Call, Purpose, Rollout, State, Task
 from leyden.rl.registry import UnknownAlgorithm, load
-from leyden.rl.state import numbered, shared
+from leyden.rl.state import number_classes, shared_fraction
 from leyden.rl.state.messages import messages
 from leyden.rl.state.prompt import prompt
 
@@ -69,9 +69,9 @@ def test_a_key_is_chosen_by_its_name() -> None:
 
 
 def test_equal_keys_have_equal_numbers_within_a_group_only() -> None:
-    assert numbered([0, 0, 0, 1], ["a", "b", "a", "a"]).tolist() == [0, 1, 0, 2]
+    assert number_classes([0, 0, 0, 1], ["a", "b", "a", "a"]).tolist() == [0, 1, 0, 2]
 
 
 def test_the_share_of_calls_that_have_company_in_their_state() -> None:
-    assert shared(numbered([0, 0, 0, 1], ["a", "b", "a", "a"])) == 0.5
-    assert shared(numbered([], [])) == 0.0
+    assert shared_fraction(number_classes([0, 0, 0, 1], ["a", "b", "a", "a"])) == 0.5
+    assert shared_fraction(number_classes([], [])) == 0.0

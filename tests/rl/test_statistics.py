@@ -12,7 +12,7 @@ from leyden.config import Hyperparameters
 from leyden.rl.loss import TokenBatch
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.rl.loss.reinforce import reinforce
-from leyden.rl.statistics import DEEPEST, Statistics
+from leyden.rl.statistics import MAX_TURN, Statistics
 
 LN2 = 0.6931472
 
@@ -27,8 +27,8 @@ def count(statistics: Statistics, calls: Sequence[tuple[int, Call]], loss: objec
     call = torch.tensor([number for number, *_ in flat], dtype=torch.int64)
     depth = torch.tensor([turn for _, turn, _ in flat], dtype=torch.int64)
     tokens = TokenBatch(table[:, 0], table[:, 1], 1.0 - 2.0 * (depth % 2), call)
-    _, figures = loss(tokens, Hyperparameters())  # type: ignore[operator]
-    statistics.add(tokens, table[:, 2], depth, figures, -table[:, 0])
+    _, metrics = loss(tokens, Hyperparameters())  # type: ignore[operator]
+    statistics.add(tokens, table[:, 2], depth, metrics, -table[:, 0])
 
 
 def finished(*batches: Sequence[tuple[int, Call]], loss: object = ppo_clip) -> dict[str, float]:
@@ -69,12 +69,12 @@ def test_a_loss_without_a_ratio_of_its_own_reports_that_of_tokens() -> None:
 
 
 def test_late_turns_are_reported_as_one_and_turns_without_tokens_not_at_all() -> None:
-    found = finished([(DEEPEST, [(0.0, 0.0, 1.0)]), (DEEPEST + 9, [(0.0, 0.0, 3.0)])])
+    found = finished([(MAX_TURN, [(0.0, 0.0, 1.0)]), (MAX_TURN + 9, [(0.0, 0.0, 3.0)])])
     assert [name for name in found if "turn" in name] == [
-        f"kl_sampler_k1_turn_{DEEPEST}",
-        f"kl_sampler_k3_turn_{DEEPEST}",
+        f"kl_sampler_k1_turn_{MAX_TURN}",
+        f"kl_sampler_k3_turn_{MAX_TURN}",
     ]
-    assert found[f"kl_sampler_k1_turn_{DEEPEST}"] == 2.0
+    assert found[f"kl_sampler_k1_turn_{MAX_TURN}"] == 2.0
 
 
 def test_nothing_counted_is_nothing_reported() -> None:

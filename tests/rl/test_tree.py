@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.rl.tree import grow
+from leyden.rl.tree import build_tree
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=8).map(tuple), max_size=12)
 
 
 @given(SEQUENCES)
 def test_a_tree_is_the_set_of_prefixes_and_paths_read_back(sequences: list[tuple[int, ...]]) -> None:
-    tree = grow(sequences)
+    tree = build_tree(sequences)
     prefixes = {sequence[: length + 1] for sequence in sequences for length in range(len(sequence))}
     assert len(tree.ids) == len(prefixes)
     for sequence, path in zip(sequences, tree.paths, strict=True):

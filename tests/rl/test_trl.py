@@ -41,7 +41,7 @@ def test_everything_recorded_is_compared() -> None:
 def test_loss_gradient_and_figures_are_those_of_trl(name: str) -> None:
     loss, aggregation = OURS[name]
     settings, told = RECORD["cases"][name]["settings"], RECORD["cases"][name]
-    given = {key: torch.tensor(rows, dtype=torch.float64) for key, rows in RECORD["tensors"].items()}
+    given = {key: torch.tensor(samples, dtype=torch.float64) for key, samples in RECORD["tensors"].items()}
     mask = given["mask"].bool()
     high = settings["epsilon_high"] - (loss is cispo)  # for cispo, TRL's is the bound itself
     hyperparameters = Hyperparameters(
@@ -58,17 +58,17 @@ def test_loss_gradient_and_figures_are_those_of_trl(name: str) -> None:
         advantages=given["advantages"].repeat_interleave(lengths),
         call=torch.arange(len(mask)).repeat_interleave(lengths),
     )
-    losses, figures = loss(tokens, hyperparameters)
-    penalty = k3(tokens.current, given["reference"][mask])
+    losses, metrics = loss(tokens, hyperparameters)
+    kl_penalty = k3(tokens.current, given["reference"][mask])
     shares = aggregation([[length] for length in lengths.tolist()], hyperparameters)
     weights = torch.tensor([share for (share,) in shares], dtype=torch.float64).repeat_interleave(lengths)
-    whole = (weights * (losses + settings["beta"] * penalty)).sum()
+    whole = (weights * (losses + settings["beta"] * kl_penalty)).sum()
     (gradient,) = torch.autograd.grad(whole, current)
 
     assert whole.item() == pytest.approx(told["loss"], abs=1e-12)
     assert gradient.numpy() == pytest.approx(torch.tensor(told["gradient"], dtype=torch.float64).numpy(), abs=1e-12)
     if settings["beta"]:
-        assert penalty.mean().item() == pytest.approx(told["figures"]["kl"], abs=1e-6)
+        assert kl_penalty.mean().item() == pytest.approx(told["metrics"]["kl"], abs=1e-6)
     if loss is ppo_clip:
         for ours, theirs in ("clipped_low", "clip_ratio/low_mean"), ("clipped_high", "clip_ratio/high_mean"):
-            assert figures[ours].double().mean().item() == pytest.approx(told["figures"][theirs], abs=1e-6)
+            assert metrics[ours].double().mean().item() == pytest.approx(told["metrics"][theirs], abs=1e-6)

@@ -34,7 +34,7 @@ from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.rl.loss.reinforce import reinforce
 
 Table = Tensor
-"""Logits: row 0 of the first choice, rows 1 and 2 of the second after the first was 0 or 1."""
+"""Logits: sample 0 of the first choice, samples 1 and 2 of the second after the first was 0 or 1."""
 Path = tuple[tuple[int, int], ...]
 """The state and the action of each choice."""
 
@@ -81,7 +81,7 @@ def estimated(
     sampler: Table = POLICY,
     level: Level | None = None,
     critic: Sequence[float] = (0.0, 0.0, 0.0),
-    penalty: float = 0.0,
+    kl_penalty: float = 0.0,
 ) -> Tensor:
     """The expected gradient of the estimator, over all groups of this size that the sampler can draw."""
     table = POLICY.clone().requires_grad_()
@@ -92,7 +92,7 @@ def estimated(
         shares = aggregation([[1] * len(path) for path in group], hyperparameters)
         for path, share in zip(group, shares, strict=True):
             costs = k1(logprobs(POLICY, path), logprobs(OTHER, path)).tolist()
-            earned = [step - penalty * cost for step, cost in zip(steps(path), costs, strict=True)]
+            earned = [step - kl_penalty * cost for step, cost in zip(steps(path), costs, strict=True)]
             seen = tuple(critic[state] for state, _ in path)
             values += credit(RolloutRewards(tuple(earned), FINAL[path], (True,) * len(path), seen), hyperparameters)
             baselines += seen
@@ -184,7 +184,7 @@ def test_without_it_or_by_tokens_or_truncated_a_bias_is_left() -> None:
 @pytest.mark.parametrize("credit", [identical, discounted])
 def test_k1_as_a_reward_is_the_gradient_of_the_kl(credit: Credit) -> None:
     assert apart(exact(0.3), exact()) > 1e-2
-    assert apart(estimated(credit, rloo, penalty=0.3), exact(0.3)) < 1e-12
+    assert apart(estimated(credit, rloo, kl_penalty=0.3), exact(0.3)) < 1e-12
 
 
 def test_deviations_and_lengths_in_denominators_turn_the_gradient() -> None:

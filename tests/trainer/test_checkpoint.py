@@ -5,11 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from smallpolicy import OBJECTIVE, small_policy, some_rows
+from smallpolicy import OBJECTIVE, small_policy, some_samples
 from transformers import AutoModelForCausalLM
 
 from leyden.config import AdapterConfig
-from leyden.trainer.checkpoint import Checkpoints, TrainerState, found, newest, read_state, restore
+from leyden.trainer.checkpoint import (
+    Checkpoints,
+    TrainerState,
+    checkpoint_steps,
+    latest_checkpoint,
+    read_state,
+    restore_checkpoint,
+)
 from leyden.trainer.policy.objective import OldLogprobs
 from leyden.trainer.policy.policy import Policy
 
@@ -18,8 +25,8 @@ SPARK = Path(__file__).parents[2] / "src/leyden/models/spark"
 
 def update(policy: Policy, seed: int) -> None:
     policy.step = seed + 1
-    figures = policy.accumulate(some_rows(seed=seed), OldLogprobs(), OBJECTIVE)
-    policy.apply(figures.grad_norm)
+    metrics = policy.accumulate(some_samples(seed=seed), OldLogprobs(), OBJECTIVE)
+    policy.apply(metrics.grad_norm)
 
 
 def weights(policy: Policy) -> torch.Tensor:
@@ -49,9 +56,9 @@ def test_going_on_is_the_same_as_never_having_stopped(tmp_path: Path, more: dict
         update(undisturbed, seed)
 
     again = small_policy(seed=0 if "lora" in more else 9, **training)  # LoRA goes on beside the same frozen weights
-    folder = newest(tmp_path)
+    folder = latest_checkpoint(tmp_path)
     assert folder is not None
-    assert restore(folder, again) == TrainerState(step=3, position=48, version=3)
+    assert restore_checkpoint(folder, again) == TrainerState(step=3, position=48, version=3)
     for seed in range(3, 6):
         update(again, seed)
     assert torch.equal(weights(again), weights(undisturbed))
@@ -75,7 +82,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, SPARK, keep=2)
     for step in range(1, 7):
         checkpoints.save(policy, TrainerState(step=step, best_step=min(step, 2)))
-    assert found(tmp_path) == [2, 5, 6]
+    assert checkpoint_steps(tmp_path) == [2, 5, 6]
 
 
 def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +97,8 @@ def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("leyden.trainer.checkpoint.save_file", fail)
     with pytest.raises(OSError, match="No space"):
         checkpoints.save(policy, TrainerState(step=2))
-    assert found(tmp_path) == [1]
+    assert checkpoint_steps(tmp_path) == [1]
     monkeypatch.undo()
     checkpoints.save(policy, TrainerState(step=2))
-    assert found(tmp_path) == [1, 2]
+    assert checkpoint_steps(tmp_path) == [1, 2]
     assert read_state(tmp_path / "step-2").step == 2

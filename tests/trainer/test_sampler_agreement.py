@@ -15,7 +15,7 @@ from leyden.trainer.policy.policy import Policy
 async def test_the_engines_logprobs_are_the_trainers() -> None:
     model = AutoModelForCausalLM.from_pretrained(str(BUNDLED["spark"]), dtype=torch.float32).eval()
     engine = TorchEngine(model, slots=4)
-    rows = []
+    samples = []
     try:
         for session in range(3):
             prompt: tuple[int, ...] = (1, 50, 60, 70, 80)
@@ -25,15 +25,15 @@ async def test_the_engines_logprobs_are_the_trainers() -> None:
                 pieces = [piece async for piece in engine.generate(request)]
                 ids = tuple(id for piece in pieces for id in piece.ids)
                 logprobs = tuple(value for piece in pieces for value in piece.logprobs)
-                rows.append(
+                samples.append(
                     Sample(
                         call=f"{session}-{turn}",
                         rollout=session,
-                        turn=turn,
+                        call_index=turn,
                         prompt_ids=prompt,
                         completion_ids=ids,
-                        chosen=range(len(ids)),
-                        sampler=logprobs,
+                        token_indices=range(len(ids)),
+                        sampler_logprobs=logprobs,
                         temperature=sampling.temperature,
                     )
                 )
@@ -42,5 +42,5 @@ async def test_the_engines_logprobs_are_the_trainers() -> None:
         engine.close()
     for layout in ("tree", "rows"):
         policy = Policy(model, TrainingConfig(layout=layout))  # type: ignore[arg-type]
-        for row, found in zip(rows, policy.logprobs(rows), strict=True):
-            torch.testing.assert_close(found, torch.tensor(row.sampler), atol=1e-4, rtol=0)
+        for sample, found in zip(samples, policy.logprobs(samples), strict=True):
+            torch.testing.assert_close(found, torch.tensor(sample.sampler_logprobs), atol=1e-4, rtol=0)

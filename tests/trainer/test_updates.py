@@ -1,4 +1,4 @@
-"""What a step knows before its first update: what moves, what is taken from rewards, and which rows are left."""
+"""What a step knows before its first update: what moves, what is taken from rewards, and which samples are left."""
 
 import inspect
 import re
@@ -17,8 +17,8 @@ from torch import Tensor
 from leyden.config import AdapterConfig, AlgorithmConfig, ConfigError, Hyperparameters, read_config
 from leyden.rl.registry import KINDS, declaration, names
 from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of, unused_settings
-from leyden.trainer.batch.samples import SampleFilter, SelectedRollout, StepAccounting, score
-from leyden.trainer.updates import prepare
+from leyden.trainer.batch.samples import SampleFilter, SelectedRollout, StepAccounting, select_rollouts
+from leyden.trainer.updates import prepare_updates
 
 
 def algorithm(**named: Any) -> Algorithm:
@@ -27,32 +27,32 @@ def algorithm(**named: Any) -> Algorithm:
 
 def groups() -> list[list[SelectedRollout]]:
     """Two groups: one whose rollouts differ, and one whose rollouts are worth the same."""
-    admission = SampleFilter(min_group=1, failure_reward=0.0, roles=None)
+    sample_filter = SampleFilter(min_group=1, failure_reward=0.0, roles=None)
     pairs = [
         [episode(0, 1.0, [call("a", 4), call("b", 3)]), episode(1, 0.0, [call("c", 2)])],
         [episode(2, 1.0, [call("d", 2)]), episode(3, 1.0, [call("e", 2)])],
     ]
-    return [score(pair, admission, StepAccounting()) or [] for pair in pairs]
+    return [select_rollouts(pair, sample_filter, StepAccounting()) or [] for pair in pairs]
 
 
 def test_calls_without_an_advantage_are_left_out_unless_something_else_moves_them() -> None:
-    (update,) = prepare(groups(), 1, small_policy(), algorithm(), StepAccounting())
-    assert [row.call for row in update.rows] == ["a", "b", "c"]
+    (update,) = prepare_updates(groups(), 1, small_policy(), algorithm(), StepAccounting())
+    assert [sample.call for sample in update.samples] == ["a", "b", "c"]
     for named in ({"entropy": 0.1}, {"kl": 0.1}, {"credit": "gae", "advantage": "ppo"}):
         policy = small_policy(critic="credit" in named, reference="kl" in named)
-        (update,) = prepare(groups(), 1, policy, algorithm(**named), StepAccounting())
-        assert [row.call for row in update.rows] == ["a", "b", "c", "d", "e"]
-        assert (update.before.reference is not None) == ("kl" in named)
+        (update,) = prepare_updates(groups(), 1, policy, algorithm(**named), StepAccounting())
+        assert [sample.call for sample in update.samples] == ["a", "b", "c", "d", "e"]
+        assert (update.old_logprobs.reference is not None) == ("kl" in named)
 
 
 def test_the_proximal_policy_is_that_before_the_first_update() -> None:
     policy = small_policy()
-    (alone,) = prepare(groups(), 1, policy, algorithm(), StepAccounting())
-    assert alone.before.proximal is None  # nothing moves before it
-    first, second = prepare(groups(), 2, policy, algorithm(entropy=0.1), StepAccounting())
-    expected = policy.logprobs(second.rows)
-    assert first.before.proximal is not None and second.before.proximal is not None
-    for found, logprobs in zip(second.before.proximal, expected, strict=True):
+    (alone,) = prepare_updates(groups(), 1, policy, algorithm(), StepAccounting())
+    assert alone.old_logprobs.proximal is None  # nothing moves before it
+    first, second = prepare_updates(groups(), 2, policy, algorithm(entropy=0.1), StepAccounting())
+    expected = policy.logprobs(second.samples)
+    assert first.old_logprobs.proximal is not None and second.old_logprobs.proximal is not None
+    for found, logprobs in zip(second.old_logprobs.proximal, expected, strict=True):
         torch.testing.assert_close(found, logprobs)
 
 
@@ -61,23 +61,23 @@ def test_the_proximal_policy_is_that_before_the_first_update() -> None:
 )
 def test_groups_are_divided_evenly_into_the_updates_asked_for(number: int, sizes: list[int]) -> None:
     many = [group for _ in range(7) for group in groups()[:1]]
-    updates = prepare(many, number, small_policy(), algorithm(), StepAccounting())
-    assert [len(update.rows) // 3 for update in updates] == sizes  # a group has three calls
+    updates = prepare_updates(many, number, small_policy(), algorithm(), StepAccounting())
+    assert [len(update.samples) // 3 for update in updates] == sizes  # a group has three calls
 
 
 def test_a_correction_of_a_whole_rollout_counts_all_of_its_calls() -> None:
     policy = small_policy()
     asked = algorithm(correction="masked", correction_level="rollout", credit="last_call")
-    (update,) = prepare(groups(), 1, policy, asked, StepAccounting())
-    assert [row.call for row in update.rows] == ["b", "c"]  # of which `a` is a part all the same
+    (update,) = prepare_updates(groups(), 1, policy, asked, StepAccounting())
+    assert [sample.call for sample in update.samples] == ["b", "c"]  # of which `a` is a part all the same
     laid = {
-        row.call: lp
-        for update in prepare(groups(), 1, policy, algorithm(), StepAccounting())
-        for row, lp in zip(update.rows, policy.logprobs(update.rows), strict=True)
+        sample.call: lp
+        for update in prepare_updates(groups(), 1, policy, algorithm(), StepAccounting())
+        for sample, lp in zip(update.samples, policy.logprobs(update.samples), strict=True)
     }
     gap = (laid["a"] + 1).sum() + (laid["b"] + 1).sum()  # each token was drawn with a logprob of -1
-    assert update.before.corrections is not None
-    torch.testing.assert_close(update.before.corrections[0], gap.clamp(-20, 20).exp().expand(3))
+    assert update.old_logprobs.ratios is not None
+    torch.testing.assert_close(update.old_logprobs.ratios[0], gap.clamp(-20, 20).exp().expand(3))
 
 
 @pytest.mark.parametrize(
@@ -91,30 +91,30 @@ def test_a_correction_of_a_whole_rollout_counts_all_of_its_calls() -> None:
 def test_distance_to_the_reference_is_taken_from_the_reward(
     named: dict[str, str], distance: Callable[[Tensor], Tensor]
 ) -> None:
-    policy, accounts = small_policy(reference=True), StepAccounting()
+    policy, accounting = small_policy(reference=True), StepAccounting()
     asked = algorithm(kl=0.5, kl_in="reward", advantage="dr_grpo", credit="stepwise", spread="last", **named)
-    (update,) = prepare(groups()[:1], 1, policy, asked, accounts)
-    targets = {row.call: row.target for row in update.rows}
-    of_token = [distance(-1 - logprobs) for logprobs in policy.reference_logprobs(update.rows)]  # all drawn with -1
+    (update,) = prepare_updates(groups()[:1], 1, policy, asked, accounting)
+    targets = {sample.call: sample.target for sample in update.samples}
+    of_token = [distance(-1 - logprobs) for logprobs in policy.reference_logprobs(update.samples)]  # all drawn with -1
     a, b, c = (0.5 * each.sum().item() for each in of_token)
     assert targets == pytest.approx({"a": -a, "b": 1 - b, "c": -c}, rel=1e-4)
-    assert update.before.reference is None
-    assert accounts.kl_reference == pytest.approx([torch.cat(of_token).mean().item()], rel=1e-4)
+    assert update.old_logprobs.reference is None
+    assert accounting.kl_reference == pytest.approx([torch.cat(of_token).mean().item()], rel=1e-4)
 
 
 def test_lora_is_held_against_the_weights_beside_it() -> None:
     policy = small_policy(reference=True, lora=AdapterConfig(rank=2))
-    (update,) = prepare(groups(), 1, policy, algorithm(kl=0.1), StepAccounting())
-    frozen = policy.reference_logprobs(update.rows)
+    (update,) = prepare_updates(groups(), 1, policy, algorithm(kl=0.1), StepAccounting())
+    frozen = policy.reference_logprobs(update.samples)
     for parameter in policy.trained.values():
         torch.nn.init.normal_(parameter)
-    moved = policy.logprobs(update.rows)
+    moved = policy.logprobs(update.samples)
     assert not torch.allclose(moved[0], frozen[0])
-    torch.testing.assert_close(policy.reference_logprobs(update.rows)[0], frozen[0])
+    torch.testing.assert_close(policy.reference_logprobs(update.samples)[0], frozen[0])
     policy.adapter.publish()  # type: ignore[union-attr]
     served = small_policy()
     served.model.load_state_dict(policy.served.state_dict())
-    torch.testing.assert_close(served.logprobs(update.rows)[0], moved[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(served.logprobs(update.samples)[0], moved[0], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_functions_of_the_users_own_are_found_as_an_agent_is(place: str, tmp_pat
     rule = {"rule": f"{place}:worth"}
     document = {"run": "r", "agent": "a", "tasks": "t", "base": str(tmp_path), "algorithm": named, "signals": rule}
     found = algorithm_of(read_config(document))
-    (update,) = prepare(groups(), 1, small_policy(), found, StepAccounting())
-    assert [(row.advantage, row.weight) for row in update.rows] == [(1.0, 1.0)] * 5
+    (update,) = prepare_updates(groups(), 1, small_policy(), found, StepAccounting())
+    assert [(sample.advantage, sample.weight) for sample in update.samples] == [(1.0, 1.0)] * 5
     assert found.objective.loss.__name__ == "loss"
     assert found.objective.correction is not None and found.objective.correction.__name__ == "plain"
     assert found.signals.rule is not None and found.signals.rule(None) == 0.5  # type: ignore[arg-type]
@@ -192,4 +192,6 @@ def test_hyperparameters_that_nobody_sets_are_those_of_a_configuration() -> None
 
 def test_scored_rollouts_know_their_calls() -> None:
     (scored, *_), _ = groups()
-    assert [one.call.id for _, one in replace(scored, left_out=("role not selected", None)).transitions] == ["b"]
+    assert [one.call.id for _, one in replace(scored, exclusion_reasons=("role not selected", None)).transitions] == [
+        "b"
+    ]

@@ -12,7 +12,7 @@ from leyden.config import Config, ConfigError, current_keys, read_config, read_f
 from leyden.loading import LoadError, reference_to
 from leyden.local.openmp import wait_asleep
 from leyden.local.run_folder import RunFolder
-from leyden.trainer.rollouts.tasks import as_rows
+from leyden.trainer.rollouts.tasks import tasks_as_jsonl
 
 if TYPE_CHECKING:
     from leyden.local.evaluate import EvaluatedModel
@@ -85,7 +85,7 @@ _OBJECTS = ("agent", "reward", "tasks")
 def _kept(name: str, value: Any, folder: Path) -> str:
     if name == "tasks":
         path = folder / "tasks.jsonl"
-        text = as_rows(value)
+        text = tasks_as_jsonl(value)
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         return str(path)

@@ -19,8 +19,8 @@ from leyden.rl.signals import SignalKind
 from leyden.rl.signals import find as find_signals
 from leyden.rl.signals.tool_calls import tool_calls_of
 from leyden.trainer.algorithm.resolve import algorithm_of
-from leyden.trainer.batch.samples import StepAccounting, score
-from leyden.trainer.policy.loading import check_tokenizer, find, load_model
+from leyden.trainer.batch.samples import StepAccounting, select_rollouts
+from leyden.trainer.policy.loading import check_tokenizer, find_model, load_model
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.tasks import read_tasks
 from leyden.wire import GroupSpec
@@ -61,7 +61,7 @@ class DevReport(Struct, frozen=True):
 async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[DevReport, list[Episode]]:
     """Run the agent a few times, sampled as in training, and look at what came of it."""
     chosen = read_tasks(config).train[:tasks]
-    source = find(config.model, config.base)
+    source = find_model(config.model, config.base)
     check_tokenizer(source)
     model = load_model(source, config.engine.dtype, training=False)
     folder = RunFolder.of(config, f".dev-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -82,8 +82,8 @@ async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[De
 def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> DevReport:
     """Count what episodes hold."""
     accounts = StepAccounting()
-    admission = replace(algorithm_of(config).admission, min_group=1)  # here one rollout is enough to look at
-    scored = score(episodes, admission, accounts) or []
+    admission = replace(algorithm_of(config).sample_filter, min_group=1)  # here one rollout is enough to look at
+    scored = select_rollouts(episodes, admission, accounts) or []
     trained = [transition.call for one in scored for _, transition in one.transitions]
     outcomes, roles, prompts = Counter[str](), Counter[str](), Counter[str]()
     called, failed = Counter[str](), Counter[str]()
@@ -119,7 +119,7 @@ def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> DevRepo
         trained=accounts.trained,
         calls_trained=len(trained),
         tokens_trained=sum(len(call.chosen) for call in trained),
-        left_out={**accounts.excluded, **{f"call: {why}": count for why, count in accounts.calls_left.items()}},
+        left_out={**accounts.excluded, **{f"call: {why}": count for why, count in accounts.calls_excluded.items()}},
         folder=folder,
         run=folder.name,
     )

@@ -9,10 +9,10 @@ from rich.console import Console
 from leyden.config import Config, ConfigError
 from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
-from leyden.trainer.policy.loading import check_tokenizer, find, load_model
+from leyden.trainer.policy.loading import check_tokenizer, find_model, load_model
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate
-from leyden.trainer.rollouts.tasks import read_rows, read_tasks
+from leyden.trainer.rollouts.tasks import read_task_file, read_tasks
 
 
 class EvaluatedModel(Struct, frozen=True):
@@ -35,10 +35,10 @@ async def measure_model(
 ) -> EvaluatedModel:
     """Run the agent on every held-out task (or every task of a file) with a model (default: the configuration's)."""
     began = time.monotonic()
-    chosen = read_rows(Path(config.base) / tasks) if tasks is not None else read_tasks(config).held_out
+    chosen = read_task_file(Path(config.base) / tasks) if tasks is not None else read_tasks(config).held_out
     if not chosen:
         raise ConfigError("`held_out` leaves no tasks to measure on: set it, or name a file with --tasks")
-    source = find(model or config.model, config.base)
+    source = find_model(model or config.model, config.base)
     check_tokenizer(source)
     loaded = load_model(source, config.engine.dtype, training=False)
     folder = RunFolder.of(config, f".eval-{time.strftime('%Y%m%d-%H%M%S')}")

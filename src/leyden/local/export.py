@@ -8,13 +8,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from leyden.config import ConfigError
 from leyden.local.run_folder import config_of
-from leyden.trainer.checkpoint import found, read_state, tokenizer_files
-from leyden.trainer.policy.loading import find
+from leyden.trainer.checkpoint import checkpoint_steps, read_state, tokenizer_files
+from leyden.trainer.policy.loading import find_model
 
 
 def export(run: Path, to: Path, which: str = "best") -> Path:
     """Write the best, the last or a numbered checkpoint of a run into a new folder; the checkpoint's folder."""
-    steps = found(run)
+    steps = checkpoint_steps(run)
     if not steps:
         raise ConfigError(f"{run} has no checkpoint yet")
     if which == "last":
@@ -34,7 +34,7 @@ def export(run: Path, to: Path, which: str = "best") -> Path:
         raise ConfigError(f"{to} is not empty: name a new folder with --to")
     config = config_of(run)
     checkpoint = run / f"step-{step}"
-    origin = AutoConfig.from_pretrained(find(config.model, config.base).folder).dtype
+    origin = AutoConfig.from_pretrained(find_model(config.model, config.base).folder).dtype
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=origin or torch.float32)
     model.save_pretrained(to)
     for file in tokenizer_files(checkpoint):

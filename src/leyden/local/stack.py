@@ -19,11 +19,10 @@ from leyden.engine.protocol import EngineBackend
 from leyden.local.engine import running_engine
 from leyden.local.server_process import LocalServer, server_beside
 from leyden.local.worker_process import LocalWorker, worker_options, working
-from leyden.records import RunSettings, Sampling
+from leyden.records import DEFAULT_POLICY, RunSettings, Sampling
 from leyden.remote import Remote
 from leyden.server.keys import write_private
 from leyden.server.options import ServeOptions, ServerProcessOptions
-from leyden.trainer.batch.samples import POLICY
 from leyden.trainer.policy.loading import ModelSource
 from leyden.wire import KeySpec, RunSpec
 
@@ -92,7 +91,7 @@ def _server_options(config: Config, folder: Path, source: ModelSource, engine: E
             upstream=upstream.url,
             upstream_timeout_s=upstream.timeout_s,
         ),
-        policy=POLICY,
+        policy=DEFAULT_POLICY,
         model=str(source.folder),
         name=source.name,
         engine=engine.address,

@@ -18,13 +18,13 @@ from leyden.local.stack import local_stack
 from leyden.store import queries
 from leyden.store.database import Database
 from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of, unused_settings
-from leyden.trainer.checkpoint import Checkpoints, TrainerState, newest, restore
+from leyden.trainer.checkpoint import Checkpoints, TrainerState, latest_checkpoint, restore_checkpoint
 from leyden.trainer.loop import Trainer
-from leyden.trainer.policy.loading import ModelSource, check_tokenizer, find, load_model
+from leyden.trainer.policy.loading import ModelSource, check_tokenizer, find_model, load_model
 from leyden.trainer.policy.policy import Policy
 from leyden.trainer.report.console import ConsoleReport
 from leyden.trainer.report.metrics_log import MetricsLog, read_metrics
-from leyden.trainer.report.plot import draw_image, draw_text, points
+from leyden.trainer.report.plot import draw_image, draw_text, metric_points
 from leyden.trainer.report.sinks import open_sinks
 from leyden.trainer.rollouts.tasks import Tasks, read_tasks
 
@@ -56,7 +56,7 @@ class TrainingResult(Struct, frozen=True):
     @property
     def checkpoint(self) -> Path | None:
         """The newest weights, a Hugging Face folder."""
-        return newest(self.folder)
+        return latest_checkpoint(self.folder)
 
 
 async def train(config: Config, restart: bool = False, console: Console | None = None) -> TrainingResult:
@@ -67,7 +67,7 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     tasks = read_tasks(config)
     for note in (*unused_settings(config.algorithm), *_scarce(config, tasks)):
         console.print(note, highlight=False, soft_wrap=True)
-    source = find(config.model, config.base)
+    source = find_model(config.model, config.base)
     check_tokenizer(source)
     folder = RunFolder.of(config)
     if restart and (aside := folder.put_aside()) is not None:
@@ -80,7 +80,7 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     rows = read_metrics(folder.journal)
     draw_image(rows, f"{config.run}: {config.model}", folder.curve)
     console.print(draw_text(rows), highlight=False)
-    measured = points(rows, "held_out/reward")
+    measured = metric_points(rows, "held_out/reward")
     return TrainingResult(
         run=config.run,
         folder=folder.path,
@@ -108,8 +108,8 @@ async def _train(
     if policy.unfit is not None:
         console.print(f"{source.name} cannot be trained as a tree, so every call is computed by itself: {policy.unfit}")
     checkpoints = Checkpoints(folder.path, source.folder, config.checkpoints.keep)
-    last = newest(folder.path)
-    state = restore(last, policy) if last is not None else TrainerState()
+    last = latest_checkpoint(folder.path)
+    state = restore_checkpoint(last, policy) if last is not None else TrainerState()
     if state.step:
         console.print(f"going on with [bold]{config.run}[/] after step {state.step}", highlight=False, soft_wrap=True)
     sinks = open_sinks(config, folder.path)
@@ -122,7 +122,7 @@ async def _train(
                 soft_wrap=True,
             )
         journal = MetricsLog(folder.journal, state.step, home.remote, config.run, sinks)
-        measured = points(read_metrics(folder.journal), "held_out/reward")
+        measured = metric_points(read_metrics(folder.journal), "held_out/reward")
         display = ConsoleReport(console, config.training.steps, measured[-1][1] if measured else None)
         trainer = Trainer(
             config, tasks, home.remote, algorithm, policy, home.engine, checkpoints, state, (journal, display)

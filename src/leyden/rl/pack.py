@@ -1,8 +1,8 @@
-"""Which sequences are computed together: in trees of at most so many tokens, at the least cost, or as plain lines.
+"""Packs sequences into prefix trees of bounded size at the least cost.
 
-In lexicographic order neighbours share the most, so a part is a run of that order. A cut costs what both of its sides
-begin with, which is then computed twice; of all the ways to cut, the cheapest is taken. A sequence that another begins
-with lies in the other's line; where little more than that is shared, lines are cheaper than trees.
+In lexicographic order neighbours share the longest prefixes, so a tree holds consecutive sequences of that order. A cut
+between two trees costs the prefix that both sides share, which is computed twice; dynamic programming finds the
+cheapest cuts. `merge_prefixes` is the alternative to trees: a sequence that is a prefix of another is computed with it.
 """
 
 from collections.abc import Sequence
@@ -12,36 +12,36 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from leyden.rl.tree import Tokens, common, order
+from leyden.rl.tree import Tokens, common_prefix, lexicographic_order
 
 
 class Cost(Struct, frozen=True):
-    """What trees cost, in tokens of a plain line."""
+    """What trees cost, in tokens of a plain sequence."""
 
-    most: int
-    """No part has more tokens, unless a single sequence has."""
-    part: float = 0.0
-    """What a part costs beside its tokens."""
-    tree: float = 1.0
-    """What a token costs in a tree, where one in a line costs 1."""
+    max_tokens: int
+    """Tokens of a tree, unless a single sequence has more."""
+    overhead: float = 0.0
+    """The fixed cost of a tree."""
+    tree_token: float = 1.0
+    """The cost of a token in a tree; one in a plain sequence costs 1."""
     block: int = 1
     """Trees are padded to a multiple of so many tokens."""
 
 
 class Part(NamedTuple):
-    """Some sequences in one tree."""
+    """The sequences of one tree, by index."""
 
     indices: list[int]
     tokens: int
-    """Distinct ones."""
+    """Distinct tokens."""
 
 
-def lines(sequences: Sequence[Tokens]) -> list[list[int]]:
-    """The sequences by the line in which they lie, by index: the first of each is the whole line."""
+def merge_prefixes(sequences: Sequence[Tokens]) -> list[list[int]]:
+    """Group sequences so that each group's first contains the others as prefixes; by index."""
     arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
     found: list[list[int]] = []
-    for index in reversed(order(arrays)):  # what begins with a sequence comes right after it in order
-        if found and common(arrays[index], arrays[found[-1][0]]) == len(arrays[index]):
+    for index in reversed(lexicographic_order(arrays)):  # a sequence comes right before those that it is a prefix of
+        if found and common_prefix(arrays[index], arrays[found[-1][0]]) == len(arrays[index]):
             found[-1].append(index)
         else:
             found.append([index])
@@ -49,22 +49,22 @@ def lines(sequences: Sequence[Tokens]) -> list[list[int]]:
 
 
 def pack(sequences: Sequence[Tokens], cost: Cost) -> list[Part]:
-    """The sequences in parts, by index, in lexicographic order."""
+    """Divide the sequences into trees at the least cost, in lexicographic order."""
     if not sequences:
         return []
     whole = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
-    ordered = order(whole)
+    ordered = lexicographic_order(whole)
     arrays = [whole[index] for index in ordered]
-    shared = np.array([0, *(common(left, right) for left, right in pairwise(arrays))])
-    ends = np.cumsum([len(array) for array in arrays] - shared)  # tokens of the whole tree up to each sequence
-    opens = ends - [len(array) for array in arrays]  # a part from i to j has ends[j] - opens[i] tokens
-    cheapest = np.zeros(len(arrays) + 1)  # of everything before a sequence
-    starts = np.zeros(len(arrays), dtype=np.int64)  # of the last part, where a sequence is its last
+    shared = np.array([0, *(common_prefix(left, right) for left, right in pairwise(arrays))])
+    ends = np.cumsum([len(array) for array in arrays] - shared)  # tokens of one tree of all sequences up to each
+    opens = ends - [len(array) for array in arrays]  # a tree of sequences i to j has ends[j] - opens[i] tokens
+    cheapest = np.zeros(len(arrays) + 1)  # cost of all sequences before each
+    starts = np.zeros(len(arrays), dtype=np.int64)  # first sequence of the tree that ends with each
     for last in range(len(arrays)):
-        first = min(int(np.searchsorted(ends, ends[last] - cost.most)), last)
+        first = min(int(np.searchsorted(ends, ends[last] - cost.max_tokens)), last)
         sizes = ends[last] - opens[first : last + 1]
-        costs = cheapest[first : last + 1] + cost.part + sizes
-        costs[:-1][sizes[:-1] > cost.most] = np.inf
+        costs = cheapest[first : last + 1] + cost.overhead + sizes
+        costs[:-1][sizes[:-1] > cost.max_tokens] = np.inf
         best = int(np.argmin(costs))
         starts[last], cheapest[last + 1] = first + best, costs[best]
     parts = []

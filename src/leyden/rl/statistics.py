@@ -1,7 +1,7 @@
-"""What an update looked like: ratios, clip shares, entropy, distance to the sampler, effective sample size.
+"""Statistics of an update: ratios, clip shares, entropy, KL divergence from the sampler, effective sample size.
 
-Sums and extremes are collected batch by batch and divided once in the end, so figures do not depend on how an update
-was divided into batches of whole calls.
+Sums and extremes are collected for each micro-batch and divided once at the end, so metrics do not depend on how an
+update was divided into micro-batches of whole calls.
 """
 
 from collections import defaultdict
@@ -15,53 +15,53 @@ from leyden.rl.kl import k1, k3
 from leyden.rl.loss import TokenBatch
 from leyden.rl.ratio import ratio, total
 
-DEEPEST = 15
-"""Turns from this one on are reported as one."""
+MAX_TURN = 15
+"""Turns from this one on are reported together."""
 
 
 class Statistics:
-    """Sums over the tokens of an update."""
+    """Collects sums over the tokens of an update."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, float] = defaultdict(float)
-        self._turns = torch.zeros(DEEPEST + 1, 3, dtype=torch.float64)
-        """Tokens, and the sums of k1 and k3 to the sampler, of each turn."""
+        self._turns = torch.zeros(MAX_TURN + 1, 3, dtype=torch.float64)
+        """For each turn: tokens, and the sums of k1 and k3 to the sampler."""
         self._highest, self._lowest = -inf, inf
 
     @torch.no_grad()
     def add(
-        self, tokens: TokenBatch, sampler: Tensor, depth: Tensor, figures: Mapping[str, Tensor], entropy: Tensor
+        self, tokens: TokenBatch, sampler_logprobs: Tensor, turn: Tensor, metrics: Mapping[str, Tensor], entropy: Tensor
     ) -> None:
-        """Count a batch: `depth` is the turn of each token's call, `figures` and `entropy` are of tokens."""
-        if not len(sampler):
+        """Add a micro-batch: `turn` is the index of each token's call in its rollout; the others are per token."""
+        if not len(sampler_logprobs):
             return
-        current, proximal, drawn = tokens.current.double(), tokens.proximal.double(), sampler.double()
-        moved = figures.get("ratio", ratio(current - proximal)).double()
-        weight, call_weight = ratio(proximal - drawn), ratio(total(proximal - drawn, tokens.call))
+        current, proximal, sampler = (t.double() for t in (tokens.current, tokens.proximal, sampler_logprobs))
+        step_ratio = metrics.get("ratio", ratio(current - proximal)).double()
+        weight, call_weight = ratio(proximal - sampler), ratio(total(proximal - sampler, tokens.call))
         sums = {
             "calls": torch.ones_like(call_weight).sum(),
-            "ratio_mean": moved.sum(),
+            "ratio_mean": step_ratio.sum(),
             "entropy": entropy.double().sum(),
             "kl_proximal_k3": k3(proximal, current).sum(),
             "weight": weight.sum(),
             "weight^2": (weight**2).sum(),
             "call_weight": call_weight.sum(),
             "call_weight^2": (call_weight**2).sum(),
-            **{name: figure.double().sum() for name, figure in figures.items() if name != "ratio"},
+            **{name: metric.double().sum() for name, metric in metrics.items() if name != "ratio"},
         }
-        *found, highest, lowest = torch.stack([*sums.values(), moved.max(), moved.min()]).tolist()
+        *found, highest, lowest = torch.stack([*sums.values(), step_ratio.max(), step_ratio.min()]).tolist()
         for name, value in zip(sums, found, strict=True):
             self._sums[name] += value
         self._highest, self._lowest = max(self._highest, highest), min(self._lowest, lowest)
-        of_token = torch.stack([torch.ones_like(drawn), k1(drawn, proximal), k3(drawn, proximal)], dim=1)
-        turns = of_token.new_zeros(DEEPEST + 1, 3).index_add(0, depth.clamp(max=DEEPEST), of_token)
+        of_token = torch.stack([torch.ones_like(sampler), k1(sampler, proximal), k3(sampler, proximal)], dim=1)
+        turns = of_token.new_zeros(MAX_TURN + 1, 3).index_add(0, turn.clamp(max=MAX_TURN), of_token)
         self._turns += turns.cpu()
 
     def finish(self) -> dict[str, float]:
-        """Means over tokens, extremes, and shares; nothing where no token was counted.
+        """Return means over tokens, extremes and shares; empty if no token was added.
 
         `kl_sampler` is KL(sampler || proximal), also of each turn; `kl_proximal` is KL(proximal || current); `ess` is
-        the share of tokens or calls that would say as much if the proximal policy had drawn them.
+        the effective sample size, as a share of the tokens or calls.
         """
         sums = dict(self._sums)
         tokens, by_k1, by_k3 = self._turns.sum(0).tolist()

@@ -1,8 +1,8 @@
-"""The prefix tree of token sequences: what they share is there once.
+"""Builds the prefix tree of token sequences: each shared prefix is stored once.
 
-Sequences in lexicographic order visit their tree depth first, so a tree is its sequences one after another, each
-without what it shares with the one before. A node's descendants lie right behind it: `ends` is where they stop, and
-node j is an ancestor of node i, or i itself, if j <= i < ends[j].
+Sequences in lexicographic order visit their tree depth first, so the nodes are the sequences one after another, each
+without the prefix that it shares with its predecessor. The descendants of node j follow it up to `ends[j]`: node j is
+an ancestor of node i, or i itself, if j <= i < ends[j].
 """
 
 from collections.abc import Sequence
@@ -22,39 +22,39 @@ class Tree(Struct, frozen=True):
     depths: Ints
     ends: Ints
     paths: tuple[Ints, ...]
-    """For each sequence, in the order in which they were given: the node of each of its tokens."""
+    """For each sequence, in the given order: the node of each of its tokens."""
     kept: tuple[int, ...]
-    """How many of those nodes are of sequences before it; the rest, which lie behind each other, are its own."""
+    """How many of those nodes belong to earlier sequences; the rest are consecutive and its own."""
 
 
-def grow(sequences: Sequence[Tokens]) -> Tree:
-    """The tree of some sequences."""
+def build_tree(sequences: Sequence[Tokens]) -> Tree:
+    """Build the tree of some sequences."""
     arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
     ids, depths, ends = np.empty((3, sum(map(len, arrays))), dtype=np.int64)
     paths: list[Ints] = [np.empty(0, np.int64)] * len(arrays)
     shared = [0] * len(arrays)
-    path, before = np.empty(0, np.int64), np.empty(0, np.int64)
+    path, previous = np.empty(0, np.int64), np.empty(0, np.int64)
     nodes = 0
-    for index in order(arrays):
+    for index in lexicographic_order(arrays):
         array = arrays[index]
-        kept = common(before, array)
+        kept = common_prefix(previous, array)
         ends[path[kept:]] = nodes
         new = np.arange(nodes, nodes + len(array) - kept)
         ids[new], depths[new] = array[kept:], np.arange(kept, len(array))
-        path, before, nodes = np.concatenate([path[:kept], new]), array, nodes + len(new)
+        path, previous, nodes = np.concatenate([path[:kept], new]), array, nodes + len(new)
         paths[index], shared[index] = path, kept
     ends[path] = nodes
     return Tree(ids[:nodes], depths[:nodes], ends[:nodes], tuple(paths), tuple(shared))
 
 
-def order(sequences: Sequence[Tokens]) -> list[int]:
-    """The sequences in lexicographic order, by index: neighbours share the most."""
-    keys = [np.asarray(sequence, dtype=">u4").tobytes() for sequence in sequences]  # which compare as the ids do
+def lexicographic_order(sequences: Sequence[Tokens]) -> list[int]:
+    """Sort sequences lexicographically, by index: neighbours share the longest prefixes."""
+    keys = [np.asarray(sequence, dtype=">u4").tobytes() for sequence in sequences]  # compare as the ids do
     return sorted(range(len(sequences)), key=keys.__getitem__)
 
 
-def common(left: Ints, right: Ints) -> int:
-    """How many tokens two sequences begin with alike."""
+def common_prefix(left: Ints, right: Ints) -> int:
+    """The length of the longest common prefix of two sequences."""
     length = min(len(left), len(right))
     differ = np.flatnonzero(left[:length] != right[:length])
     return int(differ[0]) if len(differ) else length

@@ -1,4 +1,4 @@
-"""The loop: ask for groups of rollouts, turn what happened into a gradient, publish the weights, and lose nothing.
+"""The training loop: requests groups of rollouts, computes gradients, publishes weights, saves checkpoints.
 
-It talks to the server over HTTP like everybody else, and is blind to algorithms: rows carry an advantage and a weight.
+It talks to the server over HTTP and does not depend on the algorithm: samples carry an advantage and a weight.
 """

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from leyden.config import ConfigError
+from leyden.records import DEFAULT_POLICY
 from leyden.trainer.policy.policy import Policy
 
 _NAME = re.compile(r"step-(\d+)")
@@ -30,6 +31,8 @@ class TrainerState(Struct, frozen=True):
     """Where a run stands, beside its weights."""
 
     step: int = 0
+    policy: str = DEFAULT_POLICY
+    """Name of the policy that is trained."""
     position: int = 0
     """How many tasks have been drawn."""
     version: int = 0
@@ -64,13 +67,13 @@ class Checkpoints:
         return final
 
     def _drop(self, state: TrainerState) -> None:
-        wanted = {*sorted(found(self._folder))[-self._keep :], state.best_step}
-        for number in found(self._folder):
+        wanted = {*sorted(checkpoint_steps(self._folder))[-self._keep :], state.best_step}
+        for number in checkpoint_steps(self._folder):
             if number not in wanted:
                 shutil.rmtree(self._folder / f"step-{number}")
 
 
-def restore(folder: Path, policy: Policy) -> TrainerState:
+def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
     """Put a policy and its optimiser where a checkpoint left them."""
     state = read_state(folder)
     precision = torch.promote_types(policy.served.dtype, torch.float32)  # that of the master weights
@@ -91,9 +94,9 @@ def restore(folder: Path, policy: Policy) -> TrainerState:
     return state
 
 
-def newest(folder: Path) -> Path | None:
+def latest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint of a run to go on from."""
-    steps = found(folder)
+    steps = checkpoint_steps(folder)
     return folder / f"step-{steps[-1]}" if steps else None
 
 
@@ -105,7 +108,7 @@ def read_state(folder: Path) -> TrainerState:
         raise ConfigError(f"{folder} is no checkpoint: {error}") from error
 
 
-def found(folder: Path) -> list[int]:
+def checkpoint_steps(folder: Path) -> list[int]:
     """The steps of which there are checkpoints."""
     entries = folder.iterdir() if folder.is_dir() else ()
     return sorted(int(name[1]) for path in entries if (name := _NAME.fullmatch(path.name)) and (path / _STATE).exists())

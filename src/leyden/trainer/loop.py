@@ -18,7 +18,7 @@ from leyden.outcomes import Ending
 from leyden.records import Call, RewardKind, Task, Version
 from leyden.remote import Remote
 from leyden.trainer.algorithm.resolve import Algorithm
-from leyden.trainer.batch.samples import POLICY, SelectedRollout, StepAccounting, score
+from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, select_rollouts
 from leyden.trainer.checkpoint import Checkpoints, TrainerState
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.policy.policy import Policy, PolicyUpdate, UpdateMetrics
@@ -26,7 +26,7 @@ from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate
 from leyden.trainer.rollouts.signals import reward_automatically
 from leyden.trainer.rollouts.tasks import Tasks
-from leyden.trainer.updates import Update, prepare
+from leyden.trainer.updates import Update, prepare_updates
 from leyden.wire import GroupSpec
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ class StepReport(Struct):
 
     step: int
     rewards: list[float]
-    accounts: StepAccounting
-    figures: list[UpdateMetrics] = field(default_factory=list)
+    accounting: StepAccounting
+    metrics: list[UpdateMetrics] = field(default_factory=list)
     automatic: list[float] = field(default_factory=list)
     """What each rollout earned by itself, apart from the task's reward."""
     signals: Counter[str] = field(default_factory=Counter)
@@ -106,11 +106,11 @@ class Trainer:
         engine: EngineBackend,
         checkpoints: Checkpoints,
         state: TrainerState,
-        watchers: Sequence[TrainingObserver],
+        observers: Sequence[TrainingObserver],
     ) -> None:
         self._config, self._tasks, self._remote = config, tasks, remote
         self._policy, self._engine, self._checkpoints = policy, engine, checkpoints
-        self._watchers = watchers
+        self._observers = observers
         self._collection = RolloutCollector(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
         self._algorithm = algorithm
@@ -128,8 +128,8 @@ class Trainer:
             if _due(self._config.evaluation.every, report.step, training.steps):
                 report.held_out = await self._measure(report.step)
             durations = [*durations[-9:], time.monotonic() - began]
-            for watcher in self._watchers:  # before it is kept: what is kept has been told
-                watcher.step(report, fmean(durations) * (training.steps - report.step))
+            for observer in self._observers:  # before it is kept: what is kept has been told
+                observer.step(report, fmean(durations) * (training.steps - report.step))
             best = self.state.best_step == report.step
             if best or stop.is_set() or _due(self._config.checkpoints.every, report.step, training.steps):
                 await self._on_thread(lambda: self._checkpoints.save(self._policy, self.state))
@@ -143,10 +143,12 @@ class Trainer:
         report.sampling_s = time.monotonic() - began
         report.learning_rate = self._policy.learning_rate
         number = self._config.training.updates_per_step
-        updates = await self._on_thread(lambda: prepare(groups, number, self._policy, self._algorithm, report.accounts))
+        updates = await self._on_thread(
+            lambda: prepare_updates(groups, number, self._policy, self._algorithm, report.accounting)
+        )
         for update in updates:
             metrics, publication = await self._update(update)
-            report.figures.append(metrics)
+            report.metrics.append(metrics)
             report.publications.append(publication)
         report.training_s = time.monotonic() - began - report.sampling_s - report.publishing_s
         self.state = replace(self.state, step=step)
@@ -154,13 +156,13 @@ class Trainer:
 
     async def _update(self, update: Update) -> tuple[UpdateMetrics, Publication]:
         objective = self._algorithm.objective
-        figures = await self._on_thread(lambda: self._policy.accumulate(update.rows, update.before, objective))
+        metrics = await self._on_thread(lambda: self._policy.accumulate(update.samples, update.old_logprobs, objective))
         version = self.state.version + 1
-        await self._remote.hold_calls(self._config.run, POLICY)
-        publication = await self._engine.publish(PolicyUpdate(self._policy, figures.grad_norm), version)
-        await self._remote.publish_version(self._config.run, Version(POLICY, version))  # held calls go on
+        await self._remote.hold_calls(self._config.run, self.state.policy)
+        publication = await self._engine.publish(PolicyUpdate(self._policy, metrics.grad_norm), version)
+        await self._remote.publish_version(self._config.run, Version(self.state.policy, version))  # held calls go on
         self.state = replace(self.state, version=version)
-        return figures, publication
+        return metrics, publication
 
     async def _collect(self, step: int, report: StepReport) -> list[list[SelectedRollout]]:
         """The groups of a step, whole, in the order in which they were asked for; dropped ones are asked for anew."""
@@ -174,12 +176,12 @@ class Trainer:
                 episodes = await reward_automatically(self._remote, found, self._algorithm.signals, step)
                 done += episodes
                 self._tell(step, len(done), sum(spec.size for spec in asked), "rollouts")
-                if (group := score(episodes, self._algorithm.admission, report.accounts)) is not None:
+                if (group := select_rollouts(episodes, self._algorithm.sample_filter, report.accounting)) is not None:
                     kept[missing[spec.id]] = group
             self._note(done, report)
             self._insist_on_success(step, done)
         if not kept:
-            raise TrainingError(_nothing_to_learn(step, report.accounts, done))
+            raise TrainingError(_nothing_to_learn(step, report.accounting, done))
         return [kept[name] for name in wanted if name in kept]
 
     def _spec(self, name: str) -> GroupSpec:
@@ -221,13 +223,13 @@ class Trainer:
         best = self.state.best_reward
         if measured.reward is not None and (best is None or measured.reward >= best):  # of equals the later
             self.state = replace(self.state, best_step=step, best_reward=measured.reward)
-        for watcher in self._watchers:
-            watcher.measured(step, measured, episodes)
+        for observer in self._observers:
+            observer.measured(step, measured, episodes)
         return measured
 
     def _tell(self, step: int, done: int, asked: int, what: str) -> None:
-        for watcher in self._watchers:
-            watcher.progress(step, done, asked, what)
+        for observer in self._observers:
+            observer.progress(step, done, asked, what)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Heavy work, on one thread always, beside the loop that serves everybody else."""
@@ -238,10 +240,10 @@ def _due(every: int, step: int, last: int) -> bool:
     return step == last or (every > 0 and step % every == 0)
 
 
-def _nothing_to_learn(step: int, accounts: StepAccounting, episodes: Sequence[Episode]) -> str:
-    why = ", ".join(f"{count} {reason}" for reason, count in accounts.excluded.most_common())
+def _nothing_to_learn(step: int, accounting: StepAccounting, episodes: Sequence[Episode]) -> str:
+    why = ", ".join(f"{count} {reason}" for reason, count in accounting.excluded.most_common())
     advice = "run `leyden dev` to see what your agent does"
-    if accounts.calls_left["role not selected"]:
+    if accounting.calls_excluded["role not selected"]:
         roles = dict.fromkeys(episode.role(call) or "none" for episode in episodes for call in episode.calls)
         advice = f"calls had the roles {', '.join(roles)}; `training.roles` names those that are trained on"
-    return f"step {step}: {accounts.groups_dropped} groups had too few rollouts to learn from ({why}): {advice}"
+    return f"step {step}: {accounting.groups_dropped} groups had too few rollouts to learn from ({why}): {advice}"

@@ -1,4 +1,4 @@
-"""The updates of a step, made ready: whose rows, what they are worth, and what was known of them before the first."""
+"""Prepares the updates of a step: samples with advantages, and everything that must be computed before the first."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from leyden.rl.correction import ratios
 from leyden.trainer.algorithm.resolve import Algorithm, KlPenalty
-from leyden.trainer.batch.advantages import StepInputs, value
-from leyden.trainer.batch.samples import Sample, SelectedRollout, StepAccounting, lay_out
+from leyden.trainer.batch.advantages import StepInputs, compute_advantages
+from leyden.trainer.batch.samples import Sample, SelectedRollout, StepAccounting, make_samples
 from leyden.trainer.policy.objective import OldLogprobs
 from leyden.trainer.policy.policy import Policy
 
@@ -18,61 +18,66 @@ Groups = Sequence[Sequence[SelectedRollout]]
 
 
 class Update(Struct, frozen=True):
-    """Rows to move the weights by, once."""
+    """The samples of one optimiser update."""
 
-    rows: list[Sample]
-    before: OldLogprobs
+    samples: list[Sample]
+    old_logprobs: OldLogprobs
 
 
-def prepare(
-    groups: Groups, number: int, policy: Policy, algorithm: Algorithm, accounts: StepAccounting
+def prepare_updates(
+    groups: Groups, number: int, policy: Policy, algorithm: Algorithm, accounting: StepAccounting
 ) -> list[Update]:
-    """Divide groups evenly into so many updates. Those that nothing is to be learnt from are left out."""
+    """Divide groups evenly into so many updates. Updates without samples are left out."""
     number = min(number, len(groups))
     ends = [len(groups) * done // number for done in range(number + 1)]
     parts = [groups[start:end] for start, end in pairwise(ends)]
-    updates = [_update(part, policy, algorithm, accounts, moves=len(parts) > 1) for part in parts]
-    return [update for update in updates if update.rows]
+    updates = [_update(part, policy, algorithm, accounting, moves=len(parts) > 1) for part in parts]
+    return [update for update in updates if update.samples]
 
 
-def _update(groups: Groups, policy: Policy, algorithm: Algorithm, accounts: StepAccounting, moves: bool) -> Update:
-    """One update; `moves` says whether the policy will have moved before it."""
-    laid, objective = lay_out(groups), algorithm.objective
-    known = StepInputs(
-        penalties=_penalties(laid, policy, algorithm.penalty, accounts) if algorithm.penalty is not None else None,
-        values=policy.values(laid) if algorithm.critic else None,
+def _update(groups: Groups, policy: Policy, algorithm: Algorithm, accounting: StepAccounting, moves: bool) -> Update:
+    """Prepare one update; `moves` says whether the policy changes before it."""
+    all_samples, objective, penalty = make_samples(groups), algorithm.objective, algorithm.kl_penalty
+    inputs = StepInputs(
+        penalties=None if penalty is None else _penalties(all_samples, policy, penalty, accounting),
+        values=policy.values(all_samples) if algorithm.critic else None,
     )
-    valued = value(groups, laid, known, algorithm.valuation, accounts)
+    with_credit = compute_advantages(groups, all_samples, inputs, algorithm.advantage_estimator, accounting)
     # Without an advantage a call has no gradient, unless something else gives it one.
-    rows = [row for row in valued if row.advantage or algorithm.critic or objective.needs_all]
-    whole = objective.correction is not None and objective.level == "rollout"
-    ratios_R = _ratios(laid, policy.logprobs(laid)) if whole else None
-    before = OldLogprobs(
-        proximal=policy.logprobs(rows) if moves else None,
-        reference=policy.reference_logprobs(rows) if objective.kl is not None else None,
-        corrections=None if ratios_R is None else [ratios_R[row.rollout].expand(len(row.sampler)) for row in rows],
+    samples = [sample for sample in with_credit if sample.advantage or algorithm.critic or objective.needs_all]
+    by_rollout = objective.correction is not None and objective.level == "rollout"
+    ratios_R = _ratios(all_samples, policy.logprobs(all_samples)) if by_rollout else None
+    old_logprobs = OldLogprobs(
+        proximal=policy.logprobs(samples) if moves else None,
+        reference=policy.reference_logprobs(samples) if objective.kl is not None else None,
+        ratios=None
+        if ratios_R is None
+        else [ratios_R[sample.rollout].expand(len(sample.sampler_logprobs)) for sample in samples],
     )
-    return Update(rows, before)
+    return Update(samples, old_logprobs)
 
 
-def _penalties(rows: Sequence[Sample], policy: Policy, penalty: KlPenalty, accounts: StepAccounting) -> list[float]:
-    """What the distance to the reference takes from the reward of each call."""
-    reference = policy.reference_logprobs(rows)
+def _penalties(
+    samples: Sequence[Sample], policy: Policy, penalty: KlPenalty, accounting: StepAccounting
+) -> list[float]:
+    """Compute what is subtracted from the reward of each call for its KL divergence from the reference."""
+    reference = policy.reference_logprobs(samples)
     distances = [
-        penalty.estimate(_sampler(row, known), known).sum().item() for row, known in zip(rows, reference, strict=True)
+        penalty.estimate(_sampler_logprobs(sample, logprobs), logprobs).sum().item()
+        for sample, logprobs in zip(samples, reference, strict=True)
     ]
-    accounts.kl_reference.append(sum(distances) / sum(len(row.sampler) for row in rows))
+    accounting.kl_reference.append(sum(distances) / sum(len(sample.sampler_logprobs) for sample in samples))
     return [penalty.weight * distance for distance in distances]
 
 
-def _ratios(rows: Sequence[Sample], proximal: Sequence[Tensor]) -> Tensor:
-    """The ratio of the proximal policy to the sampler over each whole rollout."""
-    gaps = [known - _sampler(row, known) for row, known in zip(rows, proximal, strict=True)]
+def _ratios(samples: Sequence[Sample], proximal: Sequence[Tensor]) -> Tensor:
+    """Compute the ratio of the proximal policy to the sampler over each whole rollout."""
+    gaps = [logprobs - _sampler_logprobs(sample, logprobs) for sample, logprobs in zip(samples, proximal, strict=True)]
     gap_C = torch.stack([gap.sum() for gap in gaps])
-    rollout = torch.tensor([row.rollout for row in rows], device=gap_C.device)
-    gap_R = gap_C.new_zeros(max(row.rollout for row in rows) + 1).index_add(0, rollout, gap_C)
+    rollout = torch.tensor([sample.rollout for sample in samples], device=gap_C.device)
+    gap_R = gap_C.new_zeros(max(sample.rollout for sample in samples) + 1).index_add(0, rollout, gap_C)
     return ratios(gap_R)
 
 
-def _sampler(row: Sample, like: Tensor) -> Tensor:
-    return torch.tensor(row.sampler, device=like.device, dtype=like.dtype)
+def _sampler_logprobs(sample: Sample, like: Tensor) -> Tensor:
+    return torch.tensor(sample.sampler_logprobs, device=like.device, dtype=like.dtype)

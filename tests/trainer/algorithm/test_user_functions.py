@@ -65,7 +65,7 @@ def mine(tmp_path: Path) -> Callable[..., Any]:
         ("algorithm.loss", "x, t", "return -x.current.mean(), {}", (TOKENS, TERMS), r"shape \(\) for 4 tokens"),
         ("algorithm.loss", "x, t", "return -x.advantages, {}", (TOKENS, TERMS), "without a gradient"),
         ("algorithm.loss", "x, t", "return x.current / 0, {}", (TOKENS, TERMS), "not a number"),
-        ("algorithm.loss", "x, t", "return -x.current, {'r': 1.0}", (TOKENS, TERMS), "a float for the figure 'r'"),
+        ("algorithm.loss", "x, t", "return -x.current, {'r': 1.0}", (TOKENS, TERMS), "a float for the metric 'r'"),
         ("algorithm.correction", "r, t", "return r[:2]", (torch.ones(4), TERMS), r"shape \(2,\) for 4 tokens"),
         ("algorithm.state", "e, c", "return [1]", (None, None), "gave a list, which cannot be hashed"),
         ("signals.rule", "s", "return 'much'", (SIGNAL,), "gave 'much' for .*: return a finite number, or None"),
@@ -82,8 +82,8 @@ def test_what_it_does_wrong_is_said_in_one_line(
 def test_what_it_does_right_is_passed_on(mine: Callable[..., Any]) -> None:
     assert mine("algorithm.credit", "e, t", "return [None, 2]")(EARNED, TERMS) == [None, 2]
     assert mine("algorithm.aggregation", "n, t", "return [[0.5], [1, 2]]")([[3], [2, 2]], TERMS) == [[0.5], [1, 2]]
-    losses, figures = mine("algorithm.loss", "x, t", "return -x.current, {'r': x.proximal}")(TOKENS, TERMS)
-    assert losses.shape == figures["r"].shape == (4,)
+    losses, metrics = mine("algorithm.loss", "x, t", "return -x.current, {'r': x.proximal}")(TOKENS, TERMS)
+    assert losses.shape == metrics["r"].shape == (4,)
     assert mine("algorithm.state", "e, c", "return ('a', 1)")(None, None) == ("a", 1)
     assert mine("signals.rule", "s", "return None")(None) is None
 

@@ -1,4 +1,4 @@
-"""Rows are worth what credit and advantage say of their rollouts, and count in the loss by the aggregation."""
+"""Samples are worth what credit and advantage say of their rollouts, and count in the loss by the aggregation."""
 
 import pytest
 from msgspec.structs import replace
@@ -18,41 +18,50 @@ from leyden.rl.credit.identical import identical
 from leyden.rl.credit.last_call import last_call
 from leyden.rl.credit.stepwise import stepwise
 from leyden.rl.state.prompt import prompt
-from leyden.trainer.batch.advantages import AdvantageEstimator, StepInputs, value
-from leyden.trainer.batch.samples import Sample, SampleFilter, SelectedRollout, StepAccounting, lay_out, score
+from leyden.trainer.batch.advantages import AdvantageEstimator, StepInputs, compute_advantages
+from leyden.trainer.batch.samples import (
+    Sample,
+    SampleFilter,
+    SelectedRollout,
+    StepAccounting,
+    make_samples,
+    select_rollouts,
+)
 
 RULES = SampleFilter(min_group=2, failure_reward=-1.0, roles=None)
-VALUATION = AdvantageEstimator(identical, grpo, rollout_mean, Hyperparameters(), "rollout", None, None)
+ADVANTAGE_ESTIMATOR = AdvantageEstimator(identical, grpo, rollout_mean, Hyperparameters(), "rollout", None, None)
 
 
 def valued(
     groups: list[list[SelectedRollout]],
-    rules: AdvantageEstimator = VALUATION,
-    accounts: StepAccounting | None = None,
+    rules: AdvantageEstimator = ADVANTAGE_ESTIMATOR,
+    accounting: StepAccounting | None = None,
     known: StepInputs | None = None,
 ) -> list[Sample]:
-    return value(groups, lay_out(groups), known or StepInputs(), rules, accounts or StepAccounting())
+    return compute_advantages(
+        groups, make_samples(groups), known or StepInputs(), rules, accounting or StepAccounting()
+    )
 
 
 def test_rows_carry_the_advantage_of_their_rollout_and_the_weight_of_their_tokens() -> None:
-    accounts = StepAccounting()
+    accounting = StepAccounting()
     group = [episode(0, 1.0, [call("a", 2), call("b", 6)]), episode(1, 0.0, [call("c", 4)])]
-    scored = score(group, RULES, accounts)
+    scored = select_rollouts(group, RULES, accounting)
     assert scored is not None
-    rows = valued([scored], accounts=accounts)
-    assert [row.call for row in rows] == ["a", "b", "c"]
-    assert [row.advantage for row in rows] == pytest.approx([0.5**0.5, 0.5**0.5, -(0.5**0.5)])
-    assert [row.weight for row in rows] == pytest.approx([1 / 16, 1 / 16, 1 / 8])
-    assert (accounts.asked, accounts.trained, accounts.calls_trained) == (2, 2, 3)
+    samples = valued([scored], accounting=accounting)
+    assert [sample.call for sample in samples] == ["a", "b", "c"]
+    assert [sample.advantage for sample in samples] == pytest.approx([0.5**0.5, 0.5**0.5, -(0.5**0.5)])
+    assert [sample.weight for sample in samples] == pytest.approx([1 / 16, 1 / 16, 1 / 8])
+    assert (accounting.asked, accounting.trained, accounting.calls_trained) == (2, 2, 3)
 
 
 def test_step_rewards_are_part_of_the_return() -> None:
     step = Reward("s", 0.5, RewardKind.STEP, weight=0.5, call="a")
-    scored = score(
+    scored = select_rollouts(
         [episode(0, 1.0, [call("a")], Ending.SUCCEEDED, step), episode(1, 0.0, [call("b")])], RULES, StepAccounting()
     )
     assert scored is not None
-    assert [row.target for row in valued([scored])] == [1.25, 0.0]
+    assert [sample.target for sample in valued([scored])] == [1.25, 0.0]
 
 
 def test_a_reward_on_a_span_is_the_last_calls_within_it() -> None:
@@ -63,9 +72,9 @@ def test_a_reward_on_a_span_is_the_last_calls_within_it() -> None:
     whole = replace(episode(0, 1.0, calls, Ending.SUCCEEDED, *given), spans=spans)
     # a reward on an unknown span belongs to the last call
     assert [transition.reward for transition in whole.transitions] == [0.0, 0.5, 0.25]
-    scored = score([whole], replace(RULES, min_group=1), StepAccounting())
+    scored = select_rollouts([whole], replace(RULES, min_group=1), StepAccounting())
     assert scored is not None
-    assert [row.target for row in valued([scored])] == [1.75, 1.75, 1.75]
+    assert [sample.target for sample in valued([scored])] == [1.75, 1.75, 1.75]
 
 
 def span(name: str, parent: str | None) -> Span:
@@ -73,62 +82,64 @@ def span(name: str, parent: str | None) -> Span:
 
 
 def test_groups_without_variance_are_counted_and_have_no_advantage() -> None:
-    accounts = StepAccounting()
+    accounting = StepAccounting()
     groups = [
-        score([episode(0, 1.0, [call("a")]), episode(1, 1.0, [call("b")])], RULES, accounts) or [],
-        score([episode(2, 1.0, [call("c")]), episode(3, 0.0, [call("d")])], RULES, accounts) or [],
-        score([episode(4, 1.0, [call("e")])], replace(RULES, min_group=1), accounts) or [],
+        select_rollouts([episode(0, 1.0, [call("a")]), episode(1, 1.0, [call("b")])], RULES, accounting) or [],
+        select_rollouts([episode(2, 1.0, [call("c")]), episode(3, 0.0, [call("d")])], RULES, accounting) or [],
+        select_rollouts([episode(4, 1.0, [call("e")])], replace(RULES, min_group=1), accounting) or [],
     ]
-    rows = valued(groups, accounts=accounts)
-    assert [row.call for row in rows if row.advantage] == ["c", "d"]
-    assert [row.weight for row in rows] == pytest.approx([1 / 15] * 5)  # all five rollouts are in the mean
-    assert (accounts.groups_flat, accounts.groups_single) == (1, 1)
+    samples = valued(groups, accounting=accounting)
+    assert [sample.call for sample in samples if sample.advantage] == ["c", "d"]
+    assert [sample.weight for sample in samples] == pytest.approx([1 / 15] * 5)  # all five rollouts are in the mean
+    assert (accounting.groups_flat, accounting.groups_single) == (1, 1)
 
 
 def one_group(*episodes: Episode) -> list[list[SelectedRollout]]:
-    return [score(list(episodes), RULES, StepAccounting()) or []]
+    return [select_rollouts(list(episodes), RULES, StepAccounting()) or []]
 
 
 def test_a_call_without_credit_is_counted_and_not_trained_on() -> None:
-    accounts = StepAccounting()
+    accounting = StepAccounting()
     groups = one_group(episode(0, 1.0, [call("a"), call("b")]), episode(1, 0.0, [call("c")]))
-    rows = valued(groups, replace(VALUATION, credit=last_call), accounts)
-    assert [row.call for row in rows] == ["b", "c"]
-    assert accounts.calls_left == {"no credit": 1}
-    assert accounts.calls_trained == 2
+    samples = valued(groups, replace(ADVANTAGE_ESTIMATOR, credit=last_call), accounting)
+    assert [sample.call for sample in samples] == ["b", "c"]
+    assert accounting.calls_excluded == {"no credit": 1}
+    assert accounting.calls_trained == 2
 
 
 def test_a_call_that_is_left_out_stays_in_time() -> None:
     calls = [call("a"), call("b", status=CallStatus.FAILED), call("c")]
     groups = one_group(episode(0, 1.0, calls), episode(1, 0.0, [call("d")]))
-    rows = valued(groups, replace(VALUATION, credit=discounted, hyperparameters=Hyperparameters(gamma=0.5)))
-    assert {row.call: row.target for row in rows} == {"a": 0.25, "c": 1.0, "d": 0.0}
-    assert {row.call: row.turn for row in rows} == {"a": 0, "c": 2, "d": 0}
+    samples = valued(
+        groups, replace(ADVANTAGE_ESTIMATOR, credit=discounted, hyperparameters=Hyperparameters(gamma=0.5))
+    )
+    assert {sample.call: sample.target for sample in samples} == {"a": 0.25, "c": 1.0, "d": 0.0}
+    assert {sample.call: sample.call_index for sample in samples} == {"a": 0, "c": 2, "d": 0}
 
 
 def test_what_the_critic_expected_is_taken_off() -> None:
     groups = one_group(episode(0, 1.0, [call("a"), call("b")]), episode(1, 0.0, [call("c")]))
-    rules = replace(VALUATION, credit=gae, advantage=ppo, hyperparameters=Hyperparameters(lam=0.0))
-    accounts = StepAccounting()
-    rows = valued(groups, rules, accounts, StepInputs(values=[0.25, 0.5, 0.125]))
-    assert [row.target for row in rows] == [0.5, 1.0, 0.0]  # what the next state was worth, and the ends
-    assert rows[1].advantage > rows[0].advantage > rows[2].advantage  # 0.5, 0.25 and -0.125, normalised
-    assert accounts.critic_explained == pytest.approx([1 - (19 / 288) / (1 / 6)])  # of those, over that of the targets
+    rules = replace(ADVANTAGE_ESTIMATOR, credit=gae, advantage=ppo, hyperparameters=Hyperparameters(lam=0.0))
+    accounting = StepAccounting()
+    samples = valued(groups, rules, accounting, StepInputs(values=[0.25, 0.5, 0.125]))
+    assert [sample.target for sample in samples] == [0.5, 1.0, 0.0]  # what the next state was worth, and the ends
+    assert samples[1].advantage > samples[0].advantage > samples[2].advantage  # 0.5, 0.25 and -0.125, normalised
+    assert accounting.critic_explained == pytest.approx([1 - (19 / 288) / (1 / 6)])  # of those over the targets'
 
 
 def test_distance_to_the_reference_is_taken_from_the_reward_of_its_call() -> None:
     groups = one_group(episode(0, 1.0, [call("a"), call("b")]), episode(1, 0.0, [call("c")]))
-    rules = replace(VALUATION, credit=stepwise, hyperparameters=Hyperparameters(spread="last"))
-    rows = valued(groups, rules, known=StepInputs(penalties=[0.5, 0.25, 0.125]))
-    assert [row.target for row in rows] == [-0.5, 0.75, -0.125]
+    rules = replace(ADVANTAGE_ESTIMATOR, credit=stepwise, hyperparameters=Hyperparameters(spread="last"))
+    samples = valued(groups, rules, known=StepInputs(penalties=[0.5, 0.25, 0.125]))
+    assert [sample.target for sample in samples] == [-0.5, 0.75, -0.125]
 
 
 def test_calls_in_the_same_state_are_compared() -> None:
-    accounts = StepAccounting()
+    accounting = StepAccounting()
     groups = one_group(episode(0, 1.0, [call("a"), call("b")]), episode(1, 0.0, [call("c")]))
-    rules = replace(VALUATION, credit=discounted, advantage=gigpo, state=prompt)
-    valued(groups, rules, accounts)
-    assert accounts.states_shared == [1.0]  # all prompts are the same
+    rules = replace(ADVANTAGE_ESTIMATOR, credit=discounted, advantage=gigpo, state=prompt)
+    valued(groups, rules, accounting)
+    assert accounting.states_shared == [1.0]  # all prompts are the same
 
 
 def test_global_normalisation_is_by_a_key_of_the_tasks() -> None:
@@ -142,5 +153,5 @@ def test_global_normalisation_is_by_a_key_of_the_tasks() -> None:
         replace(episode(number, 1.0, [call("abcd"[number])]), task=Task("t", {"source": source}))
         for number, source in enumerate(["maths", "sql", "maths", "sql"])
     ]
-    valued(one_group(*episodes), replace(VALUATION, advantage=looking, normalize_by="source"))
+    valued(one_group(*episodes), replace(ADVANTAGE_ESTIMATOR, advantage=looking, normalize_by="source"))
     assert seen[0].part.tolist() == [0, 1, 0, 1]

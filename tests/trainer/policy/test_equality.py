@@ -1,4 +1,4 @@
-"""The tree is exact: its loss and every gradient are those of one row a call, for every loss and kind of model."""
+"""The tree is exact: its loss and every gradient are those of one sample a call, for every loss and kind of model."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -97,16 +97,16 @@ def episodes(draw: Callable[..., Any]) -> list[Sample]:
         return tuple(rng.randrange(1, 48) for _ in range(rng.randint(1, most)))
 
     task = tokens(12)
-    rows: list[Sample] = []
+    samples: list[Sample] = []
     for rollout in range(draw(st.integers(1, 3))):
         history = task
         for turn in range(draw(st.integers(1, 4))):
             completion = tokens(6)
             way = rng.random()
-            if way < 0.2 and rows:  # the same as another call, drawn the same or at another temperature
-                history, completion = rows[-1].prompt_ids, rows[-1].completion_ids
-            elif way < 0.35 and rows:  # a branch off an earlier call
-                history = (*rng.choice(rows).prompt_ids, *tokens(4))
+            if way < 0.2 and samples:  # the same as another call, drawn the same or at another temperature
+                history, completion = samples[-1].prompt_ids, samples[-1].completion_ids
+            elif way < 0.35 and samples:  # a branch off an earlier call
+                history = (*rng.choice(samples).prompt_ids, *tokens(4))
             elif way < 0.5 and len(history) > 3:  # an edit of what was said
                 at = rng.randrange(1, len(history))
                 history = (*history[:at], rng.randrange(1, 48), *history[at + 1 :])
@@ -115,15 +115,15 @@ def episodes(draw: Callable[..., Any]) -> list[Sample]:
             chosen: Sequence[int] = range(len(completion))
             if rng.random() < 0.3:  # a grammar chose the others
                 chosen = sorted(rng.sample(chosen, rng.randint(1, len(chosen))))
-            rows.append(
+            samples.append(
                 Sample(
                     call=f"{rollout}-{turn}",
                     rollout=rollout,
-                    turn=turn,
+                    call_index=turn,
                     prompt_ids=history,
                     completion_ids=completion,
-                    chosen=chosen,
-                    sampler=tuple(-4 * rng.random() for _ in chosen),
+                    token_indices=chosen,
+                    sampler_logprobs=tuple(-4 * rng.random() for _ in chosen),
                     temperature=rng.choice((1.0, 1.0, 0.7)),
                     advantage=rng.uniform(-2, 2),
                     weight=rng.random(),
@@ -131,21 +131,21 @@ def episodes(draw: Callable[..., Any]) -> list[Sample]:
                 )
             )
             history = (*history, *completion, *tokens(5))
-    return rows
+    return samples
 
 
-def some_before(objective: Objective, policy: Policy, rows: list[Sample]) -> OldLogprobs:
+def some_before(objective: Objective, policy: Policy, samples: list[Sample]) -> OldLogprobs:
     """A policy that has moved since the step began, so that ratios are not 1 and some are clipped."""
     rng = torch.Generator().manual_seed(1)
-    moved = [lp + 0.2 * torch.randn(lp.shape, generator=rng, dtype=lp.dtype) for lp in policy.logprobs(rows)]
+    moved = [lp + 0.2 * torch.randn(lp.shape, generator=rng, dtype=lp.dtype) for lp in policy.logprobs(samples)]
     ratio = [torch.full_like(lp, 0.5 + index / 4) for index, lp in enumerate(moved)]
-    return OldLogprobs(moved, policy.reference_logprobs(rows), ratio if objective.level == "rollout" else None)
+    return OldLogprobs(moved, policy.reference_logprobs(samples), ratio if objective.level == "rollout" else None)
 
 
 def both_ways(
-    model: PreTrainedModel, rows: list[Sample], objective: Objective, critic: bool = False, **config: Any
+    model: PreTrainedModel, samples: list[Sample], objective: Objective, critic: bool = False, **config: Any
 ) -> Iterator[tuple[float, dict[str, torch.Tensor]]]:
-    """Loss and gradients by rows, by trees, by trees that are cut into batches, and by lines."""
+    """Loss and gradients by samples, by trees, by trees that are cut into batches, and by lines."""
     before = None
     for layout, most, as_lines in (
         ("rows", 10_000, False),
@@ -159,21 +159,21 @@ def both_ways(
         assert policy.unfit is None
         for parameter in policy.beside.values():  # some begin at zero, and would hide what comes before them
             torch.nn.init.normal_(parameter, std=0.1)
-        before = before or some_before(objective, policy, rows)
-        figures = policy.accumulate(rows, before, objective)
+        before = before or some_before(objective, policy, samples)
+        metrics = policy.accumulate(samples, before, objective)
         gradients = {name: each.grad for name, each in policy.parameters.items() if each.grad is not None}
         assert len(gradients) == len(policy.parameters)
         policy.optimiser.zero_grad(set_to_none=True)
-        yield figures.loss + (figures.critic_loss or 0.0), gradients
+        yield metrics.loss + (metrics.critic_loss or 0.0), gradients
 
 
-def single_precision(rows: list[Sample]) -> float:
+def single_precision(samples: list[Sample]) -> float:
     """The relative error that float32 gradients may have, whatever the order in which they are added up.
 
     A gradient is a sum over every token that is computed. Rounding errors of n terms add up like a random walk, to
     sqrt(n) units in the last place; every token passes 2 layers twice, forwards and backwards.
     """
-    tokens = sum(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
+    tokens = sum(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
     return 4 * math.sqrt(max(tokens, SHAPE["hidden_size"])) * torch.finfo(torch.float32).eps
 
 
@@ -192,17 +192,17 @@ some = settings(max_examples=8, deadline=None, suppress_health_check=list(Health
 @pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize("name", OBJECTIVES)
 @some
-@given(rows=episodes())
-def test_every_loss_has_the_gradient_of_one_row_a_call(name: str, rows: list[Sample]) -> None:
-    assert_equal(both_ways(small("llama"), rows, OBJECTIVES[name]), 1e-9)
+@given(samples=episodes())
+def test_every_loss_has_the_gradient_of_one_row_a_call(name: str, samples: list[Sample]) -> None:
+    assert_equal(both_ways(small("llama"), samples, OBJECTIVES[name]), 1e-9)
 
 
 @pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize("kind", MODELS)
 @some
-@given(rows=episodes())
-def test_every_kind_of_model_has_the_gradient_of_one_row_a_call(kind: str, rows: list[Sample]) -> None:
-    assert_equal(both_ways(small(kind), rows, OBJECTIVES["ppo_clip"]), 1e-9)
+@given(samples=episodes())
+def test_every_kind_of_model_has_the_gradient_of_one_row_a_call(kind: str, samples: list[Sample]) -> None:
+    assert_equal(both_ways(small(kind), samples, OBJECTIVES["ppo_clip"]), 1e-9)
 
 
 @pytest.mark.usefixtures("in_double")
@@ -212,28 +212,30 @@ def test_every_kind_of_model_has_the_gradient_of_one_row_a_call(kind: str, rows:
     ids=["critic", "lora", "gradient checkpointing"],
 )
 @some
-@given(rows=episodes())
-def test_a_critic_adapters_and_checkpointing_change_nothing_of_that(config: dict[str, Any], rows: list[Sample]) -> None:
-    assert_equal(both_ways(small("llama"), rows, OBJECTIVES["k3"], **config), 1e-9)
+@given(samples=episodes())
+def test_a_critic_adapters_and_checkpointing_change_nothing_of_that(
+    config: dict[str, Any], samples: list[Sample]
+) -> None:
+    assert_equal(both_ways(small("llama"), samples, OBJECTIVES["k3"], **config), 1e-9)
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @some
-@given(rows=episodes())
-def test_models_as_they_are_agree_to_single_precision(kind: str, rows: list[Sample]) -> None:
-    assert_equal(both_ways(small(kind, spread=0.1), rows, OBJECTIVES["ppo_clip"]), single_precision(rows))
+@given(samples=episodes())
+def test_models_as_they_are_agree_to_single_precision(kind: str, samples: list[Sample]) -> None:
+    assert_equal(both_ways(small(kind, spread=0.1), samples, OBJECTIVES["ppo_clip"]), single_precision(samples))
 
 
 @some
-@given(rows=episodes())
-def test_the_critics_values_are_those_of_one_row_a_call(rows: list[Sample]) -> None:
+@given(samples=episodes())
+def test_the_critics_values_are_those_of_one_row_a_call(samples: list[Sample]) -> None:
     found = []
     for layout in "rows", "tree":
         torch.manual_seed(0)
         policy = Policy(small("llama"), TrainingConfig(layout=layout), critic=True)  # type: ignore[arg-type]
         assert policy.critic is not None
         torch.nn.init.normal_(policy.critic.outer.weight)
-        found.append(policy.values(rows))
+        found.append(policy.values(samples))
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
@@ -243,15 +245,15 @@ def test_what_a_grammar_chose_is_context(layout: str) -> None:
     whole = {
         "call": "a",
         "rollout": 0,
-        "turn": 0,
+        "call_index": 0,
         "prompt_ids": (1, 2),
         "completion_ids": (3, 4, 5),
         "temperature": 1.0,
     }
-    chosen = Sample(**whole, chosen=(0, 2), sampler=(-1.0, -2.0), advantage=1.5, weight=0.5)
-    logprobs = policy.logprobs([Sample(**whole, chosen=range(3), sampler=(-1.0,) * 3)])[0]
+    chosen = Sample(**whole, token_indices=(0, 2), sampler_logprobs=(-1.0, -2.0), advantage=1.5, weight=0.5)
+    logprobs = policy.logprobs([Sample(**whole, token_indices=range(3), sampler_logprobs=(-1.0,) * 3)])[0]
     torch.testing.assert_close(policy.logprobs([chosen])[0], logprobs[[0, 2]])
-    before = OldLogprobs([torch.tensor(chosen.sampler)], None, None)
+    before = OldLogprobs([torch.tensor(chosen.sampler_logprobs)], None, None)
     assert policy.accumulate([chosen], before, OBJECTIVES["reinforce"]).tokens == 2
     found = {name: each.grad.clone() for name, each in policy.parameters.items() if each.grad is not None}
     policy.optimiser.zero_grad(set_to_none=True)
@@ -265,16 +267,16 @@ def test_a_model_whose_layers_are_not_attention_is_computed_row_by_row_and_it_is
     config = MambaConfig(vocab_size=48, hidden_size=16, state_size=4, num_hidden_layers=2)
     policy = Policy(AutoModelForCausalLM.from_config(config).eval(), TrainingConfig())
     assert policy.unfit is not None and "linear_attention" in policy.unfit
-    row = Sample(
+    sample = Sample(
         call="a",
         rollout=0,
-        turn=0,
+        call_index=0,
         prompt_ids=(1, 2, 3),
         completion_ids=(4, 5),
-        chosen=(0, 1),
-        sampler=(-1.0, -1.0),
+        token_indices=(0, 1),
+        sampler_logprobs=(-1.0, -1.0),
         temperature=1.0,
     )
     logits = policy.model(input_ids=torch.tensor([[1, 2, 3, 4, 5]])).logits[0, 2:4]
     expected = torch.log_softmax(logits, -1)[[0, 1], [4, 5]]
-    torch.testing.assert_close(policy.logprobs([row])[0], expected.detach())
+    torch.testing.assert_close(policy.logprobs([sample])[0], expected.detach())

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from smallpolicy import OBJECTIVE, some_rows
+from smallpolicy import OBJECTIVE, some_samples
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
@@ -49,21 +49,21 @@ def make(config: Any, spread: float = 0.3) -> PreTrainedModel:
     return model
 
 
-def plain(model: PreTrainedModel, row: Sample) -> torch.Tensor:
-    answer: Any = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]]), use_cache=False)
-    scores = torch.log_softmax(answer.logits[0, len(row.prompt_ids) - 1 : -1] / row.temperature, -1)
-    return scores[range(len(row.completion_ids)), list(row.completion_ids)]
+def plain(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
+    answer: Any = model(input_ids=torch.tensor([[*sample.prompt_ids, *sample.completion_ids]]), use_cache=False)
+    scores = torch.log_softmax(answer.logits[0, len(sample.prompt_ids) - 1 : -1] / sample.temperature, -1)
+    return scores[range(len(sample.completion_ids)), list(sample.completion_ids)]
 
 
 def check(model: PreTrainedModel, policy: Policy) -> None:
-    """Logprobs and gradients are those of the model's own forward over each row."""
-    rows = some_rows(4)
-    for row, found in zip(rows, policy.logprobs(rows), strict=True):
-        torch.testing.assert_close(found, plain(model, row).detach(), atol=1e-5, rtol=1e-5)
-    policy.accumulate(rows, OldLogprobs(), OBJECTIVE)
+    """Logprobs and gradients are those of the model's own forward over each sample."""
+    samples = some_samples(4)
+    for sample, found in zip(samples, policy.logprobs(samples), strict=True):
+        torch.testing.assert_close(found, plain(model, sample).detach(), atol=1e-5, rtol=1e-5)
+    policy.accumulate(samples, OldLogprobs(), OBJECTIVE)
     found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     model.zero_grad()
-    loss = torch.stack([-(plain(model, row) * row.advantage * row.weight).sum() for row in rows]).sum()
+    loss = torch.stack([-(plain(model, sample) * sample.advantage * sample.weight).sum() for sample in samples]).sum()
     loss.backward()  # type: ignore[no-untyped-call]
     for name, each in model.named_parameters():
         assert each.grad is not None
@@ -80,7 +80,7 @@ def test_logits_that_are_scaled_or_bounded_are_computed_only_where_a_token_was_s
     widths: list[int] = []
     head: Any = model.get_output_embeddings()
     handle = head.register_forward_hook(lambda module, given, logits: widths.append(logits.shape[:-1].numel()))
-    policy.logprobs(some_rows(4))
+    policy.logprobs(some_samples(4))
     handle.remove()
     assert max(widths) == 5
     check(model, policy)

@@ -1,7 +1,7 @@
 """In bfloat16 no update is lost: masters are float32, and gradients are added up in float32."""
 
 import torch
-from smallpolicy import OBJECTIVE, small_policy, some_rows
+from smallpolicy import OBJECTIVE, small_policy, some_samples
 
 from leyden.config import AdapterConfig
 from leyden.trainer.policy.objective import OldLogprobs
@@ -11,7 +11,7 @@ def test_updates_too_small_for_bfloat16_add_up() -> None:
     policy = small_policy(dtype=torch.bfloat16, learning_rate=1e-5)
     before = {name: master.detach().clone() for name, master in policy.trained.items()}
     for _ in range(100):
-        metrics = policy.accumulate(some_rows(), OldLogprobs(), OBJECTIVE)
+        metrics = policy.accumulate(some_samples(), OldLogprobs(), OBJECTIVE)
         policy.apply(metrics.grad_norm)
     name = "model.layers.0.mlp.up_proj.weight"
     moved = policy.trained[name].detach() - before[name]
@@ -23,7 +23,7 @@ def test_updates_too_small_for_bfloat16_add_up() -> None:
 
 
 def test_gradients_of_microbatches_are_added_in_float32() -> None:
-    policy, samples = small_policy(dtype=torch.bfloat16, layout="rows", batch_tokens=64), some_rows()
+    policy, samples = small_policy(dtype=torch.bfloat16, layout="rows", batch_tokens=64), some_samples()
     alone = []
     for sample in samples:
         policy.accumulate([sample], OldLogprobs(), OBJECTIVE)
@@ -39,7 +39,7 @@ def test_gradients_of_microbatches_are_added_in_float32() -> None:
 
 def test_adapters_are_float32_whatever_the_model() -> None:
     policy = small_policy(dtype=torch.bfloat16, lora=AdapterConfig(rank=2))
-    metrics = policy.accumulate(some_rows(), OldLogprobs(), OBJECTIVE)
+    metrics = policy.accumulate(some_samples(), OldLogprobs(), OBJECTIVE)
     policy.apply(metrics.grad_norm)
     assert {each.dtype for each in policy.trained.values()} == {torch.float32}
     assert {each.dtype for each in policy.served.parameters()} == {torch.bfloat16}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from leyden.rl.tree import grow
+from leyden.rl.tree import build_tree
 from leyden.trainer.policy.tree_attention import _blocks, _dense
 
 
@@ -18,7 +18,7 @@ def a_forest(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         start = rng.choice([(), *sequences])
         start = start[: rng.randint(0, len(start))]
         sequences.append((*start, *(rng.randrange(50) for _ in range(rng.randint(1, 500)))))
-    tree = grow(sequences)
+    tree = build_tree(sequences)
     width = -(-len(tree.ids) // 128) * 128
     ends, depths = torch.arange(1, width + 1)[None], torch.zeros(1, width, dtype=torch.int64)
     ends[0, : len(tree.ids)], depths[0, : len(tree.ids)] = torch.tensor(tree.ends), torch.tensor(tree.depths)
@@ -46,14 +46,14 @@ def test_a_block_that_is_called_whole_is_whole_and_one_left_out_is_empty(window:
     tiles = dense[0, 0].view(number, 128, number, 128).transpose(1, 2)
     whole = set[tuple[int, int]]()
     listed = set[tuple[int, int]]()
-    for row in range(number):
-        full, part = blocks.full_kv_num_blocks[0, 0, row], blocks.kv_num_blocks[0, 0, row]  # type: ignore[index]
-        whole |= {(row, int(at)) for at in blocks.full_kv_indices[0, 0, row, :full]}  # type: ignore[index]
-        listed |= {(row, int(at)) for at in blocks.kv_indices[0, 0, row, :part]}
+    for sample in range(number):
+        full, part = blocks.full_kv_num_blocks[0, 0, sample], blocks.kv_num_blocks[0, 0, sample]  # type: ignore[index]
+        whole |= {(sample, int(at)) for at in blocks.full_kv_indices[0, 0, sample, :full]}  # type: ignore[index]
+        listed |= {(sample, int(at)) for at in blocks.kv_indices[0, 0, sample, :part]}
     assert (whole or window == 40) and not whole & listed
-    for row in range(number):
+    for sample in range(number):
         for column in range(number):
-            if (row, column) in whole:
-                assert tiles[row, column].all()
-            elif (row, column) not in listed:
-                assert not tiles[row, column].any()
+            if (sample, column) in whole:
+                assert tiles[sample, column].all()
+            elif (sample, column) not in listed:
+                assert not tiles[sample, column].any()

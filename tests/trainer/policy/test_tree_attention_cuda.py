@@ -1,4 +1,4 @@
-"""On a GPU a tree goes through FlexAttention, or a dense mask where it is small, and has the gradient of rows."""
+"""On a GPU a tree goes through FlexAttention, or a dense mask where it is small, and has the gradient of samples."""
 
 from random import Random
 
@@ -35,33 +35,33 @@ def rollouts(turns: int) -> list[Sample]:
     """Four rollouts of a task that go on from turn to turn."""
     rng = Random(0)
     task = tuple(rng.randrange(1, 256) for _ in range(200))
-    rows = []
+    samples = []
     for rollout in range(4):
         history = task
         for turn in range(turns):
             completion = tuple(rng.randrange(1, 256) for _ in range(rng.randint(20, 60)))
-            rows.append(
+            samples.append(
                 Sample(
                     call=f"{rollout}-{turn}",
                     rollout=rollout,
-                    turn=turn,
+                    call_index=turn,
                     prompt_ids=history,
                     completion_ids=completion,
-                    chosen=range(len(completion)),
-                    sampler=(-5.0,) * len(completion),
+                    token_indices=range(len(completion)),
+                    sampler_logprobs=(-5.0,) * len(completion),
                     temperature=1.0,
                     advantage=rng.uniform(-1, 1),
                     weight=1 / len(completion),
                 )
             )
             history = (*history, *completion, *(rng.randrange(1, 256) for _ in range(rng.randint(20, 60))))
-    return rows
+    return samples
 
 
-def gradient(model: PreTrainedModel, rows: list[Sample], layout: str) -> torch.Tensor:
+def gradient(model: PreTrainedModel, samples: list[Sample], layout: str) -> torch.Tensor:
     policy = Policy(model, TrainingConfig(layout=layout, batch_tokens=8192))  # type: ignore[arg-type]
     policy._cost = replace(policy._cost, tree=0.0)  # trees, whatever they share
-    policy.accumulate(rows, OldLogprobs(), OBJECTIVE)
+    policy.accumulate(samples, OldLogprobs(), OBJECTIVE)
     found = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
     policy.optimiser.zero_grad(set_to_none=True)
     return found
@@ -70,6 +70,6 @@ def gradient(model: PreTrainedModel, rows: list[Sample], layout: str) -> torch.T
 @pytest.mark.parametrize("turns", [3, 12], ids=["dense", "blocks"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tree_has_the_gradient_of_rows(kind: str, turns: int) -> None:
-    model, rows = small(kind), rollouts(turns)
-    by_rows, by_tree = gradient(model, rows, "rows"), gradient(model, rows, "tree")
+    model, samples = small(kind), rollouts(turns)
+    by_rows, by_tree = gradient(model, samples, "rows"), gradient(model, samples, "tree")
     assert (by_tree - by_rows).norm() <= 1e-4 * by_rows.norm()

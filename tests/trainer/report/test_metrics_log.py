@@ -15,11 +15,11 @@ from leyden.wire import RunSpec
 
 
 def report(step: int, **fields: Any) -> StepReport:
-    accounts = StepAccounting(asked=4, trained=3)
-    accounts.outcomes.update({"succeeded": 3, "lost": 1})
-    accounts.excluded["lost"] = 1
-    figures = [UpdateMetrics(loss=-0.1, grad_norm=2.0, tokens=30, computed=90, statistics={"entropy": 1.5})]
-    return StepReport(step, [1.0, 0.0, 0.0], accounts, figures, sampled=40, **fields)
+    accounting = StepAccounting(asked=4, trained=3)
+    accounting.outcomes.update({"succeeded": 3, "lost": 1})
+    accounting.excluded["lost"] = 1
+    metrics = [UpdateMetrics(loss=-0.1, grad_norm=2.0, tokens=30, computed=90, statistics={"entropy": 1.5})]
+    return StepReport(step, [1.0, 0.0, 0.0], accounting, metrics, sampled=40, **fields)
 
 
 async def test_a_step_is_written_down_and_sent(remote: Remote, tmp_path: Path) -> None:

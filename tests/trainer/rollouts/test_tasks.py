@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from leyden.config import ConfigError, read_config
-from leyden.trainer.rollouts.tasks import Tasks, as_rows, read_rows, read_tasks
+from leyden.trainer.rollouts.tasks import Tasks, read_task_file, read_tasks, tasks_as_jsonl
 
 
 def tasks_of(folder: Path, rows: list[dict[str, object]], **settings: object) -> Tasks:
-    (folder / "tasks.jsonl").write_text(as_rows(rows))
+    (folder / "tasks.jsonl").write_text(tasks_as_jsonl(rows))
     base = {"run": "r", "agent": "a:b", "tasks": "tasks.jsonl", "base": str(folder)}
     return read_tasks(read_config({**base, **settings}))
 
@@ -39,7 +39,7 @@ def test_what_is_held_out_is_not_trained_on(held_out: float, number: int, tmp_pa
 
 
 def test_tasks_held_out_in_a_file_may_not_be_trained_on(tmp_path: Path) -> None:
-    (tmp_path / "held.jsonl").write_text(as_rows(ROWS[:2]))
+    (tmp_path / "held.jsonl").write_text(tasks_as_jsonl(ROWS[:2]))
     with pytest.raises(ConfigError, match="has 2 of the tasks"):
         tasks_of(tmp_path, ROWS, held_out="held.jsonl")
 
@@ -58,13 +58,13 @@ def test_tasks_held_out_in_a_file_may_not_be_trained_on(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read_rows(tmp_path / "tasks.jsonl")
+        read_task_file(tmp_path / "tasks.jsonl")
     assert says in str(caught.value)
 
 
 def test_an_id_may_be_a_number(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": 7, "q": 1}))
-    (task,) = read_rows(tmp_path / "tasks.jsonl")
+    (task,) = read_task_file(tmp_path / "tasks.jsonl")
     assert task.id == "7"
 
 
@@ -83,4 +83,4 @@ def test_global_normalisation_is_by_a_key_that_tasks_have(tmp_path: Path) -> Non
 
 def test_tasks_that_are_no_json() -> None:
     with pytest.raises(ConfigError, match="must be JSON"):
-        as_rows([{"x": object()}])
+        tasks_as_jsonl([{"x": object()}])

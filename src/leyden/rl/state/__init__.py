@@ -14,7 +14,7 @@ from leyden.rl.advantage import Ints, total
 StateKey = Callable[[Episode, Call], Hashable]
 
 
-def numbered(groups: Sequence[int], keys: Sequence[Hashable]) -> Ints:
+def number_classes(groups: Sequence[int], keys: Sequence[Hashable]) -> Ints:
     """Number the states of calls: equal keys of the same group have the same number."""
     numbers: dict[Hashable, int] = {}
     return np.array(
@@ -22,6 +22,6 @@ def numbered(groups: Sequence[int], keys: Sequence[Hashable]) -> Ints:
     )
 
 
-def shared(states: Ints) -> float:
+def shared_fraction(states: Ints) -> float:
     """The share of calls that have another call in their state; the step level of `gigpo` compares only those."""
     return float((total(np.ones(len(states)), states) > 1.5).mean()) if len(states) else 0.0

@@ -17,7 +17,7 @@ from leyden.trainer.policy.objective import Objective
 
 
 class KlPenalty(Struct, frozen=True):
-    """A penalty on the reward: the KL estimate, and its weight."""
+    """A kl_penalty on the reward: the KL estimate, and its weight."""
 
     estimate: Estimate
     weight: float
@@ -26,20 +26,20 @@ class KlPenalty(Struct, frozen=True):
 class Algorithm(Struct, frozen=True):
     """The functions and rules that turn episodes into a loss."""
 
-    admission: SampleFilter
-    valuation: AdvantageEstimator
+    sample_filter: SampleFilter
+    advantage_estimator: AdvantageEstimator
     objective: Objective
     critic: bool
     """Whether it reads a critic's values."""
     signals: SignalRules
     """The rules of automatic rewards."""
-    penalty: KlPenalty | None
-    """The penalty on the reward of a call for its KL divergence from the reference."""
+    kl_penalty: KlPenalty | None
+    """The kl_penalty on the reward of a call for its KL divergence from the reference."""
 
     @property
     def reference(self) -> bool:
         """Whether it needs the model that training began with."""
-        return self.penalty is not None or self.objective.kl is not None
+        return self.kl_penalty is not None or self.objective.kl is not None
 
 
 def algorithm_of(config: Config) -> Algorithm:
@@ -48,13 +48,13 @@ def algorithm_of(config: Config) -> Algorithm:
     try:
         _check(config)
         return Algorithm(
-            admission=SampleFilter(
+            sample_filter=SampleFilter(
                 min_group=config.training.min_group,
                 failure_reward=config.rollout.failure_reward,
                 roles=config.training.roles or None,
                 allow_biased_sampling=config.training.allow_biased_sampling,
             ),
-            valuation=AdvantageEstimator(
+            advantage_estimator=AdvantageEstimator(
                 credit=_function("credit", config),
                 advantage=_function("advantage", config),
                 aggregation=_function("aggregation", config),
@@ -66,7 +66,7 @@ def algorithm_of(config: Config) -> Algorithm:
             objective=_objective(config),
             critic=registry.needs_critic(named.credit, named.advantage),
             signals=_signals(config),
-            penalty=KlPenalty(_estimate(named), named.kl) if named.kl > 0 and named.kl_in == "reward" else None,
+            kl_penalty=KlPenalty(_estimate(named), named.kl) if named.kl > 0 and named.kl_in == "reward" else None,
         )
     except (UnknownAlgorithm, IncompatibleAlgorithms) as error:
         raise ConfigError(str(error)) from error

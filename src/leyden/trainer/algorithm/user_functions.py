@@ -81,15 +81,15 @@ def _aggregation(found: Any, lengths: Sequence[Sequence[int]], _: Any) -> str | 
 
 def _loss(found: Any, tokens: TokenBatch, _: Any) -> str | None:
     match found:
-        case (Tensor() as losses, dict() as figures):
+        case (Tensor() as losses, dict() as metrics):
             pass
         case _:
             return (
-                f"a {type(found).__name__}: return the losses of the tokens, and a dict of figures (which may be empty)"
+                f"a {type(found).__name__}: return the losses of the tokens, and a dict of metrics (which may be empty)"
             )
-    for name, figure in figures.items():
-        if not isinstance(figure, Tensor) or figure.shape != tokens.current.shape:
-            return f"{_described(figure)} for the figure {name!r}: return one number for each token"
+    for name, metric in metrics.items():
+        if not isinstance(metric, Tensor) or metric.shape != tokens.current.shape:
+            return f"{_described(metric)} for the metric {name!r}: return one number for each token"
     if losses.shape == tokens.current.shape and not losses.requires_grad:
         return "losses without a gradient: compute them from `tokens.current`"
     return _not_of_tokens(losses, tokens.current)

@@ -1,6 +1,7 @@
-"""What each row of an update is worth: from rewards by credit to advantages, and its share in the loss."""
+"""Computes advantage, loss weight and critic target of each sample of an update."""
 
 from collections.abc import Hashable, Sequence
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -12,12 +13,12 @@ from leyden.rl import advantage as advantages
 from leyden.rl.advantage import Advantage, CallBatch, Ints
 from leyden.rl.aggregation import Aggregation
 from leyden.rl.credit import Credit, RolloutRewards
-from leyden.rl.state import StateKey, numbered, shared
+from leyden.rl.state import StateKey, number_classes, shared_fraction
 from leyden.trainer.batch.samples import Sample, SelectedRollout, StepAccounting
 
 
 class AdvantageEstimator(Struct, frozen=True):
-    """How a run goes from rewards to advantages."""
+    """The functions that turn rewards into advantages and token weights."""
 
     credit: Credit
     advantage: Advantage
@@ -25,96 +26,101 @@ class AdvantageEstimator(Struct, frozen=True):
     hyperparameters: Hyperparameters
     level: Literal["rollout", "transition"]
     state: StateKey | None
-    """By what the states of calls are told apart, where the advantage asks."""
+    """The state key, if the advantage reads states."""
     normalize_by: str | None
     """A key of the task's input: global normalisation is done within each of its values."""
 
 
 class StepInputs(Struct, frozen=True):
-    """What models say of the rows of an update before it begins, one entry a row."""
+    """Model outputs on the samples of an update before it begins, one entry for each sample."""
 
     penalties: Sequence[float] | None = None
-    """What is taken from the reward of a call for its distance to the reference."""
+    """Subtracted from the reward of a call for its KL divergence from the reference."""
     values: Sequence[float] | None = None
-    """What the critic makes of the state before it."""
+    """The critic's value of the state before the call."""
 
 
-def value(
+def compute_advantages(
     groups: Sequence[Sequence[SelectedRollout]],
-    rows: Sequence[Sample],
-    known: StepInputs,
-    rules: AdvantageEstimator,
-    accounts: StepAccounting,
+    samples: Sequence[Sample],
+    inputs: StepInputs,
+    estimator: AdvantageEstimator,
+    accounting: StepAccounting,
 ) -> list[Sample]:
-    """The rows that get credit, with what they are worth. `rows` are those of `groups`, in their order."""
-    scored = [one for group in groups for one in group]
-    rows_R: list[list[int]] = [[] for _ in scored]
-    for index, row in enumerate(rows):
-        rows_R[row.rollout].append(index)
-    earned = [_earned(one, rows, indices, known) for one, indices in zip(scored, rows_R, strict=True)]
-    credit = [rules.credit(one, rules.hyperparameters) for one in earned]
-    worth = {
-        index: found
-        for values, indices in zip(credit, rows_R, strict=True)
+    """Return the samples that get credit, with their advantages. `samples` are those of `groups`, in order."""
+    rollouts = [rollout for group in groups for rollout in group]
+    samples_R: list[list[int]] = [[] for _ in rollouts]
+    for index, sample in enumerate(samples):
+        samples_R[sample.rollout].append(index)
+    rewards_R = [_rewards(one, samples, indices, inputs) for one, indices in zip(rollouts, samples_R, strict=True)]
+    values_R_C = [estimator.credit(rewards, estimator.hyperparameters) for rewards in rewards_R]
+    value_of = {
+        index: value
+        for values_C, indices in zip(values_R_C, samples_R, strict=True)
         for index in indices
-        if (found := values[rows[index].turn]) is not None
+        if (value := values_C[samples[index].call_index]) is not None
     }
-    accounts.calls_trained += len(worth)
-    if missing := len(rows) - len(worth):
-        accounts.calls_left["no credit"] += missing
-    rollout = np.array([rows[index].rollout for index in worth], dtype=np.int64)
+    accounting.calls_trained += len(value_of)
+    if missing := len(samples) - len(value_of):
+        accounting.calls_excluded["no credit"] += missing
+    rollout_C = np.array([samples[index].rollout for index in value_of], dtype=np.int64)
     group_R = np.array([number for number, group in enumerate(groups) for _ in group], dtype=np.int64)
     calls = CallBatch(
-        value=np.array(list(worth.values()), dtype=np.float64),
-        weight=advantages.weights(rollout, rules.level),
-        group=group_R[rollout],
-        rollout=rollout,
-        part=numbered([0] * len(scored), [_part(one, rules.normalize_by) for one in scored])[rollout],
-        returns=np.array([one.total for one in earned])[rollout],
-        baseline=np.array([known.values[index] if known.values else 0.0 for index in worth]),
-        state=_states(scored, [rows[index] for index in worth], group_R, rules),
+        value=np.array(list(value_of.values()), dtype=np.float64),
+        weight=advantages.weights(rollout_C, estimator.level),
+        group=group_R[rollout_C],
+        rollout=rollout_C,
+        part=number_classes([0] * len(rollouts), [_part(one, estimator.normalize_by) for one in rollouts])[rollout_C],
+        returns=np.array([rewards.total for rewards in rewards_R])[rollout_C],
+        baseline=np.array([inputs.values[index] if inputs.values else 0.0 for index in value_of]),
+        state=_states(rollouts, [samples[index] for index in value_of], group_R, estimator),
     )
     compared = advantages.groups(calls)
-    accounts.groups_single += compared.alone
-    accounts.groups_flat += compared.flat
-    if rules.state is not None:
-        accounts.states_shared.append(shared(calls.state))
-    if known.values is not None and (variance := calls.value.var()) > 0:
-        accounts.critic_explained.append(float(1 - (calls.value - calls.baseline).var() / variance))
-    tokens = [[len(rows[index].chosen) for index in indices if index in worth] for indices in rows_R]
-    weights = (weight for weights_C in rules.aggregation(tokens, rules.hyperparameters) for weight in weights_C)
+    accounting.groups_single += compared.alone
+    accounting.groups_flat += compared.flat
+    if estimator.state is not None:
+        accounting.states_shared.append(shared_fraction(calls.state))
+    if inputs.values is not None and (variance := calls.value.var()) > 0:
+        accounting.critic_explained.append(float(1 - (calls.value - calls.baseline).var() / variance))
+    tokens_R_C = [
+        [len(samples[index].token_indices) for index in indices if index in value_of] for indices in samples_R
+    ]
+    weights_R_C = estimator.aggregation(tokens_R_C, estimator.hyperparameters)
     return [
-        replace(rows[index], advantage=float(advantage), weight=weight, target=target)
+        replace(samples[index], advantage=float(advantage), weight=weight, target=target)
         for (index, target), advantage, weight in zip(
-            worth.items(), rules.advantage(calls, rules.hyperparameters), weights, strict=True
+            value_of.items(), estimator.advantage(calls, estimator.hyperparameters), chain(*weights_R_C), strict=True
         )
     ]
 
 
-def _earned(
-    scored: SelectedRollout, rows: Sequence[Sample], indices: Sequence[int], known: StepInputs
+def _rewards(
+    rollout: SelectedRollout, samples: Sequence[Sample], indices: Sequence[int], inputs: StepInputs
 ) -> RolloutRewards:
-    steps = [transition.reward for transition in scored.episode.transitions]
+    steps = [transition.reward for transition in rollout.episode.transitions]
     critic = [0.0] * len(steps)
     for index in indices:
-        if known.penalties is not None:
-            steps[rows[index].turn] -= known.penalties[index]
-        if known.values is not None:
-            critic[rows[index].turn] = known.values[index]
-    selected = tuple(why is None for why in scored.left_out)
-    return RolloutRewards(tuple(steps), scored.final, selected, tuple(critic) if known.values is not None else ())
+        if inputs.penalties is not None:
+            steps[samples[index].call_index] -= inputs.penalties[index]
+        if inputs.values is not None:
+            critic[samples[index].call_index] = inputs.values[index]
+    selected = tuple(reason is None for reason in rollout.exclusion_reasons)
+    return RolloutRewards(tuple(steps), rollout.final, selected, tuple(critic) if inputs.values is not None else ())
 
 
-def _part(scored: SelectedRollout, key: str | None) -> Hashable:
-    given = scored.episode.task.input
+def _part(rollout: SelectedRollout, key: str | None) -> Hashable:
+    given = rollout.episode.task.input
     return repr(given.get(key)) if key is not None and isinstance(given, dict) else None
 
 
 def _states(
-    scored: Sequence[SelectedRollout], rows: Sequence[Sample], group_R: Ints, rules: AdvantageEstimator
+    rollouts: Sequence[SelectedRollout], samples: Sequence[Sample], group_R: Ints, estimator: AdvantageEstimator
 ) -> Ints:
-    if rules.state is None:
-        return np.arange(len(rows))
-    episodes = [scored[row.rollout].episode for row in rows]
-    keys = [rules.state(episode, episode.calls[row.turn]) for episode, row in zip(episodes, rows, strict=True)]
-    return numbered([int(group_R[row.rollout]) for row in rows], keys)
+    if estimator.state is None:
+        return np.arange(len(samples))
+    episodes = [rollouts[sample.rollout].episode for sample in samples]
+    keys = [
+        estimator.state(episode, episode.calls[sample.call_index])
+        for episode, sample in zip(episodes, samples, strict=True)
+    ]
+    return number_classes([int(group_R[sample.rollout]) for sample in samples], keys)

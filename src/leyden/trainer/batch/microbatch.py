@@ -1,6 +1,6 @@
-"""How rows lie in a batch: as the prefix tree of their tokens, each distinct one computed once, or in plain lines.
+"""Lays samples out in micro-batches: as prefix trees, where each distinct token is computed once, or as sequences.
 
-Either way each row knows where the predictors of its completion are, so that every loss stays the textbook one.
+In both layouts the logprobs of each sample's tokens are gathered for the sample, so losses do not depend on the layout.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,113 +10,115 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from leyden.rl.pack import Cost, lines, pack
-from leyden.rl.tree import Ints, grow
+from leyden.rl.pack import Cost, merge_prefixes, pack
+from leyden.rl.tree import Ints, build_tree
 from leyden.trainer.batch.samples import Sample
 
 
 class TreeNodes(Struct, frozen=True):
-    """The tokens of a sheet as the nodes of trees."""
+    """The tokens of a micro-batch as the nodes of trees."""
 
     depths: Ints
-    """The position of each."""
+    """The position of each node."""
     ends: Ints
-    """Where the descendants of each stop."""
+    """Where the descendants of each node end."""
     paths: Sequence[Ints]
-    """Of each row on the sheet."""
+    """The nodes of each sample of the micro-batch."""
     kept: Sequence[int]
-    """How many nodes of each path belong to another row's."""
+    """How many nodes of each path are shared with an earlier sample."""
 
 
 class MicroBatch(Struct, frozen=True):
-    """A batch of sequences, padded to the right, and the sampled tokens whose logprobs are wanted of it."""
+    """A batch of sequences, padded on the right, and the sampled tokens whose logprobs are computed."""
 
-    rows: list[int]
-    """Which rows lie on it; their tokens follow each other in this order."""
+    samples: list[int]
+    """Indices of its samples; their tokens follow each other in this order."""
     ids: Tensor
     nodes: TreeNodes | None
-    """Who sees whom; None: each token sees those before it in its line."""
+    """The tree that attention follows; None: each token attends to those before it in its sequence."""
     predictors: Tensor
-    """Of every distinct sampled token: where in the flattened batch its predictor is."""
+    """For every distinct sampled token, the index of its predictor in the flattened batch."""
     targets: Tensor
     temperatures: Tensor
     gather: Tensor
-    """Of every sampled token of every row: which of the distinct ones it is."""
+    """For every sampled token of every sample, its index among the distinct ones."""
     states: Tensor
-    """Of every row: where in the flattened batch its prompt ends."""
+    """For every sample, the index in the flattened batch of the last token of its prompt."""
     computed: int
-    """Tokens, padding apart."""
+    """Tokens without padding."""
 
 
-def lay_rows(rows: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
-    """One row a call."""
-    return _lines(rows, _sequences(rows), [[index] for index in range(len(rows))], cost)
+def sequence_microbatches(samples: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
+    """One sequence for each sample."""
+    return _lines(samples, _sequences(samples), [[index] for index in range(len(samples))], cost)
 
 
-def lay_lines(rows: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
-    """Each call in the row of one that goes on from it exactly, where there is one."""
-    sequences = _sequences(rows)
-    return _lines(rows, sequences, lines(sequences), cost)
+def line_microbatches(samples: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
+    """A sample that is a prefix of another shares its sequence."""
+    sequences = _sequences(samples)
+    return _lines(samples, sequences, merge_prefixes(sequences), cost)
 
 
-def lay_trees(rows: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
-    """Rows as prefix trees, one behind the other; in lines where they share too little for that to be worth it."""
-    sequences = _sequences(rows)
-    parts, homes = pack(sequences, cost), lines(sequences)
-    if sum(len(sequences[first]) for first, *_ in homes) <= cost.tree * sum(part.tokens for part in parts):
-        yield from _lines(rows, sequences, homes, cost)
+def tree_microbatches(samples: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
+    """Prefix trees of the samples; sequences where the samples share too little for trees to be faster."""
+    sequences = _sequences(samples)
+    parts, lines = pack(sequences, cost), merge_prefixes(sequences)
+    if sum(len(sequences[first]) for first, *_ in lines) <= cost.tree_token * sum(part.tokens for part in parts):
+        yield from _lines(samples, sequences, lines, cost)
         return
     for part in parts:
-        tree = grow([sequences[index] for index in part.indices])
+        tree = build_tree([sequences[index] for index in part.indices])
         width = -(-len(tree.ids) // cost.block) * cost.block
         ids, depths = np.zeros((2, 1, width), dtype=np.int64)
-        ends = np.arange(1, width + 1)[None]  # padding sees itself, and nobody sees padding
+        ends = np.arange(1, width + 1)[None]  # padding attends to itself, and nothing attends to padding
         for array, own in (ids, tree.ids), (depths, tree.depths), (ends, tree.ends):
             array[0, : len(own)] = own
-        yield _sheet(rows, part.indices, tree.paths, ids, TreeNodes(depths, ends, tree.paths, tree.kept), len(tree.ids))
+        yield _microbatch(
+            samples, part.indices, tree.paths, ids, TreeNodes(depths, ends, tree.paths, tree.kept), len(tree.ids)
+        )
 
 
-def _sequences(rows: Sequence[Sample]) -> list[Ints]:
-    return [np.array((*row.prompt_ids, *row.completion_ids), dtype=np.int64) for row in rows]
+def _sequences(samples: Sequence[Sample]) -> list[Ints]:
+    return [np.array((*sample.prompt_ids, *sample.completion_ids), dtype=np.int64) for sample in samples]
 
 
 def _lines(
-    rows: Sequence[Sample], sequences: Sequence[Ints], homes: Sequence[list[int]], cost: Cost
+    samples: Sequence[Sample], sequences: Sequence[Ints], lines: Sequence[list[int]], cost: Cost
 ) -> Iterator[MicroBatch]:
-    """Rows in lines, of which the first of each home is the whole."""
-    wholes = [sequences[home[0]] for home in homes]
-    for batch in _batches([len(whole) for whole in wholes], cost.most):
+    """Samples in sequences; the first of each line contains the others as prefixes."""
+    wholes = [sequences[line[0]] for line in lines]
+    for batch in _batches([len(whole) for whole in wholes], cost.max_tokens):
         width = len(wholes[batch[0]])
         ids = np.zeros((len(batch), width), dtype=np.int64)
         order: list[int] = []
         paths: list[Ints] = []
         for line, number in enumerate(batch):
             ids[line, : len(wholes[number])] = wholes[number]
-            order += homes[number]
-            paths += [np.arange(line * width, line * width + len(sequences[index])) for index in homes[number]]
-        yield _sheet(rows, order, paths, ids, None, sum(len(wholes[number]) for number in batch))
+            order += lines[number]
+            paths += [np.arange(line * width, line * width + len(sequences[index])) for index in lines[number]]
+        yield _microbatch(samples, order, paths, ids, None, sum(len(wholes[number]) for number in batch))
 
 
-def _sheet(
-    rows: Sequence[Sample],
+def _microbatch(
+    samples: Sequence[Sample],
     order: list[int],
     paths: Sequence[Ints],
     ids: Ints,
     nodes: TreeNodes | None,
     computed: int,
 ) -> MicroBatch:
-    """A sheet from where each of its rows lies. A token that rows share is one, unless they drew it differently."""
-    some = [rows[index] for index in order]
-    starts = [len(row.prompt_ids) for row in some]
-    places = [start + np.array(row.chosen) for start, row in zip(starts, some, strict=True)]
-    sampled = np.concatenate([path[place] for path, place in zip(paths, places, strict=True)])
-    predictors = np.concatenate([path[place - 1] for path, place in zip(paths, places, strict=True)])
-    lengths = [len(row.chosen) for row in some]
-    temperatures = np.repeat(np.array([row.temperature for row in some], dtype=np.float64), lengths)
+    """Build a micro-batch from the path of each sample. Samples share a token unless their temperatures differ."""
+    some = [samples[index] for index in order]
+    starts = [len(sample.prompt_ids) for sample in some]
+    indices = [start + np.array(sample.token_indices) for start, sample in zip(starts, some, strict=True)]
+    sampled = np.concatenate([path[index] for path, index in zip(paths, indices, strict=True)])
+    predictors = np.concatenate([path[index - 1] for path, index in zip(paths, indices, strict=True)])
+    lengths = [len(sample.token_indices) for sample in some]
+    temperatures = np.repeat(np.array([sample.temperature for sample in some], dtype=np.float64), lengths)
     _, kinds = np.unique(temperatures, return_inverse=True)
     _, first, gather = np.unique(sampled * (int(kinds.max()) + 1) + kinds, return_index=True, return_inverse=True)
     return MicroBatch(
-        rows=order,
+        samples=order,
         ids=torch.from_numpy(ids),
         nodes=nodes,
         predictors=torch.from_numpy(predictors[first]),
@@ -128,11 +130,11 @@ def _sheet(
     )
 
 
-def _batches(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Things of like size together, so many tokens at once; the first of a batch is its largest."""
+def _batches(sizes: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Batch items of similar size, at most so many tokens each; the first of a batch is its largest."""
     batch: list[int] = []
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        if batch and (len(batch) + 1) * sizes[batch[0]] > most:
+        if batch and (len(batch) + 1) * sizes[batch[0]] > max_tokens:
             yield batch
             batch = []
         batch.append(index)

@@ -1,4 +1,4 @@
-"""The critic: how good the state before a call is, read off the policy's own hidden states."""
+"""The critic: estimates the value of the state before a call from the policy's hidden states."""
 
 import torch
 from torch import Tensor, nn
@@ -16,5 +16,5 @@ class Critic(nn.Module):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, states: Tensor) -> Tensor:
-        """One value a state."""
+        """Compute one value for each state."""
         return self.outer(nn.functional.silu(self.inner(states.to(self.inner.weight.dtype))))[:, 0]  # type: ignore[no-any-return]

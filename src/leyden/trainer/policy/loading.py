@@ -1,4 +1,4 @@
-"""The model to train: found, checked, and loaded, or refused in one line before any work starts."""
+"""Finds, checks and loads the model to train; a `ConfigError` before any work starts says what is wrong."""
 
 import os
 from importlib.resources import files
@@ -19,14 +19,14 @@ _TRAINED_BYTES = 16
 
 
 class ModelSource(Struct, frozen=True):
-    """Where a model's files are, and what it is known by."""
+    """A model's name and the folder of its files."""
 
     name: str
     folder: Path
 
 
-def find(name: str, base: str) -> ModelSource:
-    """The folder of a model by its name: a bundled one, a folder (beneath `base` or here), or one of Hugging Face."""
+def find_model(name: str, base: str) -> ModelSource:
+    """Find a model by name: a bundled one, a folder (relative to `base` or the current one), or on Hugging Face."""
     if name in BUNDLED:
         return ModelSource(name, Path(str(BUNDLED[name])))
     for folder in (Path(base) / name, Path(name)):
@@ -44,25 +44,25 @@ def find(name: str, base: str) -> ModelSource:
         reason = str(error).splitlines()[0][:160]
         raise ConfigError(
             f"`model`: {name!r} is neither bundled ({', '.join(BUNDLED)}) nor a folder, "
-            f"and cannot be had from Hugging Face: {reason}"
+            f"and cannot be downloaded from Hugging Face: {reason}"
         ) from error
 
 
 def check_tokenizer(source: ModelSource) -> None:
-    """Refuse a model without a tokenizer that has a chat template: good to know before any work starts."""
+    """Refuse a model without a tokenizer that has a chat template."""
     try:
         tokenizer = Tokenizer.load(source.folder, source.name)
     except TokenizerError as error:
         raise ConfigError(f"`model`: {error}") from error
     if tokenizer.chat_template is None:
         raise ConfigError(
-            f"`model`: {source.name} has no chat template, so it cannot be talked to: "
-            "take its instruct version, or add chat_template to its tokenizer_config.json"
+            f"`model`: {source.name} has no chat template, so it cannot answer chat requests: "
+            "use its instruct version, or add chat_template to its tokenizer_config.json"
         )
 
 
 def device() -> torch.device:
-    """Where models are computed."""
+    """The device that models run on."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -76,26 +76,26 @@ def compute_dtype(dtype: str) -> str:
 def load_model(
     source: ModelSource, dtype: str, training: bool, lora: AdapterConfig | None = None, reference: bool = False
 ) -> PreTrainedModel:
-    """The model in memory, on a GPU where there is one; for `training` only where there is room for that as well."""
+    """Load the model, on a GPU if there is one; for `training` only if the optimiser fits in memory too."""
     where, dtype = device(), compute_dtype(dtype)
     transformers.utils.logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source.folder)
-        config._attn_implementation = None  # torch's where the model has that, and else its own, whatever its file says
+        config._attn_implementation = None  # let transformers choose: SDPA if the model supports it
         if training:
             _check_memory(source.name, config, dtype, lora, reference, where)
         model = AutoModelForCausalLM.from_pretrained(source.folder, config=config, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
         raise ConfigError(f"`model`: {source.name} cannot be loaded: {str(error).splitlines()[0]}") from error
-    model.eval()  # no dropout: what is trained must be what was sampled
+    model.eval()  # no dropout: training must compute what was sampled
     return model.to(where)  # type: ignore[no-any-return, arg-type]
 
 
 def memory_for_training(model: PreTrainedModel, dtype: str, lora: AdapterConfig | None, reference: bool) -> int:
-    """Bytes that weights and optimiser take, and so the least that training does: sequences come on top.
+    """Bytes of weights and optimiser: a lower bound, activations come on top.
 
-    With LoRA there are two models, that which is served and that which has the adapters in it, and what training began
-    with is the latter without them. Otherwise one is both, and a reference is a copy of it.
+    With LoRA there are two models, the served one and the one with adapters, which without them is the reference.
+    Otherwise one model is both, and a reference is a copy of it.
     """
     weights, each = model.num_parameters(), getattr(torch, dtype).itemsize
     if lora is None:
@@ -125,7 +125,7 @@ def _check_memory(
         ways.append('`engine.dtype = "bfloat16"`')
     raise ConfigError(
         f"`model`: to train {name} ({empty.num_parameters() / 1e6:.0f} million parameters) takes about "
-        f"{needed / 2**30:.2g} GiB and {free / 2**30:.2g} are free: take {', '.join(ways[:-1])} or {ways[-1]}"
+        f"{needed / 2**30:.2g} GiB and {free / 2**30:.2g} are free: use {', '.join(ways[:-1])} or {ways[-1]}"
     )
 
 

@@ -1,7 +1,6 @@
-"""LoRA: small matrices are trained beside the weights, and what is served is the sum of both.
+"""LoRA: trains small matrices beside the weights.
 
-The model that is served is another than the one that is trained: it is always merged, so that it samples at full speed
-and is saved as any model is.
+The served model is a separate copy with the matrices merged: it samples at full speed and is saved as any model.
 """
 
 from collections.abc import Iterator
@@ -20,17 +19,17 @@ _NAME = "default"
 
 
 class LoraAdapter:
-    """Adapters in a copy of a model, the only thing in it that is trained."""
+    """Adapters in a copy of a model; only they are trained."""
 
     def __init__(self, served: PreTrainedModel, config: AdapterConfig) -> None:
         linear = {name.rpartition(".")[2] for name, each in served.named_modules() if isinstance(each, torch.nn.Linear)}
         if linear.isdisjoint(config.modules):
-            there = ", ".join(sorted(linear))
-            raise ConfigError(f"`training.lora.modules`: no layer is named so; the model's linear layers are {there}")
+            known = ", ".join(sorted(linear))
+            raise ConfigError(f"`training.lora.modules`: the model has no such layer; its linear layers are {known}")
         self._served = served
-        shape = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.modules))
+        lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.modules))
         self.model = deepcopy(served).requires_grad_(False)
-        inject_adapter_in_model(shape, self.model, _NAME)
+        inject_adapter_in_model(lora, self.model, _NAME)
         self._layers = {name: layer for name, layer in self.model.named_modules() if isinstance(layer, LoraLinear)}
         for layer in self._layers.values():  # in float32 at least, whatever the precision of the model
             precision = torch.promote_types(served.dtype, torch.float32)
@@ -39,15 +38,15 @@ class LoraAdapter:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Serve what has been learnt."""
+        """Merge the adapters into the served model."""
         for name, layer in self._layers.items():
             served: Any = self._served.get_submodule(name)
             base: Any = layer.get_base_layer()
             served.weight.copy_(base.weight + layer.get_delta_weight(_NAME))
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """The model as it was before any training."""
+    def disabled(self) -> Iterator[None]:
+        """Disable the adapters: the model is as before training."""
         for layer in self._layers.values():
             layer.enable_adapters(False)
         try:

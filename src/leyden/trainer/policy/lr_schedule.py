@@ -1,12 +1,12 @@
-"""How the learning rate goes over a run: by its steps, however many updates there are in each."""
+"""The learning rate schedule. It follows the steps of the run, however many updates each has."""
 
 from math import cos, pi
 
 from leyden.config import TrainingConfig
 
 
-def factor(config: TrainingConfig, step: int) -> float:
-    """What the learning rate is multiplied by in a step, the first being 1: a linear warm-up, then the schedule."""
+def learning_rate_factor(config: TrainingConfig, step: int) -> float:
+    """The factor of the learning rate in a step, the first being 1: a linear warm-up, then the schedule."""
     warmup = config.warmup_steps
     if step <= warmup:
         return step / (warmup + 1)

@@ -1,4 +1,4 @@
-"""What an update makes smaller: the loss of every sampled token, weighted, and what is added to it."""
+"""Computes the loss of an update: the weighted loss of every sampled token, KL and entropy terms, and the critic's."""
 
 from collections.abc import Sequence
 
@@ -17,91 +17,93 @@ from leyden.trainer.policy.forward import ForwardOutput
 
 
 class Objective(Struct, frozen=True):
-    """Loss, correction, and the weights of what is added."""
+    """The loss, its correction, and the weights of the KL and entropy terms."""
 
     loss: Loss
     hyperparameters: Hyperparameters
     correction: Correction | None = None
     level: Level = "token"
     kl: Estimate | None = None
-    """The distance to the reference that is part of the loss; None: none is."""
+    """The estimator of the KL divergence from the reference in the loss; None: it is not part of the loss."""
     kl_weight: float = 0.0
     entropy_weight: float = 0.0
 
     @property
     def needs_all(self) -> bool:
-        """Whether calls without an advantage have a gradient too."""
+        """Whether calls without an advantage have a gradient as well."""
         return self.kl is not None or self.entropy_weight > 0
 
 
 class OldLogprobs(Struct, frozen=True):
-    """What was known of each row when the step began, a tensor a row."""
+    """Logprobs at the start of the step, a tensor for each sample."""
 
     proximal: Sequence[Tensor] | None = None
-    """None: the policy has not moved since."""
+    """None: the policy has not changed since."""
     reference: Sequence[Tensor] | None = None
-    corrections: Sequence[Tensor] | None = None
-    """The ratio of the proximal policy to the sampler, where it is that of a whole rollout."""
+    ratios: Sequence[Tensor] | None = None
+    """The ratio of the proximal policy to the sampler, if the correction is at the rollout level."""
 
-    def of(self, rows: Sequence[int]) -> "OldLogprobs":
-        """What was known of some rows, by index."""
-        known = (self.proximal, self.reference, self.corrections)
-        return OldLogprobs(*(None if one is None else [one[index] for index in rows] for one in known))
+    def select(self, samples: Sequence[int]) -> "OldLogprobs":
+        """Those of some samples, by index."""
+        known = (self.proximal, self.reference, self.ratios)
+        return OldLogprobs(*(None if one is None else [one[index] for index in samples] for one in known))
 
 
 class TokenStats(Struct, frozen=True):
-    """What is worth counting of some rows, on whatever device it was computed."""
+    """The tokens of some samples and their metrics, on the device where they were computed."""
 
     tokens: TokenBatch
-    sampler: Tensor
-    turn: Tensor
-    figures: dict[str, Tensor]
+    sampler_logprobs: Tensor
+    call_index: Tensor
+    metrics: dict[str, Tensor]
     entropies: Tensor
 
 
-def total(
-    objective: Objective, rows: Sequence[Sample], read: ForwardOutput, before: OldLogprobs
+def compute_loss(
+    objective: Objective, samples: Sequence[Sample], output: ForwardOutput, old_logprobs: OldLogprobs
 ) -> tuple[Tensor, TokenStats]:
-    """The loss of some rows of an update; those of all its rows add up to its loss."""
-    current = read.logprobs
-    lengths = torch.tensor([len(row.chosen) for row in rows], device=current.device)
-    call = torch.arange(len(rows), device=current.device).repeat_interleave(lengths)
-    advantages = _spread([row.advantage for row in rows], call, current)
-    sampler = torch.tensor([lp for row in rows for lp in row.sampler], device=current.device, dtype=current.dtype)
-    proximal = current.detach() if before.proximal is None else torch.cat(list(before.proximal))
+    """Compute the loss of some samples of an update; the losses of all its micro-batches add up to its loss."""
+    current = output.logprobs
+    lengths = torch.tensor([len(sample.token_indices) for sample in samples], device=current.device)
+    call = torch.arange(len(samples), device=current.device).repeat_interleave(lengths)
+    advantages = _spread([sample.advantage for sample in samples], call, current)
+    sampler = torch.tensor(
+        [lp for sample in samples for lp in sample.sampler_logprobs], device=current.device, dtype=current.dtype
+    )
+    proximal = current.detach() if old_logprobs.proximal is None else torch.cat(list(old_logprobs.proximal))
     tokens = TokenBatch(current, proximal, advantages, call)
-    loss, figures = objective.loss(tokens, objective.hyperparameters)
-    turn = torch.tensor([row.turn for row in rows], device=current.device)[call]
+    loss, metrics = objective.loss(tokens, objective.hyperparameters)
+    call_index = torch.tensor([sample.call_index for sample in samples], device=current.device)[call]
     if objective.correction is not None:
-        if before.corrections is not None:
-            ratio = torch.cat(list(before.corrections))
+        if old_logprobs.ratios is not None:
+            ratio = torch.cat(list(old_logprobs.ratios))
         else:
             ratio = ratios(proximal - sampler, call if objective.level == "call" else None)
         weight = objective.correction(ratio, objective.hyperparameters)
         loss = loss * weight
-        figures = figures | {"corrected": weight != ratio}
-    if objective.kl is not None and before.reference is not None:
-        distance = objective.kl(current, torch.cat(list(before.reference)))
+        metrics = metrics | {"corrected": weight != ratio}
+    if objective.kl is not None and old_logprobs.reference is not None:
+        distance = objective.kl(current, torch.cat(list(old_logprobs.reference)))
         loss = loss + objective.kl_weight * distance
-        figures = figures | {"kl_reference": distance}
+        metrics = metrics | {"kl_reference": distance}
     if objective.entropy_weight:
-        loss = loss - objective.entropy_weight * read.entropies
-    seen = TokenStats(
-        replace(tokens, current=current.detach()), sampler, turn, _detached(figures), read.entropies.detach()
+        loss = loss - objective.entropy_weight * output.entropies
+    stats = TokenStats(
+        replace(tokens, current=current.detach()), sampler, call_index, _detached(metrics), output.entropies.detach()
     )
-    return (loss * _spread([row.weight for row in rows], call, current)).sum(), seen
+    return (loss * _spread([sample.weight for sample in samples], call, current)).sum(), stats
 
 
-def critic_loss(rows: Sequence[Sample], values: Tensor, count: int) -> Tensor:
-    """The critic's part, of some rows of an update that has so many."""
-    targets = torch.tensor([row.target for row in rows], device=values.device, dtype=values.dtype)
+def critic_loss(samples: Sequence[Sample], values: Tensor, count: int) -> Tensor:
+    """Compute the critic's loss of some samples of an update that has `count`."""
+    targets = torch.tensor([sample.target for sample in samples], device=values.device, dtype=values.dtype)
     return value_loss(values, targets).sum() / count
 
 
-def _detached(figures: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: figure.detach() for name, figure in figures.items()}
+def _detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: metric.detach() for name, metric in metrics.items()}
 
 
 def _spread(numbers: Sequence[float], call: Tensor, like: Tensor) -> Tensor:
-    """A number of each row, for each of its sampled tokens."""
+    """Expand a number of each sample to its sampled tokens."""
     return torch.tensor(numbers, device=like.device, dtype=like.dtype)[call]

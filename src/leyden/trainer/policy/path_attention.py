@@ -66,7 +66,7 @@ class Paths(Tensor):
         return mask
 
 
-def attend_along(query: Tensor, key: Tensor, value: Tensor, mask: Paths, scaling: float | None) -> Tensor:
+def path_attention(query: Tensor, key: Tensor, value: Tensor, mask: Paths, scaling: float | None) -> Tensor:
     """[1, heads, tokens, size] to [1, tokens, heads, size]."""
     query_N, key_N, value_N = (each[0].transpose(0, 1) for each in (query, key, value))
     found = []

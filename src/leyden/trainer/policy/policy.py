@@ -1,6 +1,6 @@
-"""The policy under training: what it says of rows, gradients, and optimiser updates.
+"""The policy under training: logprobs of samples, gradients, and optimiser updates.
 
-However the rows are divided into batches, the gradient is the same: weights are those of the whole update.
+The gradient does not depend on how samples are divided into micro-batches: weights are those of the whole update.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,44 +19,44 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from leyden.config import AdapterConfig, TrainingConfig
 from leyden.rl.pack import Cost
 from leyden.rl.statistics import Statistics
-from leyden.trainer.batch.microbatch import lay_rows, lay_trees
+from leyden.trainer.batch.microbatch import sequence_microbatches, tree_microbatches
 from leyden.trainer.batch.samples import Sample
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.policy.critic import Critic
 from leyden.trainer.policy.forward import PolicyForward
-from leyden.trainer.policy.lr_schedule import factor
+from leyden.trainer.policy.lr_schedule import learning_rate_factor
 from leyden.trainer.policy.master_weights import MasterWeights
-from leyden.trainer.policy.objective import Objective, OldLogprobs, critic_loss, total
+from leyden.trainer.policy.objective import Objective, OldLogprobs, compute_loss, critic_loss
 from leyden.trainer.policy.tree_attention import BLOCK, TreeMasks
 
 if TYPE_CHECKING:
     from leyden.trainer.policy.lora import LoraAdapter
 
 _CPU_BATCH = 2048
-"""Tokens at once on a CPU: more do not fit its caches, and take longer each."""
-_SHEET = 64.0
-"""Tokens that could be computed in the time that a batch more takes to start."""
+"""Tokens of a micro-batch on a CPU: more do not fit its caches, and each token takes longer."""
+_MICROBATCH_OVERHEAD = 64.0
+"""The cost of starting a micro-batch, in tokens."""
 _CPU_TREE, _GPU_TREE = 1.4, 1.25
-"""What a token takes in a tree, where it takes 1 in a line: its attention is fast, but not the fastest."""
+"""The cost of a token in a tree, relative to one in a plain sequence, whose attention is faster."""
 _CRITIC = "critic."
 
 
 class UpdateMetrics(Struct, frozen=True):
-    """What an update looked like."""
+    """Metrics of one update."""
 
     loss: float
     grad_norm: float
     tokens: int
-    """Whose loss was computed."""
+    """Tokens that have a loss."""
     computed: int
-    """That went through the model for it, prompts and all."""
+    """Tokens that went through the model, with prompts."""
     statistics: dict[str, float]
     """See `leyden.rl.statistics`."""
     critic_loss: float | None = None
 
 
 class PolicyUpdate:
-    """An optimiser step that is about to be made: the weights that an engine is to serve next."""
+    """The next optimiser step, to be published to an engine."""
 
     def __init__(self, policy: "Policy", grad_norm: float) -> None:
         self._policy, self._grad_norm = policy, grad_norm
@@ -77,7 +77,7 @@ class Policy:
         self, model: PreTrainedModel, config: TrainingConfig, critic: bool = False, reference: bool = False
     ) -> None:
         self.served = model
-        """The model that samples: that which is trained, or with LoRA one that has what was learnt merged into it."""
+        """The model that samples: the trained one, or with LoRA a copy with the adapters merged."""
         self.adapter = _adapter(model, config.lora) if config.lora is not None else None
         self.model = self.adapter.model if self.adapter is not None else model
         self.critic = Critic(model.config.get_text_config().hidden_size, model.device, model.dtype) if critic else None
@@ -94,21 +94,21 @@ class Policy:
         if self.critic is not None:
             self.optimiser.add_param_group({"params": list(self.critic.parameters())})
         self.step = 1
-        """Of the run, which the learning rate goes by."""
+        """Step of the run, which determines the learning rate."""
         self.unfit = TreeMasks.fit(self.model) if config.layout == "tree" else None
-        """Why rows are not laid as trees although they should be."""
+        """Why samples are not laid out as trees although the configuration says so."""
         on_cpu = model.device.type == "cpu"
         trees = config.layout == "tree" and self.unfit is None
         masks = TreeMasks(self.model) if trees else None
-        self._lay = lay_trees if trees else lay_rows
+        self._microbatches = tree_microbatches if trees else sequence_microbatches
         if on_cpu:
-            self._cost = Cost(min(config.batch_tokens, _CPU_BATCH), _SHEET, _CPU_TREE)
+            self._cost = Cost(min(config.batch_tokens, _CPU_BATCH), _MICROBATCH_OVERHEAD, _CPU_TREE)
         else:
-            self._cost = Cost(config.batch_tokens, _SHEET, _GPU_TREE, BLOCK)
+            self._cost = Cost(config.batch_tokens, _MICROBATCH_OVERHEAD, _GPU_TREE, BLOCK)
         self._forward = PolicyForward(self.model, masks)
         self._reference = None
         if reference and self.adapter is not None:
-            self._reference = self._forward  # with its adapters aside
+            self._reference = self._forward  # with its adapters disabled
         elif reference:
             self._reference = PolicyForward(deepcopy(self.model).requires_grad_(False), masks)
         if config.gradient_checkpointing:
@@ -116,13 +116,13 @@ class Policy:
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
-        """Everything that is trained, by name."""
+        """All trained parameters, by name."""
         critic = self.critic.named_parameters() if self.critic is not None else ()
         return self.trained | {f"{_CRITIC}{name}": parameter for name, parameter in critic}
 
     @property
     def beside(self) -> Mapping[str, Tensor]:
-        """What is trained and is not in the model that is served."""
+        """Trained parameters that are not in the served model: LoRA matrices, a critic."""
         return {name: each for name, each in self.parameters.items() if self.adapter or name.startswith(_CRITIC)}
 
     def weights(self) -> dict[str, Tensor]:
@@ -138,67 +138,67 @@ class Policy:
 
     @property
     def learning_rate(self) -> float:
-        """Of this step."""
-        return self._config.learning_rate * factor(self._config, self.step)
+        """The learning rate of this step."""
+        return self._config.learning_rate * learning_rate_factor(self._config, self.step)
 
-    def logprobs(self, rows: Sequence[Sample]) -> list[Tensor]:
-        """Of each sampled token of each row, temperature applied."""
-        return [logprobs for logprobs, _ in self._look(rows, self._forward)]
+    def logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Compute the logprob of each sampled token of each sample, temperature applied."""
+        return [logprobs for logprobs, _ in self._evaluate(samples, self._forward)]
 
-    def reference_logprobs(self, rows: Sequence[Sample]) -> list[Tensor]:
-        """Those of the model that training began with, where the policy was asked to keep it."""
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Compute logprobs under the model that training began with; needs `reference=True`."""
         assert self._reference is not None
-        with self.adapter.aside() if self.adapter is not None else nullcontext():
-            return [logprobs for logprobs, _ in self._look(rows, self._reference)]
+        with self.adapter.disabled() if self.adapter is not None else nullcontext():
+            return [logprobs for logprobs, _ in self._evaluate(samples, self._reference)]
 
-    def values(self, rows: Sequence[Sample]) -> list[float]:
-        """What the critic makes of the state of each row."""
-        return [value for _, value in self._look(rows, self._forward, self.critic)]
+    def values(self, samples: Sequence[Sample]) -> list[float]:
+        """Compute the critic's value of the state of each sample."""
+        return [value for _, value in self._evaluate(samples, self._forward, self.critic)]
 
     @torch.no_grad()
-    def _look(
-        self, rows: Sequence[Sample], model: PolicyForward, critic: Critic | None = None
+    def _evaluate(
+        self, samples: Sequence[Sample], model: PolicyForward, critic: Critic | None = None
     ) -> list[tuple[Tensor, float]]:
         found: dict[int, tuple[Tensor, float]] = {}
-        for sheet in self._lay(rows, self._cost):
-            read = model(sheet, critic)
-            logprobs = read.logprobs.split([len(rows[index].chosen) for index in sheet.rows])
-            values = [0.0] * len(sheet.rows) if read.values is None else read.values.tolist()
-            found.update(zip(sheet.rows, zip(logprobs, values, strict=True), strict=True))
-        return [found[index] for index in range(len(rows))]
+        for microbatch in self._microbatches(samples, self._cost):
+            output = model(microbatch, critic)
+            logprobs = output.logprobs.split([len(samples[index].token_indices) for index in microbatch.samples])
+            values = [0.0] * len(microbatch.samples) if output.values is None else output.values.tolist()
+            found.update(zip(microbatch.samples, zip(logprobs, values, strict=True), strict=True))
+        return [found[index] for index in range(len(samples))]
 
-    def accumulate(self, rows: Sequence[Sample], before: OldLogprobs, objective: Objective) -> UpdateMetrics:
-        """Add the gradient of an update's rows."""
-        losses, critic_losses, all_seen = [], [], []
+    def accumulate(self, samples: Sequence[Sample], old_logprobs: OldLogprobs, objective: Objective) -> UpdateMetrics:
+        """Accumulate the gradient of an update's samples."""
+        losses, critic_losses, all_stats = [], [], []
         computed = 0
-        for sheet in self._lay(rows, self._cost):  # nothing here waits for the device, which has its next batch in time
-            some = [rows[index] for index in sheet.rows]
-            read = self._forward(sheet, self.critic, objective.entropy_weight > 0)
-            loss, seen = total(objective, some, read, before.of(sheet.rows))
+        for microbatch in self._microbatches(samples, self._cost):  # never waits for the device
+            some = [samples[index] for index in microbatch.samples]
+            output = self._forward(microbatch, self.critic, objective.entropy_weight > 0)
+            loss, stats = compute_loss(objective, some, output, old_logprobs.select(microbatch.samples))
             losses.append(loss.detach())
-            all_seen.append(seen)
-            if read.values is not None:
-                off = critic_loss(some, read.values, len(rows))
-                critic_losses.append(off.detach())
-                loss = loss + off
+            all_stats.append(stats)
+            if output.values is not None:
+                value_loss = critic_loss(some, output.values, len(samples))
+                critic_losses.append(value_loss.detach())
+                loss = loss + value_loss
             loss.backward()
-            computed += sheet.computed
+            computed += microbatch.computed
         statistics = Statistics()
-        for seen in all_seen:
-            statistics.add(seen.tokens, seen.sampler, seen.turn, seen.figures, seen.entropies)
+        for stats in all_stats:
+            statistics.add(stats.tokens, stats.sampler_logprobs, stats.call_index, stats.metrics, stats.entropies)
         return UpdateMetrics(
             loss=torch.stack(losses).sum().item(),
             grad_norm=torch.nn.utils.get_total_norm(
                 [p.grad for p in self.trained.values() if p.grad is not None]
             ).item(),
-            tokens=sum(len(row.chosen) for row in rows),
+            tokens=sum(len(sample.token_indices) for sample in samples),
             computed=computed,
             statistics=statistics.finish(),
             critic_loss=torch.stack(critic_losses).sum().item() if critic_losses else None,
         )
 
     def apply(self, grad_norm: float) -> None:
-        """Move the weights by the gradient that was accumulated, its norm bounded; never by one that is no number."""
+        """Make an optimiser step with the accumulated gradient, its norm clipped; raise if it is not finite."""
         norms = {"policy": grad_norm}
         torch.nn.utils.clip_grads_with_norm_(self.trained.values(), self._config.clip_norm, torch.tensor(grad_norm))
         if self.critic is not None:
@@ -206,8 +206,8 @@ class Policy:
             norms["critic"] = found.item()
         for whose, norm in norms.items():
             if not isfinite(norm):
-                raise TrainingError(_no_number(self.step, whose, norm))
-        share = factor(self._config, self.step)
+                raise TrainingError(_not_finite(self.step, whose, norm))
+        share = learning_rate_factor(self._config, self.step)
         rates = (self._config.learning_rate, self._config.critic_learning_rate)
         for group, rate in zip(self.optimiser.param_groups, rates, strict=False):
             group["lr"] = share * rate
@@ -218,10 +218,10 @@ class Policy:
             self.adapter.publish()
 
 
-def _no_number(step: int, whose: str, norm: float) -> str:
+def _not_finite(step: int, whose: str, norm: float) -> str:
     return (
-        f"step {step}: the gradient of the {whose} is not a number (its norm is {norm}), and the weights stay as they "
-        'were: lower `training.learning_rate`, take `engine.dtype = "float32"`, or look for rewards that are huge'
+        f"step {step}: the gradient of the {whose} is not a number (its norm is {norm}); the weights are unchanged: "
+        'lower `training.learning_rate`, set `engine.dtype = "float32"`, or look for very large rewards'
     )
 
 
@@ -232,7 +232,7 @@ def _adapter(model: PreTrainedModel, config: AdapterConfig) -> "LoraAdapter":
 
 
 def _checkpoint(model: PreTrainedModel) -> None:
-    """Keep what goes into each layer, and compute the rest again: the layers do so in training, but without dropout."""
+    """Enable gradient checkpointing, which layers do only in training mode; dropout stays off."""
     model.gradient_checkpointing_enable()
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):

@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from leyden.trainer.batch.microbatch import TreeNodes
-from leyden.trainer.policy.path_attention import Paths, attend_along
+from leyden.trainer.policy.path_attention import Paths, path_attention
 
 Mask = Tensor | BlockMask
 NAME = "leyden"
@@ -125,7 +125,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Ours where the mask is ours, and what models do otherwise where it is not."""
     if isinstance(attention_mask, Paths):
-        return attend_along(query, key, value, attention_mask, scaling), None
+        return path_attention(query, key, value, attention_mask, scaling), None
     if not isinstance(attention_mask, BlockMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     # A kernel of the backward pass goes over all queries that see a block of keys, of all heads that share them: for a

@@ -36,13 +36,13 @@ class ConsoleReport:
 
     def step(self, report: StepReport, left_s: float) -> None:
         """Say what a step did."""
-        accounts = report.accounts
-        trained = sum(figure.tokens for figure in report.figures)
+        accounting = report.accounting
+        trained = sum(metric.tokens for metric in report.metrics)
         parts = [
             f"[bold]step {report.step:>{len(str(self._steps))}}/{self._steps}[/]",
             f"reward {_number(report.reward)} ± {report.spread:.2f}",
             f"held-out {_number(self._held_out)}" + ("*" if report.held_out is not None else " "),
-            _counts(accounts.outcomes),
+            _counts(accounting.outcomes),
             f"{report.sampled} tokens",
             f"{_speed(report.sampled_now, report.sampling_s)} tok/s sampled"
             if report.sampled_now
@@ -50,9 +50,9 @@ class ConsoleReport:
             f"{_speed(trained, report.training_s)} trained",
             f"{timedelta(seconds=round(left_s))} left",
         ]
-        if accounts.groups_dropped:
-            parts.insert(4, f"[yellow]{accounts.groups_dropped} groups dropped[/]")
-        if not report.figures:
+        if accounting.groups_dropped:
+            parts.insert(4, f"[yellow]{accounting.groups_dropped} groups dropped[/]")
+        if not report.metrics:
             parts.insert(4, "[yellow]no update: every group was worth the same[/]")
         self._print("  ".join(parts))
 

@@ -35,12 +35,12 @@ class MetricsLog:
 
     def step(self, report: StepReport, left_s: float) -> None:
         """Write down a step."""
-        self._write(report.step, numbers(report))
+        self._write(report.step, step_metrics(report))
 
     def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
         """Write down the measurement before the first step; later ones come with their steps."""
         if step == 0:
-            self._write(0, held_out_numbers(measured))
+            self._write(0, held_out_metrics(measured))
 
     async def close(self) -> None:
         """Wait until everything is where it belongs."""
@@ -48,64 +48,64 @@ class MetricsLog:
         for sink in self._sinks:
             sink.close()
 
-    def _write(self, step: int, figures: dict[str, float]) -> None:
-        line = json.dumps({"step": step, "time": time.time(), **figures})
+    def _write(self, step: int, metrics: dict[str, float]) -> None:
+        line = json.dumps({"step": step, "time": time.time(), **metrics})
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())
         for sink in self._sinks:
-            sink.write(step, figures)
-        metrics = [Metric(step, name, value, time.time()) for name, value in figures.items()]
-        task = start_background(self._remote.record_metrics(self._run, metrics), "sending metrics to the server")
+            sink.write(step, metrics)
+        records = [Metric(step, name, value, time.time()) for name, value in metrics.items()]
+        task = start_background(self._remote.record_metrics(self._run, records), "sending metrics to the server")
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
 
-def numbers(report: StepReport) -> dict[str, float]:
+def step_metrics(report: StepReport) -> dict[str, float]:
     """A step in numbers, by name. What there is none of, or is no number, is left out."""
-    accounts, figures = report.accounts, report.figures
+    accounting, metrics = report.accounting, report.metrics
     found: dict[str, float | None] = {
         "reward/mean": report.reward,
         "reward/deviation": report.spread,
-        "rollouts/asked": accounts.asked,
-        "rollouts/trained": accounts.trained,
-        "groups/asked": accounts.groups,
-        "groups/dropped": accounts.groups_dropped,
-        "groups/single": accounts.groups_single,
-        "groups/flat": accounts.groups_flat,
-        "calls/states_shared": fmean(accounts.states_shared) if accounts.states_shared else None,
-        "calls/trained": accounts.calls_trained,
+        "rollouts/asked": accounting.asked,
+        "rollouts/trained": accounting.trained,
+        "groups/asked": accounting.groups,
+        "groups/dropped": accounting.groups_dropped,
+        "groups/single": accounting.groups_single,
+        "groups/flat": accounting.groups_flat,
+        "calls/states_shared": fmean(accounting.states_shared) if accounting.states_shared else None,
+        "calls/trained": accounting.calls_trained,
         "tokens/sampled": report.sampled,
-        "tokens/trained": sum(figure.tokens for figure in figures),
-        "tokens/computed": sum(figure.computed for figure in figures),
+        "tokens/trained": sum(metric.tokens for metric in metrics),
+        "tokens/computed": sum(metric.computed for metric in metrics),
         "time/sampling_s": report.sampling_s,
         "time/training_s": report.training_s,
         "time/publishing_s": report.publishing_s,
         "publish/bytes": sum(publication.transferred_bytes for publication in report.publications),
         "training/learning_rate": report.learning_rate,
-        "training/kl_reference": fmean(accounts.kl_reference) if accounts.kl_reference else None,
-        "training/critic_explained": fmean(accounts.critic_explained) if accounts.critic_explained else None,
+        "training/kl_reference": fmean(accounting.kl_reference) if accounting.kl_reference else None,
+        "training/critic_explained": fmean(accounting.critic_explained) if accounting.critic_explained else None,
         "reward/automatic": fmean(report.automatic) if report.automatic else None,
         **{f"signals/{name}": count for name, count in report.signals.items()},
-        **{f"rollouts/{ending}": count for ending, count in accounts.outcomes.items()},
-        **{f"rollouts/excluded/{why}": count for why, count in accounts.excluded.items()},
-        **{f"calls/left/{why}": count for why, count in accounts.calls_left.items()},
+        **{f"rollouts/{ending}": count for ending, count in accounting.outcomes.items()},
+        **{f"rollouts/excluded/{why}": count for why, count in accounting.excluded.items()},
+        **{f"calls/left/{why}": count for why, count in accounting.calls_excluded.items()},
     }
     measured = [
-        {"loss": figure.loss, "grad_norm": figure.grad_norm, "critic_loss": figure.critic_loss, **figure.statistics}
-        for figure in figures
+        {"loss": metric.loss, "grad_norm": metric.grad_norm, "critic_loss": metric.critic_loss, **metric.statistics}
+        for metric in metrics
     ]
     for name in dict.fromkeys(name for one in measured for name in one):
         values = [value for one in measured if (value := one.get(name)) is not None]
         joined = max if name.endswith("_max") else min if name.endswith("_min") else fmean
         found[f"training/{name}"] = joined(values) if values else None
     if report.held_out is not None:
-        found |= held_out_numbers(report.held_out)
+        found |= held_out_metrics(report.held_out)
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
-def held_out_numbers(measured: EvaluationResult) -> dict[str, float]:
+def held_out_metrics(measured: EvaluationResult) -> dict[str, float]:
     """A measurement in numbers."""
     found = {f"held_out/{ending}": float(count) for ending, count in measured.outcomes.items()}
     if measured.reward is not None:

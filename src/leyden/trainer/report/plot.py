@@ -10,7 +10,7 @@ _HELD_OUT, _TRAIN = "●", "·"
 Points = list[tuple[int, float]]
 
 
-def points(rows: Sequence[dict[str, Any]], name: str) -> Points:
+def metric_points(rows: Sequence[dict[str, Any]], name: str) -> Points:
     """The steps of a journal at which a number was written down, with the number."""
     return [(row["step"], row[name]) for row in rows if name in row]
 
@@ -24,7 +24,7 @@ def draw_image(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for name, label, style in (("reward/mean", "training", "-"), ("held_out/reward", "held out", "o-")):
-        found = points(rows, name)
+        found = metric_points(rows, name)
         if found:
             axes.plot(*zip(*found, strict=True), style, label=label, alpha=0.9 if style == "o-" else 0.5)
     axes.set(xlabel="step", ylabel="reward", title=title)
@@ -35,7 +35,7 @@ def draw_image(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
 
 def draw_text(rows: Sequence[dict[str, Any]]) -> str:
     """Draw the curve in characters."""
-    train, held_out = points(rows, "reward/mean"), points(rows, "held_out/reward")
+    train, held_out = metric_points(rows, "reward/mean"), metric_points(rows, "held_out/reward")
     every = train + held_out
     if not every:
         return "no rewards yet"

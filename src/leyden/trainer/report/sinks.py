@@ -13,7 +13,7 @@ from leyden.config import Config, ConfigError, written
 class Sink(Protocol):
     """Somewhere to write numbers to."""
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's numbers."""
 
     def close(self) -> None:
@@ -46,9 +46,9 @@ class TensorBoard:
         self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
         self._writer.add_text("config", f"```\n{written(config)}\n```")
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's numbers."""
-        for name, value in figures.items():
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
@@ -65,9 +65,9 @@ class WeightsAndBiases:
             project="leyden", name=config.run, id=config.run, resume="allow", dir=str(folder), config=_plain(config)
         )
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's numbers."""
-        self._run.log(dict(figures), step=step)
+        self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         """Write what is left."""
@@ -86,9 +86,9 @@ class MLflow:
         mlflow.start_run(run_name=config.run)
         mlflow.log_text(written(config), "config.toml")
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's numbers."""
-        self._client.log_metrics({name.replace(":", " "): value for name, value in figures.items()}, step=step)
+        self._client.log_metrics({name.replace(":", " "): value for name, value in metrics.items()}, step=step)
 
     def close(self) -> None:
         """Write what is left."""
@@ -102,9 +102,9 @@ class Trackio:
         self._trackio = _need("trackio", "trackio", "trackio")
         self._trackio.init(project="leyden", name=config.run, resume="allow", config=_plain(config), embed=False)
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's numbers."""
-        self._trackio.log(dict(figures), step=step)
+        self._trackio.log(dict(metrics), step=step)
 
     def close(self) -> None:
         """Write what is left."""

@@ -41,10 +41,10 @@ def _order(seed: int, epoch: int, tasks: int) -> list[int]:
 def read_tasks(config: Config) -> Tasks:
     """The tasks that a configuration names, or one line that says what is wrong with them."""
     base = Path(config.base)
-    tasks = read_rows(base / config.tasks)
+    tasks = read_task_file(base / config.tasks)
     _check_normalize_by(config.algorithm.normalize_by, tasks)
     if isinstance(config.held_out, str):
-        held_out = read_rows(base / config.held_out)
+        held_out = read_task_file(base / config.held_out)
         both = {task.id for task in tasks} & {task.id for task in held_out}
         if both:
             raise ConfigError(
@@ -63,7 +63,7 @@ def read_tasks(config: Config) -> Tasks:
     )
 
 
-def read_rows(path: Path) -> tuple[Task, ...]:
+def read_task_file(path: Path) -> tuple[Task, ...]:
     """A file of tasks: one JSON object a line. A row's `id` is the task's; without one it is made of the row."""
     try:
         lines = path.read_bytes().splitlines()
@@ -83,7 +83,7 @@ def read_rows(path: Path) -> tuple[Task, ...]:
     return tuple(tasks)
 
 
-def as_rows(tasks: Sequence[Any]) -> str:
+def tasks_as_jsonl(tasks: Sequence[Any]) -> str:
     """Tasks that were given as Python objects, as the text of such a file."""
     try:
         return "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks)
