@@ -68,7 +68,7 @@ def test_loss_gradient_and_figures_are_those_of_trl(name: str) -> None:
     assert whole.item() == pytest.approx(told["loss"], abs=1e-12)
     assert gradient.numpy() == pytest.approx(torch.tensor(told["gradient"], dtype=torch.float64).numpy(), abs=1e-12)
     if settings["beta"]:
-        assert kl_penalty.mean().item() == pytest.approx(told["metrics"]["kl"], abs=1e-6)
+        assert kl_penalty.mean().item() == pytest.approx(told["figures"]["kl"], abs=1e-6)
     if loss is ppo_clip:
         for ours, theirs in ("clipped_low", "clip_ratio/low_mean"), ("clipped_high", "clip_ratio/high_mean"):
-            assert metrics[ours].double().mean().item() == pytest.approx(told["metrics"][theirs], abs=1e-6)
+            assert metrics[ours].double().mean().item() == pytest.approx(told["figures"][theirs], abs=1e-6)

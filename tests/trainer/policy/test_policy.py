@@ -99,7 +99,7 @@ def test_the_share_of_tokens_is_reported_that_a_correction_bounds() -> None:
         replace(sample, sampler_logprobs=tuple(lp.tolist()))
         for sample, lp in zip(samples, policy.logprobs(samples), strict=True)
     ]
-    less_likely = tuple(lp - 1 for lp in exact[0].sampler)  # the policy is e times likelier to draw these
+    less_likely = tuple(lp - 1 for lp in exact[0].sampler_logprobs)  # the policy is e times likelier to draw these
     some = [replace(exact[0], sampler_logprobs=less_likely), *exact[1:]]
     for correction in (truncated, masked):
         corrected = replace(OBJECTIVE, correction=correction)
