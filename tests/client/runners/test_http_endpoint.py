@@ -1,4 +1,4 @@
-"""Agents behind HTTP: a real server that is told the task, the key and the trace, and answers in every way."""
+"""Agents behind an HTTP endpoint: what they receive, and the outcome of every kind of response."""
 
 import asyncio
 import socket
@@ -14,15 +14,15 @@ from leyden.outcomes import Ending
 
 
 class Service:
-    """An agent as a service, which does what its task says."""
+    """An agent behind HTTP that does what its task says."""
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self.hung_up = asyncio.Event()
 
     async def act(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.heard.append({**body, "header": request.headers["traceparent"]})
+        self.received.append({**body, "header": request.headers["traceparent"]})
         match body["task"]["do"]:
             case "ask":
                 return web.json_response({"result": await ask(body), "reward": 0.25})
@@ -78,18 +78,18 @@ async def serving(listener: socket.socket) -> AsyncIterator[Service]:
         await runner.cleanup()
 
 
-def place() -> tuple[socket.socket, str]:
+def bind_endpoint() -> tuple[socket.socket, str]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     return listener, f"http://127.0.0.1:{listener.getsockname()[1]}/act"
 
 
-async def test_an_endpoint_is_told_all_it_needs_and_every_answer_has_its_outcome(site: Worksite) -> None:
+async def test_an_endpoint_receives_all_it_needs_and_every_response_has_its_outcome(site: Worksite) -> None:
     await site.open()
     names = ("ask", "number", "nothing", "fail", "prose", "break off")
     for name in names:
         await site.queue(name.replace(" ", "-"), {"do": name, "n": 5})
-    listener, url = place()
+    listener, url = bind_endpoint()
     async with serving(listener) as service:
         with site.worker(url, concurrency=2):
             found = {name: await site.episode(name.replace(" ", "-")) for name in names}
@@ -107,28 +107,28 @@ async def test_an_endpoint_is_told_all_it_needs_and_every_answer_has_its_outcome
     assert found["number"].final_reward(-1.0) == 0.75
     assert outcomes["fail"] and outcomes["fail"].message == f"{url} answered 500: the database is gone"
     assert outcomes["prose"] and "not JSON" in outcomes["prose"].message
-    (told,) = [body for body in service.heard if body["task"]["do"] == "ask"]
+    (told,) = [body for body in service.received if body["task"]["do"] == "ask"]
     assert (told["attempt"], told["base_url"]) == ("ask.0.1", f"{site.server.url}/v1")
     assert told["traceparent"] == told["header"] and asked.attempt.trace_id in told["header"]
 
 
-async def test_a_time_limit_hangs_up_and_the_key_dies_with_the_attempt(site: Worksite) -> None:
+async def test_a_time_limit_cancels_the_request_and_the_key_ends_with_the_attempt(site: Worksite) -> None:
     await site.open()
     await site.queue("g", {"do": "hang"})
-    listener, url = place()
+    listener, url = bind_endpoint()
     async with serving(listener) as service:
         with site.worker(url, time_limit_s=0.5):
             episode = await site.episode("g")
             await asyncio.wait_for(service.hung_up.wait(), 10)
-            body = service.heard[0]
+            body = service.received[0]
             assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.TIMEOUT
             assert await status_of_asking(body) in (401, 403)
 
 
-async def test_an_endpoint_that_is_away_loses_attempts_and_one_that_comes_late_does_not(site: Worksite) -> None:
+async def test_an_endpoint_that_is_down_loses_attempts_and_one_that_starts_late_does_not(site: Worksite) -> None:
     await site.open(max_attempts=1)
     await site.queue("away", {"do": "number"})
-    listener, url = place()  # nobody listens yet
+    listener, url = bind_endpoint()  # nothing listens yet
     with site.worker(url, concurrency=1):
         away = await site.episode("away")
         assert away.attempt.outcome and away.attempt.outcome.ending is Ending.LOST

@@ -1,4 +1,4 @@
-"""What hangs or crashes in a shared process harms nobody else in it, and is told from those whom it took along."""
+"""Code that hangs or crashes in a shared process harms no other attempt, and only its own attempt is blamed."""
 
 import asyncio
 from pathlib import Path
@@ -26,19 +26,19 @@ def message(episode: Episode) -> str:
     return episode.attempt.outcome.message if episode.attempt.outcome else ""
 
 
-async def family_in(file: Path) -> list[psutil.Process]:
+async def processes_in(file: Path) -> list[psutil.Process]:
     await eventually(lambda: file.exists() and len(file.read_text().split()) == 2)
     return [psutil.Process(int(pid)) for pid in file.read_text().split()]  # noqa: ASYNC240
 
 
 @pytest.mark.parametrize("how", ["block", "burn"])
-async def test_code_that_hangs_times_out_and_its_process_ends_while_another_works_on(
+async def test_code_that_hangs_times_out_and_its_process_ends_while_another_attempt_continues(
     site: Worksite, tmp_path: Path, how: str
 ) -> None:
     await site.open(max_attempts=1)
     await site.queue("hangs", {"do": how, "file": str(tmp_path / "family")})
     with site.worker("hanging.py:act", time_limit_s=5.0, drain_s=10.0, concurrency=2):
-        family = await family_in(tmp_path / "family")
+        family = await processes_in(tmp_path / "family")
         await asyncio.sleep(3.0)  # so that the one is out of time while the other has some left
         await site.queue("beside", {"do": "wait", "for": str(tmp_path / "go")})
         hangs = await site.episode("hangs")
@@ -54,13 +54,13 @@ async def test_code_that_hangs_times_out_and_its_process_ends_while_another_work
     assert (ending(beside), beside.attempt.number) == (Ending.SUCCEEDED, 1), message(beside)
 
 
-async def test_what_is_lost_with_a_process_that_hangs_is_tried_again_at_once_and_for_free(
+async def test_attempts_lost_with_a_process_that_hangs_are_retried_at_once_and_for_free(
     site: Worksite, tmp_path: Path
 ) -> None:
     await site.open(max_attempts=1)
     await site.queue("hangs", {"do": "block", "file": str(tmp_path / "family")})
     with site.worker("hanging.py:act", time_limit_s=5.0, drain_s=0.0):
-        await family_in(tmp_path / "family")
+        await processes_in(tmp_path / "family")
         await asyncio.sleep(2.0)
         await site.queue("beside", {"do": "wait", "for": str(tmp_path / "go")})
         await site.event("attempt.ended", "beside.0.1")
@@ -72,7 +72,7 @@ async def test_what_is_lost_with_a_process_that_hangs_is_tried_again_at_once_and
     assert retried.started - (lost.ended or 0) < 0.5
 
 
-async def test_of_code_that_lets_no_thread_run_it_is_found_out_whose_it_is(site: Worksite) -> None:
+async def test_code_that_lets_no_thread_run_is_attributed_to_its_attempt(site: Worksite) -> None:
     await site.open(max_attempts=1)
     await site.queue("hangs", {"do": "hold the lock"})
     await site.queue("beside", {"do": "sleep", "s": 0.5}, size=2)
@@ -83,11 +83,11 @@ async def test_of_code_that_lets_no_thread_run_it_is_found_out_whose_it_is(site:
     assert hangs.output == "about to hold the lock\n"
 
 
-async def test_nothing_is_left_of_a_killed_worker_even_where_nothing_can_run(site: Worksite, tmp_path: Path) -> None:
+async def test_no_process_of_a_killed_worker_is_left_where_no_thread_can_run(site: Worksite, tmp_path: Path) -> None:
     await site.open()
     await site.queue("hangs", {"do": "hold the lock", "file": str(tmp_path / "family")})
     with site.worker("hanging.py:act") as worker:
-        family = await family_in(tmp_path / "family")
+        family = await processes_in(tmp_path / "family")
         worker.process.kill()
         await eventually(lambda: not any(map(alive, family)))
 
@@ -105,7 +105,7 @@ async def test_an_attempt_that_another_keeps_from_running_has_not_timed_out(site
     assert lost.outcome.message.startswith("attempt blocks.0.1 blocked the event loop")
 
 
-async def test_a_blocked_event_loop_is_noticed_and_its_blocker_tried_alone(site: Worksite) -> None:
+async def test_a_blocked_event_loop_is_noticed_and_its_blocker_retried_alone(site: Worksite) -> None:
     await site.open(max_attempts=1)
     await site.queue("innocent", {"do": "sleep", "s": 1.0})
     await site.queue("blocks", {"do": "block", "first_s": 0.3})
@@ -121,7 +121,7 @@ async def test_a_blocked_event_loop_is_noticed_and_its_blocker_tried_alone(site:
 @pytest.mark.parametrize(
     ("how", "says"), [("exit", "exit status 9"), ("segfault", "killed by SIGSEGV"), ("die", "killed by SIGKILL")]
 )
-async def test_a_task_that_kills_its_process_is_convicted_and_nobody_else(site: Worksite, how: str, says: str) -> None:
+async def test_an_attempt_that_kills_its_process_is_blamed_and_no_other_is(site: Worksite, how: str, says: str) -> None:
     await site.open(max_attempts=1)
     await site.queue("innocent", {"do": "sleep", "s": 1.0}, size=3)
     await site.queue("guilty", {"do": how})

@@ -23,18 +23,18 @@ SITE = ServiceConfig(command=f"{sys.executable} -m http.server {{port}} --bind 1
 
 
 class Thing:
-    """What a service may be."""
+    """A service that is a Python object."""
 
     made = 0
 
     def __init__(self) -> None:
         Thing.made += 1
-        self.well, self.closed = True, False
+        self.is_healthy, self.closed = True, False
 
     def healthy(self) -> bool:
-        if self.well is None:
-            raise RuntimeError("it cannot say")
-        return self.well
+        if self.is_healthy is None:
+            raise RuntimeError("the health check fails")
+        return self.is_healthy
 
     def close(self) -> None:
         self.closed = True
@@ -49,7 +49,7 @@ def things(monkeypatch: pytest.MonkeyPatch, name: str = "Thing", **config: Any) 
     return ServiceRegistry.objects({"thing": service, "other": service}, ["thing"], ".")
 
 
-async def test_each_is_lent_to_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_service_has_one_borrower_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async with things(monkeypatch, count=2) as services:
         assert (Thing.made, services.capacity()) == (2, 2)
         async with services.borrow(["thing", "nobody"]) as one, services.borrow(["thing"]) as two:
@@ -59,22 +59,22 @@ async def test_each_is_lent_to_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
             assert not done
         lent = (await third)["thing"]
         assert lent in (one["thing"], two["thing"]) and Thing.made == 2
-    assert not lent.closed and sum(thing["thing"].closed for thing in (one, two)) == 1  # what is lent is in use
+    assert not lent.closed and sum(thing["thing"].closed for thing in (one, two)) == 1  # not the borrowed one
 
 
-@pytest.mark.parametrize("well", [False, None])
-async def test_one_that_is_not_well_is_replaced_before_it_is_lent(
-    well: bool | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("healthy", [False, None])
+async def test_an_unhealthy_service_is_replaced_before_it_is_lent(
+    healthy: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with things(monkeypatch) as services:
         async with services.borrow(["thing"]) as lent:
-            lent["thing"].well = well
+            lent["thing"].is_healthy = healthy
         async with services.borrow(["thing"]) as another:
             assert another["thing"] is not lent["thing"] and lent["thing"].closed
 
 
 class Moody(Thing):
-    """Made at the first try, and later not any more."""
+    """Can be made once only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,19 +83,19 @@ class Moody(Thing):
 
 
 class Broken:
-    """Never made."""
+    """Cannot be made."""
 
     def __init__(self) -> None:
         raise OSError("no disk")
 
 
-async def test_one_that_cannot_be_started_is_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_that_cannot_be_started_is_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ServiceFailed, match="service 'thing' cannot be started: OSError: no disk"):
         await things(monkeypatch, "Broken").__aenter__()
     async with things(monkeypatch, "Moody") as services:
         async with services.borrow(["thing"]) as lent:
-            lent["thing"].well = False
-        for _ in range(2):  # the place is not lost
+            lent["thing"].is_healthy = False
+        for _ in range(2):  # the pool does not shrink
             with pytest.raises(ServiceFailed, match="no disk"):
                 await services.borrow(["thing"]).__aenter__()
 
@@ -159,7 +159,7 @@ async def test_a_command_that_does_not_come_up_says_why(
 
 
 @pytest.mark.parametrize("agent", ["solve", "solve_async", "Agent"])
-async def test_a_python_agent_is_lent_what_it_asks_for(
+async def test_a_python_agent_borrows_the_services_it_takes_by_name(
     agent: str, site: Worksite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICED", str(tmp_path))
@@ -186,7 +186,7 @@ def marked(folder: Path, how: str) -> set[str]:
     return {file.name.removeprefix(f"{how}-") for file in folder.glob(f"{how}-*")}
 
 
-async def test_a_service_that_falls_ill_is_replaced_while_the_worker_works(
+async def test_a_service_that_becomes_unhealthy_is_replaced_while_the_worker_runs(
     site: Worksite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICED", str(tmp_path))
@@ -201,7 +201,9 @@ async def test_a_service_that_falls_ill_is_replaced_while_the_worker_works(
     assert names[0] == names[1] != names[2]
 
 
-async def test_commands_and_endpoints_are_lent_addresses_and_the_reward_sees_the_same(site: Worksite) -> None:
+async def test_commands_and_endpoints_borrow_addresses_and_the_reward_receives_the_same(
+    site: Worksite,
+) -> None:
     await site.open()
     await site.queue("g", {}, size=4)
     services = {"site": SITE, "grader": ServiceConfig(command=SITE.command, agent=False)}
@@ -210,7 +212,7 @@ async def test_commands_and_endpoints_are_lent_addresses_and_the_reward_sees_the
         found = await site.episodes("g")
         family = hosts_of(worker)
         assert sum("http.server" in " ".join(p.cmdline()) for p in family) == 6  # three, each with who looks after it
-        worker.process.kill()  # no goodbye
+        worker.process.kill()  # without a chance to clean up
         await gone(family)
     assert [(episode.attempt.result["grader"], episode.final_reward(0.0)) for episode in found] == [(False, 1.0)] * 4
     assert len({episode.attempt.result["site"] for episode in found}) <= 2
@@ -232,7 +234,7 @@ async def test_commands_and_endpoints_are_lent_addresses_and_the_reward_sees_the
     assert posted[0]["services"].keys() == {"site"}
 
 
-async def test_a_python_agent_is_lent_the_address_of_a_command(site: Worksite) -> None:
+async def test_a_python_agent_borrows_the_address_of_a_command(site: Worksite) -> None:
     await site.open()
     await site.queue("g", {}, size=3)
     one = {"site": ServiceConfig(command=SITE.command)}  # for both hosts
@@ -247,7 +249,7 @@ async def test_a_python_agent_is_lent_the_address_of_a_command(site: Worksite) -
     assert [episode.final_reward(0.0) for episode in found] == [1.0] * 5
 
 
-async def test_a_worker_whose_services_cannot_be_had_says_why(
+async def test_a_worker_whose_services_cannot_be_started_says_why(
     site: Worksite, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await site.open()

@@ -1,4 +1,4 @@
-"""`leyden worker --ray` on a real cluster of Ray's: a worker on every node, as nodes come, die and go."""
+"""`leyden worker --ray` on a real Ray cluster: a worker on every node while nodes join, fail and leave."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ pytest.importorskip("ray")
 from ray.cluster_utils import Cluster
 
 LEASE_S = 5.0
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def place(site: Worksite, cluster: Cluster, tmp_path: Path) -> Iterator[Callable
 async def until(true: Callable[[], Any], driver: Driver | None = None) -> None:
     """Wait for what announces itself to nobody."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not true():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
     except TimeoutError:
@@ -145,7 +145,7 @@ async def queue(site: Worksite, here: Path, *numbers: int) -> None:
         await site.queue(f"g{n}", {"n": n, "here": str(here)})
 
 
-async def test_every_fit_node_has_a_worker_and_so_has_one_that_comes_later(
+async def test_every_suitable_node_has_a_worker_and_so_has_one_that_joins_later(
     site: Worksite, cluster: Cluster, here: Path, place: Callable[..., Driver]
 ) -> None:
     await site.open()
@@ -179,7 +179,7 @@ def assert_unseen(driver: Driver) -> None:
         assert key not in file.read_bytes(), file
 
 
-async def test_a_node_that_dies_loses_nothing_and_disturbs_nobody(
+async def test_a_node_that_dies_loses_no_rollout_and_disturbs_no_other(
     site: Worksite, cluster: Cluster, here: Path, place: Callable[..., Driver]
 ) -> None:
     await site.open(lease_s=LEASE_S)
@@ -189,7 +189,7 @@ async def test_a_node_that_dies_loses_nothing_and_disturbs_nobody(
         await until(lambda: len(there(here)) == 2, driver)
         family = driver.family(on=node)
         assert len(family) > 1
-        raylet(node).kill()  # and nobody buries it yet, as in a container without an init
+        raylet(node).kill()  # and nobody reaps it yet, as in a container without an init
         lost = await until_lost(site)
         await until(lambda: not any(map(alive, family)))
         (here / "go").touch()
@@ -202,14 +202,14 @@ async def test_a_node_that_dies_loses_nothing_and_disturbs_nobody(
 
 async def until_lost(site: Worksite) -> str:
     """Wait for the end of an attempt; which it was."""
-    async with asyncio.timeout(PATIENCE_S):
-        log = await site.remote.events("r", 0, wait=PATIENCE_S, kind="attempt.ended")
+    async with asyncio.timeout(TIMEOUT_S):
+        log = await site.remote.events("r", 0, wait=TIMEOUT_S, kind="attempt.ended")
     (event,) = log.events
     assert event.data["ending"] == Ending.LOST
     return event.subject
 
 
-async def test_a_worker_that_dies_is_placed_again_and_stops_when_told_to(
+async def test_a_worker_that_dies_is_started_again_and_stops_when_told_to(
     site: Worksite, here: Path, place: Callable[..., Driver]
 ) -> None:
     await site.open(lease_s=LEASE_S)

@@ -6,6 +6,7 @@ ends, with every process that its agents started, as soon as the worker is gone.
 
 import asyncio
 import inspect
+import logging
 import os
 import signal
 import socket
@@ -51,6 +52,7 @@ from leyden.client.user_code import wait_on
 from leyden.loading import LoadError, load_callable
 from leyden.outcomes import Ending, Outcome
 
+_log = logging.getLogger("leyden.host")
 _TEAR_DOWN_S = 4.0
 
 
@@ -195,8 +197,11 @@ class Host:
 
 def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:
     """Hear the worker in a thread of its own: an agent may take long to load or block the event loop, never this."""
-    while (message := pipe.receive(ToHost)) is not None:  # type: ignore[arg-type]
-        serving.result().hear(message)
+    try:
+        while (message := pipe.receive(ToHost)) is not None:  # type: ignore[arg-type]
+            serving.result().hear(message)
+    except Exception:  # a corrupt message: without this thread the process would be out of reach
+        _log.exception("the connection to the worker failed")
     if serving.done():
         serving.result().tear_down()
     end()
