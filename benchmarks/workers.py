@@ -1,15 +1,16 @@
-"""Rollouts per second of a worker, beside the same model calls made without any rollouts.
+"""Measures the rollouts per second of one worker against the same model calls without rollouts.
 
-The agent asks the model once; the model answers at once. A function is run in one host by threads, a command (sh and
-curl) as a process a rollout. A rollout is leased, run and reported with its reward, each on disk before it counts.
+The agent makes one model call, which a scripted model answers at once. A function runs in the threads of one host
+process, a command (sh and curl) as one process per rollout. Each rollout is leased, run and reported with its reward,
+and each of these is on disk before it counts.
 
     python benchmarks/workers.py
 
-The limit is measured in the same run, on the same machine and server: the same function, called as often by as many
-threads of one process for attempts that never end, so that nothing but the calls is left. `ratio` is functions over
-that limit: what remains of a machine's calls when each is a whole rollout. `first_call_ms` is the time (p50) from the
-moment a rollout is asked for until its call is at the server, with a worker that waits for it. `cpu_ms` is what a
-rollout costs in each process. The last line is one JSON object.
+The limit is measured in the same run, on the same machine and server: the same function, called as often from as many
+threads of one process, for attempts that do not end. `ratio` is the rate of functions divided by that limit: the share
+of a machine's calls that remains when each is a whole rollout. `first_call_ms` is the median time from queueing a
+rollout until its call reaches the server, with a worker that waits for it. `cpu_ms` is the CPU time of a rollout in
+each process. The last line is one JSON object.
 """
 
 import argparse
@@ -37,7 +38,7 @@ WARM_UP = 64
 
 
 class Bench:
-    """A run on a server, and what is asked of it."""
+    """A run on a server in which rollouts are queued and timed."""
 
     def __init__(self, remote: Remote, run: str) -> None:
         self._remote, self._run = remote, run
@@ -45,7 +46,7 @@ class Bench:
         self._after = 0
 
     async def finish(self, rollouts: int) -> float:
-        """Have so many rollouts made; the seconds it took."""
+        """Run rollouts and return the seconds they took."""
         self._groups += 1
         began = time.perf_counter()
         spec = GroupSpec(f"{self._run}-{self._groups}", Task("t", {}), rollouts)
@@ -58,16 +59,16 @@ class Bench:
         return time.perf_counter() - began
 
     async def first_call_ms(self) -> float:
-        """How long it takes until a rollout that is asked for makes its call."""
-        asked = time.time()
+        """Milliseconds from queueing a rollout to its model call."""
+        queued = time.time()
         await self.finish(1)
         (episode,) = await self._remote.group_episodes(self._run, f"{self._run}-{self._groups}")
         assert episode.final_reward(0.0) == 1.0, episode.attempt.outcome
-        return (episode.calls[0].started - asked) * 1e3
+        return (episode.calls[0].started - queued) * 1e3
 
 
 def cpu_s(server: psutil.Process, worker: psutil.Process, hosts: list[psutil.Process]) -> dict[str, float]:
-    """User and system time so far; `agents` are the processes of commands that have ended."""
+    """User and system CPU seconds so far; `agents` are the processes of commands that have ended."""
     times = [host.cpu_times() for host in hosts]
     return {
         "server": sum(server.cpu_times()[:2]),
@@ -78,7 +79,7 @@ def cpu_s(server: psutil.Process, worker: psutil.Process, hosts: list[psutil.Pro
 
 
 async def measure(remote: Remote, name: str, agent: str, rollouts: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Rates of one kind of agent."""
+    """Measure one kind of agent."""
     await remote.create_run(RunSpec(name, RunSettings(lease_s=60)))
     key = (await remote.make_key(KeySpec("worker", name))).key
     worker = WorkerProcess(
@@ -87,8 +88,8 @@ async def measure(remote: Remote, name: str, agent: str, rollouts: int, options:
     bench = Bench(remote, name)
     try:
         await bench.finish(WARM_UP)
-        beneath = psutil.Process(worker.process.pid).children()
-        hosts = [process for process in beneath if not any("orphan_reaper" in word for word in process.cmdline())]
+        children = psutil.Process(worker.process.pid).children()
+        hosts = [process for process in children if not any("orphan_reaper" in word for word in process.cmdline())]
         here = psutil.Process()
         server = next(process for process in here.children() if "scripted_server.py" in " ".join(process.cmdline()))
         parts = (server, psutil.Process(worker.process.pid), hosts)
@@ -103,7 +104,7 @@ async def measure(remote: Remote, name: str, agent: str, rollouts: int, options:
 
 
 async def measure_calls(remote: Remote, calls: int, threads: int) -> float:
-    """The limit: calls per second of the agent's own function, for attempts that never end."""
+    """The limit: calls per second of the agent's function alone, for attempts that do not end."""
     await remote.create_run(RunSpec("bare", RunSettings(lease_s=3600)))
     await remote.enqueue("bare", GroupSpec("bare", Task("t", {}), threads))
     leases = await remote.lease(LeaseRequest("w", threads, run="bare"))

@@ -1,4 +1,4 @@
-"""The agent of the workers' benchmark: one question, one answer, by the plainest client that keeps its connections."""
+"""The agent of benchmarks/workers.py: one model call over a pooled connection."""
 
 import json
 import os

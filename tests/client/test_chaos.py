@@ -1,6 +1,6 @@
-"""Everything at once: agents that hang, crash, fork and flood, under workers that are killed at random.
+"""Chaos test: agents hang, crash, fork and flood their output while workers are killed at random.
 
-Each rollout still ends once, with the outcome that its own conduct earns; no process is left; the accounts add up.
+Each rollout still ends once, with the outcome of its own behaviour; no process is left; the counts add up.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from leyden.wire import GroupSpec, RunSpec
 
 MARK = "LEYDEN_CHAOS"
 RUNS = {"callables": "chaos.py:act", "commands": f"{sys.executable} chaos.py"}
-EARNS = {
+EXPECTED = {
     "ask": Ending.SUCCEEDED,
     "fork": Ending.SUCCEEDED,
     "print": Ending.SUCCEEDED,
@@ -41,21 +41,21 @@ EARNS = {
     "burn": Ending.TIMEOUT,
 }
 RARE = {"exit": 1, "fall": 1, "die": 1, "block": 2, "burn": 1, "fork": 3, "print": 3, "raise": 3}
-"""Of fifty rollouts; the others only ask."""
+"""How many of fifty rollouts do this; the others only call the model."""
 
 
-def deal(rollouts: int, dice: random.Random) -> list[tuple[str, str]]:
-    """The rollouts as (run, what to do), in random order, every kind in either run."""
+def shuffled_tasks(rollouts: int, rng: random.Random) -> list[tuple[str, str]]:
+    """Pairs of run and behaviour in random order; both runs have every behaviour."""
     kinds = [kind for kind, count in RARE.items() for _ in range(count)]
     kinds += ["ask"] * (50 - len(kinds))
-    dealt = [(run, kind) for run in RUNS for kind in kinds * (rollouts // 100)]
-    dice.shuffle(dealt)
-    return dealt
+    tasks = [(run, kind) for run in RUNS for kind in kinds * (rollouts // 100)]
+    rng.shuffle(tasks)
+    return tasks
 
 
 @asynccontextmanager
-async def killed_at_random(site: Worksite, dice: random.Random, every_s: float) -> AsyncIterator[list[WorkerProcess]]:
-    """Four workers, two a run; now and then one is killed, and another takes its place."""
+async def killed_at_random(site: Worksite, rng: random.Random, every_s: float) -> AsyncIterator[list[WorkerProcess]]:
+    """Run two workers for each run; now and then kill one and start another."""
 
     def start(run: str) -> WorkerProcess:
         key = site.server.service.keyring.make(KeyKind.WORKER, 3600, run=run)[0]
@@ -73,11 +73,11 @@ async def killed_at_random(site: Worksite, dice: random.Random, every_s: float) 
 
     async def kill() -> None:
         while True:
-            await asyncio.sleep(dice.uniform(0.5, 1.5) * every_s)
-            place = dice.randrange(len(workers))
-            workers[place].process.kill()
-            workers[place].process.wait()
-            workers[place] = start(runs[place])
+            await asyncio.sleep(rng.uniform(0.5, 1.5) * every_s)
+            index = rng.randrange(len(workers))
+            workers[index].process.kill()
+            workers[index].process.wait()
+            workers[index] = start(runs[index])
 
     log = Path(os.devnull)
     runs = [*RUNS, *RUNS]
@@ -110,24 +110,24 @@ async def log_of(site: Worksite, run: str) -> list[Event]:
 
 
 @pytest.mark.parametrize("rollouts", [100, pytest.param(2000, marks=pytest.mark.slow, id="2000")])
-async def test_every_rollout_ends_once_and_as_it_deserves(
+async def test_every_rollout_ends_once_with_the_outcome_of_its_own_behaviour(
     site: Worksite, rollouts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = int(os.environ.get("LEYDEN_SEED") or random.randrange(10**6))
     print(f"LEYDEN_SEED={seed}")
-    dice, mark = random.Random(seed), uuid4().hex
+    rng, mark = random.Random(seed), uuid4().hex
     monkeypatch.setenv(MARK, mark)
     # the default would have the test wait for minutes for rollouts that are killed often
     monkeypatch.setattr(attempts, "RETRY_BACKOFF", Backoff(first_s=0.5, max_s=2.0))
-    earned: dict[str, dict[str, Ending]] = {run: {} for run in RUNS}
+    expected: dict[str, dict[str, Ending]] = {run: {} for run in RUNS}
     for run in RUNS:
         await site.remote.create_run(RunSpec(run, RunSettings(lease_s=3.0, max_attempts=50)))
-    for n, (run, kind) in enumerate(deal(rollouts, dice)):
+    for n, (run, kind) in enumerate(shuffled_tasks(rollouts, rng)):
         await site.remote.enqueue(run, GroupSpec(f"{kind}-{n}", Task(f"t{n}", {"do": kind, "n": n})))
-        earned[run][f"{kind}-{n}.0"] = EARNS[kind]
-    async with killed_at_random(site, dice, every_s=5.0):
+        expected[run][f"{kind}-{n}.0"] = EXPECTED[kind]
+    async with killed_at_random(site, rng, every_s=5.0):
         for run in RUNS:
-            after, left = 0, len(earned[run])
+            after, left = 0, len(expected[run])
             while left:
                 log = await site.remote.events(run, after, wait=120, kind="rollout.finished")
                 after, left = log.after, left - len(log.events)
@@ -135,13 +135,13 @@ async def test_every_rollout_ends_once_and_as_it_deserves(
     for run in RUNS:
         log = await log_of(site, run)
         finished = [event for event in log if event.kind == "rollout.finished"]
-        wrong = [event.subject for event in finished if event.data["ending"] != earned[run][event.subject]]
+        wrong = [event.subject for event in finished if event.data["ending"] != expected[run][event.subject]]
         assert not wrong, [attempt.outcome for attempt in (await site.remote.rollout(run, wrong[0])).attempts]
-        assert sorted(event.subject for event in finished) == sorted(earned[run])
+        assert sorted(event.subject for event in finished) == sorted(expected[run])
         started = Counter(event.subject for event in log if event.kind == "attempt.started")
         ended = Counter(event.subject for event in log if event.kind == "attempt.ended")
         assert started == ended and set(started.values()) == {1}
         summary = await site.remote.summary(run)
-        assert summary.rollouts == Counter(earned[run].values())
-        assert summary.groups == summary.groups_finished == len(earned[run])
+        assert summary.rollouts == Counter(expected[run].values())
+        assert summary.groups == summary.groups_finished == len(expected[run])
     await eventually(lambda: not marked(mark))

@@ -1,4 +1,4 @@
-"""Where workers are tested: a real server whose model repeats the number in its prompt, and workers as processes."""
+"""Test fixtures for workers: a real server whose model repeats the last number of its prompt, and worker processes."""
 
 import asyncio
 import os
@@ -25,12 +25,12 @@ AGENTS = Path(__file__).parent / "agents"
 
 
 def echo(prompt: str) -> str:
-    """What the model says: the last number it was given."""
+    """The completion of the model: the last number in the prompt."""
     return re.findall(r"number (-?\d+)", prompt)[-1] + END
 
 
 class Worksite:
-    """A run `r` on a server, and what is queued and found in it."""
+    """A run `r` on a server: queues groups, starts workers and reads episodes."""
 
     def __init__(self, server: ModelServer, remote: Remote) -> None:
         self.server, self.remote = server, remote
@@ -38,7 +38,7 @@ class Worksite:
         self._finished: set[str] = set()
 
     async def open(self, **settings: Any) -> None:
-        """Make the run."""
+        """Create the run."""
         await self.remote.create_run(RunSpec("r", RunSettings(**settings)))
 
     async def queue(self, group: str, input: Any, size: int = 1) -> None:
@@ -46,7 +46,7 @@ class Worksite:
         await self.remote.enqueue("r", GroupSpec(group, Task(group, input), size, Purpose.TRAIN))
 
     async def episodes(self, group: str, within_s: float = 30.0) -> list[Episode]:
-        """Wait until a group is finished; what it left behind."""
+        """Wait until a group is finished and return its episodes."""
         async with asyncio.timeout(within_s):
             while group not in self._finished:
                 log = await self.remote.events("r", self._after, wait=within_s, kind="group.finished")
@@ -60,7 +60,7 @@ class Worksite:
         return episode
 
     async def event(self, kind: str, subject: str, within_s: float = 20.0) -> None:
-        """Wait until something has happened."""
+        """Wait for an event."""
         after = 0
         async with asyncio.timeout(within_s):
             while True:
@@ -71,7 +71,7 @@ class Worksite:
 
     @contextmanager
     def worker(self, agent: str, kind: KeyKind = KeyKind.WORKER, **options: Any) -> Iterator[WorkerProcess]:
-        """A worker at work; afterwards no process of it is left."""
+        """Run a worker process; on exit, kill it and check that none of its processes is left."""
         fields = {"server": self.server.url, "run": "r", "agent": agent, "base": str(AGENTS), "grace_s": 0.0, **options}
         scope = {} if kind is KeyKind.ADMIN else {"run": "r"}
         key = self.server.service.keyring.make(kind, 600, **scope)[0]  # type: ignore[arg-type]
