@@ -9,6 +9,7 @@ from smallpolicy import OBJECTIVE, small_policy, some_samples
 from transformers import AutoModelForCausalLM
 
 from leyden.config import AdapterConfig
+from leyden.records import DEFAULT_POLICY
 from leyden.trainer.checkpoint import (
     Checkpoints,
     TrainerState,
@@ -102,3 +103,18 @@ def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pyt
     checkpoints.save(policy, TrainerState(step=2))
     assert checkpoint_steps(tmp_path) == [1, 2]
     assert read_state(tmp_path / "step-2").step == 2
+
+
+def test_the_checkpoints_of_policies_are_apart(tmp_path: Path) -> None:
+    policy = small_policy()
+    Checkpoints(tmp_path, SPARK, keep=2).save(policy, TrainerState(step=1))
+    Checkpoints(tmp_path, SPARK, 2, "critic").save(policy, TrainerState(step=2, policy="critic"))
+    assert checkpoint_steps(tmp_path) == [1] and checkpoint_steps(tmp_path, "critic") == [2]
+    folder = latest_checkpoint(tmp_path, "critic")
+    assert folder == tmp_path / "critic" / "step-2"
+    assert restore_checkpoint(folder, policy).policy == "critic"
+
+
+def test_a_state_without_a_policy_is_of_the_default_one(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"step": 4, "position": 9, "version": 4}')
+    assert read_state(tmp_path) == TrainerState(step=4, position=9, version=4, policy=DEFAULT_POLICY)

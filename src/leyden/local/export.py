@@ -8,19 +8,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from leyden.config import ConfigError
 from leyden.local.run_folder import config_of
-from leyden.trainer.checkpoint import checkpoint_steps, read_state, tokenizer_files
+from leyden.records import DEFAULT_POLICY
+from leyden.trainer.checkpoint import checkpoint_folder, checkpoint_steps, read_state, tokenizer_files
 from leyden.trainer.policy.loading import find_model
 
 
-def export(run: Path, to: Path, which: str = "best") -> Path:
-    """Write the best, the last or a numbered checkpoint of a run into a new folder; the checkpoint's folder."""
-    steps = checkpoint_steps(run)
+def export(run: Path, to: Path, which: str = "best", policy: str = DEFAULT_POLICY) -> Path:
+    """Write the best, the last or a numbered checkpoint of a policy into a new folder; return the checkpoint's."""
+    folder, steps = checkpoint_folder(run, policy), checkpoint_steps(run, policy)
     if not steps:
         raise ConfigError(f"{run} has no checkpoint yet")
     if which == "last":
         step = steps[-1]
     elif which == "best":
-        best = read_state(run / f"step-{steps[-1]}").best_step
+        best = read_state(folder / f"step-{steps[-1]}").best_step
         if best == 0:
             raise ConfigError(
                 "the best is the model it began with; write --step last to have the last one all the same"
@@ -33,7 +34,7 @@ def export(run: Path, to: Path, which: str = "best") -> Path:
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"{to} is not empty: name a new folder with --to")
     config = config_of(run)
-    checkpoint = run / f"step-{step}"
+    checkpoint = folder / f"step-{step}"
     origin = AutoConfig.from_pretrained(find_model(config.model, config.base).folder).dtype
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=origin or torch.float32)
     model.save_pretrained(to)

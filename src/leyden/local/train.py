@@ -121,7 +121,7 @@ async def _train(
                 highlight=False,
                 soft_wrap=True,
             )
-        journal = MetricsLog(folder.journal, state.step, home.remote, config.run, sinks)
+        journal = MetricsLog(folder.journal, state.step, home.remote, config.run, sinks, state.policy)
         measured = metric_points(read_metrics(folder.journal), "held_out/reward")
         display = ConsoleReport(console, config.training.steps, measured[-1][1] if measured else None)
         trainer = Trainer(

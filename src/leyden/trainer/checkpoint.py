@@ -1,4 +1,4 @@
-"""Checkpoints: a folder each, whole or not there at all, from which a run goes on as if it had never stopped.
+"""Checkpoints: each is a folder that is complete or absent, from which a run resumes as if it had never stopped.
 
 `step-N` is a Hugging Face folder (weights as they are trained, the model's tokenizer), with the optimiser's moments and
 the run's state beside. What was sampled after the last checkpoint is in the store, and is trained on again from there.
@@ -23,32 +23,32 @@ _NAME = re.compile(r"step-(\d+)")
 _STATE = "state.json"
 _OPTIMISER = "optimiser.safetensors"
 _BESIDE = "beside.safetensors"
-"""What is trained and is not in the model: LoRA's matrices, a critic."""
+"""Trained parameters that are not in the model: LoRA matrices, a critic."""
 _RNG = "rng"
 
 
 class TrainerState(Struct, frozen=True):
-    """Where a run stands, beside its weights."""
+    """The progress of a run, apart from its weights."""
 
     step: int = 0
     policy: str = DEFAULT_POLICY
     """Name of the policy that is trained."""
     position: int = 0
-    """How many tasks have been drawn."""
+    """Position in the endless order of tasks."""
     version: int = 0
-    """Of the weights: how many updates they have had."""
+    """Version of the weights: the number of their updates."""
     best_step: int | None = None
     best_reward: float | None = None
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest few, and the best."""
+    """The checkpoints of one policy of a run: the newest few, and the best."""
 
-    def __init__(self, folder: Path, tokenizer: Path, keep: int) -> None:
-        self._folder, self._tokenizer, self._keep = folder, tokenizer, keep
+    def __init__(self, run: Path, tokenizer: Path, keep: int, policy: str = DEFAULT_POLICY) -> None:
+        self._folder, self._tokenizer, self._keep = checkpoint_folder(run, policy), tokenizer, keep
 
     def save(self, policy: Policy, state: TrainerState) -> Path:
-        """Write one, and drop those that are no longer wanted."""
+        """Write a checkpoint, and delete those that are no longer kept."""
         final = self._folder / f"step-{state.step}"
         draft = self._folder / f".step-{state.step}.draft"
         shutil.rmtree(draft, ignore_errors=True)
@@ -67,14 +67,14 @@ class Checkpoints:
         return final
 
     def _drop(self, state: TrainerState) -> None:
-        wanted = {*sorted(checkpoint_steps(self._folder))[-self._keep :], state.best_step}
-        for number in checkpoint_steps(self._folder):
+        wanted = {*sorted(_steps(self._folder))[-self._keep :], state.best_step}
+        for number in _steps(self._folder):
             if number not in wanted:
                 shutil.rmtree(self._folder / f"step-{number}")
 
 
 def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
-    """Put a policy and its optimiser where a checkpoint left them."""
+    """Restore a policy and its optimiser from a checkpoint."""
     state = read_state(folder)
     precision = torch.promote_types(policy.served.dtype, torch.float32)  # that of the master weights
     policy.load_weights(AutoModelForCausalLM.from_pretrained(folder, dtype=precision).state_dict())
@@ -94,28 +94,37 @@ def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
     return state
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of a run to go on from."""
-    steps = checkpoint_steps(folder)
-    return folder / f"step-{steps[-1]}" if steps else None
+def checkpoint_folder(run: Path, policy: str = DEFAULT_POLICY) -> Path:
+    """The folder of a policy's checkpoints: the run's own for the default policy, else one of the policy's name."""
+    return run if policy == DEFAULT_POLICY else run / policy
+
+
+def latest_checkpoint(run: Path, policy: str = DEFAULT_POLICY) -> Path | None:
+    """The checkpoint to resume from."""
+    steps = checkpoint_steps(run, policy)
+    return checkpoint_folder(run, policy) / f"step-{steps[-1]}" if steps else None
 
 
 def read_state(folder: Path) -> TrainerState:
-    """Where the run stood at a checkpoint."""
+    """Read the state of a run at a checkpoint."""
     try:
         return msgspec.json.decode((folder / _STATE).read_bytes(), type=TrainerState)
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{folder} is no checkpoint: {error}") from error
+        raise ConfigError(f"{folder} is not a checkpoint: {error}") from error
 
 
-def checkpoint_steps(folder: Path) -> list[int]:
-    """The steps of which there are checkpoints."""
+def checkpoint_steps(run: Path, policy: str = DEFAULT_POLICY) -> list[int]:
+    """The steps of which a policy has checkpoints."""
+    return _steps(checkpoint_folder(run, policy))
+
+
+def _steps(folder: Path) -> list[int]:
     entries = folder.iterdir() if folder.is_dir() else ()
     return sorted(int(name[1]) for path in entries if (name := _NAME.fullmatch(path.name)) and (path / _STATE).exists())
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """What belongs to a model's tokenizer rather than to its weights."""
+    """The files of a model's tokenizer."""
     names = ("tokenizer", "special_tokens", "chat_template", "vocab", "merges", "added_tokens")
     return [path for path in sorted(folder.iterdir()) if path.name.startswith(names) and path.is_file()]
 
@@ -131,7 +140,7 @@ def _moments(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 def _sync(folder: Path, inside: bool = True) -> None:
-    """What was written is on the disk before its name is."""
+    """Write files to disk before the folder gets its name."""
     for path in (*folder.iterdir(), folder) if inside else (folder,):
         handle = os.open(path, os.O_RDONLY)
         try:

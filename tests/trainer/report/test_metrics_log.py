@@ -49,6 +49,20 @@ async def test_a_run_that_goes_on_forgets_what_will_happen_again(remote: Remote,
     assert read_metrics(path) == []
 
 
+async def test_policies_write_lines_of_their_own(remote: Remote, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    await remote.create_run(RunSpec("r"))
+    logs = [MetricsLog(path, 0, remote, "r", ()), MetricsLog(path, 0, remote, "r", (), "critic")]
+    for log in logs:
+        log.step(report(1), 0.0)
+        await log.close()
+    default, critic = read_metrics(path)
+    assert "policy" not in default and critic["policy"] == "critic"
+    assert default["tokens/trained"] == critic["critic/tokens/trained"] == 30
+    MetricsLog(path, 0, remote, "r", (), "critic")
+    assert read_metrics(path) == [default]
+
+
 def test_a_curve_is_drawn_from_whatever_there_is(tmp_path: Path) -> None:
     rows = [{"step": 0, "held_out/reward": 0.25}, {"step": 1, "reward/mean": 0.5}, {"step": 2, "held_out/reward": 1.0}]
     text = draw_text(rows)

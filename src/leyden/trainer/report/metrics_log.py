@@ -1,6 +1,7 @@
-"""What a run leaves to read: a line of JSON a step in its folder, always; the server's metrics; other places if asked.
+"""Writes the metrics of each step: a JSON line in the run's folder, the server's metrics, and the configured sinks.
 
-On a run that goes on from a checkpoint, lines of later steps are taken out: those steps happen again.
+A line without a `policy` is the default policy's; another policy's metrics begin with its name. A run that resumes from
+a checkpoint removes the lines of later steps, which are repeated.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import Any
 
 from leyden.background import start_background
 from leyden.episodes import Episode
-from leyden.records import Metric
+from leyden.records import DEFAULT_POLICY, Metric
 from leyden.remote import Remote
 from leyden.trainer.loop import StepReport
 from leyden.trainer.report.sinks import Sink
@@ -23,33 +24,40 @@ from leyden.trainer.rollouts.evaluation import EvaluationResult
 
 
 class MetricsLog:
-    """Writes down every step."""
+    """Writes the metrics of every step of one policy."""
 
-    def __init__(self, path: Path, step: int, remote: Remote, run: str, sinks: Sequence[Sink]) -> None:
+    def __init__(
+        self, path: Path, step: int, remote: Remote, run: str, sinks: Sequence[Sink], policy: str = DEFAULT_POLICY
+    ) -> None:
         self._path, self._remote, self._run, self._sinks = path, remote, run, sinks
+        self._policy = policy
         self._sending: set[asyncio.Task[Any]] = set()
-        _forget_after(path, step)
+        _remove_after(path, step, policy)
 
     def progress(self, step: int, done: int, asked: int, what: str) -> None:
-        """Nothing is written down of a step that is not done."""
+        """Do nothing: metrics are written when a step is done."""
 
     def step(self, report: StepReport, left_s: float) -> None:
-        """Write down a step."""
+        """Write a step."""
         self._write(report.step, step_metrics(report))
 
     def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
-        """Write down the measurement before the first step; later ones come with their steps."""
+        """Write the evaluation before the first step; later ones come with their steps."""
         if step == 0:
             self._write(0, held_out_metrics(measured))
 
     async def close(self) -> None:
-        """Wait until everything is where it belongs."""
+        """Wait until everything is sent, and close the sinks."""
         await asyncio.gather(*self._sending, return_exceptions=True)
         for sink in self._sinks:
             sink.close()
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:
-        line = json.dumps({"step": step, "time": time.time(), **metrics})
+        named = {}
+        if self._policy != DEFAULT_POLICY:
+            named = {"policy": self._policy}
+            metrics = {f"{self._policy}/{name}": value for name, value in metrics.items()}
+        line = json.dumps({"step": step, "time": time.time(), **named, **metrics})
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
@@ -63,7 +71,7 @@ class MetricsLog:
 
 
 def step_metrics(report: StepReport) -> dict[str, float]:
-    """A step in numbers, by name. What there is none of, or is no number, is left out."""
+    """The metrics of a step, by name; those that are missing or not finite are left out."""
     accounting, metrics = report.accounting, report.metrics
     found: dict[str, float | None] = {
         "reward/mean": report.reward,
@@ -106,7 +114,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
 
 
 def held_out_metrics(measured: EvaluationResult) -> dict[str, float]:
-    """A measurement in numbers."""
+    """The metrics of an evaluation."""
     found = {f"held_out/{ending}": float(count) for ending, count in measured.outcomes.items()}
     if measured.reward is not None:
         found["held_out/reward"] = measured.reward
@@ -114,18 +122,23 @@ def held_out_metrics(measured: EvaluationResult) -> dict[str, float]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """What was written down, a step a row. A line that a crash cut short is not there."""
-    rows = []
+    """Read all lines, of all policies. A line that a crash cut short is skipped."""
+    lines = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
-            rows.append(json.loads(line))
+            lines.append(json.loads(line))
         except ValueError:
             continue
-    return rows
+    return lines
 
 
-def _forget_after(path: Path, step: int) -> None:
-    kept = [row for row in read_metrics(path) if row["step"] <= step] if step else []  # step 0 is measured anew
+def _remove_after(path: Path, step: int, policy: str) -> None:
+    """Remove a policy's lines after a step; after step 0 all of them, because the first evaluation is repeated."""
+    kept = [
+        line
+        for line in read_metrics(path)
+        if line.get("policy", DEFAULT_POLICY) != policy or (step and line["step"] <= step)
+    ]
     draft = path.with_suffix(".draft")
-    draft.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    draft.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     draft.replace(path)
