@@ -407,7 +407,7 @@ def test_a_training_that_is_stopped_at_once_says_how_to_go_on(leyden: Leyden, mo
     said = leyden("train", "my agents/one.toml", "training.steps=7", "--restart", "--home", "here")
     assert (said.status, said.out) == (130, "")
     assert said.err == (
-        "leyden: stopped at once; go on with: leyden train 'my agents/one.toml' training.steps=7 --home here\n"
+        "leyden: stopped; continue with: leyden train 'my agents/one.toml' training.steps=7 --home here\n"
     )
 
 

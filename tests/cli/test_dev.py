@@ -2,7 +2,7 @@
 
 from smallepisodes import call, episode
 
-from leyden.cli.dev import counted, transcript
+from leyden.cli.dev import format_counts, transcript
 from leyden.outcomes import Ending
 from leyden.records import Call, Reward, RewardKind
 
@@ -45,4 +45,4 @@ def test_a_failure_has_the_reward_that_counted() -> None:
 
 def test_several_calls_are_calls() -> None:
     left = {"no call to train on": 2, "call: chosen by a grammar": 4, "call: no logprobs": 1}
-    assert counted(left) == "2 no call to train on, 4 calls: chosen by a grammar, 1 call: no logprobs"
+    assert format_counts(left) == "2 no call to train on, 4 calls: chosen by a grammar, 1 call: no logprobs"

@@ -146,7 +146,7 @@ def test_a_table_says_what_changed(rescore: Rescore) -> None:
     assert rows["train"] == ["5", "0.469", "0.525", "3", "1", "0", "1"]
     assert rows["eval"] == ["1", "0.750", "0.750", "0", "0", "0", "0"]
     assert "ValueError: nothing to measure" in text
-    assert "'rescore graders.py:length'; the old ones stay" in text
+    assert "'rescore graders.py:length') are in effect; the old ones are kept" in text
     assert "nothing was written" in rescore("--reward", "graders.py:one", "--dry-run")
 
 

@@ -141,7 +141,7 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     assert 0 < step < 50
     assert (training.run / f"step-{step}").exists()
     before = training.journal()[0]["held_out/reward"]
-    assert f"held-out reward {before:.3f} before, not measured since" in printed
+    assert f"held-out reward {before:.3f} before, not evaluated since" in printed
 
     printed = training.finish(f"training.steps={step + 2}")
     assert re.search(rf"step +{step + 1}/{step + 2} .* held-out {before:.3f} ", printed), printed
@@ -158,7 +158,7 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "stopped at once; go on with: leyden train small.toml training.steps=50" in printed
+    assert "stopped; continue with: leyden train small.toml training.steps=50" in printed
     (worker,) = workers
     assert not Path(f"/proc/{worker}").exists()
     rows = [row["step"] for row in training.journal()]
@@ -256,7 +256,7 @@ def test_leyden_dev_says_what_was_caught_and_fails_where_nothing_could_be_traine
     )
     silent = leyden(training.folder, "dev", "small.toml")
     assert silent.returncode == 1
-    assert "nothing of this could be trained on (8 no call to train on)" in silent.stderr
+    assert "no call can be trained on (8 no call to train on)" in silent.stderr
 
 
 def test_the_same_from_python(tmp_path: Path) -> None:
@@ -310,5 +310,5 @@ def test_agents_may_run_elsewhere(tmp_path: Path) -> None:
 
 def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:
     Training(tmp_path)
-    assert "which server?" in leyden(tmp_path, "worker", "small.toml").stderr
+    assert "no server: name it with --server" in leyden(tmp_path, "worker", "small.toml").stderr
     assert "needs a key" in leyden(tmp_path, "worker", "small.toml", "--server", "http://127.0.0.1:9").stderr

@@ -1,4 +1,4 @@
-"""The command line. A command that cannot be carried out says in one line what to write instead."""
+"""The command line. A command that fails prints one line that says what to change."""
 
 import argparse
 import asyncio
@@ -16,7 +16,7 @@ from leyden.cli.arguments import identifier
 from leyden.cli.rescore import add_rescore
 from leyden.cli.serve import add_serve
 from leyden.cli.show import add_runs, add_show
-from leyden.cli.train import add_dev, add_eval, add_export, add_train, going_on
+from leyden.cli.train import add_dev, add_eval, add_export, add_train, resume_command
 from leyden.cli.worker import add_worker
 from leyden.config import ConfigError
 from leyden.loading import LoadError
@@ -32,7 +32,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands and their arguments."""
+    """Build the argument parser with all commands."""
     top = _Parser(prog="leyden", description="Train the language model behind any agent.")
     top.add_argument("--version", action="version", version=f"leyden {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -45,16 +45,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 1 for a failure, or 2 for a command that makes no sense."""
+    """Run one command. The exit status is 0, 1 if it failed, or 2 for invalid arguments."""
     options = _parse(arguments)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(options.run(options))
     except (KeyboardInterrupt, asyncio.CancelledError):
         if options.command == "train":
-            _fail(f"stopped at once; go on with: {going_on(options)}")
+            _fail(f"stopped; continue with: {resume_command(options)}")
         return 130
-    except BrokenPipeError:  # the reader, `head` say, has had enough
+    except BrokenPipeError:  # the reader, such as `head`, closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ConfigError, LoadError, TrainingError, StoreError, RemoteError, ServeError) as error:
@@ -65,13 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{error}: it is overloaded or hangs; look at its log, and try again")
     except TimeoutError:  # an OSError, but nothing that the user can correct
         raise
-    except OSError as error:  # a home folder that cannot be one
+    except OSError as error:  # such as a home folder that is a file
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     return 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """argparse takes settings, or a run and its rollout, only side by side; people put options between them."""
+    """Parse arguments, also where options stand between positional arguments, which argparse does not allow."""
     top = parser()
     words = sys.argv[1:] if arguments is None else list(arguments)
     options, rest = top.parse_known_args(words)

@@ -1,4 +1,4 @@
-"""Single arguments, read and refused: each refusal says in one line what to write."""
+"""Parsers of single arguments. An invalid argument raises an error that says what to write."""
 
 import argparse
 from collections.abc import Callable
@@ -10,8 +10,8 @@ import msgspec
 from leyden.records import ID_RULE, Id
 
 
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """Read a whole number of a range."""
+def integer(least: int, most: int) -> Callable[[str], int]:
+    """Return a parser of integers within a range."""
 
     def read(text: str) -> int:
         with suppress(ValueError):
@@ -23,16 +23,16 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 def identifier(text: str) -> str:
-    """Read the id of something."""
+    """Parse an id."""
     try:
         return msgspec.convert(text, Id)
     except msgspec.ValidationError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be an id: write {ID_RULE}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not an id: write {ID_RULE}") from error
 
 
 def url(text: str) -> str:
-    """Read the URL of a server."""
+    """Parse the URL of a server."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"{text!r} is no URL of a server: write http://host:port")
+        raise argparse.ArgumentTypeError(f"{text!r} is not the URL of a server: write http://host:port")
     return text.rstrip("/")

@@ -1,4 +1,4 @@
-"""What `leyden dev` prints: everything that was caught, counted, and one rollout in full."""
+"""Prints the report of `leyden dev`: one rollout in full, and counts of everything that was recorded."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,42 +17,42 @@ if TYPE_CHECKING:
     from leyden.local.dev import DevReport
 
 
-def show_caught(console: Console, caught: "DevReport", episodes: Sequence[Episode]) -> None:
-    """Print what came of a few rollouts."""
+def print_report(console: Console, report: "DevReport", episodes: Sequence[Episode]) -> None:
+    """Print a report and the first of its episodes."""
     if episodes:
-        console.print(f"[bold]one of {caught.rollouts} rollouts[/]  ({episodes[0].rollout.id})", highlight=False)
-        console.print(transcript(episodes[0], caught.failure_reward), highlight=False, soft_wrap=True)
+        console.print(f"[bold]one of {report.rollouts} rollouts[/]  ({episodes[0].rollout.id})", highlight=False)
+        console.print(transcript(episodes[0], report.failure_reward), highlight=False, soft_wrap=True)
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    mean = caught.mean_reward
-    spread = f"mean {mean:.3f}, from {min(caught.rewards):g} to {max(caught.rewards):g}" if mean is not None else "none"
-    if caught.failures:
-        spread += f", {caught.failures} of {len(caught.rewards)} as failure_reward"
-    tools = {name: f"{count}" + _failures(caught, name) for name, count in caught.tools.items()}
+    mean = report.mean_reward
+    spread = f"mean {mean:.3f}, from {min(report.rewards):g} to {max(report.rewards):g}" if mean is not None else "none"
+    if report.failures:
+        spread += f", {report.failures} of {len(report.rewards)} as failure_reward"
+    tools = {name: f"{count}" + _failures(report, name) for name, count in report.tools.items()}
     rows = {
-        "outcomes": counted(caught.outcomes),
-        "calls by role": escape(counted(caught.roles)),
-        "prompts": escape(counted(caught.prompts)),
+        "outcomes": format_counts(report.outcomes),
+        "calls by role": escape(format_counts(report.roles)),
+        "prompts": escape(format_counts(report.prompts)),
         "tools called": ", ".join(f"{escape(name)} {count}" for name, count in tools.items()) or "none",
         "rewards": spread,
         "would be trained": (
-            f"{caught.trained} rollouts, {caught.calls_trained} of {caught.calls} calls, {caught.tokens_trained} tokens"
+            f"{report.trained} rollouts, {report.calls_trained} of {report.calls} calls, {report.tokens_trained} tokens"
         ),
-        "would not": escape(counted(caught.left_out)) or "nothing",
+        "would not": escape(format_counts(report.left_out)) or "nothing",
     }
     for name, value in rows.items():
         table.add_row(name, value)
     print_table(console, table)
-    for message in caught.messages:
+    for message in report.messages:
         console.print(f"[yellow]{escape(message)}[/]", highlight=False, soft_wrap=True)
-    if mean is not None and len(set(caught.rewards)) == 1:
-        console.print(f"[yellow]every reward is {mean:g}: a group of equal rewards teaches nothing[/]")
-    console.print(f"leyden show {caught.run} --home {caught.folder}", highlight=False, soft_wrap=True)
+    if mean is not None and len(set(report.rewards)) == 1:
+        console.print(f"[yellow]every reward is {mean:g}: a group with equal rewards has no learning signal[/]")
+    console.print(f"leyden show {report.run} --home {report.folder}", highlight=False, soft_wrap=True)
 
 
 def transcript(episode: Episode, failure_reward: float) -> str:
-    """The conversations of a rollout, each as its last call saw it with its answer, and what the rollout earned."""
+    """Format the conversations of a rollout, each from its last call, and its rewards."""
     lines = []
     last_calls = _last_calls(episode)
     for number, call in enumerate(last_calls, 1):
@@ -63,12 +63,12 @@ def transcript(episode: Episode, failure_reward: float) -> str:
         for message in (*episode.messages(call), call.response):
             if isinstance(message, dict):
                 lines.append(f"  [cyan]{escape(str(message.get('role')))}[/]  {escape(_text(message))}")
-    lines.append(f"  [cyan]reward[/] {_earned(episode, failure_reward)}")
+    lines.append(f"  [cyan]reward[/] {_rewards(episode, failure_reward)}")
     return "\n".join(lines)
 
 
 def _last_calls(episode: Episode) -> list[Call]:
-    """Those that no other continues: one that keeps no more than the prompt of another begins a branch of its own."""
+    """Return the calls that no other call continues. A call that keeps only its parent's prompt is a new branch."""
     calls = {call.id: call for call in episode.calls}
     continued = {
         call.parent
@@ -78,7 +78,7 @@ def _last_calls(episode: Episode) -> list[Call]:
     return [call for call in episode.calls if call.id not in continued]
 
 
-def _earned(episode: Episode, failure_reward: float) -> str:
+def _rewards(episode: Episode, failure_reward: float) -> str:
     outcome = episode.attempt.outcome
     if outcome is None:
         return "none  (unfinished)"
@@ -96,13 +96,13 @@ def _text(message: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def _failures(caught: "DevReport", name: str) -> str:
-    failed = caught.tools_failed.get(name, 0)
+def _failures(report: "DevReport", name: str) -> str:
+    failed = report.tools_failed.get(name, 0)
     return f" ({failed} failed)" if failed else ""
 
 
-def counted(counts: Mapping[str, int]) -> str:
-    """Counts in words."""
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Format counts, such as `2 succeeded, 1 timeout`."""
     return ", ".join(f"{count} {_plural(name) if count != 1 else name}" for name, count in counts.items())
 
 

@@ -1,4 +1,4 @@
-"""`leyden rescore`: another reward function on the rollouts that a run has, or the same once more."""
+"""`leyden rescore`: computes the rewards of a run's finished rollouts again, with the same or another function."""
 
 import argparse
 from collections.abc import AsyncIterator, Sequence
@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from leyden.cli.arguments import identifier, whole
-from leyden.cli.printing import console_of_stdout, print_json, print_table
-from leyden.cli.source import add_source, archive, source
+from leyden.cli.arguments import identifier, integer
+from leyden.cli.printing import print_json, print_table, stdout_console
+from leyden.cli.source import add_source, open_source, open_writable
 from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_reward
 from leyden.client.rewards.rescorer import EpisodeSource, RescoredRollout, Rescorer
 from leyden.client.services.registry import ServiceRegistry
@@ -30,34 +30,32 @@ def add_rescore(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser("rescore", help="compute the rewards of a run again")
     command.add_argument("name", metavar="RUN", type=identifier)
     command.add_argument("--reward", metavar="MODULE:NAME", help="the reward function (default: the run's own)")
-    command.add_argument(
-        "--base", metavar="DIR", help="where it is looked for (default: the run's own folder of files)"
-    )
-    command.add_argument("--dry-run", action="store_true", help="compute and compare, and write nothing")
-    command.add_argument("--at-once", type=whole(1, 1000), default=8, help="groups at once (default: 8)")
+    command.add_argument("--base", metavar="DIR", help="the folder it is loaded from (default: the run's)")
+    command.add_argument("--dry-run", action="store_true", help="compute and compare, without writing")
+    command.add_argument("--at-once", type=integer(1, 1000), default=8, help="groups scored concurrently (default: 8)")
     add_source(command)
     command.set_defaults(run=_rescore)
     return command
 
 
 async def _rescore(options: argparse.Namespace) -> None:
-    opened = source(options, options.name) if options.dry_run else archive(options, options.name)
+    opened = (open_source if options.dry_run else open_writable)(options, options.name)
     async with cast(AbstractAsyncContextManager[Any], opened) as record:
         config = _config(await record.run(options.name))
         reference, reward = _reward(options, config)
         async with _services(config, reward) as services:
             rescorer = Rescorer(cast(EpisodeSource, record), options.name, reward, reference, services, options.dry_run)
-            done = await _follow(rescorer.rescore(options.at_once))
+            done = await _collect(rescorer.rescore(options.at_once))
     if options.json:
         print_json({"source": rescorer.source, "dry_run": options.dry_run, "rollouts": done})
     else:
-        _print(console_of_stdout(), done, rescorer.source, options.dry_run)
+        _print(stdout_console(), done, rescorer.source, options.dry_run)
     if done and all(one.error for one in done):
         raise ConfigError(f"none of {len(done)} rollouts could be scored")
 
 
-async def _follow(rescoring: AsyncIterator[RescoredRollout]) -> list[RescoredRollout]:
-    """All of them, with their number on a terminal meanwhile."""
+async def _collect(rescoring: AsyncIterator[RescoredRollout]) -> list[RescoredRollout]:
+    """Collect the rescored rollouts, showing their number on a terminal."""
     done: list[RescoredRollout] = []
     with Console(stderr=True).status("scoring") as status:
         async for one in rescoring:
@@ -67,18 +65,18 @@ async def _follow(rescoring: AsyncIterator[RescoredRollout]) -> list[RescoredRol
 
 
 def _reward(options: argparse.Namespace, config: Config | None) -> tuple[str, RewardFunction]:
-    """The run's own function is where it was; one that is named here is looked for here."""
+    """Load the reward function: from the command line and the working directory, or as the run has it."""
     reference, base = options.reward, options.base or str(Path.cwd())
     if reference is None:
         if config is None or config.reward is None:
-            raise ConfigError("the run has no reward function of its own: name one with --reward")
+            raise ConfigError("the run has no reward function: name one with --reward")
         reference, base = config.reward, options.base or config.base
-    patience = RetryPolicy(config.rollout.reward_time_limit_s, config.rollout.reward_tries) if config else RetryPolicy()
-    return reference, load_reward(reference, base, patience, tuple(config.services) if config else ())
+    retries = RetryPolicy(config.rollout.reward_time_limit_s, config.rollout.reward_tries) if config else RetryPolicy()
+    return reference, load_reward(reference, base, retries, tuple(config.services) if config else ())
 
 
 def _services(config: Config | None, reward: RewardFunction) -> ServiceRegistry:
-    """Those that the function asks for, of the run's."""
+    """Return the services of the run that the reward function uses."""
     if config is None:
         return ServiceRegistry({})
     asked = {name: service for name, service in config.services.items() if name in reward.services}
@@ -87,16 +85,16 @@ def _services(config: Config | None, reward: RewardFunction) -> ServiceRegistry:
 
 
 def _config(run: Run) -> Config | None:
-    """The configuration that a run was trained with, where it was."""
+    """Return the configuration of a run, if it has one."""
     try:
         return read_stored_config(run.config) if isinstance(run.config, dict) else None
-    except ConfigError:  # of another program, or of another day
+    except ConfigError:  # written by another program or version
         return None
 
 
 def _print(console: Console, done: Sequence[RescoredRollout], source: str, dry: bool) -> None:
     if not done:
-        console.print("there is nothing to score: no rollout of the run has succeeded")
+        console.print("nothing to score: no rollout of the run has succeeded")
         return
     columns = ("", "rollouts", "mean before", "mean after", "changed", "new", "no reward", "failed")
     table = Table(*columns, box=box.SIMPLE, pad_edge=False)
@@ -115,8 +113,8 @@ def _print(console: Console, done: Sequence[RescoredRollout], source: str, dry: 
     print_table(console, table)
     for error in list(dict.fromkeys(one.error for one in done if one.error))[:_SHOWN_ERRORS]:
         console.print(Text(error, style="yellow"))
-    wrote = "nothing was written" if dry else f"the new rewards are in force, from {source!r}; the old ones stay"
-    console.print(wrote, highlight=False)
+    note = "nothing was written" if dry else f"the new rewards (source {source!r}) are in effect; the old ones are kept"
+    console.print(note, highlight=False)
 
 
 def _mean(values: Sequence[float | None]) -> str:

@@ -1,4 +1,4 @@
-"""`leyden serve`."""
+"""`leyden serve`: runs a server."""
 
 import argparse
 import logging
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from leyden import __version__
-from leyden.cli.arguments import url, whole
+from leyden.cli.arguments import integer, url
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
 from leyden.server.options import RunningServer, ServeOptions
 
@@ -19,20 +19,20 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser("serve", help="run a server")
     command.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
     command.add_argument(
-        "--port", type=whole(0, 65535), default=8484, help="the port; 0 takes a free one (default: 8484)"
+        "--port", type=integer(0, 65535), default=8484, help="the port; 0 takes a free one (default: 8484)"
     )
     command.add_argument("--store", metavar="URL", help="postgresql://... (default: leyden.db in the home folder)")
     command.add_argument(
-        "--advertise", metavar="URL", type=url, help="what workers and agents elsewhere reach the server by"
+        "--advertise", metavar="URL", type=url, help="the URL at which workers and agents elsewhere reach the server"
     )
-    command.add_argument("--keyless", action="store_true", help="let callers without a key in; on loopback only")
-    command.add_argument("--max-body-mb", type=whole(1, 65536), default=32, help="the largest request (default: 32)")
+    command.add_argument("--keyless", action="store_true", help="accept requests without a key; on loopback only")
+    command.add_argument("--max-body-mb", type=integer(1, 65536), default=32, help="the largest request (default: 32)")
     command.add_argument("--upstream", metavar="URL", type=url, help="an OpenAI-compatible service for model calls")
     command.add_argument(
         "--upstream-key", default=os.environ.get(UPSTREAM_KEY_VARIABLE), help="its key (or set LEYDEN_UPSTREAM_KEY)"
     )
     command.add_argument(
-        "--upstream-timeout-s", type=whole(1, 86_400), default=600, help="how long it may be silent (default: 600)"
+        "--upstream-timeout-s", type=integer(1, 86_400), default=600, help="how long it may be silent (default: 600)"
     )
     command.set_defaults(run=_run)
     return command
@@ -57,6 +57,6 @@ async def _run(options: argparse.Namespace) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
-    from leyden.server.serve import serve  # takes seconds to import, which no other command should wait for
+    from leyden.server.serve import serve  # takes seconds to import; other commands must not wait for it
 
     await serve(ServeOptions(**fields), started)

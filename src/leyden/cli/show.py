@@ -1,4 +1,4 @@
-"""`leyden runs` and `leyden show`: what happened, for a person or as JSON."""
+"""`leyden runs` and `leyden show`: list runs, and show a run or one of its rollouts."""
 
 import argparse
 import time
@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from leyden.cli.arguments import identifier, whole
-from leyden.cli.printing import console_of_stdout, print_json, print_table
-from leyden.cli.source import RunSource, add_source, every_run, source
+from leyden.cli.arguments import identifier, integer
+from leyden.cli.printing import print_json, print_table, stdout_console
+from leyden.cli.source import RunSource, add_source, all_runs, open_source
 from leyden.episodes import Episode
 from leyden.records import Attempt, Call, Rollout, Span
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
@@ -37,18 +37,18 @@ def add_show(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("name", metavar="RUN", type=identifier)
     command.add_argument("rollout", metavar="ROLLOUT", type=identifier, nargs="?")
     command.add_argument("--after", metavar="ROLLOUT", type=identifier, help="show the rollouts that follow this one")
-    command.add_argument("--limit", type=whole(1, 1000), default=20, help="how many rollouts (default: 20)")
+    command.add_argument("--limit", type=integer(1, 1000), default=20, help="how many rollouts (default: 20)")
     add_source(command)
     command.set_defaults(run=_show)
     return command
 
 
 async def _runs(options: argparse.Namespace) -> None:
-    found = await every_run(options)
+    found = await all_runs(options)
     if options.json:
         print_json(found)
         return
-    console = console_of_stdout()
+    console = stdout_console()
     if not found:
         console.print("no runs yet")
         return
@@ -56,7 +56,7 @@ async def _runs(options: argparse.Namespace) -> None:
     for run in found:
         table.add_row(
             run.id,
-            _when(run.created),
+            _time(run.created),
             _groups(run),
             str(run.calls),
             str(run.tokens),
@@ -67,7 +67,7 @@ async def _runs(options: argparse.Namespace) -> None:
 
 
 async def _show(options: argparse.Namespace) -> None:
-    async with source(options, options.name) as archive:
+    async with open_source(options, options.name) as archive:
         if options.rollout is None:
             await _show_run(archive, options)
         else:
@@ -80,9 +80,9 @@ async def _show_run(archive: RunSource, options: argparse.Namespace) -> None:
     if options.json:
         print_json({"run": run, "summary": summary, "rollouts": listed})
         return
-    console = console_of_stdout()
+    console = stdout_console()
     counts = _counts(summary) or "no rollouts"
-    console.print(f"[bold]{run.id}[/]  begun {_when(run.created)}, {counts}", soft_wrap=True)
+    console.print(f"[bold]{run.id}[/]  begun {_time(run.created)}, {counts}", soft_wrap=True)
     console.print(f"{summary.calls} calls, {summary.tokens} sampled tokens, mean reward {_number(summary.mean_reward)}")
     settings = msgspec.to_builtins(run.settings)
     console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()), highlight=False)
@@ -97,7 +97,7 @@ async def _show_rollout(archive: RunSource, options: argparse.Namespace) -> None
     if options.json:
         print_json({"rollout": detail.rollout, "task": detail.task, "episodes": episodes})
         return
-    console = console_of_stdout()
+    console = stdout_console()
     _print_head(console, detail)
     for episode in episodes:
         console.rule(f"attempt {episode.attempt.number}: {_ending(episode.attempt)}", align="left")
@@ -105,12 +105,12 @@ async def _show_rollout(archive: RunSource, options: argparse.Namespace) -> None
 
 
 def _rollouts(listed: Sequence[ListedRollout]) -> Table:
-    """A row each; how often one was tried is there where one was tried again."""
-    again = any(rollout.attempts > 1 for rollout in listed)
-    columns = ("rollout", "task", "for", "state", "reward", "calls", *(("attempts",) if again else ()), "message")
+    """Build the table of rollouts. It has a column of attempts only if one was retried."""
+    retried = any(rollout.attempts > 1 for rollout in listed)
+    columns = ("rollout", "task", "for", "state", "reward", "calls", *(("attempts",) if retried else ()), "message")
     table = Table(*columns, box=box.SIMPLE, pad_edge=False)
     for rollout in listed:
-        tried = f"{rollout.attempts} of {rollout.max_attempts}" if rollout.attempts > 1 else ""
+        attempts = f"{rollout.attempts} of {rollout.max_attempts}" if rollout.attempts > 1 else ""
         table.add_row(
             rollout.id,
             rollout.task,
@@ -118,7 +118,7 @@ def _rollouts(listed: Sequence[ListedRollout]) -> Table:
             _state(rollout),
             _number(rollout.reward),
             "-" if rollout.calls is None else str(rollout.calls),
-            *((tried,) if again else ()),
+            *((attempts,) if retried else ()),
             Text(_plain(rollout.outcome.message if rollout.outcome else "")),
         )
     return table
@@ -126,14 +126,14 @@ def _rollouts(listed: Sequence[ListedRollout]) -> Table:
 
 def _print_head(console: Console, detail: RolloutDetail) -> None:
     rollout = detail.rollout
-    said = f"[bold]{rollout.id}[/]  {_state(rollout)}, task {rollout.task}, for {rollout.purpose}"
-    console.print(said, soft_wrap=True)
+    head = f"[bold]{rollout.id}[/]  {_state(rollout)}, task {rollout.task}, for {rollout.purpose}"
+    console.print(head, soft_wrap=True)
     console.print(Text("input  " + _short(detail.task.input)))
 
 
 def _print_episode(console: Console, episode: Episode) -> None:
     attempt = episode.attempt
-    console.print(f"worker {attempt.worker}, begun {_when(attempt.started)}", highlight=False, soft_wrap=True)
+    console.print(f"worker {attempt.worker}, begun {_time(attempt.started)}", highlight=False, soft_wrap=True)
     if attempt.outcome and attempt.outcome.message:
         console.print(Text(_plain(attempt.outcome.message)))
     for call in episode.calls:
@@ -146,12 +146,12 @@ def _print_episode(console: Console, episode: Episode) -> None:
         owner = f"call {reward.call}" if reward.call else f"span {reward.span}" if reward.span else "the attempt"
         console.print(
             f"{reward.kind} reward {escape(reward.name)} = {reward.value:g} (weight {reward.weight:g}) for {owner}, "
-            f"from {escape(reward.source)}{'' if reward in episode.effective_rewards else ', replaced since'}",
+            f"from {escape(reward.source)}{'' if reward in episode.effective_rewards else ', replaced'}",
             highlight=False,
             soft_wrap=True,
         )
     if episode.spans:
-        console.print(_span_tree(episode.spans), soft_wrap=False)  # which a tree would take for a licence to cut
+        console.print(_span_tree(episode.spans), soft_wrap=False)  # with soft_wrap, rich cuts the lines of a tree
     if episode.output:
         _print_output(console, episode.output)
     if attempt.result is not None:
@@ -189,11 +189,11 @@ def _span_tree(spans: tuple[Span, ...]) -> Tree:
     waiting = sorted(spans, key=lambda span: span.start_ns)
     while waiting:
         ready = [span for span in waiting if span.parent_id not in known or span.parent_id in nodes]
-        for span in ready or waiting:  # spans that are each other's parents go to the top
+        for span in ready or waiting:  # spans in a parent cycle go to the top
             parent = nodes.get(span.parent_id or "", tree)
-            took = (span.end_ns - span.start_ns) / 1e6
+            duration_ms = (span.end_ns - span.start_ns) / 1e6
             failed = f" [red]error {escape(_plain(span.status_message))}[/]" if span.status == "error" else ""
-            nodes[span.span_id] = parent.add(f"{escape(_plain(span.name))}  {took:.1f} ms{failed}")
+            nodes[span.span_id] = parent.add(f"{escape(_plain(span.name))}  {duration_ms:.1f} ms{failed}")
         waiting = [span for span in waiting if span.span_id not in nodes]
     return tree
 
@@ -227,7 +227,7 @@ def _short(value: Any, most: int = 2000) -> str:
 
 
 def _plain(text: str) -> str:
-    """What an agent wrote, without the characters by which it could steer the terminal."""
+    """Replace control characters in an agent's text, so that it cannot control the terminal."""
     return text.translate(_CONTROLS)
 
 
@@ -238,5 +238,5 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _when(moment: float) -> str:
+def _time(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))

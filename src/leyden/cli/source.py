@@ -1,4 +1,4 @@
-"""Where commands find a run: on a server, or in the stores beneath a home folder, which need no server running."""
+"""Opens the runs that a command reads: on a server, or in the stores below a home folder without a server."""
 
 import argparse
 import os
@@ -24,79 +24,79 @@ T = TypeVar("T")
 
 
 class RunSource(Protocol):
-    """What can be read."""
+    """Read access to runs."""
 
     async def run(self, run: str) -> Run:
-        """A run with its configuration."""
+        """Return a run with its configuration."""
 
     async def summary(self, run: str) -> RunSummary:
-        """A run in numbers."""
+        """Return the counts and mean reward of a run."""
 
     async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
-        """Rollouts in the order in which they were queued."""
+        """List rollouts in the order in which they were queued."""
 
     async def rollout(self, run: str, rollout: str) -> RolloutDetail:
-        """A rollout with its task and attempts."""
+        """Return a rollout with its task and attempts."""
 
     async def episode(self, run: str, attempt: str) -> Episode:
-        """All that an attempt left behind."""
+        """Return everything recorded for an attempt."""
 
 
 class StoredRuns:
-    """The store of a home folder, read only; a server may be writing to it meanwhile."""
+    """Read-only access to a store. A server may write to it at the same time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @property
     def location(self) -> str:
-        """Where it is."""
+        """Path or URL of the database."""
         url = self._database.url
         return url.database or "" if self._database.dialect == "sqlite" else url.render_as_string(hide_password=False)
 
-    def _read(self, question: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def _read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         with self._database.reader.begin() as connection:
-            return question(connection, *args, **kwargs)
+            return query(connection, *args, **kwargs)
 
     async def runs(self) -> list[RunSummary]:
-        """Every run in numbers."""
-        return self._read(lambda look: [queries.summary(look, run) for run in queries.run_ids(look)])
+        """Return the counts and mean reward of every run."""
+        return self._read(lambda connection: [queries.summary(connection, run) for run in queries.run_ids(connection)])
 
     async def run(self, run: str) -> Run:
-        """A run with its configuration."""
+        """Return a run with its configuration."""
         return self._read(queries.run, run)
 
     async def summary(self, run: str) -> RunSummary:
-        """A run in numbers."""
+        """Return the counts and mean reward of a run."""
         return self._read(queries.summary, run)
 
     async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
-        """Rollouts in the order in which they were queued."""
+        """List rollouts in the order in which they were queued."""
         return self._read(queries.rollout_list, run, after=after, limit=limit)
 
     async def rollout(self, run: str, rollout: str) -> RolloutDetail:
-        """A rollout with its task and attempts."""
+        """Return a rollout with its task and attempts."""
         return self._read(queries.rollout_detail, run, rollout)
 
     async def episode(self, run: str, attempt: str) -> Episode:
-        """All that an attempt left behind."""
+        """Return everything recorded for an attempt."""
         return self._read(queries.episode, run, attempt)
 
 
 class OpenedRuns(StoredRuns):
-    """The store of a home folder, in nobody else's hands meanwhile, to which rewards can be added."""
+    """Exclusive access to a store, with which rewards can be added."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.database)
         self._store = store
 
     async def record_rewards(self, run: str, attempt: str, rewards: Sequence[Reward]) -> Recorded:
-        """Add rewards to an attempt that is over."""
+        """Add rewards to an attempt that has ended."""
         return Recorded(await self._store.record_rewards(run, attempt, rewards, rescoring=True))
 
 
 def add_source(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that say where to read."""
+    """Add the arguments that select a server or store."""
     command.add_argument(
         "--server", metavar="URL", default=os.environ.get("LEYDEN_URL"), help="read from a server (or set LEYDEN_URL)"
     )
@@ -108,8 +108,8 @@ def add_source(command: argparse.ArgumentParser) -> None:
     )
 
 
-async def every_run(options: argparse.Namespace) -> list[RunSummary]:
-    """Every run there is, the oldest first."""
+async def all_runs(options: argparse.Namespace) -> list[RunSummary]:
+    """List all runs, the oldest first."""
     if options.server:
         async with _remote(options) as remote:
             return await remote.runs()
@@ -119,25 +119,25 @@ async def every_run(options: argparse.Namespace) -> list[RunSummary]:
 
 
 @asynccontextmanager
-async def source(options: argparse.Namespace, run: str) -> AsyncIterator[RunSource]:
-    """What there is to read of a run."""
+async def open_source(options: argparse.Namespace, run: str) -> AsyncIterator[RunSource]:
+    """Open a run for reading."""
     if options.server:
         async with _remote(options) as remote:
             yield remote
         return
     with _stores(options) as stores:
         holding = [store for store in stores if run in {summary.id for summary in await store.runs()}]
-        yield (holding or stores)[0]  # one that has it not says so
+        yield (holding or stores)[0]  # a store without the run raises NotFound
 
 
 @asynccontextmanager
-async def archive(options: argparse.Namespace, run: str) -> AsyncIterator[OpenedRuns | Remote]:
-    """What there is of a run, to read and to add to: its store, or the server that has it open."""
+async def open_writable(options: argparse.Namespace, run: str) -> AsyncIterator[OpenedRuns | Remote]:
+    """Open a run for reading and adding rewards: its store, or the server that has the store open."""
     if options.server:
         async with _remote(options) as remote:
             yield remote
         return
-    async with source(options, run) as found:
+    async with open_source(options, run) as found:
         assert isinstance(found, StoredRuns)
         await found.run(run)
         location = found.location
@@ -163,7 +163,7 @@ def _remote(options: argparse.Namespace) -> Remote:
 
 @contextmanager
 def _stores(options: argparse.Namespace) -> Iterator[list[StoredRuns]]:
-    """A server's store, and those of the runs that were trained in the folder; where there is none, an error."""
+    """Open the server's store and those of runs trained in the home folder; raise if there is none."""
     common = ServeOptions(options.home, store=options.store).location
     own = [] if options.store else sorted(str(path) for path in options.home.glob("*/leyden.db"))
     with ExitStack() as stack:

@@ -6,35 +6,35 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from leyden.cli.arguments import identifier, whole
-from leyden.cli.dev import counted, show_caught
-from leyden.cli.printing import console_of_stdout, print_json
+from leyden.cli.arguments import identifier, integer
+from leyden.cli.dev import format_counts, print_report
+from leyden.cli.printing import print_json, stdout_console
 from leyden.config import Config, ConfigError, override, read_config, read_file
 from leyden.local.openmp import wait_asleep
 
 
 def add_train(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden train`."""
-    command = add_configuration(commands, "train", "train a model behind an agent, or go on with it")
-    command.add_argument("--restart", action="store_true", help="begin anew; the earlier run is put aside")
+    command = add_configuration(commands, "train", "train the model behind an agent, or continue a run")
+    command.add_argument("--restart", action="store_true", help="start from scratch; the earlier run is moved aside")
     command.set_defaults(run=_train)
     return command
 
 
 def add_eval(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden eval`."""
-    command = add_configuration(commands, "eval", "measure a model on the tasks held out")
-    command.add_argument("--model", help="the model, runs/NAME/step-N say (default: the configuration's)")
-    command.add_argument("--tasks", metavar="FILE", help="measure on these tasks instead")
+    command = add_configuration(commands, "eval", "evaluate a model on the held-out tasks")
+    command.add_argument("--model", help="the model, such as runs/NAME/step-N (default: the configuration's)")
+    command.add_argument("--tasks", metavar="FILE", help="evaluate on these tasks instead")
     command.set_defaults(run=_eval)
     return command
 
 
 def add_dev(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden dev`."""
-    command = add_configuration(commands, "dev", "run an agent a few times and see what is caught of it")
-    command.add_argument("--tasks", type=whole(1, 1000), default=4, help="how many tasks (default: 4)")
-    command.add_argument("--rollouts", type=whole(1, 1000), default=2, help="rollouts of each (default: 2)")
+    command = add_configuration(commands, "dev", "run an agent a few times and report what is recorded")
+    command.add_argument("--tasks", type=integer(1, 1000), default=4, help="how many tasks (default: 4)")
+    command.add_argument("--rollouts", type=integer(1, 1000), default=2, help="rollouts of each (default: 2)")
     command.set_defaults(run=_dev)
     return command
 
@@ -53,12 +53,12 @@ def add_configuration(commands: Any, name: str, about: str) -> argparse.Argument
     """Add a command that takes a configuration."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=about)
     command.add_argument("config", type=Path, metavar="CONFIG.toml")
-    command.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="put on top, as in training.steps=20")
+    command.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="override a setting, as in training.steps=20")
     return command
 
 
 def configuration(options: argparse.Namespace) -> Config:
-    """The configuration that such a command was given."""
+    """Read the configuration of a command, with its overrides."""
     document = override(read_file(options.config), options.settings)
     document.setdefault("home", str(options.home))
     return read_config(document)
@@ -80,18 +80,18 @@ async def _train(options: argparse.Namespace) -> None:
     if options.json:
         print_json(trained)
         return
-    console = console_of_stdout()
+    console = stdout_console()
     if trained.before is not None:
-        after = "not measured since" if trained.after is None else f"{trained.after:.3f} after"
+        after = "not evaluated since" if trained.after is None else f"{trained.after:.3f} after"
         console.print(f"held-out reward {trained.before:.3f} before, {after}", highlight=False)
     state = "is done" if trained.step == trained.steps else f"stopped at step {trained.step} of {trained.steps}"
     console.print(f"run [bold]{trained.run}[/] {state}: {trained.folder}", highlight=False, soft_wrap=True)
     if trained.step < trained.steps:
-        console.print(f"go on with: {going_on(options)}", highlight=False, soft_wrap=True)
+        console.print(f"continue with: {resume_command(options)}", highlight=False, soft_wrap=True)
 
 
-def going_on(options: argparse.Namespace) -> str:
-    """The command with which a run goes on: the same once more, and not from its beginning."""
+def resume_command(options: argparse.Namespace) -> str:
+    """Return the command that continues a run: the same command without `--restart`."""
     return shlex.join(["leyden", *(word for word in options.words if not word.startswith("--r"))])
 
 
@@ -107,7 +107,7 @@ async def _eval(options: argparse.Namespace) -> None:
     outcomes = ", ".join(f"{count} {ending}" for ending, count in done.outcomes.items())
     reward = "none" if done.reward is None else f"{done.reward:.3f}"
     error = f" ± {done.error:.3f}" if done.error is not None else ""
-    console_of_stdout().print(
+    stdout_console().print(
         f"{done.model} on {done.tasks} tasks: reward [bold]{reward}{error}[/] ({outcomes})\n{done.folder}",
         highlight=False,
         soft_wrap=True,
@@ -119,14 +119,14 @@ async def _dev(options: argparse.Namespace) -> None:
     _needs_torch()
     from leyden.local.dev import try_out
 
-    caught, episodes = await try_out(config, options.tasks, options.rollouts)
+    report, episodes = await try_out(config, options.tasks, options.rollouts)
     if options.json:
-        print_json(caught)
+        print_json(report)
     else:
-        show_caught(console_of_stdout(), caught, episodes)
-    if not caught.calls_trained:
-        why = counted(caught.left_out) or "the agent made no model call"
-        raise ConfigError(f"nothing of this could be trained on ({why})")
+        print_report(stdout_console(), report, episodes)
+    if not report.calls_trained:
+        why = format_counts(report.left_out) or "the agent made no model call"
+        raise ConfigError(f"no call can be trained on ({why})")
 
 
 async def _export(options: argparse.Namespace) -> None:
@@ -137,4 +137,4 @@ async def _export(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"checkpoint": checkpoint, "to": options.to})
     else:
-        console_of_stdout().print(f"{checkpoint} is now {options.to}", highlight=False, soft_wrap=True)
+        stdout_console().print(f"{checkpoint} is now {options.to}", highlight=False, soft_wrap=True)

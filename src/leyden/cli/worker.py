@@ -1,4 +1,4 @@
-"""`leyden worker`: runs a configuration's agent for a server elsewhere, on this machine or over a Ray cluster."""
+"""`leyden worker`: runs a configuration's agent for a remote server, on this machine or on a Ray cluster."""
 
 import argparse
 import asyncio
@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from leyden.cli.arguments import url, whole
+from leyden.cli.arguments import integer, url
 from leyden.cli.train import add_configuration, configuration
 from leyden.client.processes.descendants import adopt_orphans
 from leyden.client.worker.ray_cluster import ClusterError, RayWorkers, connected
@@ -19,14 +19,14 @@ from leyden.local.worker_process import worker_options
 
 def add_worker(commands: Any) -> argparse.ArgumentParser:
     """Add the command."""
-    command = add_configuration(commands, "worker", "run agents for a server elsewhere")
+    command = add_configuration(commands, "worker", "run agents for a remote server")
     command.add_argument(
         "--server", metavar="URL", type=url, default=os.environ.get("LEYDEN_URL"), help="the server (or set LEYDEN_URL)"
     )
-    command.add_argument("--key-file", type=Path, metavar="FILE", help="a file with a worker's key (or set LEYDEN_KEY)")
+    command.add_argument("--key-file", type=Path, metavar="FILE", help="a file with a worker key (or set LEYDEN_KEY)")
     command.add_argument(
         *("--processes", "--hosts"),
-        type=whole(1, 1000),
+        type=integer(1, 1000),
         metavar="N",
         help="processes that run agents (default: workers.processes; --hosts is the old name)",
     )
@@ -39,7 +39,7 @@ def add_worker(commands: Any) -> argparse.ArgumentParser:
         help="the cluster (or set RAY_ADDRESS; default: the one that this machine is part of)",
     )
     cluster.add_argument(
-        "--ray-cpus", metavar="N", type=whole(0, 1000), default=1, help="CPUs that each worker reserves (default: 1)"
+        "--ray-cpus", metavar="N", type=integer(0, 1000), default=1, help="CPUs that each worker reserves (default: 1)"
     )
     command.set_defaults(run=_run)
     return command
@@ -51,7 +51,7 @@ async def _run(options: argparse.Namespace) -> None:
         options.settings.append(f"workers.processes={options.processes}")
     config = configuration(options)
     if options.server is None:
-        raise ConfigError("which server? Name it with --server URL")
+        raise ConfigError("no server: name it with --server URL")
     key = options.key_file.read_text().strip() if options.key_file else os.environ.pop("LEYDEN_KEY", "")
     if not key:
         raise ConfigError("a worker needs a key: name its file with --key-file, or set LEYDEN_KEY")
@@ -67,14 +67,14 @@ async def _work_on_cluster(worker: WorkerOptions, key: str, options: argparse.Na
     logging.getLogger("leyden.cluster").setLevel(logging.INFO)
     try:
         with connected(options.ray_address) as ray:
-            stop = _stop_signal()  # after Ray, which has a handler of its own
+            stop = _stop_signal()  # after Ray, which installs its own handler
             await RayWorkers(ray, worker, key, options.ray_cpus).run(stop)
     except ClusterError as error:
         raise ConfigError(str(error)) from error
 
 
 def _stop_signal() -> asyncio.Event:
-    """What SIGINT and SIGTERM set."""
+    """Return an event that SIGINT and SIGTERM set."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

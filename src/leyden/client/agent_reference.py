@@ -1,4 +1,4 @@
-"""Which kind of agent a reference names: Python code, a command in any language, or an HTTP endpoint."""
+"""Determines the kind of agent that a reference names: Python code, a command, or an HTTP endpoint."""
 
 import os
 import shlex
@@ -10,7 +10,7 @@ from leyden.loading import LoadError
 
 
 class AgentKind(Enum):
-    """By what the agent is run."""
+    """How an agent is run."""
 
     PYTHON = "a function or a class"
     COMMAND = "a command"
@@ -18,12 +18,12 @@ class AgentKind(Enum):
 
 
 def kind_of(reference: str, base: str) -> AgentKind:
-    """Tell the kinds apart by their looks, and by what is in the folder `base`."""
+    """Determine the kind from the form of the reference and the files in the folder `base`."""
     if reference.startswith(("http://", "https://")):
         return AgentKind.ENDPOINT
     file = reference.rpartition(":")[0] or reference
     if reference.endswith(".pkl") or (file.endswith(".py") and ":" in reference and Path(base, file).is_file()):
-        return AgentKind.PYTHON  # whose path may have spaces in it
+        return AgentKind.PYTHON  # a path may contain spaces
     if len(reference.split()) > 1:
         return AgentKind.COMMAND
     if ":" not in reference and (Path(base, reference).is_file() or shutil.which(reference)):
@@ -32,15 +32,15 @@ def kind_of(reference: str, base: str) -> AgentKind:
 
 
 def read_command(reference: str, base: str) -> list[str]:
-    """The program and its arguments, split as a shell would; a program is looked for in `base`, then on PATH."""
+    """Split a command as a shell does. The program is searched in `base`, then on PATH."""
     try:
         program, *arguments = shlex.split(reference)
     except ValueError as error:
         raise LoadError(f"the command {reference!r} cannot be read: {error}") from error
-    local = Path(base, program).absolute()  # not resolved: the python of a virtual environment is a link
+    local = Path(base, program).absolute()  # not resolved: the python of a virtual environment is a symlink
     if local.is_file():
         if not os.access(local, os.X_OK):
-            raise LoadError(f"{program!r} is not executable: chmod +x it, or name what runs it before it")
+            raise LoadError(f"{program!r} is not executable: chmod +x it, or write its interpreter before it")
         return [str(local), *arguments]
     found = shutil.which(program) if "/" not in program else None
     if found is None:

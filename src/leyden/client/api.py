@@ -1,7 +1,7 @@
-"""What an agent may say from the inside: `leyden.reward` and `leyden.span`.
+"""`leyden.reward` and `leyden.span`, which an agent may call while it runs.
 
-Without a server both do nothing, so that an agent's file stays runnable alone. With one, what they say is for the
-attempt that is running: rewards go to the worker, who alone may set them.
+Outside a worker both do nothing, so that an agent's file stays runnable alone. Inside one they apply to the current
+attempt. Rewards are sent to the worker, because the agent's key may not set them.
 """
 
 import secrets
@@ -13,64 +13,64 @@ from typing import Any
 import msgspec
 from opentelemetry import trace
 
-from leyden.client.attempt.result import read_reward
+from leyden.client.attempt.result import parse_reward
 from leyden.client.tracing import latest_call
 from leyden.client.tracing.context import current_attempt, current_span
 from leyden.records import Reward
 
-_record: Callable[[str, Reward], None] | None = None
+_send_reward: Callable[[str, Reward], None] | None = None
 
 
-def connect(record: Callable[[str, Reward], None]) -> None:
-    """Say where rewards go; called by a host before its agent runs."""
-    global _record
-    _record = record
+def connect(send_reward: Callable[[str, Reward], None]) -> None:
+    """Set where rewards are sent. A host calls this before its agent runs."""
+    global _send_reward
+    _send_reward = send_reward
 
 
 def reward(value: Any, *, name: str = "reward", weight: float = 1.0, call: Any = None, span: Any = None) -> None:
-    """Give a step reward: to the latest model call here, or to another `call` (a response or its id), or to a `span`.
+    """Give a step reward to the latest model call, to another `call` (a response or its id), or to a `span`.
 
-    Another of the same name on the same call or span takes its place. Before the first call it goes to the last one
-    of the attempt. The final reward is what the agent returns, or the run's reward function says.
+    A second reward of the same name on the same call or span replaces the first. A reward given before the first call
+    goes to the last call of the attempt. The final reward comes from the agent's return value or the reward function.
     """
-    if _record is None:
+    if _send_reward is None:
         return
     attempt = current_attempt()
     if attempt is None:
-        raise RuntimeError("leyden.reward: for which rollout? This code runs outside of any: call it within the agent")
-    given = {
+        raise RuntimeError("leyden.reward: this code does not run within a rollout: call it from the agent")
+    fields = {
         "id": f"step-{secrets.token_hex(8)}",
-        "value": read_reward(value, "leyden.reward"),
+        "value": parse_reward(value, "leyden.reward"),
         "kind": "step",
         "name": name,
-        "weight": read_reward(weight, "leyden.reward's weight"),
+        "weight": parse_reward(weight, "leyden.reward's weight"),
         "call": _call_id(call) if call is not None else latest_call.latest() if span is None else None,
         "span": _span_id(span) if span is not None else None,
         "at": time.time(),
     }
     try:
-        _record(attempt, msgspec.convert(given, Reward))
+        _send_reward(attempt, msgspec.convert(fields, Reward))
     except msgspec.ValidationError as error:
         raise ValueError(f"leyden.reward: {error}") from None
 
 
 @contextmanager
 def span(name: str, *, role: str | None = None, **attributes: Any) -> Iterator[trace.Span]:
-    """A span around a part of the agent; model calls in it have its `role`, by which training can select them."""
-    if _record is None:
+    """Open a span around a part of the agent. Model calls in it get its `role`, which training can select."""
+    if _send_reward is None:
         yield trace.INVALID_SPAN
         return
     if role is not None:
         attributes["leyden.role"] = role
-    around = trace.set_span_in_context(current_span())
+    parent = trace.set_span_in_context(current_span())
     tracer = trace.get_tracer("leyden")
-    with tracer.start_as_current_span(name, context=around, attributes=attributes) as made:
-        yield made
+    with tracer.start_as_current_span(name, context=parent, attributes=attributes) as opened:
+        yield opened
 
 
 def _call_id(call: Any) -> str:
-    """Of a response as clients give it, or the id that is in it."""
-    return str(getattr(call, "id", call)).removeprefix("chatcmpl-").removeprefix("msg_")  # which dialects put before it
+    """Return the id of a call from a client's response object or from a response id."""
+    return str(getattr(call, "id", call)).removeprefix("chatcmpl-").removeprefix("msg_")  # prefixes of the dialects
 
 
 def _span_id(span: Any) -> str:

@@ -10,7 +10,7 @@ import openai
 import pytest
 from modelserving import model_server
 
-from leyden.client.attempt.errors import describe, read_failure
+from leyden.client.attempt.errors import describe, outcome_of_error
 from leyden.outcomes import Ending
 
 MESSAGES: Any = [{"role": "user", "content": "Say number 1"}]
@@ -44,11 +44,11 @@ async def test_failures_of_the_engine_are_told_from_those_of_the_agent(tmp_path:
                 raise RuntimeError("the tool failed") from error
 
         for agent in (plain, wrapped, claude_plain, claude_streamed):
-            outcome = read_failure(await _raised(agent), server.url)
+            outcome = outcome_of_error(await _raised(agent), server.url)
             assert outcome.ending is Ending.ENGINE_ERROR and "the engine failed" in outcome.message, agent
-        spent = read_failure(await _raised(plain), server.url)
+        spent = outcome_of_error(await _raised(plain), server.url)
         assert spent.ending is Ending.AGENT_ERROR and "max_calls" in spent.message
-        assert read_failure(await _raised(plain), "http://elsewhere:1").ending is Ending.AGENT_ERROR
+        assert outcome_of_error(await _raised(plain), "http://elsewhere:1").ending is Ending.AGENT_ERROR
         await client.close()
         await claude.close()
 
@@ -59,8 +59,8 @@ async def test_no_connection_to_the_server_is_not_the_agents_fault() -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
             error = await _raised(lambda: client.chat.completions.create(model="m", messages=MESSAGES))
-    assert read_failure(error, url).ending is Ending.ENGINE_ERROR
-    assert read_failure(error, "http://127.0.0.1:1").ending is Ending.AGENT_ERROR  # some tool of its own, say
+    assert outcome_of_error(error, url).ending is Ending.ENGINE_ERROR
+    assert outcome_of_error(error, "http://127.0.0.1:1").ending is Ending.AGENT_ERROR  # some tool of its own, say
 
 
 async def test_an_agents_own_impatience_is_its_own() -> None:
@@ -68,7 +68,7 @@ async def test_an_agents_own_impatience_is_its_own() -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=0.2) as client:
             error = await _raised(lambda: client.chat.completions.create(model="m", messages=MESSAGES))
-    assert read_failure(error, url).ending is Ending.AGENT_ERROR
+    assert outcome_of_error(error, url).ending is Ending.AGENT_ERROR
 
 
 def test_a_description_begins_with_the_error_and_names_the_agents_lines() -> None:

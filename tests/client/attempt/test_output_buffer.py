@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from worksite import Worksite
 
-from leyden.client.attempt.output_buffer import FIRST, LAST, OutputBuffer
+from leyden.client.attempt.output_buffer import HEAD_BYTES, TAIL_BYTES, OutputBuffer
 from leyden.client.runners.command_process import LastJsonLine
 from leyden.outcomes import Ending
 
@@ -70,14 +70,14 @@ async def test_what_an_attempt_printed_before_its_time_was_up_is_kept(site: Work
 
 def test_long_output_keeps_its_ends_and_says_how_much_is_missing() -> None:
     output = OutputBuffer()
-    output.add(b"a" * FIRST)
-    output.add(b"b" * LAST)
-    assert output.text() == "a" * FIRST + "b" * LAST
-    for _ in range(5 * LAST):
+    output.add(b"a" * HEAD_BYTES)
+    output.add(b"b" * TAIL_BYTES)
+    assert output.text() == "a" * HEAD_BYTES + "b" * TAIL_BYTES
+    for _ in range(5 * TAIL_BYTES):
         output.add(b"c")
-    assert output.text() == "a" * FIRST + f"\n... ({5 * LAST} bytes are left out here) ...\n" + "c" * LAST
-    output.add(b"\xff\xfe" + b"d" * 10 * LAST)
-    assert output.text().endswith("d" * LAST)
+    assert output.text() == "a" * HEAD_BYTES + f"\n... ({5 * TAIL_BYTES} bytes dropped) ...\n" + "c" * TAIL_BYTES
+    output.add(b"\xff\xfe" + b"d" * 10 * TAIL_BYTES)
+    assert output.text().endswith("d" * TAIL_BYTES)
 
 
 def test_the_result_of_a_command_is_its_last_line_that_is_json() -> None:

@@ -11,26 +11,26 @@ import numpy
 import pytest
 
 import leyden
-from leyden.client.attempt.result import LONGEST_RESULT, NotAReward, TwoRewards, read_returned, read_reward, to_json
+from leyden.client.attempt.result import MAX_RESULT_BYTES, NotAReward, TwoRewards, parse_reward, split_returned, to_json
 
 
 def test_a_run_has_one_source_of_the_final_reward() -> None:
-    assert read_returned(0.5, scored=False) == (0.5, 0.5)
-    assert read_returned(True, scored=False) == (True, True)
-    assert read_returned("Paris", scored=False) == ("Paris", None)
-    assert read_returned(leyden.Result("Paris", 1), scored=False) == ("Paris", 1)
-    assert read_returned(leyden.Result("Paris"), scored=True) == ("Paris", None)
-    assert read_returned(0.5, scored=True) == (0.5, None)
+    assert split_returned(0.5, has_reward_function=False) == (0.5, 0.5)
+    assert split_returned(True, has_reward_function=False) == (True, True)
+    assert split_returned("Paris", has_reward_function=False) == ("Paris", None)
+    assert split_returned(leyden.Result("Paris", 1), has_reward_function=False) == ("Paris", 1)
+    assert split_returned(leyden.Result("Paris"), has_reward_function=True) == ("Paris", None)
+    assert split_returned(0.5, has_reward_function=True) == (0.5, None)
     with pytest.raises(TwoRewards):
-        read_returned(leyden.Result("Paris", 1), scored=True)
+        split_returned(leyden.Result("Paris", 1), has_reward_function=True)
 
 
 def test_rewards_are_finite_numbers() -> None:
     for good, value in ((1, 1.0), (True, 1.0), (numpy.float32(0.5), 0.5), (numpy.array(2), 2.0), (Decimal("0.1"), 0.1)):
-        assert read_reward(good, "it") == value
+        assert parse_reward(good, "it") == value
     for bad in (math.nan, math.inf, -1e31, "1.0", None, [1.0], numpy.ones(3), object()):
         with pytest.raises(NotAReward, match=r"^it gave "):
-            read_reward(bad, "it")
+            parse_reward(bad, "it")
 
 
 def test_any_result_can_be_written() -> None:
@@ -57,5 +57,5 @@ def test_any_result_can_be_written() -> None:
     assert json.loads(to_json(cyclic)) == "[[...]]"
     assert "a Rude whose repr fails" in json.loads(to_json(Rude()))
     assert json.loads(to_json("\ud800")) == r"'\ud800'"
-    long = to_json("é" * LONGEST_RESULT)
-    assert len(long) < LONGEST_RESULT and msgspec.json.decode(long).endswith(f"has {2 * LONGEST_RESULT + 2} bytes)")
+    long = to_json("é" * MAX_RESULT_BYTES)
+    assert len(long) < MAX_RESULT_BYTES and msgspec.json.decode(long).endswith(f"has {2 * MAX_RESULT_BYTES + 2} bytes)")

@@ -61,7 +61,7 @@ async def test_a_reward_that_fails_is_asked_for_again() -> None:
         assert await function(call).score({}, 7, no_episode) == 7.0
         assert len(calls) == 3
         calls.clear()
-        with pytest.raises(NoReward, match="gave 'rubbish' for a reward"):
+        with pytest.raises(NoReward, match="gave 'rubbish' as reward"):
             await function(call, tries=2).score({}, 7, no_episode)
 
 

@@ -96,7 +96,7 @@ async def test_every_way_a_command_can_end_has_its_outcome(site: Worksite) -> No
     assert message(found["raise"]).endswith("NotImplementedError: no such thing")
     spewed = found["spew"].output
     assert spewed.startswith("begin\nxxx") and spewed.endswith("y\n1.0\n")
-    assert len(spewed) < 66_000 and "bytes are left out here" in spewed
+    assert len(spewed) < 66_000 and "bytes dropped" in spewed
 
 
 async def test_a_command_has_its_own_attempts_key_and_no_other(site: Worksite) -> None:

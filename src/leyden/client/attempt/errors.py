@@ -1,7 +1,7 @@
-"""What an exception of an agent says: was it the agent (and so, in the end, the model), or the machinery?
+"""Classifies exceptions raised by agents: failures of the agent, or of the infrastructure.
 
-Only the machinery's failures are tried again, so they are recognised narrowly: an error of our own server, or no
-connection to it. They are told by shape, since an agent may bring any HTTP client.
+Only infrastructure failures are retried, so they are recognised narrowly: an error reply of our own server, or no
+connection to it. They are recognised by attributes and class names, because an agent may use any HTTP client.
 """
 
 import sysconfig
@@ -13,34 +13,34 @@ from urllib.parse import urlsplit
 
 from leyden.outcomes import Ending, Outcome
 
-_LONGEST = 4000
-_FRAMES = 5
-_HERE = str(Path(__file__).parents[1])
-_NOT_THE_AGENTS = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, "<frozen")
-_UNREACHED = {"APIConnectionError", "NetworkError", "RemoteProtocolError", "ConnectTimeout", "ConnectionError"}
-_OURS = {"server_error", "api_error", "overloaded_error", "rate_limit_error", "rate_limit_exceeded"}
+_MAX_LENGTH = 4000
+_MAX_FRAMES = 5
+_LEYDEN_CLIENT = str(Path(__file__).parents[1])
+_LIBRARY_PATHS = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, "<frozen")
+_CONNECTION_ERRORS = {"APIConnectionError", "NetworkError", "RemoteProtocolError", "ConnectTimeout", "ConnectionError"}
+_SERVER_ERROR_TYPES = {"server_error", "api_error", "overloaded_error", "rate_limit_error", "rate_limit_exceeded"}
 
 
-def read_failure(error: BaseException, server: str) -> Outcome:
-    """The outcome of an attempt whose agent raised this."""
+def outcome_of_error(error: BaseException, server: str) -> Outcome:
+    """Return the outcome of an attempt whose agent raised this exception."""
     for link in _chain(error):
-        if _of_machinery(link, server):
-            return Outcome(Ending.ENGINE_ERROR, f"{type(link).__name__}: {link}"[:_LONGEST])
+        if _is_infrastructure(link, server):
+            return Outcome(Ending.ENGINE_ERROR, f"{type(link).__name__}: {link}"[:_MAX_LENGTH])
     return Outcome(Ending.AGENT_ERROR, describe(error))
 
 
 def describe(error: BaseException) -> str:
-    """An exception in few lines: what it says, then where in the agent's code it came from, innermost first."""
+    """Format an exception in a few lines: its message, then the frames of the agent's code, innermost first."""
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if not f.filename.startswith(_HERE)]
-    own = [f for f in outside if not f.filename.startswith(_NOT_THE_AGENTS)] or outside
-    lines = [f"  in {f.name}, {f.filename}:{f.lineno}: {f.line}" for f in reversed(own[-_FRAMES:])]
-    said = "".join(traceback.format_exception_only(error)).strip()
-    return "\n".join([said[: _LONGEST // 2], *lines])[:_LONGEST].encode(errors="backslashreplace").decode()
+    outside = [f for f in frames if not f.filename.startswith(_LEYDEN_CLIENT)]
+    own = [f for f in outside if not f.filename.startswith(_LIBRARY_PATHS)] or outside
+    lines = [f"  in {f.name}, {f.filename}:{f.lineno}: {f.line}" for f in reversed(own[-_MAX_FRAMES:])]
+    message = "".join(traceback.format_exception_only(error)).strip()
+    return "\n".join([message[: _MAX_LENGTH // 2], *lines])[:_MAX_LENGTH].encode(errors="backslashreplace").decode()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception with all that led to it, or that it holds."""
+    """Yield an exception with its causes, contexts and the members of exception groups."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -54,20 +54,20 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             todo += link.exceptions
 
 
-def _of_machinery(error: BaseException, server: str) -> bool:
-    if _place(_address(error)) != _place(server):
+def _is_infrastructure(error: BaseException, server: str) -> bool:
+    if _host_and_port(_request_url(error)) != _host_and_port(server):
         return False
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(status, int) and (status >= 500 or status == 429):
         return True
-    if _error_type(getattr(error, "body", None)) in _OURS:  # in the middle of a stream
+    if _error_type(getattr(error, "body", None)) in _SERVER_ERROR_TYPES:  # an error event within a stream
         return True
     names = {kind.__name__ for kind in type(error).__mro__}
-    return status is None and bool(names & _UNREACHED) and "APITimeoutError" not in names
+    return status is None and bool(names & _CONNECTION_ERRORS) and "APITimeoutError" not in names
 
 
-def _address(error: BaseException) -> str:
-    """Where the request went that failed; httpx raises where an error has none."""
+def _request_url(error: BaseException) -> str:
+    """Return the URL of the failed request, or an empty string. httpx raises if an error has no request."""
     for owner in (error, getattr(error, "response", None)):
         try:
             return str(owner.request.url)  # type: ignore[union-attr]
@@ -76,7 +76,7 @@ def _address(error: BaseException) -> str:
     return ""
 
 
-def _place(url: str) -> tuple[str | None, int]:
+def _host_and_port(url: str) -> tuple[str | None, int]:
     parts = urlsplit(url)
     return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 

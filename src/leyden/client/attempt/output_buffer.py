@@ -1,35 +1,35 @@
-"""What an attempt printed, bounded: the beginning, the end, and how much is missing in between."""
+"""Buffers an attempt's output; keeps the beginning and the end and counts what is dropped."""
 
 import threading
 
-FIRST = LAST = 32 * 1024
-"""Bytes that are kept of the beginning and of the end."""
+HEAD_BYTES = TAIL_BYTES = 32 * 1024
+"""Bytes kept of the beginning and of the end."""
 
 
 class OutputBuffer:
-    """Takes what is written, from any thread."""
+    """Collects output. Thread-safe."""
 
     def __init__(self) -> None:
-        self._first, self._last = bytearray(), bytearray()
+        self._head, self._tail = bytearray(), bytearray()
         self._written = 0
         self._lock = threading.Lock()
 
     def add(self, data: bytes) -> None:
-        """Keep what is written, as far as there is room."""
+        """Append output."""
         with self._lock:
             self._written += len(data)
-            if room := FIRST - len(self._first):
-                self._first += data[:room]
+            if room := HEAD_BYTES - len(self._head):
+                self._head += data[:room]
                 data = data[room:]
             if data:
-                self._last += data[-LAST:]
-                if len(self._last) > 2 * LAST:  # seldom, so that many short lines cost no more than one long one
-                    del self._last[:-LAST]
+                self._tail += data[-TAIL_BYTES:]
+                if len(self._tail) > 2 * TAIL_BYTES:  # rarely, so that the cost per short line is constant
+                    del self._tail[:-TAIL_BYTES]
 
     def text(self) -> str:
-        """All of it, or its two ends."""
+        """Return the output; if it is too long, its beginning and end with a note in between."""
         with self._lock:
-            last = self._last[-LAST:]
-            cut = self._written - len(self._first) - len(last)
-            note = f"\n... ({cut} bytes are left out here) ...\n".encode() if cut else b""
-            return (bytes(self._first) + note + bytes(last)).decode(errors="replace")
+            tail = self._tail[-TAIL_BYTES:]
+            dropped = self._written - len(self._head) - len(tail)
+            note = f"\n... ({dropped} bytes dropped) ...\n".encode() if dropped else b""
+            return (bytes(self._head) + note + bytes(tail)).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What an agent returns: a result, a reward, or both. What a run takes for the reward is decided here only."""
+"""Reads what an agent returns: a result, a reward, or both. Only this module decides what counts as the reward."""
 
 import math
 from numbers import Real
@@ -7,85 +7,85 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-LONGEST_RESULT = 1 << 20
-"""Bytes of a result's JSON; what is longer is cut, and says so."""
+MAX_RESULT_BYTES = 1 << 20
+"""Size limit of a result as JSON. Longer results are cut, with a note."""
 
 
 class Result(Struct, frozen=True):
-    """What an agent may return to give both: its result, and the final reward of the attempt."""
+    """Returned by an agent that gives both its result and the final reward of the attempt."""
 
     value: Any = None
     reward: Any = None
 
 
 class ReturnedValue(NamedTuple):
-    """What a return value comes to. `reward` is not checked yet: it is whatever the agent gave."""
+    """A return value, split into result and reward. `reward` is not validated yet."""
 
     result: Any
     reward: Any
 
 
 class TwoRewards(Exception):
-    """The agent gave a reward, and so does the run's reward function."""
+    """The agent returned a reward although the run has a reward function."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the agent gave a reward with its result, and the run has a reward function too: "
-            "return the result alone, or configure no `reward`"
+            "the agent returned a reward, but the run has a reward function: "
+            "return only the result, or remove `reward` from the configuration"
         )
 
 
 class NotAReward(Exception):
-    """What was given as a reward is no finite number."""
+    """The reward is not a finite number."""
 
 
-def read_returned(value: Any, scored: bool) -> ReturnedValue:
-    """Tell result and reward apart; `scored` says that the run has a reward function, which then gives the reward."""
+def split_returned(value: Any, has_reward_function: bool) -> ReturnedValue:
+    """Split a return value into result and reward. With a reward function, the agent must not give a reward."""
     if isinstance(value, Result):
-        if scored and value.reward is not None:
+        if has_reward_function and value.reward is not None:
             raise TwoRewards
         return ReturnedValue(value.value, value.reward)
-    if not scored and isinstance(value, Real):
+    if not has_reward_function and isinstance(value, Real):
         return ReturnedValue(value, value)
     return ReturnedValue(value, None)
 
 
-def read_reward(value: Any, giver: str) -> float:
-    """A reward as a number: Python's, numpy's or a tensor of one element, finite; True is 1 and False is 0."""
+def parse_reward(value: Any, giver: str) -> float:
+    """Convert a reward to a finite float: a Python or numpy number, or a tensor of one element. True is 1."""
     if isinstance(value, (str, bytes)) or not hasattr(type(value), "__float__"):
-        raise NotAReward(f"{giver} gave {_shown(value)} for a reward: return a number")
+        raise NotAReward(f"{giver} gave {_safe_repr(value)} as reward: return a number")
     try:
         number = float(value)
     except Exception as error:
-        raise NotAReward(f"{giver} gave {_shown(value)} for a reward: {error}") from error
+        raise NotAReward(f"{giver} gave {_safe_repr(value)} as reward: {error}") from error
     if not math.isfinite(number) or abs(number) > 1e30:
-        raise NotAReward(f"{giver} gave {number} for a reward: return a finite number")
+        raise NotAReward(f"{giver} gave {number} as reward: return a finite number")
     return number
 
 
 def to_json(value: Any) -> bytes:
-    """Anything as JSON: by its parts where they can be written, else as its `repr`."""
+    """Encode any value as JSON. Values that cannot be encoded are replaced by their `repr`."""
     try:
-        text = msgspec.json.encode(value, enc_hook=_unknown)
-    except Exception:  # cyclic, unencodable text, keys that are no strings: whatever it is, the attempt still ends well
-        text = msgspec.json.encode(_shown(value, LONGEST_RESULT))
-    if len(text) > LONGEST_RESULT:
-        kept = text[: LONGEST_RESULT // 2].decode(errors="ignore")
-        text = msgspec.json.encode(f"{kept}... (cut: the result has {len(text)} bytes)")
+        text = msgspec.json.encode(value, enc_hook=_encode_other)
+    except Exception:  # cyclic values, invalid text, non-string keys: the attempt must end normally
+        text = msgspec.json.encode(_safe_repr(value, MAX_RESULT_BYTES))
+    if len(text) > MAX_RESULT_BYTES:
+        beginning = text[: MAX_RESULT_BYTES // 2].decode(errors="ignore")
+        text = msgspec.json.encode(f"{beginning}... (cut: the result has {len(text)} bytes)")
     return text
 
 
-def _unknown(value: Any) -> Any:
+def _encode_other(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)  # pydantic
     if callable(dump):
         return dump(mode="json")
-    scalar = getattr(value, "item", None)  # numpy's numbers, and tensors of one element
+    scalar = getattr(value, "item", None)  # numpy numbers and tensors of one element
     if callable(scalar) and getattr(value, "size", None) == 1:
         return scalar()
-    return _shown(value, LONGEST_RESULT)
+    return _safe_repr(value, MAX_RESULT_BYTES)
 
 
-def _shown(value: Any, length: int = 200) -> str:
+def _safe_repr(value: Any, length: int = 200) -> str:
     try:
         text = repr(value)
     except Exception as error:

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 from msgspec.structs import replace
 
 from leyden.client import api
-from leyden.client.attempt.errors import read_failure
-from leyden.client.attempt.outcome import ended_with
+from leyden.client.attempt.errors import outcome_of_error
+from leyden.client.attempt.outcome import end_of_attempt
 from leyden.client.host.callable_agent import CallableAgent, Invocation
 from leyden.client.host.captured_output import CapturedOutput
 from leyden.client.host.class_agent import ClassAgent, SetupFailed
@@ -123,7 +123,7 @@ class Host:
     async def _run_task(self, start: StartAttempt) -> None:
         try:
             async with self._services.borrow(self._agent.services) as lent:
-                ended = ended_with(start.attempt, await self._bind(start, lent)(), self._setup.has_reward_function)
+                ended = end_of_attempt(start.attempt, await self._bind(start, lent)(), self._setup.has_reward_function)
         except BaseException as error:  # an agent that calls sys.exit, too, ends only its own attempt
             ended = self._failed(start.attempt, error)
         del self._tasks[start.attempt]
@@ -143,7 +143,7 @@ class Host:
                 value = self._bind(start, lent)()
                 if inspect.isawaitable(value):  # a plain function that gives a coroutine
                     value = wait_on(value, self._loop)
-                ended = ended_with(start.attempt, value, self._setup.has_reward_function)
+                ended = end_of_attempt(start.attempt, value, self._setup.has_reward_function)
         except BaseException as error:
             ended = self._failed(start.attempt, error)
         if (sent := self._spans.flush(start.attempt)) is not None:
@@ -192,7 +192,7 @@ class Host:
             return AttemptEnd(attempt, Outcome(Ending.CANCELLED, "stopped by its worker"))
         if isinstance(error, SetupFailed | ServiceFailed):
             return AttemptEnd(attempt, Outcome(Ending.LOST, str(error)))
-        return AttemptEnd(attempt, read_failure(error, self._setup.server))
+        return AttemptEnd(attempt, outcome_of_error(error, self._setup.server))
 
 
 def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from leyden import defaults
 from leyden.backoff import Backoff
 from leyden.client.attempt.errors import describe
-from leyden.client.attempt.result import NotAReward, read_reward
+from leyden.client.attempt.result import NotAReward, parse_reward
 from leyden.client.user_code import await_on, background_loop, call_in_thread
 from leyden.episodes import Episode
 from leyden.loading import AnyCallable, LoadError, load_function, placeholder_keys
@@ -129,7 +129,7 @@ def load_reward(reference: str, base: str, patience: RetryPolicy, services: Sequ
 def _read_one(answer: Any) -> float:
     if answer is None:
         raise Unrewarded("the reward function gave None: there is no reward")
-    return read_reward(answer, "the reward function")
+    return parse_reward(answer, "the reward function")
 
 
 def _read_many(answer: Any, rollouts: Sequence[str]) -> dict[str, float | None]:
@@ -149,7 +149,7 @@ def _read_many(answer: Any, rollouts: Sequence[str]) -> dict[str, float | None]:
         if len(given) != len(rollouts):
             raise NotAReward(f"the reward function gave {len(given)} rewards for a group of {len(rollouts)}")
     return {
-        name: None if value is None else read_reward(value, "the reward function")
+        name: None if value is None else parse_reward(value, "the reward function")
         for name, value in zip(rollouts, given, strict=True)
     }
 

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from leyden.background import start_background
-from leyden.client.attempt.outcome import ended_with, from_json
+from leyden.client.attempt.outcome import end_of_attempt, result_from_json
 from leyden.client.attempt.output_buffer import OutputBuffer
-from leyden.client.attempt.result import LONGEST_RESULT
+from leyden.client.attempt.result import MAX_RESULT_BYTES
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.processes.descendants import die_with_parent
 from leyden.outcomes import Ending, Outcome
@@ -114,7 +114,7 @@ class CommandProcess:
     def _read_end(self, attempt: str, status: int, has_reward_function: bool) -> AttemptEnd:
         if status != 0:
             return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, self._describe_failure(status)))
-        return ended_with(attempt, from_json(self._result.value()), has_reward_function)
+        return end_of_attempt(attempt, result_from_json(self._result.value()), has_reward_function)
 
     def _describe_failure(self, status: int) -> str:
         stderr = self._stderr_tail.decode(errors="replace")
@@ -142,7 +142,7 @@ class LastJsonLine:
             self._line, self._too_long = bytearray(), False
             self._last = next(filter(_is_json, reversed(lines)), self._last)
         self._line += rest
-        if len(self._line) > LONGEST_RESULT:
+        if len(self._line) > MAX_RESULT_BYTES:
             self._line, self._too_long = bytearray(), True
 
     def value(self) -> Any:

@@ -12,15 +12,15 @@ import msgspec
 
 from leyden.background import start_background
 from leyden.backoff import Backoff
-from leyden.client.attempt.outcome import ended_with, from_json
-from leyden.client.attempt.result import LONGEST_RESULT
+from leyden.client.attempt.outcome import end_of_attempt, result_from_json
+from leyden.client.attempt.result import MAX_RESULT_BYTES
 from leyden.client.host_protocol import AttemptEnd, HostSetup, StopReply
 from leyden.client.services.registry import addressed_services
 from leyden.outcomes import Ending, Outcome
 from leyden.wire import Lease
 
 _log = logging.getLogger("leyden.worker")
-_MAX_RESPONSE, _MAX_MESSAGE = 4 * LONGEST_RESULT, 2000
+_MAX_RESPONSE, _MAX_MESSAGE = 4 * MAX_RESULT_BYTES, 2000
 _BACKOFF, _MAX_TRIES = Backoff(first_s=0.1, max_s=2.0), 6
 _NOT_DELIVERED = (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, ConnectionError)
 
@@ -129,7 +129,7 @@ class HttpEndpoint:
         except (msgspec.DecodeError, RecursionError) as error:
             shown = data[:_MAX_MESSAGE].decode(errors="replace")
             return self._failed(attempt, f"answered with something that is not JSON ({error}): {shown}")
-        return ended_with(attempt, from_json(document), self._setup.has_reward_function)
+        return end_of_attempt(attempt, result_from_json(document), self._setup.has_reward_function)
 
     def _failed(self, attempt: str, reason: str) -> AttemptEnd:
         return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, f"{self._setup.agent} {reason}"))
