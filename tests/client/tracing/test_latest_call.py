@@ -8,11 +8,11 @@ from leyden.client.tracing import latest_call
 
 def test_a_call_of_a_task_is_also_the_latest_of_whoever_started_it() -> None:
     async def ask(call: str) -> None:
-        latest_call.note(call)
+        latest_call.record(call)
 
     async def agent() -> list[str | None]:
         found = [latest_call.latest()]
-        latest_call.note("mine")
+        latest_call.record("mine")
         found.append(latest_call.latest())
         await asyncio.create_task(ask("the child's"))
         found.append(latest_call.latest())
@@ -24,12 +24,12 @@ def test_a_call_of_a_task_is_also_the_latest_of_whoever_started_it() -> None:
 def test_branches_do_not_see_each_others_calls() -> None:
     async def branch(name: str, both: asyncio.Barrier) -> str | None:
         assert latest_call.latest() is not None  # of whoever started it
-        latest_call.note(name)
+        latest_call.record(name)
         await both.wait()
         return latest_call.latest()
 
     async def agent() -> list[str | None]:
-        latest_call.note("first")
+        latest_call.record("first")
         both = asyncio.Barrier(2)
         return await asyncio.gather(branch("a", both), branch("b", both))
 

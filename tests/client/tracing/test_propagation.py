@@ -81,7 +81,7 @@ async def test_other_servers_are_told_nothing_and_processes_are(site: Worksite, 
 
 
 def test_an_origin_is_scheme_host_and_port() -> None:
-    assert ServerOrigin("http://127.0.0.1:8484").has("http", "localhost", 8484)
-    assert ServerOrigin("https://Train.example").has("https", "train.example", 443)
-    assert not ServerOrigin("http://127.0.0.1:8484").has("http", "127.0.0.1", 8485)
-    assert not ServerOrigin("http://a").has("https", "a", None)
+    assert ServerOrigin("http://127.0.0.1:8484").matches("http", "localhost", 8484)
+    assert ServerOrigin("https://Train.example").matches("https", "train.example", 443)
+    assert not ServerOrigin("http://127.0.0.1:8484").matches("http", "127.0.0.1", 8485)
+    assert not ServerOrigin("http://a").matches("https", "a", None)

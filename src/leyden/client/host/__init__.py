@@ -1,1 +1,1 @@
-"""The process that runs Python agents, many attempts at once, without the worker's key."""
+"""The host process: runs Python agents, many attempts concurrently, without the worker's key."""

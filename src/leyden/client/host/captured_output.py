@@ -1,7 +1,6 @@
-"""What agents print in a host goes where it always went, and is kept with the attempt that printed it.
+"""Captures what agents print in a host, per attempt, while it still goes to the standard streams.
 
-Whose it is follows from the context, as with requests. What a process that the agent started prints, or code that
-writes to the descriptor itself, goes only where it always went.
+The context determines the attempt. Output of child processes and writes to the file descriptor are not captured.
 """
 
 import io
@@ -13,43 +12,43 @@ from leyden.client.tracing.context import current_attempt
 
 
 class CapturedOutput:
-    """What each of the attempts under way has printed."""
+    """Buffers the output of each running attempt."""
 
     def __init__(self) -> None:
-        self._outputs: dict[str, OutputBuffer] = {}
+        self._buffers: dict[str, OutputBuffer] = {}
 
     def install(self) -> None:
-        """Take the place of this process's standard streams; before the agent's modules are imported."""
-        sys.stdout, sys.stderr = _Shared(sys.stdout, self), _Shared(sys.stderr, self)
+        """Replace the standard streams. Call it before the agent's modules are imported."""
+        sys.stdout, sys.stderr = _CapturedStream(sys.stdout, self), _CapturedStream(sys.stderr, self)
 
     def begin(self, attempt: str) -> None:
-        """Keep what an attempt prints from now on."""
-        self._outputs[attempt] = OutputBuffer()
+        """Start capturing the output of an attempt."""
+        self._buffers[attempt] = OutputBuffer()
 
     def so_far(self, attempt: str) -> str:
-        """What an attempt has printed."""
-        output = self._outputs.get(attempt)
-        return output.text() if output is not None else ""
+        """Return the output of an attempt so far."""
+        buffer = self._buffers.get(attempt)
+        return buffer.text() if buffer is not None else ""
 
     def end(self, attempt: str) -> str:
-        """What an attempt has printed; what it prints later is not kept."""
-        output = self._outputs.pop(attempt, None)
-        return output.text() if output is not None else ""
+        """Stop capturing and return the output of an attempt."""
+        buffer = self._buffers.pop(attempt, None)
+        return buffer.text() if buffer is not None else ""
 
-    def keep(self, text: str) -> None:
-        """Keep a piece of text with the attempt in whose context this is called, if any."""
-        output = self._outputs.get(current_attempt() or "")
-        if output is not None:
-            output.add(text.encode(errors="backslashreplace"))
+    def add(self, text: str) -> None:
+        """Add text to the output of the current attempt, if any."""
+        buffer = self._buffers.get(current_attempt() or "")
+        if buffer is not None:
+            buffer.add(text.encode(errors="backslashreplace"))
 
 
-class _Shared(io.TextIOWrapper):
-    """A standard stream that is listened to."""
+class _CapturedStream(io.TextIOWrapper):
+    """A standard stream that also adds its text to the captured output."""
 
-    def __init__(self, stream: TextIO, outputs: CapturedOutput) -> None:
+    def __init__(self, stream: TextIO, captured: CapturedOutput) -> None:
         super().__init__(stream.buffer, stream.encoding, "backslashreplace", write_through=True)
-        self._outputs = outputs
+        self._captured = captured
 
     def write(self, text: str) -> int:
-        self._outputs.keep(text)
+        self._captured.add(text)
         return super().write(text)

@@ -1,7 +1,7 @@
-"""Whose code keeps an event loop from running.
+"""Finds the attempt whose code blocks the event loop.
 
-A loop that is blocked cannot be asked. Its thread can: a signal's handler runs between two instructions of whatever the
-thread is at, in the context of that, and so knows the attempt. Only code that never comes back from C stays unnamed.
+A blocked loop cannot run a callback, but its thread can run a signal handler, which executes between two bytecode
+instructions, in the context of the blocking code. Only code that does not return from C cannot be found.
 """
 
 import asyncio
@@ -15,36 +15,36 @@ from typing import Any
 from leyden.client.tracing.context import current_attempt
 
 _SIGNAL = signal.SIGUSR2
-_SOON_S = 0.25
+_TIMEOUT_S = 0.25
 
 
 class WatchedLoop:
-    """The loop of this process's main thread, in which this is made."""
+    """The event loop of the main thread. Create this object in the main thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread = threading.get_ident()
-        self._asking = threading.Lock()
-        self._told: SimpleQueue[str | None] = SimpleQueue()
-        signal.signal(_SIGNAL, self._tell)
+        self._lock = threading.Lock()
+        self._answers: SimpleQueue[str | None] = SimpleQueue()
+        signal.signal(_SIGNAL, self._on_signal)
 
-    def blocked_by(self, hear: Callable[[str | None], None]) -> None:
-        """Find out, in a thread; None where the loop runs, or it cannot be told."""
-        threading.Thread(target=lambda: hear(self._find()), name="leyden-blocking", daemon=True).start()
+    def find_blocker(self, on_found: Callable[[str | None], None]) -> None:
+        """Find the blocking attempt in a thread; None if the loop runs or the attempt cannot be determined."""
+        threading.Thread(target=lambda: on_found(self._find()), name="leyden-blocker", daemon=True).start()
 
     def _find(self) -> str | None:
-        runs = threading.Event()
-        self._loop.call_soon_threadsafe(runs.set)
-        if runs.wait(_SOON_S):
+        ran = threading.Event()
+        self._loop.call_soon_threadsafe(ran.set)
+        if ran.wait(_TIMEOUT_S):
             return None
-        with self._asking:
-            if signal.getsignal(_SIGNAL) != self._tell:  # the agent wants it for itself
+        with self._lock:
+            if signal.getsignal(_SIGNAL) != self._on_signal:  # the agent uses the signal itself
                 return None
-            self._told = SimpleQueue()  # an answer that came too late is not one to this question
+            self._answers = SimpleQueue()  # drop an answer to an earlier signal
             signal.pthread_kill(self._thread, _SIGNAL)
             with suppress(Empty):
-                return self._told.get(timeout=_SOON_S)
+                return self._answers.get(timeout=_TIMEOUT_S)
         return None
 
-    def _tell(self, *_: Any) -> None:
-        self._told.put(current_attempt())
+    def _on_signal(self, *_: Any) -> None:
+        self._answers.put(current_attempt())

@@ -99,11 +99,11 @@ class Host:
             case StopAttempt(attempt):
                 self._spans.end_open(attempt)
                 self._loop.call_soon_threadsafe(self._stop, attempt)
-                self._blocking.blocked_by(lambda by: self._answer_stop(attempt, by))
+                self._blocking.find_blocker(lambda by: self._answer_stop(attempt, by))
             case Ping(number):
                 self._loop.call_soon_threadsafe(self._pipe.send, Pong(number))
             case FindBlocker():
-                self._blocking.blocked_by(lambda by: self._pipe.send(BlockerFound(by)))
+                self._blocking.find_blocker(lambda by: self._pipe.send(BlockerFound(by)))
 
     def _answer_stop(self, attempt: str, blocked_by: str | None) -> None:
         """Say what it has printed when its spans so far are sent: the worker ends it thereupon."""
@@ -116,7 +116,7 @@ class Host:
 
     def _start_task(self, start: StartAttempt) -> None:
         self._outputs.begin(start.attempt)
-        attempt_context = context.context_of(start.attempt, start.traceparent)
+        attempt_context = context.attempt_context(start.attempt, start.traceparent)
         task = self._loop.create_task(self._run_task(start), name=start.attempt, context=attempt_context)
         self._tasks[start.attempt] = task
 
@@ -134,7 +134,7 @@ class Host:
 
     def _start_thread(self, start: StartAttempt) -> None:
         self._outputs.begin(start.attempt)
-        attempt_context = context.context_of(start.attempt, start.traceparent)
+        attempt_context = context.attempt_context(start.attempt, start.traceparent)
         self._threads.submit(attempt_context.run, self._run_thread, start)
 
     def _run_thread(self, start: StartAttempt) -> None:
@@ -251,7 +251,7 @@ def main(fd: int, crash_fd: int) -> None:
         pipe.send(HostFailed(str(error)))
         end()
     tracing.provide()
-    asyncio.run(Host(setup, pipe, agent, tracing.sender, outputs, services, instances).serve(serving))
+    asyncio.run(Host(setup, pipe, agent, tracing.processor, outputs, services, instances).serve(serving))
 
 
 if __name__ == "__main__":

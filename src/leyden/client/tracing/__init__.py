@@ -1,1 +1,1 @@
-"""Which attempt a piece of code runs for: trace context, its propagation, and the spans that are exported."""
+"""Trace context of attempts: which attempt code runs for, how requests carry it, and the export of spans."""

@@ -1,7 +1,6 @@
-"""For which attempt code is running, and how what it sends says so.
+"""The current attempt, kept in OpenTelemetry's context: the attempt's trace and the baggage `leyden.attempt`.
 
-Identity is OpenTelemetry's context: the attempt's trace and the baggage `leyden.attempt`. It follows tasks by itself;
-carrying.py takes it everywhere else.
+asyncio tasks inherit the context. `propagation` carries it into requests, threads and processes.
 """
 
 import contextvars
@@ -16,43 +15,43 @@ from leyden.client.tracing import latest_call
 
 ATTEMPT = "leyden.attempt"
 
-_W3C = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])  # whatever OTEL_PROPAGATORS says
+_W3C = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])  # independent of OTEL_PROPAGATORS
 
 span_finders: list[Callable[[], trace.Span | None]] = []
-"""Where the spans of frameworks are found that do not make them OpenTelemetry's current ones."""
+"""Return the current span of frameworks that do not set OpenTelemetry's current span."""
 
 
-def context_of(attempt: str, traceparent: str) -> contextvars.Context:
-    """A context to run an attempt in."""
-    carried = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, context.Context())
-    made = contextvars.copy_context()
-    made.run(context.attach, baggage.set_baggage(ATTEMPT, attempt, carried))
-    made.run(latest_call.current.set, latest_call.LatestCall())
-    return made
+def attempt_context(attempt: str, traceparent: str) -> contextvars.Context:
+    """Create the context in which to run an attempt."""
+    parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, context.Context())
+    created = contextvars.copy_context()
+    created.run(context.attach, baggage.set_baggage(ATTEMPT, attempt, parent))
+    created.run(latest_call.current.set, latest_call.LatestCall())
+    return created
 
 
 def current_attempt(within: context.Context | None = None) -> str | None:
-    """The attempt that code is running for, here or within another context."""
+    """Return the attempt of the current context, or of another."""
     attempt = baggage.get_baggage(ATTEMPT, within)
     return attempt if isinstance(attempt, str) else None
 
 
 def current_span() -> trace.Span:
-    """The innermost span here: OpenTelemetry's or a framework's, whichever began last."""
+    """Return the innermost span: OpenTelemetry's or a framework's, whichever started last."""
     span = trace.get_current_span()
     for find in span_finders:
         other = find()
-        if other is not None and _began(other) > _began(span):
+        if other is not None and _start_ns(other) > _start_ns(span):
             span = other
     return span
 
 
-def _began(span: trace.Span) -> int:
-    return getattr(span, "start_time", None) or 0  # that of the attempt itself began elsewhere
+def _start_ns(span: trace.Span) -> int:
+    return getattr(span, "start_time", None) or 0  # the attempt's own span is remote and has none
 
 
-def sign(headers: MutableMapping[str, str]) -> None:
-    """Say in headers for which attempt a request is made, and within which span, beside what they say already."""
+def inject(headers: MutableMapping[str, str]) -> None:
+    """Add the current attempt and span to headers, without replacing what they hold."""
     if current_attempt() is None:
         return
     carrier: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""The spans of attempts on their way to the server: over OTLP, in batches, all of an attempt's before it ends.
+"""Exports the spans of attempts to the server over OTLP, in batches; all spans of an attempt before it ends.
 
-A provider that the agent sets up is joined, not replaced; where it sets up none there is one of ours. An attempt
-without spans costs nothing here.
+If the agent sets a tracer provider, a processor is added to it; otherwise a provider is created. An attempt without
+spans has no overhead.
 """
 
 import logging
@@ -21,31 +21,31 @@ from opentelemetry.trace import Status, StatusCode
 from leyden.client.tracing.context import ATTEMPT, current_attempt
 
 _log = logging.getLogger("leyden.host")
-_BATCH = 256
-_LONGEST_WAIT_S = 1.0
-_EXPORT_S = 30.0
-_LONGEST_ATTRIBUTE = 16_384
-"""Characters: a graph's whole state would otherwise be in every span of its nodes, twice."""
+_BATCH_SIZE = 256
+_MAX_DELAY_S = 1.0
+_EXPORT_TIMEOUT_S = 30.0
+_MAX_ATTRIBUTE_LENGTH = 16_384
+"""Characters. Otherwise every span of a graph's nodes would hold the whole state twice."""
 
 
 class AttemptSpanProcessor(SpanProcessor):
-    """Collects the ended spans of attempts, whichever provider made them, and sends them from a thread of its own."""
+    """Collects the ended spans of attempts from all providers, and exports them in a background thread."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._changed = threading.Condition()
         self._ended: list[ReadableSpan] = []
         self._open: dict[str, dict[int, Span]] = {}
-        """By attempt and by the id of the span."""
-        self._unsent: Counter[str] = Counter()
-        """How many spans of each attempt are not with the server."""
-        self._sent: Future[None] = Future()
-        """Done when all that has ended before now is sent, or given up."""
-        self._urgent = False
+        """By attempt and span id."""
+        self._pending: Counter[str] = Counter()
+        """Number of ended spans per attempt that are not exported yet."""
+        self._exported: Future[None] = Future()
+        """Resolved when all spans that have ended so far are exported, or have failed to."""
+        self._flush_now = False
         self._thread: threading.Thread | None = None
 
     def on_start(self, span: Span, parent_context: context.Context | None = None) -> None:
-        """Say whose it is: a framework may have begun a trace of its own, without the attempt's baggage."""
+        """Mark the span with its attempt, because a framework may start a trace without the attempt's baggage."""
         attempt = current_attempt(parent_context) or current_attempt()
         if attempt is not None:
             span.set_attribute(ATTEMPT, attempt)
@@ -53,7 +53,7 @@ class AttemptSpanProcessor(SpanProcessor):
                 self._open.setdefault(attempt, {})[span.context.span_id] = span
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Take it along, if it is an attempt's."""
+        """Queue the span for export, if it belongs to an attempt."""
         attempt = (span.attributes or {}).get(ATTEMPT)
         if not isinstance(attempt, str) or not span.context:
             return
@@ -62,17 +62,17 @@ class AttemptSpanProcessor(SpanProcessor):
             if not span.context.trace_flags.sampled:
                 return
             self._ended.append(span)
-            self._unsent[attempt] += 1
+            self._pending[attempt] += 1
             if self._thread is None:
-                self._thread = _start_without_context(self._send_all)
+                self._thread = _start_without_context(self._export_loop)
             self._changed.notify_all()
 
     def end_open(self, attempt: str) -> None:
-        """End the spans that an attempt has open now, as failed: it is out of time, and they say what it was at."""
+        """End the open spans of an attempt with an error. They show what it was doing when it was stopped."""
         with self._changed:
             spans = list(self._open.pop(attempt, {}).values())
         for span in reversed(spans):
-            span.set_status(Status(StatusCode.ERROR, "the attempt was stopped before this had ended"))
+            span.set_status(Status(StatusCode.ERROR, "the attempt was stopped before this span ended"))
             span.end()
 
     def _close(self, attempt: str, span_id: int) -> None:
@@ -83,78 +83,78 @@ class AttemptSpanProcessor(SpanProcessor):
                 del self._open[attempt]
 
     def flush(self, attempt: str) -> Future[None] | None:
-        """Have an attempt's spans sent at once; None where there are none to wait for. Open ones are forgotten."""
+        """Export an attempt's ended spans now; None if there are none. Open spans are dropped."""
         with self._changed:
             self._open.pop(attempt, None)
-            if not self._unsent[attempt]:
-                del self._unsent[attempt]
+            if not self._pending[attempt]:
+                del self._pending[attempt]
                 return None
-            self._urgent = True
+            self._flush_now = True
             self._changed.notify_all()
-            return self._sent
+            return self._exported
 
-    def _send_all(self) -> None:
+    def _export_loop(self) -> None:
         context.attach(context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._ended or self._urgent)
-                self._changed.wait_for(lambda: self._urgent or len(self._ended) >= _BATCH, _LONGEST_WAIT_S)
+                self._changed.wait_for(lambda: self._ended or self._flush_now)
+                self._changed.wait_for(lambda: self._flush_now or len(self._ended) >= _BATCH_SIZE, _MAX_DELAY_S)
                 batch, self._ended = self._ended, []
-                done, self._sent = self._sent, Future()
-                self._urgent = False
-            for start in range(0, len(batch), _BATCH):
-                self._send(batch[start : start + _BATCH])
+                done, self._exported = self._exported, Future()
+                self._flush_now = False
+            for start in range(0, len(batch), _BATCH_SIZE):
+                self._export(batch[start : start + _BATCH_SIZE])
             with self._changed:
-                self._unsent -= Counter(str((span.attributes or {})[ATTEMPT]) for span in batch)
+                self._pending -= Counter(str((span.attributes or {})[ATTEMPT]) for span in batch)
             done.set_result(None)
 
-    def _send(self, batch: Sequence[ReadableSpan]) -> None:
+    def _export(self, batch: Sequence[ReadableSpan]) -> None:
         try:
             result = self._exporter.export(batch)
         except Exception:
-            _log.exception("%d spans could not be sent", len(batch))
+            _log.exception("%d spans could not be exported", len(batch))
         else:
             if result is not SpanExportResult.SUCCESS:
-                _log.warning("%d spans could not be sent: the server was away, or did not want them", len(batch))
+                _log.warning("%d spans could not be exported: the server was unreachable or refused them", len(batch))
 
 
 class SpanExport:
-    """OpenTelemetry in a host. Made before the agent is loaded; `provide` is called when it is."""
+    """Sets up OpenTelemetry in a host. Created before the agent is loaded; `provide` is called afterwards."""
 
     def __init__(self, server: str, key: str) -> None:
-        self.sender = AttemptSpanProcessor(_BatchExporter(server, key))
-        self._joined: list[Any] = []
+        self.processor = AttemptSpanProcessor(_LazyExporter(server, key))
+        self._providers: list[Any] = []
         self._own: TracerProvider | None = None
-        self._set = trace.set_tracer_provider
-        trace.set_tracer_provider = self._hear_of  # type: ignore[assignment]
+        self._set_provider = trace.set_tracer_provider
+        trace.set_tracer_provider = self._on_set_provider  # type: ignore[assignment]
 
     def provide(self) -> None:
-        """Give OpenTelemetry a provider, unless the agent has."""
-        present = trace.get_tracer_provider()
-        if not isinstance(present, trace.ProxyTracerProvider):
-            self._join(present)
+        """Set a tracer provider, unless the agent has set one."""
+        existing = trace.get_tracer_provider()
+        if not isinstance(existing, trace.ProxyTracerProvider):
+            self._attach(existing)
             return
-        limits = SpanLimits(max_attribute_length=_LONGEST_ATTRIBUTE)
+        limits = SpanLimits(max_attribute_length=_MAX_ATTRIBUTE_LENGTH)
         self._own = TracerProvider(resource=Resource({"service.name": "agent"}), span_limits=limits)
-        self._join(self._own)
-        self._set(self._own)
+        self._attach(self._own)
+        self._set_provider(self._own)
 
-    def _hear_of(self, provider: trace.TracerProvider) -> None:
-        """The agent sets a provider: it is welcome even after ours was set, which a second one would not be."""
-        self._join(provider)
+    def _on_set_provider(self, provider: trace.TracerProvider) -> None:
+        """Handle a provider set by the agent. It may replace ours, which OpenTelemetry would not allow."""
+        self._attach(provider)
         if self._own is not None and trace.get_tracer_provider() is self._own:
             trace._TRACER_PROVIDER = provider
         else:
-            self._set(provider)
+            self._set_provider(provider)
 
-    def _join(self, provider: Any) -> None:
-        if hasattr(provider, "add_span_processor") and not any(provider is joined for joined in self._joined):
-            self._joined.append(provider)
-            provider.add_span_processor(self.sender)
+    def _attach(self, provider: Any) -> None:
+        if hasattr(provider, "add_span_processor") and not any(provider is known for known in self._providers):
+            self._providers.append(provider)
+            provider.add_span_processor(self.processor)
 
 
-class _BatchExporter(SpanExporter):
-    """OTLP's, made with the first spans: most hosts never need it, and it takes long to import."""
+class _LazyExporter(SpanExporter):
+    """OTLP exporter that is imported with the first spans, because the import is slow and most hosts have none."""
 
     def __init__(self, server: str, key: str) -> None:
         self._server, self._key = server, key
@@ -165,12 +165,12 @@ class _BatchExporter(SpanExporter):
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
             headers = {"authorization": f"Bearer {self._key}"}
-            self._exporter = OTLPSpanExporter(f"{self._server}/v1/traces", headers=headers, timeout=_EXPORT_S)
+            self._exporter = OTLPSpanExporter(f"{self._server}/v1/traces", headers=headers, timeout=_EXPORT_TIMEOUT_S)
         return self._exporter.export(spans)
 
 
 def _start_without_context(run: Any) -> threading.Thread:
-    """A thread that outlives the attempt during which it is started, and is not part of it."""
+    """Start a thread outside the current attempt's context, because it outlives the attempt."""
     thread = threading.Thread(target=run, name="leyden-spans", daemon=True)
     token = context.attach(context.Context())
     try:

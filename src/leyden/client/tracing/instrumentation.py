@@ -1,7 +1,6 @@
-"""What frameworks need to be caught whole, unchanged: spans, by OpenInference's instrumentors where installed.
+"""Instruments agent frameworks with OpenInference, where installed, so that unchanged agents emit spans.
 
-Each is set up when its framework is imported, so an agent pays for what it uses. AutoGen and others emit spans by
-themselves.
+Each instrumentor is set up when its framework is imported. AutoGen and others emit spans themselves.
 """
 
 import importlib.util
@@ -19,22 +18,22 @@ _log = logging.getLogger("leyden.host")
 
 
 def install() -> None:
-    """Wait for the frameworks; before the agent is loaded."""
+    """Install the import hooks of all frameworks. Call it before the agent is loaded."""
     when_imported("langchain_core.runnables.base", lambda _: _try(_instrument_langchain))
     when_imported("agents", lambda module: _try(lambda: _instrument_openai_agents(module)))
-    _quieten_autogen()
+    _reduce_autogen_spans()
 
 
 def _try(instrument: Callable[[], None]) -> None:
-    """Spans are worth having, but an agent whose framework is newer than its instrumentor must run without."""
+    """Instrument, or log a warning: an agent must run even if its framework is newer than the instrumentor."""
     try:
         instrument()
     except Exception as error:
-        _log.warning("there will be no spans of this framework: %s: %s", type(error).__name__, error)
+        _log.warning("a framework could not be instrumented, so it emits no spans: %s: %s", type(error).__name__, error)
 
 
 def _instrument_langchain() -> None:
-    """LangChain's and LangGraph's spans are not OpenTelemetry's current ones, so they are looked up when needed."""
+    """Instrument LangChain and LangGraph. They do not set OpenTelemetry's current span, so a span finder is added."""
     if not _installed("openinference.instrumentation.langchain"):
         return
     from openinference.instrumentation.langchain import LangChainInstrumentor, get_current_span
@@ -44,10 +43,10 @@ def _instrument_langchain() -> None:
 
 
 def _instrument_openai_agents(agents: ModuleType) -> None:
-    """The SDK's own exporter goes either way: it would send the rollouts to OpenAI, with this server's key."""
-    if not hasattr(agents, "set_trace_processors"):  # somebody else's module of that name
+    """Instrument the OpenAI Agents SDK and remove its exporter, which would send rollouts to OpenAI with our key."""
+    if not hasattr(agents, "set_trace_processors"):  # an unrelated module named `agents`
         return
-    agents.set_default_openai_api("chat_completions")  # the server speaks no Responses; an agent may still choose
+    agents.set_default_openai_api("chat_completions")  # the server has no Responses API; an agent may still select it
     if not _installed("openinference.instrumentation.openai_agents"):
         agents.set_trace_processors([])
         return
@@ -56,14 +55,14 @@ def _instrument_openai_agents(agents: ModuleType) -> None:
     OpenAIAgentsInstrumentor().instrument(config=_without_messages())
 
 
-def _quieten_autogen() -> None:
-    """Its agents and tools have spans; those of the messages between them, unless wanted, would be nine in ten."""
+def _reduce_autogen_spans() -> None:
+    """Disable spans of AutoGen's messages, which would be nine in ten; agents and tools keep theirs."""
     os.environ.setdefault("AUTOGEN_DISABLE_RUNTIME_TRACING", "true")
-    warnings.filterwarnings("ignore", "Resolved model mismatch", UserWarning)  # a model answers to any name here
+    warnings.filterwarnings("ignore", "Resolved model mismatch", UserWarning)  # the gateway serves any model name
 
 
 def _without_messages() -> Any:
-    """The messages of model calls are in the calls themselves, once; in spans they would grow with their square."""
+    """Hide messages in spans: the calls record them, and in spans they would grow quadratically."""
     from openinference.instrumentation import TraceConfig
 
     return TraceConfig(
@@ -78,5 +77,5 @@ def _without_messages() -> Any:
 def _installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # nothing of the kind at all
+    except ModuleNotFoundError:  # its parent package is missing
         return False

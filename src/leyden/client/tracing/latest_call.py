@@ -1,7 +1,7 @@
-"""Which model call is the latest, as seen from where code is running.
+"""Tracks the latest model call of each task and thread, so that a step reward goes to the right call.
 
-An agent may ask several things at once. Every task and thread has a strand, which began on the strand that started it.
-A call becomes the latest of its own strand and of all those that this came from, and of none beside them.
+An agent may make calls concurrently. Every task and thread has a node whose parent is the node of its creator. A call
+becomes the latest call of its node and of all ancestors, but not of concurrent tasks.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 
 class LatestCall:
-    """A task or a thread, as far as it has made calls."""
+    """The latest call of one task or thread."""
 
     __slots__ = ("call", "owner", "parent")
 
@@ -19,33 +19,33 @@ class LatestCall:
         self.call: str | None = None
 
 
-current: ContextVar[LatestCall | None] = ContextVar("leyden-strand", default=None)
-"""The strand of this context, or the one that it began on: which of the two is seen by the owner."""
+current: ContextVar[LatestCall | None] = ContextVar("leyden-latest-call", default=None)
+"""The node of this context, or that of its creator; `owner` tells which."""
 
 
-def note(call: str) -> None:
-    """The answer to a call has come here."""
-    owner, strand = _owner(), current.get()
-    if strand is None or strand.owner != owner:
-        strand = LatestCall(strand, owner)
-        current.set(strand)
-    seen: LatestCall | None = strand
-    while seen is not None:
-        seen.call = call
-        seen = seen.parent
+def record(call: str) -> None:
+    """Set the latest call of the current task or thread."""
+    owner, node = _owner(), current.get()
+    if node is None or node.owner != owner:
+        node = LatestCall(node, owner)
+        current.set(node)
+    ancestor: LatestCall | None = node
+    while ancestor is not None:
+        ancestor.call = call
+        ancestor = ancestor.parent
 
 
 def latest() -> str | None:
-    """The latest call here; where there was none, of the strand that this began on."""
-    strand = current.get()
-    while strand is not None and strand.call is None:
-        strand = strand.parent
-    return strand.call if strand is not None else None
+    """Return the latest call of the current task or thread, or of the nearest ancestor that made one."""
+    node = current.get()
+    while node is not None and node.call is None:
+        node = node.parent
+    return node.call if node is not None else None
 
 
 def _owner() -> int:
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # no event loop runs here
+    except RuntimeError:  # no running event loop
         task = None
     return threading.get_ident() if task is None else id(task)

@@ -1,7 +1,7 @@
-"""How identity leaves the context it was set in: with requests to our server, into threads, and into processes.
+"""Propagates the attempt's context into requests to our server, into threads, and into child processes.
 
-The hooks are our own. OpenTelemetry's instrumentations may stand beside them but could not replace them: they send
-nothing where a framework suppresses tracing, and they would tell every other server which attempt is calling.
+OpenTelemetry's own instrumentations cannot replace these hooks: they send nothing where a framework suppresses tracing,
+and they would send the attempt's id to every other server.
 """
 
 import functools
@@ -17,169 +17,171 @@ from urllib.parse import urlsplit
 from opentelemetry import context
 
 from leyden.client.tracing import latest_call
-from leyden.client.tracing.context import current_attempt, sign
+from leyden.client.tracing.context import current_attempt, inject
 from leyden.client.tracing.import_hook import when_imported
 
 CALL_HEADER = "x-leyden-call"
-"""In which the server says under what id a call is in the record."""
+"""Response header with the recorded id of the call."""
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PORTS = {"http": 80, "https": 443}
 
 
 class ServerOrigin:
-    """A server's scheme, host and port. The names of loopback are one."""
+    """Scheme, host and port of a server. All names of the loopback address are equal."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        self._origin = _normal(parts.scheme, parts.hostname or "", parts.port)
+        self._origin = _normalize(parts.scheme, parts.hostname or "", parts.port)
 
-    def has(self, scheme: str, host: str | None, port: int | None) -> bool:
-        """Whether these are the same."""
-        return _normal(scheme, host or "", port) == self._origin
+    def matches(self, scheme: str, host: str | None, port: int | None) -> bool:
+        """Whether a request goes to this server."""
+        return _normalize(scheme, host or "", port) == self._origin
 
 
-def _normal(scheme: str, host: str, port: int | None) -> tuple[str, str, int | None]:
+def _normalize(scheme: str, host: str, port: int | None) -> tuple[str, str, int | None]:
     host = host.lower().strip("[]")
     return scheme, "localhost" if host in _LOOPBACK else host, port or _PORTS.get(scheme)
 
 
 def install(server: str) -> None:
-    """Hook into this process; before the agent's modules are imported, which may keep what they find."""
+    """Install the hooks. Call it before the agent's modules are imported, which may keep references."""
     ours = ServerOrigin(server)
     hooks = {"httpx": _hook_httpx, "httpx2": _hook_httpx, "urllib3": _hook_urllib3, "aiohttp": _hook_aiohttp}
     for name, hook in hooks.items():
         when_imported(name, functools.partial(hook, ours))
-    _carry_into_threads()
-    _carry_into_pools()
-    _carry_into_processes()
+    _propagate_to_threads()
+    _propagate_to_executors()
+    _propagate_to_processes()
 
 
-def _note(headers: Mapping[str, str]) -> None:
+def _record_call(headers: Mapping[str, str]) -> None:
     call = headers.get(CALL_HEADER)
     if call is not None:
-        latest_call.note(call)
+        latest_call.record(call)
 
 
 def _hook_httpx(ours: ServerOrigin, module: ModuleType) -> None:
     send, send_async = module.Client.send, module.AsyncClient.send
 
     @functools.wraps(send)
-    def signed(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        if not ours.has(request.url.scheme, request.url.host, request.url.port):
+    def send_with_context(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if not ours.matches(request.url.scheme, request.url.host, request.url.port):
             return send(self, request, *args, **kwargs)
-        sign(request.headers)
+        inject(request.headers)
         response = send(self, request, *args, **kwargs)
-        _note(response.headers)
+        _record_call(response.headers)
         return response
 
     @functools.wraps(send_async)
-    async def signed_async(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        if not ours.has(request.url.scheme, request.url.host, request.url.port):
+    async def send_async_with_context(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if not ours.matches(request.url.scheme, request.url.host, request.url.port):
             return await send_async(self, request, *args, **kwargs)
-        sign(request.headers)
+        inject(request.headers)
         response = await send_async(self, request, *args, **kwargs)
-        _note(response.headers)
+        _record_call(response.headers)
         return response
 
-    module.Client.send, module.AsyncClient.send = signed, signed_async
+    module.Client.send, module.AsyncClient.send = send_with_context, send_async_with_context
 
 
 def _hook_urllib3(ours: ServerOrigin, module: ModuleType) -> None:
-    """For requests too, which stands on it."""
+    """Hook urllib3, and with it requests."""
     urlopen = module.HTTPConnectionPool.urlopen
 
     @functools.wraps(urlopen)
-    def signed(
+    def send_with_context(
         self: Any, method: str, url: str, body: Any = None, headers: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        if not ours.has(self.scheme, self.host, self.port):
+        if not ours.matches(self.scheme, self.host, self.port):
             return urlopen(self, method, url, body, headers, *args, **kwargs)
-        said = module.HTTPHeaderDict(self.headers if headers is None else headers)
-        sign(said)
-        response = urlopen(self, method, url, body, said, *args, **kwargs)
-        _note(response.headers)
+        merged = module.HTTPHeaderDict(self.headers if headers is None else headers)
+        inject(merged)
+        response = urlopen(self, method, url, body, merged, *args, **kwargs)
+        _record_call(response.headers)
         return response
 
-    module.HTTPConnectionPool.urlopen = signed
+    module.HTTPConnectionPool.urlopen = send_with_context
 
 
 def _hook_aiohttp(ours: ServerOrigin, module: ModuleType) -> None:
-    begin = module.ClientSession.__init__
+    init = module.ClientSession.__init__
 
-    async def started(session: Any, about: Any, request: Any) -> None:
-        if ours.has(request.url.scheme, request.url.host, request.url.port):
-            sign(request.headers)
+    async def on_start(session: Any, about: Any, request: Any) -> None:
+        if ours.matches(request.url.scheme, request.url.host, request.url.port):
+            inject(request.headers)
 
-    async def answered(session: Any, about: Any, request: Any) -> None:
-        if ours.has(request.url.scheme, request.url.host, request.url.port):
-            _note(request.response.headers)
+    async def on_end(session: Any, about: Any, request: Any) -> None:
+        if ours.matches(request.url.scheme, request.url.host, request.url.port):
+            _record_call(request.response.headers)
 
-    watching = module.TraceConfig()
-    watching.on_request_start.append(started)
-    watching.on_request_end.append(answered)
+    tracing = module.TraceConfig()
+    tracing.on_request_start.append(on_start)
+    tracing.on_request_end.append(on_end)
 
-    @functools.wraps(begin)
-    def begun(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs["trace_configs"] = [*(kwargs.get("trace_configs") or ()), watching]
-        begin(self, *args, **kwargs)
+    @functools.wraps(init)
+    def init_with_context(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs["trace_configs"] = [*(kwargs.get("trace_configs") or ()), tracing]
+        init(self, *args, **kwargs)
 
-    module.ClientSession.__init__ = begun
+    module.ClientSession.__init__ = init_with_context
 
 
-def _carry_into_threads() -> None:
+def _propagate_to_threads() -> None:
     start = threading.Thread.start
 
     @functools.wraps(start)
-    def carried(self: threading.Thread) -> None:
+    def start_with_context(self: threading.Thread) -> None:
         if current_attempt() is not None:
-            self.run = _carried(self.run)  # type: ignore[method-assign]
+            self.run = _in_current_context(self.run)  # type: ignore[method-assign]
         start(self)
 
-    threading.Thread.start = carried  # type: ignore[method-assign]
+    threading.Thread.start = start_with_context  # type: ignore[method-assign]
 
 
-def _carry_into_pools() -> None:
+def _propagate_to_executors() -> None:
     submit: Callable[..., Future[Any]] = ThreadPoolExecutor.submit
 
     @functools.wraps(submit)
-    def carried(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return submit(self, _carried(fn), *args, **kwargs)
+    def submit_with_context(
+        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        return submit(self, _in_current_context(fn), *args, **kwargs)
 
-    ThreadPoolExecutor.submit = carried  # type: ignore[method-assign,assignment]
+    ThreadPoolExecutor.submit = submit_with_context  # type: ignore[method-assign,assignment]
 
 
-def _carried(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, to be run in another thread as if it were here."""
-    here, strand = context.get_current(), latest_call.current.get()
+def _in_current_context(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that another thread runs it in the current context."""
+    captured, node = context.get_current(), latest_call.current.get()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        attached, set_ = context.attach(here), latest_call.current.set(strand)
+        context_token, node_token = context.attach(captured), latest_call.current.set(node)
         try:
             return function(*args, **kwargs)
         finally:
-            latest_call.current.reset(set_)
-            context.detach(attached)
+            latest_call.current.reset(node_token)
+            context.detach(context_token)
 
     return run
 
 
-def _carry_into_processes() -> None:
-    """By the variables that OpenTelemetry has for it; nothing else of a process knows of an attempt."""
-    begin = subprocess.Popen.__init__
+def _propagate_to_processes() -> None:
+    """Pass the context to child processes in the environment variables that OpenTelemetry defines."""
+    init = subprocess.Popen.__init__
 
-    @functools.wraps(begin)
-    def begun(self: Any, *args: Any, **kwargs: Any) -> None:
-        said: dict[str, str] = {}
-        sign(said)
-        if said and len(args) < _ENV_PLACE:
-            given = kwargs.get("env")
-            variables = {name.upper(): value for name, value in said.items()}
-            kwargs["env"] = os.environ | variables if given is None else variables | dict(given)
-        begin(self, *args, **kwargs)
+    @functools.wraps(init)
+    def init_with_context(self: Any, *args: Any, **kwargs: Any) -> None:
+        carrier: dict[str, str] = {}
+        inject(carrier)
+        if carrier and len(args) <= _ENV_INDEX:
+            env = kwargs.get("env")
+            variables = {name.upper(): value for name, value in carrier.items()}
+            kwargs["env"] = os.environ | variables if env is None else variables | dict(env)
+        init(self, *args, **kwargs)
 
-    subprocess.Popen.__init__ = begun  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = init_with_context  # type: ignore[method-assign]
 
 
-_ENV_PLACE = 11
-"""Arguments of a Popen, given by place, with which its environment is among them."""
+_ENV_INDEX = 10
+"""Position of `env` among the positional arguments of Popen."""
