@@ -58,12 +58,12 @@ class ModelServer:
         (grant,) = await store.lease(LeaseQuery("w", 1, f"run-{name}", None))
         self.run, self.attempt = grant.attempt.run, grant.attempt.id
         scope = {"run": self.run, "rollout": grant.attempt.rollout, "attempt": self.attempt}
-        self.key = self.service.keyring.make(KeyKind.ATTEMPT, 3600, started=grant.attempt.started, **scope)[0]
+        self.key = self.service.keyring.create(KeyKind.ATTEMPT, 3600, started=grant.attempt.started, **scope)[0]
         return self.key
 
     async def episode(self) -> Episode:
         """What the attempt has left behind so far."""
-        return await self.service.store.read(queries.episode, self.run, self.attempt)
+        return await self.service.store.read(queries.get_episode, self.run, self.attempt)
 
     async def check(self, calls: int) -> Episode:
         """Every call is in the record, and every continued prompt begins with its parent's prompt and completion."""

@@ -58,7 +58,7 @@ async def killed_at_random(site: Worksite, rng: random.Random, every_s: float) -
     """Run two workers for each run; now and then kill one and start another."""
 
     def start(run: str) -> WorkerProcess:
-        key = site.server.service.keyring.make(KeyKind.WORKER, 3600, run=run)[0]
+        key = site.server.service.keyring.create(KeyKind.WORKER, 3600, run=run)[0]
         options = WorkerOptions(
             server=site.server.url,
             run=run,

@@ -74,7 +74,7 @@ class Worksite:
         """Run a worker process; on exit, kill it and check that none of its processes is left."""
         fields = {"server": self.server.url, "run": "r", "agent": agent, "base": str(AGENTS), "grace_s": 0.0, **options}
         scope = {} if kind is KeyKind.ADMIN else {"run": "r"}
-        key = self.server.service.keyring.make(kind, 600, **scope)[0]  # type: ignore[arg-type]
+        key = self.server.service.keyring.create(kind, 600, **scope)[0]  # type: ignore[arg-type]
         worker = WorkerProcess(WorkerOptions(**fields), key)
         try:
             yield worker
@@ -125,7 +125,7 @@ async def worksite(home: Path) -> AsyncIterator[Worksite]:
     """Start one."""
     async with model_server(home) as server:
         server.say = echo
-        sweeping = asyncio.create_task(server.service.store.sweep())
-        async with Remote(server.url, server.service.keyring.make(KeyKind.ADMIN, 7200)[0]) as remote:
+        sweeping = asyncio.create_task(server.service.store.expire_loop())
+        async with Remote(server.url, server.service.keyring.create(KeyKind.ADMIN, 7200)[0]) as remote:
             yield Worksite(server, remote)
         sweeping.cancel()

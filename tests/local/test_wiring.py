@@ -90,5 +90,5 @@ async def test_routes_roles_services_and_group_rewards_are_as_configured(
     assert asked[0][0] == "Bearer secret" and os.environ["LEYDEN_UPSTREAM_KEY"] == "secret"
     database = Database(caught.folder / "leyden.db", readonly=True)
     with database.reader.begin() as look:
-        assert queries.run(look, caught.run).settings.agent_rewards
+        assert queries.get_run(look, caught.run).settings.agent_rewards
     database.close()

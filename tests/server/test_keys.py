@@ -115,7 +115,7 @@ async def fill(server: ServerProcess) -> dict[str, str]:
         "payload changed": f"leyden-{forged}.{signature}",
         "signature changed": server.admin_key[:-1] + ("0" if server.admin_key[-1] != "0" else "1"),
         "expired": server.key(KeyKind.ADMIN, ttl_s=-1),
-        "another server's": Keyring(b"another secret", time.time).make(KeyKind.ADMIN, 3600)[0],
+        "another server's": Keyring(b"another secret", time.time).create(KeyKind.ADMIN, 3600)[0],
         "admin": server.admin_key,
         "viewer": server.key(KeyKind.VIEWER),
         "viewer of the run": server.key(KeyKind.VIEWER, run="mine"),
@@ -356,18 +356,18 @@ async def test_keys_outlive_a_crash_of_the_server_and_attempts_their_own(tmp_pat
 def test_a_key_says_what_it_was_made_for_until_it_expires() -> None:
     now = [1000.0]
     keyring = Keyring(b"secret", lambda: now[0])
-    text, key = keyring.make(KeyKind.POOL, 10, run="r", pool="p")
-    assert keyring.read(text) == key
+    text, key = keyring.create(KeyKind.POOL, 10, run="r", pool="p")
+    assert keyring.verify(text) == key
     assert (key.kind, key.run, key.pool, key.expires) == (KeyKind.POOL, "r", "p", 1010.0)
     now[0] = 1010.0
     with pytest.raises(KeyRefused, match="expired"):
-        keyring.read(text)
+        keyring.verify(text)
 
 
 @pytest.mark.parametrize("text", ["", "leyden-", "leyden-.", "leyden-e30.", "sk-abc", "leyden-é.é", "x" * 100_000])
 def test_what_is_not_a_key_is_refused(text: str) -> None:
     with pytest.raises(KeyRefused) as refusal:
-        Keyring(b"secret", time.time).read(text)
+        Keyring(b"secret", time.time).verify(text)
     assert refusal.value.status == 401
 
 

@@ -1,4 +1,4 @@
-"""How much one key may ask for."""
+"""Rate and concurrency limits per key."""
 
 import asyncio
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from serving import ServerProcess
 from leyden.records import RunSettings, Task
 from leyden.remote import Remote
 from leyden.server.keys import KeyKind
-from leyden.server.limits import LIMITS, Limit, Limiter, TooMany
+from leyden.server.limits import LIMITS, Limit, Limiter, RateLimited
 from leyden.wire import GroupSpec, LeaseRequest, RunSpec
 
 
@@ -29,8 +29,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def limiter(clock: Clock, per_second: float = 10, at_once: int = 1000) -> Limiter:
-    return Limiter(dict.fromkeys(KeyKind, Limit(per_second, at_once)), clock)
+def limiter(clock: Clock, per_second: float = 10, concurrency: int = 1000) -> Limiter:
+    return Limiter(dict.fromkeys(KeyKind, Limit(per_second, concurrency)), clock)
 
 
 def admitted(gate: Limiter, id: str = "key", tries: int = 1000) -> int:
@@ -39,7 +39,7 @@ def admitted(gate: Limiter, id: str = "key", tries: int = 1000) -> int:
         try:
             with gate.admit(KeyKind.ATTEMPT, id):
                 pass
-        except TooMany:
+        except RateLimited:
             return count
     return tries
 
@@ -53,10 +53,10 @@ def test_a_key_has_a_burst_of_two_seconds_and_then_its_rate(clock: Clock) -> Non
     assert admitted(gate) == 20
 
 
-def test_a_refusal_says_when_to_come_again(clock: Clock) -> None:
+def test_a_refusal_says_when_to_retry(clock: Clock) -> None:
     gate = limiter(clock)
     admitted(gate)
-    with pytest.raises(TooMany, match="10 requests a second") as refusal, gate.admit(KeyKind.ATTEMPT, "key"):
+    with pytest.raises(RateLimited, match="10 requests a second") as refusal, gate.admit(KeyKind.ATTEMPT, "key"):
         pass
     clock.now += refusal.value.retry_after - 1e-9
     assert admitted(gate) == 0
@@ -79,12 +79,12 @@ def test_keys_do_not_share_their_limits(clock: Clock) -> None:
     assert admitted(gate, "two") == 20
 
 
-def test_a_key_has_so_many_requests_at_once(clock: Clock) -> None:
-    gate = limiter(clock, at_once=3)
+def test_a_key_has_so_many_requests_concurrency(clock: Clock) -> None:
+    gate = limiter(clock, concurrency=3)
     with ExitStack() as open_requests:
         for _ in range(3):
             open_requests.enter_context(gate.admit(KeyKind.ATTEMPT, "key"))
-        with pytest.raises(TooMany, match="3 requests at once"), gate.admit(KeyKind.ATTEMPT, "key"):
+        with pytest.raises(RateLimited, match="3 requests at once"), gate.admit(KeyKind.ATTEMPT, "key"):
             pass
         with gate.admit(KeyKind.ATTEMPT, "another"):
             pass
@@ -92,8 +92,8 @@ def test_a_key_has_so_many_requests_at_once(clock: Clock) -> None:
         pass
 
 
-def test_a_request_that_fails_gives_its_place_back(clock: Clock) -> None:
-    gate = limiter(clock, at_once=1)
+def test_a_request_that_fails_no_longer_counts(clock: Clock) -> None:
+    gate = limiter(clock, concurrency=1)
     for _ in range(5):
         with pytest.raises(RuntimeError), gate.admit(KeyKind.ATTEMPT, "key"):
             raise RuntimeError
@@ -101,13 +101,13 @@ def test_a_request_that_fails_gives_its_place_back(clock: Clock) -> None:
 
 
 def test_idle_keys_are_forgotten_and_busy_ones_are_not(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Limiter, "_REMEMBERED", 10)
-    gate = limiter(clock, at_once=1)
+    monkeypatch.setattr(Limiter, "_MAX_KEYS", 10)
+    gate = limiter(clock, concurrency=1)
     with gate.admit(KeyKind.ATTEMPT, "busy"):
         for number in range(1000):
             assert admitted(gate, f"passing {number}", tries=1) == 1
-        assert len(gate._accounts) <= 11
-        with pytest.raises(TooMany), gate.admit(KeyKind.ATTEMPT, "busy"):
+        assert len(gate._usage) <= 11
+        with pytest.raises(RateLimited), gate.admit(KeyKind.ATTEMPT, "busy"):
             pass
 
 

@@ -276,7 +276,7 @@ async def test_spans_of_another_pool_or_run_are_rejected_and_counted(
             status, answer = await post(server, key, export_json(span))
             assert status == 200
             assert answer["partialSuccess"]["rejectedSpans"] == "1"
-            assert "no live attempt" in answer["partialSuccess"]["errorMessage"]
+            assert "no active attempt" in answer["partialSuccess"]["errorMessage"]
     assert await rejected_so_far(server) == before + 2 * len(outsiders)
     assert await spans_of(remote, leased) == ()
 

@@ -73,7 +73,7 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE meta (name TEXT)")
     connection.close()
-    refuse(path, "not a store of Leyden's")
+    refuse(path, "not a Leyden store")
 
 
 @pytest.mark.parametrize("location", ["mysql://localhost/x", "://", "postgresql://nobody@127.0.0.1:1/none"])
@@ -110,7 +110,7 @@ async def test_an_older_store_is_brought_forward_once(tmp_path: Path, monkeypatc
         with database.reader.connect() as connection:
             assert "colour" in {column["name"] for column in inspect(connection).get_columns("runs")}
             assert connection.scalar(select(meta.c.value)) == str(following)
-            assert queries.summary(connection, "r").calls == 3
+            assert queries.summarise_run(connection, "r").calls == 3
         database.close()
     assert steps == [following]
 
@@ -131,13 +131,13 @@ async def test_a_store_of_the_first_schema_is_brought_forward(tmp_path: Path, re
     connection.close()
     database = Database(path, readonly=readonly)
     with database.reader.connect() as connection:
-        assert queries.episode(connection, "r", "r-0.0.1").output == ""
+        assert queries.get_episode(connection, "r", "r-0.0.1").output == ""
     database.close()
     store = await Store(path).start()
     await store.enqueue("r", GroupSpec("new", Task("t", {})))
     (grant,) = await store.lease(LeaseQuery("w", 1, "r", None))
     await store.finish("r", grant.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR), output="hello\n\0"))
-    assert (await store.read(queries.episode, "r", grant.attempt.id)).output == "hello\n\0"
+    assert (await store.read(queries.get_episode, "r", grant.attempt.id)).output == "hello\n\0"
     await store.close()
 
 
@@ -156,7 +156,7 @@ async def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatc
             Database(path)
     database = Database(path)
     with database.reader.connect() as connection:
-        assert queries.metric_list(connection, "r", after=0, limit=1) == []
+        assert queries.list_metrics(connection, "r", after=0, limit=1) == []
     database.close()
 
 
@@ -168,7 +168,7 @@ async def test_deleting_a_run_frees_its_space(tmp_path: Path) -> None:
     before = store.database.size()
     await store.delete_run("large")
     assert store.database.size() < before / 5
-    assert (await store.read(queries.summary, "small")).calls == 2
+    assert (await store.read(queries.summarise_run, "small")).calls == 2
     await store.close()
 
 
@@ -179,7 +179,7 @@ async def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(tmp_path:
         connection.execute("UPDATE runs SET state = 'deleting'")
     connection.close()
     store = await Store(path).start()
-    with store.changes.listen("r", "run.deleted") as gone:
+    with store.notifications.listen("r", "run.deleted") as gone:
         await gone.wait()
     assert await store.read(lambda c: c.scalar(text("SELECT count(*) FROM calls"))) == 0
     await store.close()
@@ -207,7 +207,7 @@ async def test_a_conversation_takes_space_linear_in_its_tokens(tmp_path: Path) -
             )
             await store.record_calls("r", grant.attempt.id, [call])
             parent, length = call.id, length + 200
-        episode = await store.read(queries.episode, "r", grant.attempt.id)
+        episode = await store.read(queries.get_episode, "r", grant.attempt.id)
         assert len(episode.prompt_ids(episode.calls[-1])) == 200 * turns - 100
         rows = await store.read(lambda c: c.execute(text("SELECT * FROM calls")).all())
         sizes.append(sum(len(cell) for row in rows for cell in row if isinstance(cell, (str, bytes))))
@@ -224,5 +224,5 @@ async def test_a_copy_taken_while_the_store_is_in_use_is_a_sound_store(tmp_path:
         shutil.copy(tmp_path / f"leyden.db{suffix}", tmp_path / "copy" / f"leyden.db{suffix}")
     await store.close()
     copy = await Store(tmp_path / "copy" / "leyden.db").start()
-    assert await copy.read(queries.run_ids) == ["r"]
+    assert await copy.read(queries.list_run_ids) == ["r"]
     await copy.close()

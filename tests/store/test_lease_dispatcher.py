@@ -25,60 +25,60 @@ async def happened(store: Store, kind: str) -> None:
 
 async def check_given_back(store: Store) -> None:
     await happened(store, "attempt.ended")
-    detail = await store.read(queries.rollout_detail, "r", "g.0")
+    detail = await store.read(queries.get_rollout, "r", "g.0")
     assert detail.rollout.state is State.QUEUED  # though one attempt was all it had
-    (grant,) = await store.lease(LeaseQuery("here", 1, None, None))
-    assert grant.attempt.id == "g.0.2"
+    (leased,) = await store.lease(LeaseQuery("here", 1, None, None))
+    assert leased.attempt.id == "g.0.2"
 
 
 async def test_a_worker_who_leaves_while_it_is_served_is_not_charged_for(store: Store) -> None:
     await queue_one(store)
     gate = asyncio.Event()
 
-    async def lease(wants: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
-        granted = await store._lease(wants)
+    async def lease(queries: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+        leased = await store._lease(queries)
         await gate.wait()
-        return granted
+        return leased
 
-    desk = LeaseDispatcher(lease, store._give_up)
-    asking = asyncio.create_task(desk.ask(GONE, 30))
+    dispatcher = LeaseDispatcher(lease, store._return_lease)
+    asking = asyncio.create_task(dispatcher.lease(GONE, 30))
     await happened(store, "attempt.started")
     asking.cancel()
     gate.set()
     await check_given_back(store)
-    await desk.close()
+    await dispatcher.close()
 
 
-async def test_a_worker_who_leaves_between_grant_and_answer_is_not_charged_for(store: Store) -> None:
+async def test_a_worker_who_leaves_between_lease_and_answer_is_not_charged_for(store: Store) -> None:
     await queue_one(store)
 
-    async def lease(wants: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
-        granted = await store._lease(wants)
-        asyncio.get_running_loop().call_soon(asking.cancel)  # after the grant is set, before its owner wakes up
-        return granted
+    async def lease(queries: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+        leased = await store._lease(queries)
+        asyncio.get_running_loop().call_soon(asking.cancel)  # after the lease is set, before the worker wakes up
+        return leased
 
-    desk = LeaseDispatcher(lease, store._give_up)
-    asking = asyncio.create_task(desk.ask(GONE, 30))
+    dispatcher = LeaseDispatcher(lease, store._return_lease)
+    asking = asyncio.create_task(dispatcher.lease(GONE, 30))
     await check_given_back(store)
     assert asking.cancelled()
-    await desk.close()
+    await dispatcher.close()
 
 
-async def test_a_desk_survives_a_failing_store(store: Store) -> None:
+async def test_the_dispatcher_survives_a_failing_store(store: Store) -> None:
     await queue_one(store)
     failures = iter([RuntimeError("the disk is gone")])
 
-    async def lease(wants: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+    async def lease(queries: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
         for failure in failures:
             raise failure
-        return await store._lease(wants)
+        return await store._lease(queries)
 
-    desk = LeaseDispatcher(lease, store._give_up)
-    first, second = await asyncio.gather(desk.ask(GONE, 0), desk.ask(GONE, 0), return_exceptions=True)
+    dispatcher = LeaseDispatcher(lease, store._return_lease)
+    first, second = await asyncio.gather(dispatcher.lease(GONE, 0), dispatcher.lease(GONE, 0), return_exceptions=True)
     assert isinstance(first, RuntimeError)
     assert isinstance(second, RuntimeError)
-    assert len(await desk.ask(GONE, 0)) == 1
-    await desk.close()
+    assert len(await dispatcher.lease(GONE, 0)) == 1
+    await dispatcher.close()
 
 
 async def test_idle_workers_cost_no_operations(store: Store) -> None:

@@ -102,7 +102,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=groups, wrong=st.booleans())
     def create_again(self, name: str, wrong: bool) -> None:
-        group = self.run(self.store.read(queries.group, "r", name))
+        group = self.run(self.store.read(queries.get_group, "r", name))
         spec = GroupSpec(name, Task("t", {}), group.size + wrong, priority=group.priority)
         try:
             self.run(self.store.enqueue("r", spec))
@@ -131,7 +131,7 @@ class StoreMachine(RuleBasedStateMachine):
     def expire(self) -> None:
         overdue = [a for a in self.known.values() if a.ending is None and a.expires <= self.now]
         abandoned = [name for name, s in self.scoring.items() if s.expires is not None and s.expires <= self.now]
-        assert self.run(self.store.expire()) == len(overdue) + len(abandoned)
+        assert self.run(self.store.expire_leases()) == len(overdue) + len(abandoned)
         for attempt in overdue:
             self.end(attempt, Ending.LOST)
         for name in abandoned:
@@ -148,7 +148,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(id=attempts, worker=st.sampled_from(["w1", "w2"]))
     def heartbeat(self, id: str, worker: str) -> None:
         attempt = self.known[id]
-        reply = self.run(self.store.beat(worker, [id]))
+        reply = self.run(self.store.heartbeat(worker, [id]))
         if attempt.worker == worker and attempt.ending is None:
             attempt.expires = self.now + LEASE_S
             assert reply.expires == {id: attempt.expires}
@@ -212,7 +212,7 @@ class StoreMachine(RuleBasedStateMachine):
         scoring = self.scoring.get(name)
         held = scoring is not None and scoring.expires is not None and scoring.number == number
         if how == "beat":
-            assert self.run(self.store.beat_scoring("r", name, number)).counted == held
+            assert self.run(self.store.heartbeat_scoring("r", name, number)).counted == held
             if scoring is not None and held:
                 scoring.expires = self.now + LEASE_S
             return
@@ -313,15 +313,15 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def accounts_add_up(self) -> None:
-        listed = self.run(self.store.read(queries.rollout_list, "r", after="", limit=1000))
+        listed = self.run(self.store.read(queries.list_rollouts, "r", after="", limit=1000))
         assert {r.id for r in listed if r.state is State.QUEUED} == self.queued.keys()
         assert {r.id: r.outcome.ending for r in listed if r.outcome} == self.finished
-        alive = {live.attempt for live in self.run(self.store.read(queries.alive))}
+        alive = {live.attempt for live in self.run(self.store.read(queries.active_leases))}
         assert alive == {id for id, attempt in self.known.items() if attempt.ending is None}
         assert {r.id for r in listed if r.state is State.RUNNING} == {self.known[id].rollout for id in alive}
         for name in self.sizes:
             whole = self.ended(name) and name not in self.scoring
-            assert (self.run(self.store.read(queries.group, "r", name)).finished is not None) == whole
+            assert (self.run(self.store.read(queries.get_group, "r", name)).finished is not None) == whole
 
     @invariant()
     def the_log_tells_each_ending_once(self) -> None:
@@ -338,7 +338,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def every_call_is_there(self) -> None:
         for id, attempt in self.known.items():
-            episode = self.run(self.store.read(queries.episode, "r", id))
+            episode = self.run(self.store.read(queries.get_episode, "r", id))
             assert [call.id for call in episode.calls] == attempt.calls
 
 

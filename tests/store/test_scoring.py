@@ -33,7 +33,7 @@ async def lease(store: Store, worker: str = "w") -> GroupScoring:
 
 
 async def endings(store: Store) -> list[str]:
-    rollouts = await store.read(queries.rollout_list, "r", after="", limit=100)
+    rollouts = await store.read(queries.list_rollouts, "r", after="", limit=100)
     episodes = await store.read(queries.group_episodes, "r", "g")
     assert [r.outcome for r in rollouts] == [e.attempt.outcome for e in episodes]
     return [str(r.outcome.ending) for r in rollouts if r.outcome]
@@ -44,7 +44,7 @@ async def episodes(store: Store) -> list[Episode]:
 
 
 async def finished(store: Store) -> bool:
-    group = await store.read(queries.group, "r", "g")
+    group = await store.read(queries.get_group, "r", "g")
     log = (await store.events("r", EventCursor(kind="group.finished"))).events
     assert len(log) == (group.finished is not None)
     return group.finished is not None
@@ -53,7 +53,7 @@ async def finished(store: Store) -> bool:
 async def test_a_group_is_finished_when_it_is_scored(store: Store) -> None:
     await run_group(store, LATER, FAILED, LATER)
     assert not await finished(store)
-    assert (await store.read(queries.summary, "r")).groups_unscored == 1
+    assert (await store.read(queries.summarise_run, "r")).groups_unscored == 1
     assert [episode.final_reward(-1.0) for episode in await episodes(store)] == [None, -1.0, None]
     scoring = await lease(store)
     assert (scoring.group.id, scoring.group.size, scoring.number, scoring.lease_s) == ("g", 3, 1, 60)
@@ -62,7 +62,7 @@ async def test_a_group_is_finished_when_it_is_scored(store: Store) -> None:
     assert await finished(store)
     assert [episode.final_reward(-1.0) for episode in await episodes(store)] == [0.25, -1.0, 0.75]
     assert await endings(store) == ["succeeded", "agent_error", "succeeded"]
-    summary = await store.read(queries.summary, "r")
+    summary = await store.read(queries.summarise_run, "r")
     assert (summary.mean_reward, summary.groups_unscored) == (0.5, 0)
     assert not (await store.score("r", "g", Scores(1, {"g.0": 1.0}))).counted  # said again, it changes nothing
     assert [episode.final_reward(0.0) for episode in await episodes(store)] == [0.25, 0.0, 0.75]
@@ -92,17 +92,17 @@ async def test_a_scoring_whose_worker_dies_goes_to_another_and_in_the_end_is_giv
     await run_group(store, LATER)
     first = await lease(store, "w1")
     store.clock.now += 40  # type: ignore[attr-defined]
-    assert (await store.beat_scoring("r", "g", first.number)).counted
+    assert (await store.heartbeat_scoring("r", "g", first.number)).counted
     store.clock.now += 40  # type: ignore[attr-defined]
-    assert await store.expire() == 0
+    assert await store.expire_leases() == 0
     store.clock.now += 30  # type: ignore[attr-defined]
-    assert await store.expire() == 1
+    assert await store.expire_leases() == 1
     second = await lease(store, "w2")
-    assert not (await store.beat_scoring("r", "g", first.number)).counted
+    assert not (await store.heartbeat_scoring("r", "g", first.number)).counted
     assert not (await store.score("r", "g", Scores(first.number, {"g.0": 1.0}))).counted
     assert not await finished(store)
     store.clock.now += 61  # type: ignore[attr-defined]
-    assert await store.expire() == 1
+    assert await store.expire_leases() == 1
     assert not (await store.score("r", "g", Scores(second.number, {"g.0": 1.0}))).counted
     assert await finished(store)
     (episode,) = await episodes(store)
@@ -117,7 +117,7 @@ async def test_a_scoring_that_is_given_back_or_released_is_not_held_against_it(s
         scoring = await lease(store)
         assert (await store.score("r", "g", Scores(scoring.number, given_back=True))).counted
     await lease(store)
-    await store.release("gone")
+    await store.release_all("gone")
     assert (await lease(store)).number == 7
 
 
@@ -126,7 +126,7 @@ async def test_a_restart_of_the_server_gives_a_scoring_its_whole_lease(store: St
     scoring = await lease(store)
     store.clock.now += 3600  # type: ignore[attr-defined]
     await store.start()
-    assert await store.expire() == 0
+    assert await store.expire_leases() == 0
     assert (await store.score("r", "g", Scores(scoring.number, {"g.0": 1.0}))).counted
 
 
@@ -180,6 +180,6 @@ async def test_a_reward_that_comes_later_makes_a_success_of_a_rollout_without_on
     assert await endings(store) == ["no_reward", "no_reward"]
     await store.record_rewards("r", "g.1.1", [Reward("x", 0.5, source="rescore f")], rescoring=True)
     assert await endings(store) == ["no_reward", "succeeded"]
-    assert (await store.read(queries.summary, "r")).rollouts == {"no_reward": 1, "succeeded": 1}
+    assert (await store.read(queries.summarise_run, "r")).rollouts == {"no_reward": 1, "succeeded": 1}
     episode = (await episodes(store))[1]
     assert (episode.final_reward(0.0), episode.attempt.outcome) == (0.5, Outcome(Ending.SUCCEEDED))

@@ -112,11 +112,11 @@ async def test_a_lease_lives_on_heartbeats_and_dies_without(store: Store) -> Non
     await queue(store, "g", 2)
     kept, dropped = await lease(store, 2)
     advance(store, 50)
-    reply = await store.beat("w", [kept])
+    reply = await store.heartbeat("w", [kept])
     assert reply.expires == {kept: store.clock() + 60}
     advance(store, 20)
-    assert await store.expire() == 1
-    ended = (await store.beat("w", [kept, dropped, "never"])).ended
+    assert await store.expire_leases() == 1
+    ended = (await store.heartbeat("w", [kept, dropped, "never"])).ended
     assert [(end.attempt, end.outcome and end.outcome.ending) for end in ended] == [
         (dropped, Ending.LOST),
         ("never", None),
@@ -127,10 +127,10 @@ async def test_a_lease_lives_on_heartbeats_and_dies_without(store: Store) -> Non
 async def test_somebody_elses_heartbeat_prolongs_nothing(store: Store) -> None:
     await queue(store, "g")
     (attempt,) = await lease(store)
-    reply = await store.beat("stranger", [attempt])
+    reply = await store.heartbeat("stranger", [attempt])
     assert reply.expires == {}
     advance(store, 61)
-    assert await store.expire() == 1
+    assert await store.expire_leases() == 1
 
 
 async def test_an_expired_lease_makes_the_next_attempt_up_to_the_limit(store: Store) -> None:
@@ -138,15 +138,15 @@ async def test_an_expired_lease_makes_the_next_attempt_up_to_the_limit(store: St
     for number in (1, 2):
         assert await lease(store) == [f"g.0.{number}"]
         advance(store, 61)
-        await store.expire()
+        await store.expire_leases()
         advance(store, 60)
     assert await lease(store) == []
-    detail = await store.read(queries.rollout_detail, "r", "g.0")
+    detail = await store.read(queries.get_rollout, "r", "g.0")
     assert detail.rollout.state is State.FINISHED
     assert detail.rollout.outcome is not None
     assert detail.rollout.outcome.ending is Ending.LOST
     assert [attempt.outcome and attempt.outcome.ending for attempt in detail.attempts] == [Ending.LOST, Ending.LOST]
-    assert (await store.read(queries.group, "r", "g")).finished is not None
+    assert (await store.read(queries.get_group, "r", "g")).finished is not None
 
 
 async def test_what_must_be_tried_again_comes_first(store: Store) -> None:
@@ -175,7 +175,7 @@ async def test_each_retry_waits_longer_unless_it_is_nobodys_fault(store: Store) 
 async def test_who_waits_is_served_when_the_time_of_a_retry_has_come(store: Store) -> None:
     store.clock.now = 0.0  # type: ignore[attr-defined]
     began = time.monotonic()
-    store._desk._clock = lambda: time.monotonic() - began
+    store._dispatcher._clock = lambda: time.monotonic() - began
     await queue(store, "g")
     await store.finish("r", (await lease(store))[0], FinishRequest(Outcome(Ending.ENGINE_ERROR)))
     waiting = asyncio.create_task(store.lease(LeaseQuery("w", 1, None, None), 30))
@@ -227,7 +227,7 @@ async def test_success_without_a_reward_is_no_reward_and_never_zero(store: Store
     finished = await store.finish("r", attempt, FinishRequest(Outcome(Ending.SUCCEEDED), result=42))
     assert finished.counted
     assert finished.outcome.ending is Ending.NO_REWARD
-    episode = await store.read(queries.episode, "r", attempt)
+    episode = await store.read(queries.get_episode, "r", attempt)
     assert episode.attempt.result == 42
     assert episode.final_reward(0.0) is None
 
@@ -240,7 +240,7 @@ async def test_completing_is_exactly_once(store: Store) -> None:
     repeated = await store.finish("r", attempt, late)
     assert not repeated.counted
     assert repeated.outcome.ending is Ending.SUCCEEDED
-    episode = await store.read(queries.episode, "r", attempt)
+    episode = await store.read(queries.get_episode, "r", attempt)
     assert [reward.id for reward in episode.rewards] == ["final"]
     (logged,) = (await store.events("r", EventCursor(kind="attempt.late"))).events
     assert logged.data["result"] == "late"  # kept, though it counts nowhere
@@ -251,13 +251,13 @@ async def test_a_late_result_of_a_lost_attempt_counts_nowhere(store: Store) -> N
     await queue(store, "g")
     (first,) = await lease(store)
     advance(store, 61)
-    await store.expire()
+    await store.expire_leases()
     advance(store, 1)
     (second,) = await lease(store)
     assert not (await store.finish("r", first, DONE)).counted
     failed = FinishRequest(Outcome(Ending.AGENT_ERROR, "boom"))
     assert (await store.finish("r", second, failed)).rollout.outcome == Outcome(Ending.AGENT_ERROR, "boom")
-    assert (await store.read(queries.episode, "r", second)).rewards == ()
+    assert (await store.read(queries.get_episode, "r", second)).rewards == ()
 
 
 async def test_cancelling_ends_everything_at_once_and_reaches_the_worker_at_its_heartbeat(store: Store) -> None:
@@ -266,13 +266,13 @@ async def test_cancelling_ends_everything_at_once_and_reaches_the_worker_at_its_
     await store.finish("r", finished, DONE)
     assert await store.cancel_group("r", "g") == 2
     assert await store.cancel_group("r", "g") == 0
-    (ended,) = (await store.beat("w", [running])).ended
+    (ended,) = (await store.heartbeat("w", [running])).ended
     assert ended.outcome is not None
     assert ended.outcome.ending is Ending.CANCELLED
     assert not (await store.finish("r", running, DONE)).counted
-    endings = [r.outcome.ending for r in await store.read(queries.rollout_list, "r", after="", limit=9) if r.outcome]
+    endings = [r.outcome.ending for r in await store.read(queries.list_rollouts, "r", after="", limit=9) if r.outcome]
     assert endings == [Ending.SUCCEEDED, Ending.CANCELLED, Ending.CANCELLED]
-    assert (await store.read(queries.group, "r", "g")).finished is not None
+    assert (await store.read(queries.get_group, "r", "g")).finished is not None
     with pytest.raises(NotFound):
         await store.cancel_rollout("r", "g.9")
 
@@ -300,7 +300,7 @@ async def test_a_call_is_kept_to_the_last_token(store: Store) -> None:
     )
     assert await store.record_calls("r", attempt, [first, second]) == 2
     assert await store.record_calls("r", attempt, [first]) == 0
-    episode = await store.read(queries.episode, "r", attempt)
+    episode = await store.read(queries.get_episode, "r", attempt)
     assert episode.calls == (first, second)
     assert episode.prompt_ids(second) == (0, 255, 65_535, 151_935, 7, 70_000, 1)
 
@@ -334,7 +334,7 @@ async def test_rewards_find_their_owner(store: Store) -> None:
         await store.record_rewards("r", attempt, [Reward("s", 0.4, RewardKind.STEP)])
     with pytest.raises(NotFound, match="c9"):
         await store.record_rewards("r", attempt, [Reward("x", 1.0, RewardKind.STEP, call="c9")])
-    (kept,) = (await store.read(queries.episode, "r", attempt)).rewards
+    (kept,) = (await store.read(queries.get_episode, "r", attempt)).rewards
     assert kept.call == "c2"
 
 
@@ -353,10 +353,10 @@ async def test_rescoring_replaces_the_reward_and_keeps_the_old(store: Store) -> 
     with pytest.raises(Conflict):
         await store.record_rewards("r", attempt, [Reward("second", 0.25)])
     await store.record_rewards("r", attempt, [Reward("second", 0.25, source="rescore")], rescoring=True)
-    episode = await store.read(queries.episode, "r", attempt)
+    episode = await store.read(queries.get_episode, "r", attempt)
     assert len(episode.rewards) == 2
     assert episode.final_reward(0.0) == 0.25
-    assert (await store.read(queries.summary, "r")).mean_reward == 0.25
+    assert (await store.read(queries.summarise_run, "r")).mean_reward == 0.25
 
 
 async def test_a_span_is_kept_once(store: Store) -> None:
@@ -365,7 +365,7 @@ async def test_a_span_is_kept_once(store: Store) -> None:
     span = Span("a" * 32, "b" * 16, None, "tool", "internal", 1, 2, "error", "boom", {"x": [1, "two"]})
     assert await store.record_spans("r", attempt, [span]) == 1
     assert await store.record_spans("r", attempt, [span]) == 0
-    assert (await store.read(queries.episode, "r", attempt)).spans == (span,)
+    assert (await store.read(queries.get_episode, "r", attempt)).spans == (span,)
 
 
 async def test_the_log_can_be_followed_without_missing_anything(store: Store) -> None:
@@ -388,9 +388,9 @@ async def test_the_log_can_be_followed_without_missing_anything(store: Store) ->
 
 async def test_metrics_and_versions_are_kept_in_order(store: Store) -> None:
     await store.record_metrics("r", [Metric(0, "reward", 0.25), Metric(1, "reward", 0.5)])
-    found = await store.read(queries.metric_list, "r", after=0, limit=10)
+    found = await store.read(queries.list_metrics, "r", after=0, limit=10)
     assert [(metric.step, metric.value) for _, metric in found] == [(0, 0.25), (1, 0.5)]
-    assert await store.read(queries.metric_list, "r", after=found[-1][0], limit=10) == []
+    assert await store.read(queries.list_metrics, "r", after=found[-1][0], limit=10) == []
     for number in (0, 1, 1):
         await store.publish_version("r", Version("policy", number))
     assert await store.read(queries.latest_versions, "r") == [Version("policy", 1)]
@@ -402,7 +402,7 @@ async def test_the_summary_counts_calls_of_live_and_ended_attempts(store: Store)
     for attempt in (ended, alive):
         await store.record_calls("r", attempt, [Call("c", completion_ids=(1, 2, 3))])
     await store.finish("r", ended, DONE)
-    summary = await store.read(queries.summary, "r")
+    summary = await store.read(queries.summarise_run, "r")
     assert summary.rollouts == {"succeeded": 1, "running": 2}
     assert (summary.calls, summary.tokens, summary.mean_reward) == (2, 6, 1.0)
 
@@ -412,7 +412,7 @@ async def test_leases_get_their_whole_length_after_a_restart(store: Store) -> No
     (attempt,) = await lease(store)
     advance(store, 3600)
     await store.start()
-    assert await store.expire() == 0
+    assert await store.expire_leases() == 0
     assert (await store.finish("r", attempt, DONE)).counted
 
 
@@ -423,9 +423,9 @@ async def test_deleting_a_run_leaves_the_others(store: Store) -> None:
     attempt = (await store.lease(LeaseQuery("w", 3, "r", None)))[0].attempt.id
     await store.record_calls("r", attempt, [Call("c", completion_ids=(1,))])
     await store.delete_run("r")
-    assert await store.read(queries.run_ids) == ["other"]
+    assert await store.read(queries.list_run_ids) == ["other"]
     with pytest.raises(NotFound):
         await store.finish("r", attempt, DONE)
     assert await lease(store) == ["o.0.1"]
     await store.create_run(RunSpec("r"))  # its name is free again
-    assert await store.read(queries.rollout_list, "r", after="", limit=10) == []
+    assert await store.read(queries.list_rollouts, "r", after="", limit=10) == []

@@ -12,7 +12,7 @@ from leyden.wire import RunSpec
 
 
 async def steps(store: Store) -> list[int]:
-    return [metric.step for _, metric in await store.read(queries.metric_list, "r", after=0, limit=1000)]
+    return [metric.step for _, metric in await store.read(queries.list_metrics, "r", after=0, limit=1000)]
 
 
 async def test_writers_at_the_same_time_share_commits(store: Store) -> None:
@@ -42,7 +42,7 @@ async def test_one_that_breaks_disturbs_nobody(store: Store) -> None:
     assert isinstance(results.pop(10), RuntimeError)
     assert results == [1] * 20
     assert sorted(await steps(store)) == list(range(20))
-    log = await store.read(queries.log, "r", after=0, kind="metrics", limit=1000)
+    log = await store.read(queries.list_events, "r", after=0, kind="metrics", limit=1000)
     assert len(log) == 20
 
 
@@ -65,7 +65,7 @@ async def test_a_full_disk_refuses_and_loses_nothing_that_was_acknowledged(tmp_p
     acknowledged = {step for step in answers if step is not None}
     assert acknowledged
     assert len(acknowledged) < 500
-    found = await store.read(queries.metric_list, "r", after=0, limit=10_000)
+    found = await store.read(queries.list_metrics, "r", after=0, limit=10_000)
     assert {metric.step for _, metric in found} == acknowledged
     with store.database.writer.connect() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1000000")

@@ -60,27 +60,27 @@ class StoredRuns:
 
     async def runs(self) -> list[RunSummary]:
         """Return the counts and mean reward of every run."""
-        return self._read(lambda connection: [queries.summary(connection, run) for run in queries.run_ids(connection)])
+        return self._read(lambda reader: [queries.summarise_run(reader, run) for run in queries.list_run_ids(reader)])
 
     async def run(self, run: str) -> Run:
         """Return a run with its configuration."""
-        return self._read(queries.run, run)
+        return self._read(queries.get_run, run)
 
     async def summary(self, run: str) -> RunSummary:
         """Return the counts and mean reward of a run."""
-        return self._read(queries.summary, run)
+        return self._read(queries.summarise_run, run)
 
     async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
         """List rollouts in the order in which they were queued."""
-        return self._read(queries.rollout_list, run, after=after, limit=limit)
+        return self._read(queries.list_rollouts, run, after=after, limit=limit)
 
     async def rollout(self, run: str, rollout: str) -> RolloutDetail:
         """Return a rollout with its task and attempts."""
-        return self._read(queries.rollout_detail, run, rollout)
+        return self._read(queries.get_rollout, run, rollout)
 
     async def episode(self, run: str, attempt: str) -> Episode:
         """Return everything recorded for an attempt."""
-        return self._read(queries.episode, run, attempt)
+        return self._read(queries.get_episode, run, attempt)
 
 
 class OpenedRuns(StoredRuns):

@@ -1,1 +1,1 @@
-"""The Lightning Server: it owns the record and the model behind an API, and knows nothing of the agent or of torch."""
+"""The Lightning Server: an HTTP API over the store, and a gateway for model calls. Needs no torch."""

@@ -1,8 +1,8 @@
-"""A server as a process: `python -m leyden.server SOCKET`. The engine is at the other end of the socket.
+"""Runs a server as a child process: `python -m leyden.server SOCKET`, with the engine at the other end of the socket.
 
-Its options come as a line by standard input, and it prints where it listens, both in JSON. When standard input closes
-it finishes what it accepted; when the socket closes it ends at once: what it acknowledged is kept, and all else failed
-with the engine. Signals are for the process that started it, which may need its answers yet.
+It reads its options as a line of JSON from standard input and prints where it listens, also as JSON. When standard
+input closes, it finishes accepted requests and ends. When the socket closes, it ends at once: acknowledged data is
+durable, and everything else failed with the engine. It ignores signals, which its parent handles.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 from leyden.server.gateway.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.options import REFUSED, ServeError, ServerProcessOptions
-from leyden.server.serve import serving
+from leyden.server.serve import open_server
 from leyden.store.errors import StoreError
 
-_GONE = "the process that ran it is gone"
+_LOST_MESSAGE = "the process that ran it is gone"
 
 
 def main(stream: int) -> int:
-    """Serve until the other side says to stop; the exit status is that of a command."""
+    """Serve until standard input or the engine closes; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     announce = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed goes to the log
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other output goes to the log
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.set_inheritable(stream, False)
     try:
@@ -51,21 +51,21 @@ async def _serve(options: ServerProcessOptions, stream: socket.socket, announce:
     scheduler = Scheduler(slots=options.engine.concurrency)
     policy = ServedModel(options.policy, engine, renderer_for(tokenizer), tokenizer, scheduler)
     serve = replace(options.serve, upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
-    async with serving(serve, policy) as server:
+    async with open_server(serve, policy) as server:
         if options.release:
-            await server.service.store.release(_GONE)
-        with os.fdopen(announce, "wb") as told:
-            told.write(msgspec.json.encode(server.running) + b"\n")
-        enough = asyncio.create_task(_end_of_input())
-        await asyncio.wait({enough, server.stopped, lost}, return_when=asyncio.FIRST_COMPLETED)
+            await server.service.store.release_all(_LOST_MESSAGE)
+        with os.fdopen(announce, "wb") as output:
+            output.write(msgspec.json.encode(server.running) + b"\n")
+        input_closed = asyncio.create_task(_end_of_input())
+        await asyncio.wait({input_closed, server.stopped, lost}, return_when=asyncio.FIRST_COMPLETED)
         if lost.done():
             if (error := lost.exception()) is not None:
-                logging.error("the engine cannot be understood", exc_info=error)
+                logging.error("the connection to the engine failed", exc_info=error)
             os._exit(1)
 
 
 async def _end_of_input() -> None:
-    """Wait until the other side says that it is enough."""
+    """Wait until standard input closes."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     await reader.read()

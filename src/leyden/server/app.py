@@ -21,7 +21,7 @@ from leyden.server.address import is_loopback
 from leyden.server.content import JSON, check_path, decode, decode_query, encode, read_body
 from leyden.server.errors import ApiError, ErrorBody, ErrorDetail, api_error
 from leyden.server.http import Raw, Request, Route
-from leyden.server.keys import Key, KeyKind, KeyRefused, Permission, permit
+from leyden.server.keys import Key, KeyKind, KeyRefused, Permission, check_permission
 from leyden.server.routes import ROUTES
 from leyden.server.service import ServerContext
 
@@ -45,9 +45,9 @@ def application(service: ServerContext) -> ASGIApp:
     return app
 
 
-def _match_order(route: Route) -> tuple[bool, int]:
-    """Starlette takes the first route that matches, so paths that match any rest come last, the longest first."""
-    return ":path}" in route.path, -len(route.path)
+def _match_order(route: Route) -> tuple[bool, bool, int]:
+    """Starlette tries routes in order: paths that match any rest come last, and the busiest paths first."""
+    return ":path}" in route.path, not route.path.startswith("/v1/"), -len(route.path)
 
 
 class Endpoint:
@@ -69,7 +69,7 @@ class Endpoint:
             except Exception as error:
                 response = self._refuse(route, request, error)
             await response(scope, receive, send)
-        self._service.telemetry.answered(self._path, response.status_code, time.perf_counter() - started)
+        self._service.telemetry.record_response(self._path, response.status_code, time.perf_counter() - started)
 
     async def _respond(self, route: Route | None, request: HttpRequest, admission: ExitStack) -> Response:
         if route is None:
@@ -100,8 +100,8 @@ class Endpoint:
             if self._service.settings.keyless and _is_local(headers):
                 return _KEYLESS
             raise KeyRefused(401, "invalid_api_key", "no key: send one as `Authorization: Bearer ...`")
-        key = self._service.keyring.read(text)
-        permit(key, permission, self._service.leases, run=path.get("run"), attempt=path.get("attempt"))
+        key = self._service.keyring.verify(text)
+        check_permission(key, permission, self._service.leases, run=path.get("run"), attempt=path.get("attempt"))
         return key
 
     def _not_allowed(self, request: HttpRequest) -> ApiError:
@@ -127,7 +127,7 @@ def _not_found(request: HttpRequest) -> ApiError:
 
 
 def _is_local(headers: Headers) -> bool:
-    """Whether a request is meant for loopback and was not sent by a web page of another site."""
+    """Whether a request was sent to a loopback address, and not by a web page of another site."""
     host, origin = headers.get("host", ""), headers.get("origin")
     return is_loopback(urlsplit(f"//{host}").hostname) and (origin is None or is_loopback(urlsplit(origin).hostname))
 

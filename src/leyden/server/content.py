@@ -38,7 +38,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         case "gzip" | "deflate":
             return _inflate(data, limit)
         case other:
-            raise ApiError(415, "unsupported_encoding", f"content-encoding {other} is not known: use gzip or none")
+            raise ApiError(415, "unsupported_encoding", f"content-encoding {other} is not supported: use gzip or none")
 
 
 def _inflate(data: bytearray, limit: int) -> bytes:
@@ -50,13 +50,13 @@ def _inflate(data: bytearray, limit: int) -> bytes:
     if len(plain) > limit:
         raise too_large(limit)
     if not inflater.eof or inflater.unused_data:
-        wrong = "has something behind it" if inflater.eof else "is cut short"
+        wrong = "has trailing data" if inflater.eof else "is truncated"
         raise ApiError(400, "invalid_request", f"the compressed body {wrong}")
     return plain
 
 
 def too_large(limit: int) -> ApiError:
-    """The error for a body over the limit."""
+    """Return the error for a body over the limit."""
     return ApiError(413, "too_large", f"the body is larger than the {limit} bytes this server takes (--max-body-mb)")
 
 
@@ -65,14 +65,14 @@ _MSGPACK_DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def media_type(content_type: str) -> str:
-    """What a content-type header names, without its parameters."""
+    """Return the media type of a content-type header, without parameters."""
     return content_type.partition(";")[0].strip().lower()
 
 
 def decode(data: bytes, content_type: str, wanted: Any) -> Any:
-    """A body as the type its route names."""
+    """Decode a body to the type that its route names."""
     if not data:
-        raise ApiError(400, "invalid_request", "a body is needed")
+        raise ApiError(400, "invalid_request", "the request has no body")
     media = media_type(content_type) or JSON
     decoder: msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]
     if media == JSON:
@@ -90,10 +90,10 @@ def decode(data: bytes, content_type: str, wanted: Any) -> Any:
 
 
 def decode_query(query: bytes, wanted: Any) -> Any:
-    """A query string as the type its route names."""
+    """Decode a query string to the type that its route names."""
     if wanted is None:
         if query:
-            raise ApiError(400, "invalid_request", "this takes no query parameters")
+            raise ApiError(400, "invalid_request", "this path takes no query parameters")
         return None
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
@@ -105,7 +105,7 @@ def decode_query(query: bytes, wanted: Any) -> Any:
 
 
 def check_path(values: Mapping[str, str]) -> None:
-    """Refuse a path that names something no identifier can be."""
+    """Raise an error if a parameter in the path is not a valid id."""
     for name, value in values.items():
         if len(value) > 160 or not all(map(_is_id, value.split("/"))):
             raise ApiError(400, "invalid_request", f"{name}: an id is {ID_RULE}", field=name)
@@ -115,11 +115,11 @@ _is_id = re.compile(ID_PATTERN).match
 
 
 def encode(value: Any, accept: str) -> tuple[bytes, str]:
-    """An answer in the form that the caller asked for; JSON where MessagePack cannot hold it or nothing was asked."""
+    """Encode an answer as MessagePack if the client accepts it and it can represent the answer, else as JSON."""
     if MSGPACK in accept:
         try:
             return _TO_MSGPACK.encode(value), MSGPACK
-        except OverflowError:  # an integer of more than 64 bits, in a document that came as JSON
+        except OverflowError:  # an integer of more than 64 bits, from a JSON document
             pass
     return _TO_JSON.encode(value), JSON
 
@@ -129,7 +129,7 @@ _TO_MSGPACK = msgspec.msgpack.Encoder()
 
 
 def _invalid(error: msgspec.ValidationError) -> ApiError:
-    """Name the field: msgspec puts its path behind the message."""
-    message, _, place = str(error).partition(" - at `$")
-    field = place.rstrip("`").lstrip(".") or None
+    """Build an error that names the field, whose path msgspec appends to its message."""
+    message, _, path = str(error).partition(" - at `$")
+    field = path.rstrip("`").lstrip(".") or None
     return ApiError(400, "invalid_request", f"{field}: {message}" if field else message, field=field)

@@ -6,12 +6,12 @@ import msgspec
 
 from leyden.server.gateway.errors import STATUS, GatewayError
 from leyden.server.keys import KeyRefused
-from leyden.server.limits import TooMany
+from leyden.server.limits import RateLimited
 from leyden.store.errors import Conflict, NotFound, NotStorable, StoreUnavailable
 
 
 class ApiError(Exception):
-    """An answer that says what is wrong and, where it is one field, which."""
+    """An error response: what is wrong, and in which field."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class ApiError(Exception):
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What went wrong."""
+    """The error."""
 
     type: str
     message: str
@@ -50,9 +50,9 @@ def api_error(error: Exception) -> ApiError:
         case KeyRefused():
             challenge = [("www-authenticate", "Bearer")] if error.status == 401 else []
             return ApiError(error.status, error.reason, error.message, headers=challenge)
-        case TooMany():
+        case RateLimited():
             wait = [("retry-after", str(max(1, round(error.retry_after))))]
-            return ApiError(429, "rate_limit", f"{error}: come again in {error.retry_after:.3g} s", headers=wait)
+            return ApiError(429, "rate_limit", f"{error}: retry in {error.retry_after:.3g} s", headers=wait)
         case NotFound():
             return ApiError(404, "not_found", str(error))
         case Conflict():
@@ -62,4 +62,4 @@ def api_error(error: Exception) -> ApiError:
         case StoreUnavailable():
             return ApiError(503, "store_unavailable", str(error), headers=[("retry-after", "1")])
         case _:
-            return ApiError(500, "server_error", "the server failed; its log says how")
+            return ApiError(500, "server_error", "the server failed: see its log")

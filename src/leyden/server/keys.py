@@ -1,7 +1,7 @@
-"""Keys: who a caller is, and the one table of what each kind may do.
+"""API keys, and the table of permissions of each kind of key.
 
-A key is signed and carries its own scope, so checking one needs no look-up. A key that names an attempt, or speaks for
-one, is good only while that attempt's lease is in force (leases.py).
+A key is signed and carries its scope, so that checking one needs no query. The key of an attempt, and a pool's key when
+used for an attempt, is valid only while the lease of that attempt is active (leases.py).
 """
 
 import hmac
@@ -19,7 +19,7 @@ from leyden.server.leases import ActiveLeases
 
 
 class KeyKind(StrEnum):
-    """The kinds of key."""
+    """Kinds of keys."""
 
     ADMIN = "admin"
     WORKER = "worker"
@@ -29,47 +29,52 @@ class KeyKind(StrEnum):
 
 
 class Permission(StrEnum):
-    """What a request does."""
+    """What a route requires of a key."""
 
-    SEE = "see"
-    OVERSEE = "oversee"
-    REVIEW = "review"
-    STEER = "steer"
+    READ = "read"
+    READ_ALL = "read_all"
+    READ_EPISODES = "read_episodes"
+    MANAGE = "manage"
     DELETE = "delete"
     WORK = "work"
     RECORD = "record"
     REWARD = "reward"
     TRACE = "trace"
-    CALL = "call"
-    MINT = "mint"
+    CALL_MODELS = "call_models"
+    CREATE_KEYS = "create_keys"
 
 
 _EVERY = frozenset(KeyKind)
 _TRUSTED = frozenset({KeyKind.ADMIN, KeyKind.WORKER})
 
-MAY: dict[Permission, frozenset[KeyKind]] = {
-    Permission.SEE: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),  # read runs and what they hold
-    Permission.OVERSEE: frozenset(
-        {KeyKind.ADMIN, KeyKind.VIEWER}
-    ),  # read what concerns all runs: no key of a single run
-    Permission.REVIEW: frozenset(
-        {KeyKind.ADMIN, KeyKind.VIEWER, KeyKind.WORKER}
-    ),  # read what an attempt left: a reward may ask for it
-    Permission.STEER: frozenset({KeyKind.ADMIN}),  # make runs, queue and cancel rollouts, publish versions and metrics
-    Permission.DELETE: frozenset({KeyKind.ADMIN}),  # delete runs
-    Permission.WORK: _TRUSTED,  # lease, keep alive, finish
-    Permission.RECORD: _TRUSTED,  # record model calls: an agent could invent its tokens
-    Permission.REWARD: _EVERY - {KeyKind.VIEWER},  # give rewards: an agent's key only where its run allows it
-    Permission.TRACE: _EVERY - {KeyKind.VIEWER},  # send spans
-    Permission.CALL: frozenset({KeyKind.POOL, KeyKind.ATTEMPT}),  # call models: what an agent is there for
-    Permission.MINT: _TRUSTED,  # make keys: a worker only those of its pools
+ALLOWED_KINDS: dict[Permission, frozenset[KeyKind]] = {
+    # Read runs and their content.
+    Permission.READ: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),
+    # Read what concerns all runs; not with a key of one run.
+    Permission.READ_ALL: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),
+    # Read episodes, which reward functions need.
+    Permission.READ_EPISODES: frozenset({KeyKind.ADMIN, KeyKind.VIEWER, KeyKind.WORKER}),
+    # Create runs, queue and cancel rollouts, publish versions and metrics.
+    Permission.MANAGE: frozenset({KeyKind.ADMIN}),
+    Permission.DELETE: frozenset({KeyKind.ADMIN}),
+    # Lease, send heartbeats, finish, score.
+    Permission.WORK: _TRUSTED,
+    # Record model calls; not agents, which could invent tokens.
+    Permission.RECORD: _TRUSTED,
+    # Record rewards; agents only where the run allows it.
+    Permission.REWARD: _EVERY - {KeyKind.VIEWER},
+    # Send spans.
+    Permission.TRACE: _EVERY - {KeyKind.VIEWER},
+    Permission.CALL_MODELS: frozenset({KeyKind.POOL, KeyKind.ATTEMPT}),
+    # Create keys; workers only those of pools.
+    Permission.CREATE_KEYS: _TRUSTED,
 }
-AGENTS = frozenset({KeyKind.POOL, KeyKind.ATTEMPT})
-"""The keys that agent code gets to see."""
+AGENT_KINDS = frozenset({KeyKind.POOL, KeyKind.ATTEMPT})
+"""The keys that agent code receives."""
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What a key says. None in a place means: not confined to one."""
+    """The content of a key. A field that is None does not restrict it."""
 
     kind: KeyKind
     id: str
@@ -78,12 +83,12 @@ class Key(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     rollout: str | None = None
     attempt: str | None = None
     started: float | None = None
-    """When that attempt started: one of the same name, in a run that was deleted and made again, is another."""
+    """When the attempt started: in a run that was deleted and recreated, another attempt can have the same id."""
     pool: str | None = None
 
 
 class KeyRefused(Exception):
-    """A request that its key does not permit; 401 where the key itself is no good, 403 where it is not enough."""
+    """A request without sufficient permission: 401 if the key is invalid, 403 if it lacks the permission."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -91,28 +96,30 @@ class KeyRefused(Exception):
 
 
 class Keyring:
-    """Makes and checks keys with one server's secret."""
+    """Creates and verifies keys with the server's secret."""
 
     _PREFIX = "leyden-"
-    _REMEMBERED = 4096
+    _CACHE_SIZE = 4096
 
     def __init__(self, secret: bytes, clock: Callable[[], float]) -> None:
         self._secret = secret
         self.clock = clock
-        self._known: dict[str, Key] = {}
+        self._verified: dict[str, Key] = {}
         self._decode = msgspec.msgpack.Decoder(Key).decode
 
     @classmethod
     def from_file(cls, path: Path, clock: Callable[[], float]) -> "Keyring":
-        """The secret of a home folder, made on the first start and readable by its owner alone."""
+        """Load the secret from a home folder; it is created on the first start, readable by its owner only."""
         if not path.exists():
             write_private(path, secrets.token_hex(32))
         text = path.read_text().strip()
-        if not re.fullmatch("[0-9a-f]{64}", text):  # an empty one, say, would make keys that anybody can make
-            raise ValueError(f"{path} is damaged: put it back, or delete it, and every key with it, to have a new one")
+        if not re.fullmatch("[0-9a-f]{64}", text):  # with an empty secret anybody could create keys
+            raise ValueError(
+                f"{path} is damaged: restore it, or delete it to have a new one, which invalidates every key"
+            )
         return cls(bytes.fromhex(text), clock)
 
-    def make(
+    def create(
         self,
         kind: KeyKind,
         ttl_s: float,
@@ -124,25 +131,25 @@ class Keyring:
         pool: str | None = None,
         id: str | None = None,
     ) -> tuple[str, Key]:
-        """A new key, as text and as what it says."""
+        """Create a key; returns its text and its content."""
         expires = self.clock() + ttl_s
         key = Key(kind, id or secrets.token_hex(8), expires, run, rollout, attempt, started, pool)
         payload = urlsafe_b64encode(msgspec.msgpack.encode(key)).rstrip(b"=")
         return f"{self._PREFIX}{payload.decode()}.{self._sign(payload)}", key
 
-    def read(self, text: str) -> Key:
-        """What a key says, if it is one of ours and has not expired."""
-        key = self._known.get(text)
+    def verify(self, text: str) -> Key:
+        """Return the content of a key, if this server signed it and it has not expired."""
+        key = self._verified.get(text)
         if key is None:
-            key = self._verify(text)
-            if len(self._known) >= self._REMEMBERED:
-                self._known.clear()
-            self._known[text] = key
+            key = self._check_signature(text)
+            if len(self._verified) >= self._CACHE_SIZE:
+                self._verified.clear()
+            self._verified[text] = key
         if key.expires <= self.clock():
             raise KeyRefused(401, "key_expired", "this key has expired: ask for a new one")
         return key
 
-    def _verify(self, text: str) -> Key:
+    def _check_signature(self, text: str) -> Key:
         payload, _, signature = text.removeprefix(self._PREFIX).partition(".")
         genuine = text.startswith(self._PREFIX) and text.isascii()
         if not genuine or not hmac.compare_digest(self._sign(payload.encode()), signature):
@@ -155,39 +162,42 @@ class Keyring:
         return hmac.digest(self._secret, payload, "sha256").hex()
 
 
-def permit(key: Key, act: Permission, leases: ActiveLeases, *, run: str | None, attempt: str | None) -> None:
-    """Raise unless the key may do this to this run or attempt (None: the request names none)."""
-    if key.kind is KeyKind.ATTEMPT and not leases.alive(key.attempt, key.started):
-        raise KeyRefused(403, "attempt_ended", f"attempt {key.attempt} has ended, and this key with it")
-    if key.kind not in MAY[act]:
-        kinds = ", ".join(sorted(MAY[act]))
-        raise KeyRefused(403, "not_permitted", f"a key of kind {key.kind} may not {act} here: it takes one of {kinds}")
+def check_permission(
+    key: Key, permission: Permission, leases: ActiveLeases, *, run: str | None, attempt: str | None
+) -> None:
+    """Raise `KeyRefused` unless the key has a permission for the run and the attempt in a request's path."""
+    if key.kind is KeyKind.ATTEMPT and not leases.is_active(key.attempt, key.started):
+        raise KeyRefused(403, "attempt_ended", f"attempt {key.attempt} has ended, so its key is no longer valid")
+    if key.kind not in ALLOWED_KINDS[permission]:
+        kinds = ", ".join(sorted(ALLOWED_KINDS[permission]))
+        message = f"a key of kind {key.kind} lacks the permission {permission}: use a key of kind {kinds}"
+        raise KeyRefused(403, "not_permitted", message)
     if key.run is not None and run is not None and key.run != run:
         raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {run}")
-    if act is Permission.OVERSEE and key.run is not None:
+    if permission is Permission.READ_ALL and key.run is not None:
         raise KeyRefused(403, "not_permitted", f"this key is for run {key.run} alone")
     if attempt is not None:
-        speak_for(key, leases, attempt)
-        if act is Permission.REWARD and key.kind in AGENTS and not leases.takes_rewards(attempt):
-            message = "this run takes no rewards from the agent: set agent_rewards, or return one"
+        check_attempt(key, leases, attempt)
+        if permission is Permission.REWARD and key.kind in AGENT_KINDS and not leases.accepts_rewards(attempt):
+            message = "this run accepts no rewards from agents: set agent_rewards, or return the reward from the agent"
             raise KeyRefused(403, "not_permitted", message)
 
 
-def speak_for(key: Key, leases: ActiveLeases, attempt: str) -> None:
-    """Raise unless the key may speak for this attempt."""
+def check_attempt(key: Key, leases: ActiveLeases, attempt: str) -> None:
+    """Raise `KeyRefused` unless the key may act for this attempt."""
     if key.kind is KeyKind.ATTEMPT and key.attempt != attempt:
         raise KeyRefused(403, "not_permitted", f"this key is for attempt {key.attempt}, not {attempt}")
-    if key.kind is KeyKind.POOL and not leases.hosted(attempt, key.pool):
-        raise KeyRefused(403, "not_permitted", f"attempt {attempt} is not a live lease of pool {key.pool}")
+    if key.kind is KeyKind.POOL and not leases.in_pool(attempt, key.pool):
+        raise KeyRefused(403, "not_permitted", f"attempt {attempt} is not an active lease of pool {key.pool}")
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
+    """Write a file atomically, readable by its owner only."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".new")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
-    draft.rename(path)
+    temporary.rename(path)

@@ -1,4 +1,4 @@
-"""The leases in force, in memory: fed by the store's notifications, asked on every request, never looked up."""
+"""The active leases in memory, kept current by the store's events, so that checking a key needs no query."""
 
 from collections.abc import Iterable
 
@@ -9,48 +9,48 @@ from leyden.store.queue import ActiveLease
 
 
 class ActiveLeases:
-    """Every live attempt, by its id and by its trace."""
+    """Every active attempt, by its id and by its trace id."""
 
-    def __init__(self, alive: Iterable[ActiveLease] = ()) -> None:
+    def __init__(self, active: Iterable[ActiveLease] = ()) -> None:
         self._by_id: dict[str, ActiveLease] = {}
         self._by_trace: dict[str, ActiveLease] = {}
-        for live in alive:
-            self._add(live)
+        for lease in active:
+            self._add(lease)
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def hear(self, event: Event) -> None:
-        """Follow the log."""
+    def on_event(self, event: Event) -> None:
+        """Update from the log."""
         if event.kind is EventKind.ATTEMPT_STARTED:
             self._add(msgspec.convert(event.data, ActiveLease))
         elif event.kind is EventKind.ATTEMPT_ENDED:
             self._by_id.pop(event.subject, None)
             self._by_trace.pop(trace_id(event.subject), None)
 
-    def alive(self, attempt: str | None, started: float | None) -> bool:
-        """Whether the lease of an attempt that started then is in force."""
-        live = self._by_id.get(attempt or "")
-        return live is not None and live.started == started
+    def is_active(self, attempt: str | None, started: float | None) -> bool:
+        """Whether an attempt is active and started at this time."""
+        lease = self._by_id.get(attempt or "")
+        return lease is not None and lease.started == started
 
-    def hosted(self, attempt: str, pool: str | None) -> bool:
-        """Whether an attempt is alive in a pool."""
-        live = self._by_id.get(attempt)
-        return live is not None and pool is not None and live.pool == pool
+    def in_pool(self, attempt: str, pool: str | None) -> bool:
+        """Whether an attempt is active and was leased to a pool."""
+        lease = self._by_id.get(attempt)
+        return lease is not None and pool is not None and lease.pool == pool
 
-    def takes_rewards(self, attempt: str) -> bool:
-        """Whether an attempt is alive, and its run takes rewards from the agent."""
-        live = self._by_id.get(attempt)
-        return live is not None and live.agent_rewards
+    def accepts_rewards(self, attempt: str) -> bool:
+        """Whether an attempt is active and its run accepts rewards from agents."""
+        lease = self._by_id.get(attempt)
+        return lease is not None and lease.agent_rewards
 
-    def find(self, attempt: str) -> ActiveLease | None:
-        """A live attempt by its id."""
+    def get(self, attempt: str) -> ActiveLease | None:
+        """Return an active attempt by its id."""
         return self._by_id.get(attempt)
 
-    def traced(self, trace: str) -> ActiveLease | None:
-        """A live attempt by the id of its trace."""
+    def by_trace(self, trace: str) -> ActiveLease | None:
+        """Return an active attempt by its trace id."""
         return self._by_trace.get(trace)
 
-    def _add(self, live: ActiveLease) -> None:
-        self._by_id[live.attempt] = live
-        self._by_trace[trace_id(live.attempt)] = live
+    def _add(self, lease: ActiveLease) -> None:
+        self._by_id[lease.attempt] = lease
+        self._by_trace[trace_id(lease.attempt)] = lease

@@ -1,4 +1,4 @@
-"""How a server is set up, in words that cost nothing to import."""
+"""Options of a server. This module is cheap to import."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ from leyden import defaults
 from leyden.engine.protocol import EngineAddress
 
 REFUSED = 2
-"""The exit status of a server that cannot serve, whatever is tried."""
+"""Exit status of a server that cannot start with its options; starting it again does not help."""
 
 
 class ServeError(Exception):
-    """A set-up that a server must not, or cannot, start with."""
+    """The server cannot, or must not, start with its options."""
 
 
 class ServeOptions(Struct, frozen=True):
-    """What `leyden serve` is told."""
+    """Options of `leyden serve`."""
 
     home: Path
     host: str = "127.0.0.1"
@@ -25,18 +25,18 @@ class ServeOptions(Struct, frozen=True):
     store: str | None = None
     """A database URL; None: a SQLite file in the home folder."""
     advertise: str | None = None
-    """The URL that workers and agents are told; None: where it listens."""
+    """The URL that workers and agents use; None: the address that the server listens on."""
     keyless: bool = False
     max_body_mb: int = defaults.MAX_BODY_MB
     upstream: str | None = None
     """The base URL of an OpenAI-compatible service that answers model calls."""
     upstream_key: str | None = None
     upstream_timeout_s: float = defaults.UPSTREAM_TIMEOUT_S
-    """How long it may be silent."""
+    """How long the upstream may be silent."""
 
     @property
     def location(self) -> str:
-        """Where the store is."""
+        """The path or URL of the store."""
         return self.store or str(self.home / "leyden.db")
 
 

@@ -1,4 +1,4 @@
-"""Spans as they come over OTLP/HTTP, protobuf or JSON. We invent no span format: this reads the standard one."""
+"""Reads spans from OTLP/HTTP export requests, in protobuf or JSON."""
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
@@ -22,13 +22,13 @@ from leyden.server.errors import ApiError
 
 PROTOBUF = "application/x-protobuf"
 ATTEMPT = "leyden.attempt"
-"""The attribute by which a span, or its resource, says which attempt it belongs to."""
+"""The attribute of a span, or of its resource, that names its attempt."""
 
 _STATUS = {Status.STATUS_CODE_UNSET: "unset", Status.STATUS_CODE_OK: "ok", Status.STATUS_CODE_ERROR: "error"}
 
 
 def read_spans(data: bytes, content_type: str) -> list[Span]:
-    """The spans of an export request."""
+    """Return the spans of an export request."""
     request = ExportTraceServiceRequest()
     media = media_type(content_type)
     try:
@@ -44,17 +44,17 @@ def read_spans(data: bytes, content_type: str) -> list[Span]:
     return list(_spans(request))
 
 
-def reply(rejected: int, why: str, content_type: str) -> bytes:
-    """The answer to an export request, in the form of the request."""
+def response_body(rejected: int, message: str, content_type: str) -> bytes:
+    """Return the body of the response to an export request, in the request's format."""
     if media_type(content_type) != JSON:
-        success = ExportTracePartialSuccess(rejected_spans=rejected, error_message=why) if rejected else None
+        success = ExportTracePartialSuccess(rejected_spans=rejected, error_message=message) if rejected else None
         return ExportTraceServiceResponse(partial_success=success).SerializeToString()
-    partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": why}} if rejected else {}
+    partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": message}} if rejected else {}
     return msgspec.json.encode(partial)
 
 
 def attempt_of(span: Span) -> str | None:
-    """Which attempt a span says that it belongs to."""
+    """Return the attempt that a span names."""
     named = span.attributes.get(ATTEMPT) or span.resource.get(ATTEMPT)
     return named if isinstance(named, str) else None
 
@@ -119,7 +119,7 @@ def _value(value: AnyValue) -> Any:
 
 
 def _with_base64_ids(document: Any) -> Any:
-    """OTLP's JSON writes ids in hexadecimal, where protobuf's own JSON mapping has base64."""
+    """Convert ids from the hexadecimal of OTLP's JSON to the base64 that protobuf's JSON mapping expects."""
     if isinstance(document, list):
         return [_with_base64_ids(item) for item in document]
     if not isinstance(document, dict):

@@ -1,4 +1,4 @@
-"""Running a server: from a home folder to a listening socket, and down again without losing what it accepted."""
+"""Starts a server from a home folder, and stops it without losing accepted requests."""
 
 import asyncio
 import gc
@@ -15,24 +15,24 @@ from leyden.background import start_background
 from leyden.descriptors import raise_file_limit
 from leyden.server.address import is_loopback, is_wildcard
 from leyden.server.app import application
-from leyden.server.bounded import BoundedHttp
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.upstream.client import UpstreamClient
+from leyden.server.header_limit import HeaderLimitProtocol
 from leyden.server.keys import KeyKind, KeyRefused, Keyring, write_private
 from leyden.server.options import RunningServer, ServeError, ServeOptions
 from leyden.server.service import ServerContext, ServerSettings
 from leyden.store.store import Store
 
-_GRACE_S = 30
+_SHUTDOWN_S = 30
 _TEN_YEARS = 10 * 365 * 86_400.0
 
 
 async def serve(
     options: ServeOptions, started: Callable[[RunningServer], None], policy: ServedModel | None = None
 ) -> None:
-    """Serve until told to stop by SIGINT or SIGTERM, then finish what was accepted; told twice, stop at once."""
-    async with serving(options, policy) as server:
+    """Serve until SIGINT or SIGTERM, then finish accepted requests; a second signal stops at once."""
+    async with open_server(options, policy) as server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
@@ -41,28 +41,28 @@ async def serve(
 
 
 @asynccontextmanager
-async def serving(options: ServeOptions, policy: ServedModel | None = None) -> AsyncIterator["Server"]:
-    """A server that listens within this context, and has finished what it accepted when the context is left.
+async def open_server(options: ServeOptions, policy: ServedModel | None = None) -> AsyncIterator["Server"]:
+    """Run a server within a context; accepted requests are finished when the context is left.
 
-    A policy is served beside what its options say.
+    `policy` is a model to serve in addition to the upstream of the options.
     """
     if options.keyless and not is_loopback(options.host):
         raise ServeError(
-            f"--keyless on {options.host} would let anybody in: drop --keyless, or listen on 127.0.0.1 only"
+            f"--keyless on {options.host} would admit everybody: drop --keyless, or listen on 127.0.0.1 only"
         )
     if options.advertise is None and is_wildcard(options.host):
         raise ServeError(
-            f"nobody reaches a server at {options.host}: say by which URL they do with --advertise, or server.advertise"
+            f"workers cannot use the address {options.host}: set their URL with --advertise (server.advertise)"
         )
     raise_file_limit()
     with _listen(options.host, options.port) as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         store = await Store(options.location).start()
-        sweeper = start_background(store.sweep(), "the sweeper of expired leases")
+        expiring = start_background(store.expire_loop(), "the expiry of leases")
         try:
             keyring = _keyring(options.home / "secret")
-            admin_key = _keep_admin_key(keyring, options.home / "admin.key")
+            admin_key = _ensure_admin_key(keyring, options.home / "admin.key")
             settings = ServerSettings(options.advertise or url, options.keyless, options.max_body_mb * 2**20)
             service = await ServerContext.start(store, keyring, settings)
             policies = {policy.name: policy} if policy is not None else {}
@@ -70,28 +70,28 @@ async def serving(options: ServeOptions, policy: ServedModel | None = None) -> A
             if policies or upstream:
                 service.gateway = Gateway(store, policies, upstream)
             gc.collect()
-            gc.freeze()  # what was imported lives as long as the server: no need to look through it again and again
+            gc.freeze()  # imported modules live as long as the server, so collections need not scan them
             server = Server(service, RunningServer(url, settings.url, store.database.name, str(admin_key)))
             await server.listen(listener)
-            (options.home / "url").write_text(url + "\n")  # by which commands find the server that has the store
+            (options.home / "url").write_text(url + "\n")  # by which commands find the server of this home folder
             try:
                 yield server
             finally:
                 server.stop()
                 await server.stopped
         finally:
-            sweeper.cancel()
+            expiring.cancel()
             await store.close()
 
 
 class Server(uvicorn.Server):
-    """A server that listens."""
+    """A uvicorn server that is started and stopped by methods, not by signals."""
 
     def __init__(self, service: ServerContext, running: RunningServer) -> None:
         super().__init__(
             uvicorn.Config(
                 application(service),
-                http=BoundedHttp,
+                http=HeaderLimitProtocol,
                 lifespan="off",
                 ws="none",
                 access_log=False,
@@ -101,17 +101,17 @@ class Server(uvicorn.Server):
                 date_header=False,
                 backlog=4096,
                 timeout_keep_alive=75,
-                timeout_graceful_shutdown=_GRACE_S,
+                timeout_graceful_shutdown=_SHUTDOWN_S,
             )
         )
         self.running = running
         self.stopped: asyncio.Task[None]
-        """Done when it has finished what it accepted."""
+        """Done when accepted requests are finished."""
         self.service = service
         self._listening = asyncio.Event()
 
     async def listen(self, listener: socket.socket) -> None:
-        """Begin to answer."""
+        """Start listening."""
         self.stopped = asyncio.create_task(self.serve(sockets=[listener]))
         listening = asyncio.create_task(self._listening.wait())
         await asyncio.wait({self.stopped, listening}, return_when=asyncio.FIRST_COMPLETED)
@@ -120,23 +120,23 @@ class Server(uvicorn.Server):
             self.stopped.result()
 
     def stop(self) -> None:
-        """Take nothing more on; called again, drop what is still being answered."""
-        self.service.store.stop_waiting()  # those who only wait keep nobody waiting
+        """Accept no more requests; called again, drop unfinished ones."""
+        self.service.store.stop_waiting()  # requests that only wait are answered now
         self.handle_exit(signal.SIGINT, None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Told by uvicorn to begin."""
+        """Called by uvicorn; marks the server as listening."""
         await super().startup(sockets)
         self._listening.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the business of whoever runs the server."""
+        """Leave signal handlers to the caller."""
         yield
 
 
 def _upstream(options: ServeOptions) -> UpstreamClient | None:
-    """Whatever serves the model names that are served nowhere here."""
+    """Return the client of the upstream, if the options name one."""
     if options.upstream is None:
         return None
     return UpstreamClient(options.upstream, options.upstream_key, options.upstream_timeout_s)
@@ -146,13 +146,15 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited; without it an answer takes 40 ms
+    listener.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # inherited by connections; without it a response can take 40 ms
     try:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
         raise ServeError(
-            f"cannot listen on {host}:{port} ({error.strerror}): choose another (--port; server.port of a training)"
+            f"cannot listen on {host}:{port} ({error.strerror}): choose another port (--port, or server.port)"
         ) from error
     return listener
 
@@ -164,10 +166,10 @@ def _keyring(path: Path) -> Keyring:
         raise ServeError(str(error)) from error
 
 
-def _keep_admin_key(keyring: Keyring, path: Path) -> Path:
-    """The admin key of a home folder, made anew where it is missing or no longer good."""
+def _ensure_admin_key(keyring: Keyring, path: Path) -> Path:
+    """Return the file with the admin key; the key is created if it is missing or invalid."""
     try:
-        keyring.read(path.read_text().strip())
+        keyring.verify(path.read_text().strip())
     except (FileNotFoundError, KeyRefused):
-        write_private(path, keyring.make(KeyKind.ADMIN, _TEN_YEARS)[0])
+        write_private(path, keyring.create(KeyKind.ADMIN, _TEN_YEARS)[0])
     return path

@@ -1,6 +1,5 @@
-"""What the routes work with: the store, the leases in force, the keys, and how the server was set up."""
+"""The objects that handlers work with: the store, the active leases, the keys and the server's settings."""
 
-from collections.abc import Callable
 from typing import Self
 
 from msgspec import Struct
@@ -16,18 +15,18 @@ from leyden.store.store import Store
 
 
 class ServerSettings(Struct, frozen=True):
-    """How a server was set up."""
+    """Settings of a running server."""
 
     url: str
-    """Where workers and agents reach it, which need not be where it listens."""
+    """The URL for workers and agents, which need not be the address that the server listens on."""
     keyless: bool = False
-    """Whether a caller without a key may do everything; only ever on loopback."""
+    """Whether a request without a key is an administrator's; only on loopback."""
     max_body: int = defaults.MAX_BODY_MB * 2**20
-    """Bytes in a request, packed or unpacked."""
+    """Size limit of a body in bytes, compressed or not."""
 
 
 class ServerContext:
-    """One server's parts."""
+    """The parts of one server."""
 
     def __init__(self, store: Store, leases: ActiveLeases, keyring: Keyring, settings: ServerSettings) -> None:
         self.store = store
@@ -35,16 +34,15 @@ class ServerContext:
         self.keyring = keyring
         self.settings = settings
         self.gateway: Gateway | None = None
-        """Where models are served; None where this server only keeps the record."""
+        """None on a server that serves no model."""
         self.limiter = Limiter()
         self.telemetry = Telemetry(store, leases, lambda: self.gateway.recorder if self.gateway else None)
 
     @classmethod
     async def start(cls, store: Store, keyring: Keyring, settings: ServerSettings) -> Self:
-        """Open for business over a store that has been started."""
-        leases = ActiveLeases(await store.read(queries.alive))
+        """Build the context over a started store."""
+        leases = ActiveLeases(await store.read(queries.active_leases))
         service = cls(store, leases, keyring, settings)
-        hear: Callable[..., None]
-        for hear in (leases.hear, service.telemetry.hear):
-            store.changes.subscribe(hear)
+        store.notifications.subscribe(leases.on_event)
+        store.notifications.subscribe(service.telemetry.on_event)
         return service

@@ -1,4 +1,4 @@
-"""The server's own numbers, for Prometheus at /metrics."""
+"""Metrics of the server for Prometheus, served at /metrics."""
 
 from collections.abc import Callable, Iterable
 
@@ -15,7 +15,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Telemetry:
-    """Counts what passes, and reads off the rest when asked."""
+    """Counts requests and events; other values are read when Prometheus asks."""
 
     def __init__(self, store: Store, leases: ActiveLeases, calls: Callable[[], Recorder | None]) -> None:
         self.registry = CollectorRegistry()
@@ -33,33 +33,33 @@ class Telemetry:
         self.spans_rejected = Counter(
             "leyden_spans_rejected", "Spans that belong to no live attempt of their sender", registry=self.registry
         )
-        self.registry.register(_Readings(store, leases, calls))
+        self.registry.register(_StateCollector(store, leases, calls))
 
         self._series: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
-        """Count a request."""
+    def record_response(self, route: str, status: int, seconds: float) -> None:
+        """Count a response and its duration."""
         series = self._series.get((route, status))
-        if series is None:  # labels() is slow, and there are few
+        if series is None:  # labels() is slow, and there are few combinations
             series = self._requests.labels(route, str(status)), self._seconds.labels(route)
             self._series[route, status] = series
         series[0].inc()
         series[1].observe(seconds)
 
-    def hear(self, event: Event) -> None:
-        """Follow the log."""
+    def on_event(self, event: Event) -> None:
+        """Count ended attempts and late reports."""
         if event.kind is EventKind.ATTEMPT_ENDED:
             self._endings.labels(event.data["ending"]).inc()
         elif event.kind is EventKind.ATTEMPT_LATE:
             self._late.inc()
 
-    def page(self) -> bytes:
-        """The page that Prometheus reads."""
+    def render(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-class _Readings(Collector):
-    """What is read off when the page is made."""
+class _StateCollector(Collector):
+    """Reads the current state of the store, the leases and the recorder."""
 
     def __init__(self, store: Store, leases: ActiveLeases, calls: Callable[[], Recorder | None]) -> None:
         self._store, self._leases, self._calls = store, leases, calls
@@ -69,7 +69,7 @@ class _Readings(Collector):
         yield CounterMetricFamily("leyden_store_commits", "Transactions committed", value=writer.commits)
         yield CounterMetricFamily("leyden_store_operations", "Operations in them", value=writer.operations)
         yield CounterMetricFamily("leyden_store_busy_seconds", "Time spent in them", value=writer.busy_s)
-        made = CounterMetricFamily(
+        calls = CounterMetricFamily(
             "leyden_calls", "Model calls by the making of their prompt", labels=["made", "status"]
         )
         untrained = CounterMetricFamily(
@@ -77,10 +77,10 @@ class _Readings(Collector):
         )
         if (recorder := self._calls()) is not None:
             for labels, count in recorder.counts.items():
-                made.add_metric(labels, count)
+                calls.add_metric(labels, count)
             for reason, count in recorder.untrained.items():
                 untrained.add_metric([reason], count)
-        yield made
+        yield calls
         yield untrained
         yield GaugeMetricFamily("leyden_leases", "Attempts alive", value=len(self._leases))
         yield GaugeMetricFamily("leyden_store_bytes", "Size on disk", value=self._store.database.size())

@@ -1,1 +1,1 @@
-"""What happened, durably: SQLite by default, PostgreSQL by URL."""
+"""The durable record of runs, rollouts, calls and rewards, in SQLite or PostgreSQL. Imports nothing of the server."""

@@ -1,4 +1,4 @@
-"""How attempts end. Each ends once; what becomes of its rollout is read from the outcome table."""
+"""Heartbeats and ends of attempts. An attempt ends once; the outcome table decides what happens to its rollout."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +10,10 @@ from leyden.records import EventKind, Rollout
 from leyden.store import scoring
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
-from leyden.store.mapping import outcome_from, rollout_from
-from leyden.store.queue import requeue, seen
+from leyden.store.mapping import outcome_from_row, rollout_from_row
+from leyden.store.queue import mark_seen, requeue
 from leyden.store.recording import record_rewards
-from leyden.store.schema import ALIVE, attempts, calls, groups, rollouts
+from leyden.store.schema import ACTIVE, attempts, calls, groups, rollouts
 from leyden.store.statements import Statement
 from leyden.store.writer import Transaction
 from leyden.wire import EndedAttempt, FinishReply, FinishRequest, HeartbeatReply
@@ -24,8 +24,8 @@ NO_REWARD = Outcome(
 )
 
 
-def beat(tx: Transaction, worker: str, ids: Sequence[str], run: str | None) -> HeartbeatReply:
-    """Prolong the leases of a worker's attempts (of one run, or all), and tell it which of them are over."""
+def heartbeat(tx: Transaction, worker: str, ids: Sequence[str], run: str | None) -> HeartbeatReply:
+    """Renew the leases of a worker's attempts (of one run, or all), and report which of them have ended."""
     expires: dict[str, float] = {}
     ended: list[EndedAttempt] = []
     for id in ids:
@@ -33,16 +33,16 @@ def beat(tx: Transaction, worker: str, ids: Sequence[str], run: str | None) -> H
         if row is None or row.worker != worker or run not in (None, row.run_id):
             ended.append(EndedAttempt(id, None))
         elif row.ended is not None:
-            ended.append(EndedAttempt(id, outcome_from(row)))
+            ended.append(EndedAttempt(id, outcome_from_row(row)))
         else:
             expires[id] = tx.now + row.lease_s
-    _PROLONG.run_many(tx, ({"attempt": id, "moment": moment} for id, moment in expires.items()))
-    seen(tx, [worker])
+    _RENEW.run_many(tx, ({"attempt": id, "until": until} for id, until in expires.items()))
+    mark_seen(tx, [worker])
     return HeartbeatReply(expires, tuple(ended))
 
 
-def expire(tx: Transaction) -> int:
-    """End every attempt whose lease has run out."""
+def expire_leases(tx: Transaction) -> int:
+    """End every attempt whose lease has expired."""
     overdue = _OVERDUE.all(tx, now=tx.now)
     for row in overdue:
         message = f"worker {row.worker} sent no heartbeat for {row.lease_s:g} s: it died, or cannot reach the server"
@@ -50,13 +50,13 @@ def expire(tx: Transaction) -> int:
     return len(overdue)
 
 
-def grace(tx: Transaction) -> None:
-    """Prolong every lease by its whole length: nobody could send heartbeats while the server was away."""
-    _PROLONG_ALL.run(tx, now=tx.now)
+def renew_all(tx: Transaction) -> None:
+    """Renew every lease in full, because workers could not send heartbeats while the server was down."""
+    _RENEW_ALL.run(tx, now=tx.now)
 
 
 def finish(tx: Transaction, run: str, attempt: str, report: FinishRequest) -> FinishReply:
-    """End an attempt, once: a repeated or late report goes into the log and changes nothing else."""
+    """End an attempt, once. A repeated or late report is logged and changes nothing else."""
     row = _ATTEMPT.first(tx, attempt=attempt, run=run)
     if row is None:
         raise NotFound(f"no attempt {attempt!r} in run {run!r}")
@@ -64,9 +64,9 @@ def finish(tx: Transaction, run: str, attempt: str, report: FinishRequest) -> Fi
         tx.emit(
             run, EventKind.ATTEMPT_LATE, attempt, outcome=report.outcome, result=report.result, rewards=report.rewards
         )
-        standing = outcome_from(row)
-        assert standing is not None
-        return FinishReply(False, standing, _rollout(tx, row.rollout_id))
+        first_outcome = outcome_from_row(row)
+        assert first_outcome is not None
+        return FinishReply(False, first_outcome, _rollout(tx, row.rollout_id))
     if report.rewards:
         record_rewards(tx, run, attempt, report.rewards)
     outcome = report.outcome
@@ -78,31 +78,31 @@ def finish(tx: Transaction, run: str, attempt: str, report: FinishRequest) -> Fi
                 "a run has one source of the final reward"
             )
         if report.awaits_group:
-            scoring.expect(tx, run, row.group_id)
+            scoring.add_pending(tx, run, row.group_id)
         elif not rewarded:
             outcome = NO_REWARD
     _end(tx, row, outcome, report.result, report.output, report.retry)
     return FinishReply(True, outcome, _rollout(tx, row.rollout_id))
 
 
-def uncharge(tx: Transaction, attempt: str, outcome: Outcome) -> None:
-    """End a live attempt that came to nothing through no fault of its rollout."""
+def release(tx: Transaction, attempt: str, outcome: Outcome) -> None:
+    """End an active attempt that failed through no fault of its rollout; it does not count against `max_attempts`."""
     row = _LEASE.first(tx, attempt=attempt)
     if row is not None and row.ended is None:
         _end(tx, _ATTEMPT.first(tx, attempt=attempt, run=row.run_id), outcome, retry=Retry.FREE)
 
 
 def cancel_group(tx: Transaction, run: str, group: str) -> int:
-    """End what is unfinished of a group, at once; the keys of its attempts die with it."""
+    """Cancel the unfinished rollouts of a group; the keys of their attempts stop working at once."""
     if _GROUP.first(tx, group=group, run=run) is None:
         raise NotFound(f"no group {group!r} in run {run!r}")
     cancelled = _cancel(tx, _UNFINISHED_OF_GROUP.all(tx, group=group), f"group {group} was cancelled")
-    scoring.give_up(tx, run, group, f"group {group} was cancelled before it was scored")
+    scoring.abandon(tx, run, group, f"group {group} was cancelled before it was scored")
     return cancelled
 
 
 def cancel_rollout(tx: Transaction, run: str, rollout: str) -> int:
-    """End a rollout at once, if it is unfinished; the key of its attempt dies with it."""
+    """Cancel a rollout if it is unfinished; the key of its attempt stops working at once."""
     row = _ROLLOUT.first(tx, rollout=rollout)
     if row is None or row.run_id != run:
         raise NotFound(f"no rollout {rollout!r} in run {run!r}")
@@ -112,9 +112,9 @@ def cancel_rollout(tx: Transaction, run: str, rollout: str) -> int:
 def _cancel(tx: Transaction, unfinished: Sequence[Any], message: str) -> int:
     outcome = Outcome(Ending.CANCELLED, message)
     for row in unfinished:
-        alive = _ALIVE_OF_ROLLOUT.first(tx, rollout=row.id)
-        if alive is not None:
-            _end(tx, alive, outcome)
+        active = _ACTIVE_OF_ROLLOUT.first(tx, rollout=row.id)
+        if active is not None:
+            _end(tx, active, outcome)
         else:
             _finish_rollout(tx, row.run_id, row.id, row.group_id, outcome)
     return len(unfinished)
@@ -128,7 +128,7 @@ def _end(
     output: str = "",
     retry: Retry = Retry.CHARGED,
 ) -> None:
-    """End a live attempt, and decide by the outcome table what becomes of its rollout."""
+    """End an active attempt; the outcome table decides whether its rollout is retried or finished."""
     ending = str(outcome.ending)
     _END_ATTEMPT.run(
         tx,
@@ -140,14 +140,14 @@ def _end(
         with_output=output.encode() or None,
     )
     tx.emit(row.run_id, EventKind.ATTEMPT_ENDED, row.id, rollout=row.rollout_id, ending=ending, message=outcome.message)
-    if not (MEANING[outcome.ending].retried and _try_again(tx, row, retry)):
+    if not (MEANING[outcome.ending].retried and _retry(tx, row, retry)):
         _finish_rollout(tx, row.run_id, row.rollout_id, row.group_id, outcome)
 
 
-def _try_again(tx: Transaction, row: Any, retry: Retry) -> bool:
-    """Queue a rollout again, if it has an attempt left. What costs it none raises the number that it may have."""
+def _retry(tx: Transaction, row: Any, retry: Retry) -> bool:
+    """Queue a rollout again if it has an attempt left; a free retry raises its `max_attempts`."""
     if retry is Retry.FREE or (retry is Retry.ALONE and not row.alone):
-        _ALLOW_ONE_MORE.run(tx, rollout=row.rollout_id)
+        _RAISE_MAX_ATTEMPTS.run(tx, rollout=row.rollout_id)
     elif row.number >= row.max_attempts:
         return False
     not_before = tx.now if retry is Retry.FREE else tx.now + RETRY_BACKOFF.limit_s(row.number)
@@ -162,11 +162,11 @@ def _finish_rollout(tx: Transaction, run: str, rollout: str, group: str, outcome
     tx.emit(run, EventKind.ROLLOUT_FINISHED, rollout, ending=ending)
     counted = _COUNT_DONE.first(tx, group=group)
     if counted.done == counted.size:
-        scoring.close(tx, run, group)
+        scoring.close_group(tx, run, group)
 
 
 def _rollout(tx: Transaction, rollout: str) -> Rollout:
-    return rollout_from(_ROLLOUT.first(tx, rollout=rollout))
+    return rollout_from_row(_ROLLOUT.first(tx, rollout=rollout))
 
 
 _attempt = attempts.c.id == bindparam("attempt")
@@ -179,10 +179,10 @@ _this_group = groups.c.id == bindparam("group")
 
 _LEASE = Statement(select(attempts).where(_attempt))
 _ATTEMPT = Statement(_with_rollout.where(_attempt, attempts.c.run_id == bindparam("run")))
-_OVERDUE = Statement(_with_rollout.where(ALIVE, attempts.c.expires <= bindparam("now")))
-_ALIVE_OF_ROLLOUT = Statement(_with_rollout.where(attempts.c.rollout_id == bindparam("rollout"), ALIVE))
-_PROLONG = Statement(update(attempts).where(_attempt).values(expires=bindparam("moment")))
-_PROLONG_ALL = Statement(update(attempts).where(ALIVE).values(expires=bindparam("now") + attempts.c.lease_s))
+_OVERDUE = Statement(_with_rollout.where(ACTIVE, attempts.c.expires <= bindparam("now")))
+_ACTIVE_OF_ROLLOUT = Statement(_with_rollout.where(attempts.c.rollout_id == bindparam("rollout"), ACTIVE))
+_RENEW = Statement(update(attempts).where(_attempt).values(expires=bindparam("until")))
+_RENEW_ALL = Statement(update(attempts).where(ACTIVE).values(expires=bindparam("now") + attempts.c.lease_s))
 _REWARD = Statement(select(attempts.c.reward).where(_attempt))
 _END_ATTEMPT = Statement(
     update(attempts)
@@ -197,7 +197,7 @@ _END_ATTEMPT = Statement(
         tokens=select(func.coalesce(func.sum(calls.c.sampled), 0)).where(_calls_made).scalar_subquery(),
     )
 )
-_ALLOW_ONE_MORE = Statement(update(rollouts).where(_this_rollout).values(max_attempts=rollouts.c.max_attempts + 1))
+_RAISE_MAX_ATTEMPTS = Statement(update(rollouts).where(_this_rollout).values(max_attempts=rollouts.c.max_attempts + 1))
 _ROLLOUT = Statement(select(rollouts).where(_this_rollout))
 _FINISH_ROLLOUT = Statement(
     update(rollouts)

@@ -1,4 +1,4 @@
-"""How arrays and documents become bytes in the store: little-endian, as narrow as the values allow."""
+"""Encodes arrays and JSON documents as bytes: arrays little-endian, token ids in 1, 2 or 4 bytes each."""
 
 import sys
 from array import array
@@ -18,25 +18,25 @@ decode_json = msgspec.json.Decoder().decode
 
 
 def encode_json(document: Any) -> bytes:
-    """A document as JSON; refused where JSON cannot hold it, or it is nested so deep that an answer could not."""
+    """Encode a document as JSON; raise `NotStorable` if JSON cannot represent it or it is nested too deep."""
     try:
         data = _encode(document)
         if data.count(b"[") + data.count(b"{") > _SHALLOW:
             _encode(_wrap(document))
     except (TypeError, ValueError, RecursionError) as error:
-        raise NotStorable(f"this cannot be kept as JSON: {error}") from error
+        raise NotStorable(f"this cannot be stored as JSON: {error}") from error
     return data
 
 
 def _wrap(document: Any) -> Any:
-    """A document within empty lists: encoded like this, it can later be encoded within anything that holds it."""
+    """Nest a document in lists: if this can be encoded, so can any response that contains the document."""
     for _ in range(_GUARD):
         document = [document]
     return document
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Token ids as one byte that tells their width, then the ids."""
+    """Encode token ids: one byte for their width, then the ids."""
     if not ids:
         return b""
     top = max(ids)
@@ -54,7 +54,7 @@ def unpack_ids(data: bytes) -> tuple[int, ...]:
 
 
 def pack_floats(values: Sequence[float]) -> bytes:
-    """Single precision, which is what engines compute in."""
+    """Encode floats in single precision, which is what engines compute in."""
     return _little(array("f", values)).tobytes()
 
 

@@ -1,4 +1,4 @@
-"""Opening a database. All that differs between SQLite and PostgreSQL is in this file.
+"""Opens a database. Differences between SQLite and PostgreSQL are here and in statements.py.
 
 One process at a time writes to a SQLite store; another that tries is refused. A store that cannot be used (corrupt,
 another program's, of a newer schema) is refused before anything is written to it.
@@ -21,13 +21,13 @@ from leyden.store import migrations
 from leyden.store.errors import StoreInUse, StoreUnusable
 
 _APPLICATION = 0x4C455944  # "LEYD", in the header of every SQLite store
-_CHECKED_WHOLE = 256 * 2**20  # larger files are checked as they are read: a start takes seconds, not minutes
+_CHECK_UP_TO = 256 * 2**20  # larger files are checked as they are read: a start takes seconds, not minutes
 _READERS = 4
-_EXCLUDE = f"SELECT pg_advisory_xact_lock({_APPLICATION})"
+_EXCLUSIVE_LOCK = f"SELECT pg_advisory_xact_lock({_APPLICATION})"
 
 
 class Database:
-    """A writing engine, whose transactions exclude each other everywhere, and a reading one."""
+    """A writing engine, whose transactions exclude each other across processes, and a reading engine."""
 
     def __init__(self, location: str | Path, *, readonly: bool = False) -> None:
         self.url = _url(location)
@@ -46,23 +46,23 @@ class Database:
 
     @property
     def name(self) -> str:
-        """What to call it in front of a person."""
+        """The path or URL to show to a user, without the password."""
         if self.dialect == "sqlite":
             return self.url.database or ""
         return self.url.render_as_string(hide_password=True)
 
     @property
     def dialect(self) -> str:
-        """Which SQL it speaks."""
+        """`sqlite` or `postgresql`."""
         return self.url.get_backend_name()
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """A driver's cursor in a transaction that excludes all other writers, here and in other processes."""
+        """Yield a driver's cursor in a transaction that excludes all other writers, in this and other processes."""
         connection = self.writer.raw_connection()
         try:
             cursor = connection.cursor()
-            cursor.execute("BEGIN IMMEDIATE" if self.dialect == "sqlite" else _EXCLUDE)
+            cursor.execute("BEGIN IMMEDIATE" if self.dialect == "sqlite" else _EXCLUSIVE_LOCK)
             yield cursor
             connection.commit()
         except BaseException:
@@ -72,7 +72,7 @@ class Database:
             connection.close()
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection and release the lock."""
         for engine in (getattr(self, "reader", None), getattr(self, "writer", None)):
             if engine is not None:
                 engine.dispose()
@@ -81,7 +81,7 @@ class Database:
             self._lock = None
 
     def size(self) -> int:
-        """Bytes on disk."""
+        """Return the size in bytes on disk."""
         if self.dialect == "sqlite":
             files = (Path(f"{self.url.database}{suffix}") for suffix in ("", "-wal"))
             return sum(file.stat().st_size for file in files if file.exists())
@@ -89,7 +89,7 @@ class Database:
             return int(connection.scalar(text("SELECT pg_database_size(current_database())")) or 0)
 
     def shrink(self) -> bool:
-        """Give some of the space of deleted rows back to the file system; False when none is left to give."""
+        """Return some of the space of deleted rows to the file system; False when none is left."""
         connection = self.writer.raw_connection()  # outside a transaction, and between those of the writer
         try:
             if self.dialect != "sqlite":
@@ -113,10 +113,10 @@ class Database:
             raise StoreUnusable("does not exist: start a server there, or name another with --home")
         if not self.readonly:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _own(path)
-            os.close(os.open(path, os.O_CREAT, 0o600))  # what agents say is nobody else's business
+            self._lock = _lock(path)
+            os.close(os.open(path, os.O_CREAT, 0o600))  # the record is private to its owner
         if exists and _inspect(path) != migrations.SCHEMA and self.readonly:
-            Database(path).close()  # readers know the newest schema only
+            Database(path).close()  # migrates: readers know the newest schema only
         self.reader = create_engine(self.url, poolclass=QueuePool, pool_size=_READERS, max_overflow=0)
         self.writer = create_engine(self.url, poolclass=QueuePool, pool_size=1, max_overflow=0)
 
@@ -142,7 +142,7 @@ class Database:
             connection.exec_driver_sql("BEGIN")
 
         @event.listens_for(self.writer, "begin")
-        def begin_alone(connection: Connection) -> None:
+        def begin_exclusive(connection: Connection) -> None:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
         if not self.readonly:
@@ -158,8 +158,8 @@ class Database:
             raise StoreUnusable("needs a driver: pip install 'leyden[postgres]'") from missing
 
         @event.listens_for(self.writer, "begin")
-        def begin_alone(connection: Connection) -> None:
-            connection.exec_driver_sql(_EXCLUDE)
+        def begin_exclusive(connection: Connection) -> None:
+            connection.exec_driver_sql(_EXCLUSIVE_LOCK)
 
         try:
             with self.reader.begin() as connection:
@@ -188,8 +188,8 @@ def _url(location: str | Path) -> URL:
             raise StoreUnusable(f"{other} databases are not supported: write a path, or postgresql://...")
 
 
-def _own(path: Path) -> int:
-    """Take the store's lock, which the operating system drops with the process, however that ends."""
+def _lock(path: Path) -> int:
+    """Lock the store; the operating system releases the lock when the process ends."""
     lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -200,14 +200,14 @@ def _own(path: Path) -> int:
 
 
 def _inspect(path: Path) -> int | None:
-    """Refuse what is not a sound store of a known schema, through a connection that cannot write; its version."""
+    """Check through a read-only connection that a file is a sound store of a known schema; return its version."""
     readonly = path.absolute().as_uri() + "?mode=ro"
     engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(readonly, uri=True))
     try:
         with engine.connect() as connection:
             if connection.exec_driver_sql("PRAGMA application_id").scalar() != _APPLICATION:
-                raise StoreUnusable("is not a store of Leyden's: name another file")
-            if path.stat().st_size <= _CHECKED_WHOLE:
+                raise StoreUnusable("is not a Leyden store: name another file")
+            if path.stat().st_size <= _CHECK_UP_TO:
                 verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
                 if verdict != "ok":
                     raise StoreUnusable(f"is corrupt and was left untouched: {_first_line(verdict)}")

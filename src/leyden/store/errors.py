@@ -1,12 +1,12 @@
-"""What the store refuses, by the reason. Each message says what to change."""
+"""Errors of the store. Each message says what to change."""
 
 
 class StoreError(Exception):
-    """Anything the store refuses."""
+    """Base class of the store's errors."""
 
 
 class StoreUnusable(StoreError):
-    """The database cannot be used at all; it was left as it is."""
+    """The database cannot be used; it was left unchanged."""
 
 
 class StoreInUse(StoreUnusable):
@@ -14,16 +14,16 @@ class StoreInUse(StoreUnusable):
 
 
 class NotFound(StoreError):
-    """The thing named does not exist (in the run named)."""
+    """The named object does not exist (in the named run)."""
 
 
 class Conflict(StoreError):
-    """It exists already and is different, or it is over."""
+    """The object exists already and differs, or has ended."""
 
 
 class NotStorable(StoreError):
-    """What was given cannot be kept."""
+    """A value cannot be stored."""
 
 
 class StoreUnavailable(StoreError):
-    """The database failed (a full disk, a lost connection); nothing of the operation was kept."""
+    """The database failed (a full disk, a lost connection); the operation was rolled back."""

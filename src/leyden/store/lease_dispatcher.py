@@ -1,7 +1,7 @@
-"""Matching workers that wait with work that arrives.
+"""Matches workers that wait for leases with rollouts that are queued.
 
-All requests for work pass through one desk, which serves many with one operation on the store: each when it comes, and
-again only when there is new work for it. A thousand idle workers cost nothing.
+All lease requests pass through one dispatcher, which serves many with one store operation: each when it arrives, and
+again only when there is new work for it. Idle workers cause no database load.
 """
 
 import asyncio
@@ -18,146 +18,149 @@ from leyden.store.queue import LeasedAttempt, LeaseQuery
 _log = logging.getLogger("leyden.store")
 
 
-class _WaitingWorker:
-    """A worker at the desk."""
+class _WaitingRequest:
+    """A lease request that has not been answered."""
 
-    def __init__(self, want: LeaseQuery, number: int, patient: bool) -> None:
-        self.want = want
+    def __init__(self, query: LeaseQuery, number: int, may_wait: bool) -> None:
+        self.query = query
         self.number = number
-        self.patient = patient
-        self.granted: asyncio.Future[list[LeasedAttempt]] = asyncio.get_running_loop().create_future()
+        self.may_wait = may_wait
+        self.leased: asyncio.Future[list[LeasedAttempt]] = asyncio.get_running_loop().create_future()
 
-    def dismiss(self) -> None:
-        """Send it away with nothing."""
-        if not self.granted.done():
-            self.granted.set_result([])
+    def answer_empty(self) -> None:
+        """Answer without a lease, unless the request was answered already."""
+        if not self.leased.done():
+            self.leased.set_result([])
 
 
 class LeaseDispatcher:
-    """The desk. `lease` is the store's operation; `give_up` takes a grant back that nobody is there to receive."""
+    """Answers lease requests, the oldest first.
+
+    `lease` is the store's operation; `return_lease` undoes a lease whose worker disconnected before receiving it.
+    """
 
     def __init__(
         self,
         lease: Callable[[Sequence[LeaseQuery]], Awaitable[list[list[LeasedAttempt]]]],
-        give_up: Callable[[LeasedAttempt], Awaitable[None]],
+        return_lease: Callable[[LeasedAttempt], Awaitable[None]],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._lease = lease
-        self._give_up = give_up
+        self._return_lease = return_lease
         self._clock = clock
-        self._came = 0
-        self._new: list[_WaitingWorker] = []
-        self._waiting: dict[str | None, dict[_WaitingWorker, None]] = {}  # by the run they want, in the order they came
+        self._arrived = 0
+        self._new: list[_WaitingRequest] = []
+        self._waiting: dict[str | None, dict[_WaitingRequest, None]] = {}  # by run, in the order of arrival
         self._new_work: Counter[str] = Counter()
-        self._served: set[_WaitingWorker] = set()
-        self._patience = True
-        self._bell = asyncio.Event()
+        self._in_service: set[_WaitingRequest] = set()
+        self._accepts_waiting = True
+        self._wakeup = asyncio.Event()
         self._task = start_background(self._serve(), "the lease dispatcher")
 
-    async def ask(self, want: LeaseQuery, wait: float) -> list[LeasedAttempt]:
-        """Wait for work, `wait` seconds at the most; an empty list where there was none."""
-        wait = wait if self._patience else 0.0
-        self._came += 1
-        waiting = _WaitingWorker(want, self._came, patient=wait > 0)
-        self._new.append(waiting)
-        queue = self._waiting.setdefault(want.run, {})
-        queue[waiting] = None
-        self._bell.set()
-        timer = asyncio.get_running_loop().call_later(wait, self._time_out, waiting)
+    async def lease(self, query: LeaseQuery, wait: float) -> list[LeasedAttempt]:
+        """Lease rollouts; if there are none, wait up to `wait` seconds for some, then return an empty list."""
+        wait = wait if self._accepts_waiting else 0.0
+        self._arrived += 1
+        request = _WaitingRequest(query, self._arrived, may_wait=wait > 0)
+        self._new.append(request)
+        queue = self._waiting.setdefault(query.run, {})
+        queue[request] = None
+        self._wakeup.set()
+        timer = asyncio.get_running_loop().call_later(wait, self._time_out, request)
         try:
-            return await waiting.granted
+            return await request.leased
         except asyncio.CancelledError:
-            if not waiting.granted.cancelled():  # granted, and gone before it heard of it
-                await asyncio.shield(self._take_back(waiting.granted.result()))
+            if not request.leased.cancelled():  # leased, but the worker has disconnected
+                await asyncio.shield(self._return_all(request.leased.result()))
             raise
         finally:
             timer.cancel()
-            del queue[waiting]
-            if not queue and self._waiting.get(want.run) is queue:
-                del self._waiting[want.run]
+            del queue[request]
+            if not queue and self._waiting.get(query.run) is queue:
+                del self._waiting[query.run]
 
-    def hear(self, event: Event) -> None:
-        """Learn of new work."""
+    def on_event(self, event: Event) -> None:
+        """Take note of queued rollouts."""
         if event.kind is EventKind.GROUP_QUEUED:
             self._new_work[event.run] += event.data["size"]
-            self._bell.set()
+            self._wakeup.set()
         elif event.kind is EventKind.ROLLOUT_QUEUED:
-            self.expect(event.run, event.data["not_before"])
+            self.schedule(event.run, event.data["not_before"])
 
-    def expect(self, run: str, moment: float) -> None:
-        """Count on a piece of work that can be had from a moment on."""
-        left = moment - self._clock()
+    def schedule(self, run: str, not_before: float) -> None:
+        """Take note of a rollout that can be leased from a time on."""
+        left = not_before - self._clock()
         if left > 0:
-            asyncio.get_running_loop().call_later(left, self.expect, run, moment)  # timers may be a little early
+            asyncio.get_running_loop().call_later(left, self.schedule, run, not_before)  # timers may be a little early
             return
         self._new_work[run] += 1
-        self._bell.set()
+        self._wakeup.set()
 
     def withdraw(self, worker: str) -> None:
-        """A worker wants no more work: what it has asked for is answered now, with what was just granted or nothing."""
+        """Answer a worker's waiting requests now, with the leases being made for them or none."""
         for queue in self._waiting.values():
-            for waiting in queue:
-                if waiting.want.worker == worker:
-                    self._time_out(waiting)
+            for request in queue:
+                if request.query.worker == worker:
+                    self._time_out(request)
 
     def stop_waiting(self) -> None:
-        """Send everybody away who only waits; who is being served still is."""
-        self._patience = False
+        """Answer all waiting requests now, and accept no more waiting; requests in service are completed."""
+        self._accepts_waiting = False
         for queue in self._waiting.values():
-            for waiting in queue:
-                self._time_out(waiting)
+            for request in queue:
+                self._time_out(request)
 
     async def close(self) -> None:
-        """Close the desk; there must be nobody left to serve."""
+        """Stop; no request may be left."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def _time_out(self, waiting: _WaitingWorker) -> None:
-        waiting.patient = False
-        if waiting not in self._new and waiting not in self._served:
-            waiting.dismiss()
+    def _time_out(self, request: _WaitingRequest) -> None:
+        request.may_wait = False
+        if request not in self._new and request not in self._in_service:
+            request.answer_empty()
 
     async def _serve(self) -> None:
         while True:
-            self._served = set()
-            await self._bell.wait()
-            self._bell.clear()
-            batch = sorted(self._next(), key=lambda waiting: waiting.number)
+            self._in_service = set()
+            await self._wakeup.wait()
+            self._wakeup.clear()
+            batch = sorted(self._next_batch(), key=lambda request: request.number)
             if not batch:
                 continue
-            self._served = set(batch)
+            self._in_service = set(batch)
             try:
-                granted = await self._lease([waiting.want for waiting in batch])
+                leased = await self._lease([request.query for request in batch])
             except Exception as error:
-                for waiting in batch:
-                    if not waiting.granted.done():
-                        waiting.granted.set_exception(error)
+                for request in batch:
+                    if not request.leased.done():
+                        request.leased.set_exception(error)
                 continue
-            for waiting, grants in zip(batch, granted, strict=True):
-                if waiting.granted.done():  # it went away meanwhile
-                    await self._take_back(grants)
-                elif grants:
-                    waiting.granted.set_result(grants)
-                elif not waiting.patient:
-                    waiting.dismiss()
+            for request, attempts in zip(batch, leased, strict=True):
+                if request.leased.done():  # its worker disconnected in the meantime
+                    await self._return_all(attempts)
+                elif attempts:
+                    request.leased.set_result(attempts)
+                elif not request.may_wait:
+                    request.answer_empty()
 
-    async def _take_back(self, grants: list[LeasedAttempt]) -> None:
-        for grant in grants:
+    async def _return_all(self, leased: list[LeasedAttempt]) -> None:
+        for one in leased:
             try:
-                await self._give_up(grant)
-            except Exception as error:  # then its lease will run out
-                _log.warning("attempt %s was leased to nobody: %s", grant.attempt.id, error)
+                await self._return_lease(one)
+            except Exception as error:  # then its lease will expire
+                _log.warning("attempt %s was leased to a worker that is gone: %s", one.attempt.id, error)
 
-    def _next(self) -> set[_WaitingWorker]:
-        """Who is new, and who may have hopes of the new work: as many as there are pieces, the first that came."""
-        batch = {waiting for waiting in self._new if not waiting.granted.done()}
+    def _next_batch(self) -> set[_WaitingRequest]:
+        """Return the new requests, and of those that wait as many of the oldest as there are new rollouts."""
+        batch = {request for request in self._new if not request.leased.done()}
         self._new = []
-        for run, pieces in self._new_work.items():
+        for run, count in self._new_work.items():
             for queue in (self._waiting.get(None, {}), self._waiting.get(run, {})):
-                batch.update(islice(_open(queue), pieces))
+                batch.update(islice(_unanswered(queue), count))
         self._new_work.clear()
         return batch
 
 
-def _open(queue: dict[_WaitingWorker, None]) -> Iterator[_WaitingWorker]:
-    return (waiting for waiting in queue if not waiting.granted.done())
+def _unanswered(queue: dict[_WaitingRequest, None]) -> Iterator[_WaitingRequest]:
+    return (request for request in queue if not request.leased.done())

@@ -1,4 +1,4 @@
-"""Rows of the tables as records, and back."""
+"""Converts between table rows and records."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ decode_reward = msgspec.json.Decoder(Reward).decode
 
 
 class _CallBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The part of a call that no query looks into."""
+    """The fields of a call that no query filters by, stored as one JSON document."""
 
     retry_of: str | None = None
     choice: int = 0
@@ -64,18 +64,18 @@ _BODY_FIELDS = _CallBody.__struct_fields__
 _decode_body = msgspec.json.Decoder(_CallBody).decode
 
 
-def run_from(row: Any) -> Run:
-    """A run."""
+def run_from_row(row: Any) -> Run:
+    """Build a run."""
     return Run(row.id, decode_settings(row.settings), decode_json(row.config), row.created)
 
 
-def task_from(row: Any) -> Task:
-    """A task, from a row with `task_id` and `input`."""
+def task_from_row(row: Any) -> Task:
+    """Build a task from a row with `task_id` and `input`."""
     return Task(row.task_id, decode_json(row.input))
 
 
-def group_from(row: Any) -> Group:
-    """A group."""
+def group_from_row(row: Any) -> Group:
+    """Build a group."""
     return Group(
         row.id,
         row.run_id,
@@ -88,13 +88,13 @@ def group_from(row: Any) -> Group:
     )
 
 
-def outcome_from(row: Any) -> Outcome | None:
-    """The outcome of a rollout or an attempt."""
+def outcome_from_row(row: Any) -> Outcome | None:
+    """Build the outcome of a rollout or an attempt; None if it has not ended."""
     return None if row.ending is None else Outcome(Ending(row.ending), (row.message or b"").decode())
 
 
-def rollout_from(row: Any) -> Rollout:
-    """A rollout."""
+def rollout_from_row(row: Any) -> Rollout:
+    """Build a rollout."""
     return Rollout(
         id=row.id,
         run=row.run_id,
@@ -107,21 +107,21 @@ def rollout_from(row: Any) -> Rollout:
         max_attempts=row.max_attempts,
         created=row.created,
         finished=row.finished,
-        outcome=outcome_from(row),
+        outcome=outcome_from_row(row),
     )
 
 
-def listed_from(row: Any) -> ListedRollout:
-    """A rollout in a list, from a row with `reward` and `calls` of its last attempt, if it has had one."""
+def listed_rollout_from_row(row: Any) -> ListedRollout:
+    """Build a rollout for a list, from a row joined with `reward` and `calls` of its last attempt."""
     return ListedRollout(
-        **msgspec.structs.asdict(rollout_from(row)),
+        **msgspec.structs.asdict(rollout_from_row(row)),
         reward=row.reward if row.ending == Ending.SUCCEEDED else None,
         calls=row.calls if row.state == State.FINISHED else None,
     )
 
 
-def attempt_from(row: Any) -> Attempt:
-    """An attempt."""
+def attempt_from_row(row: Any) -> Attempt:
+    """Build an attempt."""
     return Attempt(
         id=row.id,
         run=row.run_id,
@@ -132,13 +132,13 @@ def attempt_from(row: Any) -> Attempt:
         started=row.started,
         expires=row.expires,
         ended=row.ended,
-        outcome=outcome_from(row),
+        outcome=outcome_from_row(row),
         result=None if row.result is None else decode_json(row.result),
     )
 
 
-def call_row(attempt: str, call: Call, length: int, turns: int) -> dict[str, Any]:
-    """A call as a row; `length` and `turns` are what a child of it can keep."""
+def call_to_row(attempt: str, call: Call, length: int, turns: int) -> dict[str, Any]:
+    """Convert a call; `length` and `turns` are how many tokens and messages a child call can keep."""
     return {
         "attempt_id": attempt,
         "id": call.id,
@@ -155,8 +155,8 @@ def call_row(attempt: str, call: Call, length: int, turns: int) -> dict[str, Any
     }
 
 
-def call_from(row: Any) -> Call:
-    """A call."""
+def call_from_row(row: Any) -> Call:
+    """Build a call."""
     body = _decode_body(row.body)
     return Call(
         id=row.id,
@@ -170,13 +170,13 @@ def call_from(row: Any) -> Call:
     )
 
 
-def span_row(attempt: str, span: Span) -> dict[str, Any]:
-    """A span as a row."""
+def span_to_row(attempt: str, span: Span) -> dict[str, Any]:
+    """Convert a span."""
     return {"attempt_id": attempt, "id": span.span_id, "body": encode_json(span)}
 
 
-def reward_row(attempt: str, reward: Reward) -> dict[str, Any]:
-    """A reward as a row."""
+def reward_to_row(attempt: str, reward: Reward) -> dict[str, Any]:
+    """Convert a reward."""
     return {
         "attempt_id": attempt,
         "id": reward.id,

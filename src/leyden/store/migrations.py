@@ -1,6 +1,4 @@
-"""The schema's version, and how an older store becomes a newer one: forwards only, each step in the transaction that
-also records it.
-"""
+"""The schema version and the migrations of older stores: forwards only, each in the transaction that records it."""
 
 from collections.abc import Callable
 
@@ -12,14 +10,14 @@ from leyden.store.schema import meta, metadata, rollouts
 SCHEMA = 4
 
 
-def _keep_output(connection: Connection) -> None:
-    """What an attempt printed is kept with it."""
+def _add_output(connection: Connection) -> None:
+    """Add the output of attempts."""
     kind = "BLOB" if connection.dialect.name == "sqlite" else "BYTEA"
     connection.execute(text(f"ALTER TABLE attempts ADD COLUMN output {kind}"))
 
 
-def _score_groups(connection: Connection) -> None:
-    """Groups may wait to be scored together."""
+def _add_scorings(connection: Connection) -> None:
+    """Add the scoring of groups."""
     connection.execute(
         text(
             "CREATE TABLE scorings (group_id VARCHAR PRIMARY KEY REFERENCES groups (id) ON DELETE CASCADE, "
@@ -31,8 +29,8 @@ def _score_groups(connection: Connection) -> None:
     connection.execute(text("CREATE INDEX ix_scorings_run_id ON scorings (run_id)"))
 
 
-def _wait_before_retries(connection: Connection) -> None:
-    """A rollout may have to wait before it is tried again, and may have to be tried alone."""
+def _add_retry_backoff(connection: Connection) -> None:
+    """Add back-off before retries, and retries in a process of their own."""
     for column in ("not_before DOUBLE PRECISION", "alone INTEGER"):
         connection.execute(text(f"ALTER TABLE rollouts ADD COLUMN {column} NOT NULL DEFAULT 0"))
     for index in rollouts.indexes:
@@ -41,23 +39,23 @@ def _wait_before_retries(connection: Connection) -> None:
             index.create(connection)
 
 
-STEPS: dict[int, Callable[[Connection], None]] = {2: _keep_output, 3: _score_groups, 4: _wait_before_retries}
-"""By the version that the step leads to; a step changes a store of the version before it."""
+STEPS: dict[int, Callable[[Connection], None]] = {2: _add_output, 3: _add_scorings, 4: _add_retry_backoff}
+"""Migrations by the version that they lead to, from the version before it."""
 
 
 def version_of(connection: Connection) -> int | None:
-    """The schema version of a store; None where the database is empty."""
+    """Return the schema version of a store; None if the database is empty."""
     tables = inspect(connection).get_table_names()
     if not tables:
         return None
     if meta.name not in tables:
-        raise StoreUnusable("holds tables of another program: name a database of Leyden's own")
+        raise StoreUnusable("holds tables of another program: name a database that is for Leyden only")
     found = connection.scalar(select(meta.c.value).where(meta.c.name == "schema"))
     return int(found) if found is not None else None
 
 
 def check(version: int | None) -> None:
-    """Refuse a store that a newer Leyden wrote."""
+    """Raise `StoreUnusable` for a store that a newer Leyden wrote."""
     if version is not None and version > SCHEMA:
         raise StoreUnusable(
             f"was written by a newer Leyden (schema {version}; this one knows {SCHEMA}): upgrade Leyden to open it"
@@ -65,7 +63,7 @@ def check(version: int | None) -> None:
 
 
 def migrate(connection: Connection) -> None:
-    """Create the tables in an empty database, or bring an older store forward."""
+    """Create the tables in an empty database, or migrate an older store."""
     version = version_of(connection)
     check(version)
     if version is None:

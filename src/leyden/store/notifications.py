@@ -1,4 +1,4 @@
-"""Who waits for what. Waiting is for a notification of a commit, never a loop that looks again and again."""
+"""Notifies subscribers and waiters of committed events, so that nobody polls the database."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -8,7 +8,7 @@ from leyden.records import Event
 
 
 class Notifications:
-    """Hands each committed event to its listeners, on the event loop, in the order of the log."""
+    """Passes each committed event to its listeners, on the event loop, in the order of the log."""
 
     def __init__(self) -> None:
         self._subscribers: list[Callable[[Event], None]] = []
@@ -21,9 +21,9 @@ class Notifications:
 
     @contextmanager
     def listen(self, run: str | None, kind: str = "") -> Iterator[asyncio.Event]:
-        """Something to wait on that is set by the next event of a run, or of any (of one kind, or any).
+        """Yield an `asyncio.Event` that the next event of a run (or of any run) and kind (or any kind) sets.
 
-        Listen first and look second: what happens in between is then not missed.
+        Listen first and query second, so that no event in between is missed.
         """
         woken = asyncio.Event()
         if self._closed:
@@ -38,7 +38,7 @@ class Notifications:
                 del self._listeners[run]
 
     def publish(self, events: Iterable[Event]) -> None:
-        """Tell everybody whom it concerns."""
+        """Notify subscribers and listeners."""
         for event in events:
             for subscriber in self._subscribers:
                 subscriber(event)
@@ -49,11 +49,11 @@ class Notifications:
 
     @property
     def closed(self) -> bool:
-        """Whether waiting has ended for good."""
+        """Whether `close` was called."""
         return self._closed
 
     def close(self) -> None:
-        """Let everybody go who waits, and whoever comes later."""
+        """Wake all listeners, present and future."""
         self._closed = True
         for listeners in self._listeners.values():
             for woken in listeners:

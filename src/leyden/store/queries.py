@@ -1,4 +1,4 @@
-"""What can be asked of the store. Every question is one consistent look at it."""
+"""Read queries. Each runs in one transaction and so sees one consistent state."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,20 @@ from leyden.records import Event, EventKind, Group, Metric, Run, State, Version,
 from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.mapping import (
-    attempt_from,
-    call_from,
+    attempt_from_row,
+    call_from_row,
     decode_reward,
     decode_settings,
     decode_span,
-    group_from,
-    listed_from,
-    rollout_from,
-    run_from,
-    task_from,
+    group_from_row,
+    listed_rollout_from_row,
+    rollout_from_row,
+    run_from_row,
+    task_from_row,
 )
-from leyden.store.queue import ActiveLease, live
+from leyden.store.queue import ActiveLease, active_lease
 from leyden.store.schema import (
-    ALIVE,
+    ACTIVE,
     QUEUED,
     attempts,
     calls,
@@ -47,65 +47,65 @@ _ROLLOUTS_AND_TASKS = select(rollouts, tasks.c.input).join(
 )
 
 
-def run_ids(connection: Connection) -> Sequence[str]:
-    """The runs, oldest first."""
+def list_run_ids(connection: Connection) -> Sequence[str]:
+    """List the ids of the runs, oldest first."""
     return connection.scalars(select(runs.c.id).where(runs.c.state == "open").order_by(runs.c.created)).all()
 
 
-def run(connection: Connection, id: str) -> Run:
-    """One run."""
+def get_run(connection: Connection, id: str) -> Run:
+    """Return a run."""
     row = connection.execute(select(runs).where(runs.c.id == id, runs.c.state == "open")).first()
     if row is None:
         raise NotFound(f"no run {id!r}")
-    return run_from(row)
+    return run_from_row(row)
 
 
-def summary(connection: Connection, id: str) -> RunSummary:
-    """What a run holds, in numbers."""
-    found = run(connection, id)
+def summarise_run(connection: Connection, id: str) -> RunSummary:
+    """Count what a run holds."""
+    found = get_run(connection, id)
     by_state = connection.execute(
         select(func.coalesce(rollouts.c.ending, rollouts.c.state), func.count())
         .where(rollouts.c.run_id == id)
         .group_by(func.coalesce(rollouts.c.ending, rollouts.c.state))
     )
     rollout_counts = {name: int(count) for name, count in by_state}
-    made, finished = connection.execute(
+    created, finished = connection.execute(
         select(func.count(), func.count(groups.c.finished)).where(groups.c.run_id == id)
     ).one()
-    over = select(func.sum(attempts.c.calls), func.sum(attempts.c.tokens)).where(attempts.c.run_id == id)
-    n_calls, n_tokens = connection.execute(over).one()
-    alive = (
+    ended = select(func.sum(attempts.c.calls), func.sum(attempts.c.tokens)).where(attempts.c.run_id == id)
+    n_calls, n_tokens = connection.execute(ended).one()
+    active = (
         select(func.count(), func.sum(calls.c.sampled))
         .join(attempts, attempts.c.id == calls.c.attempt_id)
-        .where(attempts.c.run_id == id, ALIVE)
+        .where(attempts.c.run_id == id, ACTIVE)
     )
-    alive_calls, alive_tokens = connection.execute(alive).one()
+    active_calls, active_tokens = connection.execute(active).one()
     unscored = select(func.count()).where(scorings.c.run_id == id, scorings.c.ready.is_not(None))
-    scored = select(func.avg(attempts.c.reward)).where(attempts.c.run_id == id, attempts.c.ending == "succeeded")
+    mean = select(func.avg(attempts.c.reward)).where(attempts.c.run_id == id, attempts.c.ending == "succeeded")
     return RunSummary(
         id=id,
         created=found.created,
         rollouts=rollout_counts,
-        groups=made,
+        groups=created,
         groups_finished=finished,
-        calls=int(n_calls or 0) + alive_calls,
-        tokens=int(n_tokens or 0) + int(alive_tokens or 0),
-        mean_reward=connection.scalar(scored),
+        calls=int(n_calls or 0) + active_calls,
+        tokens=int(n_tokens or 0) + int(active_tokens or 0),
+        mean_reward=connection.scalar(mean),
         groups_unscored=connection.scalar(unscored) or 0,
     )
 
 
-def group(connection: Connection, run: str, id: str) -> Group:
-    """One group."""
+def get_group(connection: Connection, run: str, id: str) -> Group:
+    """Return a group."""
     row = connection.execute(select(groups).where(groups.c.id == id, groups.c.run_id == run)).first()
     if row is None:
         raise NotFound(f"no group {id!r} in run {run!r}")
-    return group_from(row)
+    return group_from_row(row)
 
 
 def group_episodes(connection: Connection, run: str, id: str) -> list[Episode]:
-    """The deciding attempt of each rollout of a group, with all that it left behind."""
-    group(connection, run, id)
+    """Return the episode of the latest attempt of each rollout of a group."""
+    get_group(connection, run, id)
     latest = (
         select(attempts)
         .join(rollouts, (rollouts.c.id == attempts.c.rollout_id) & (rollouts.c.attempts == attempts.c.number))
@@ -115,10 +115,10 @@ def group_episodes(connection: Connection, run: str, id: str) -> list[Episode]:
     return _episodes(connection, connection.execute(latest).all())
 
 
-def rollout_list(
+def list_rollouts(
     connection: Connection, run: str, *, after: str, limit: int, state: State | None = None
 ) -> list[ListedRollout]:
-    """Rollouts of a run in the order in which they were queued, following the one named."""
+    """List rollouts of a run in the order in which they were queued, after the named one."""
     _require_run(connection, run)
     last = (attempts.c.rollout_id == rollouts.c.id) & (attempts.c.number == rollouts.c.attempts)
     query = select(rollouts, attempts.c.reward, attempts.c.calls).outerjoin(attempts, last)
@@ -130,20 +130,20 @@ def rollout_list(
         if start is None:
             raise NotFound(f"no rollout {after!r} in run {run!r}")
         query = query.where(rollouts.c.seq > start)
-    return [listed_from(row) for row in connection.execute(query.order_by(rollouts.c.seq).limit(limit))]
+    return [listed_rollout_from_row(row) for row in connection.execute(query.order_by(rollouts.c.seq).limit(limit))]
 
 
-def rollout_detail(connection: Connection, run: str, id: str) -> RolloutDetail:
-    """A rollout with its task and attempts."""
+def get_rollout(connection: Connection, run: str, id: str) -> RolloutDetail:
+    """Return a rollout with its task and attempts."""
     row = connection.execute(_ROLLOUTS_AND_TASKS.where(rollouts.c.id == id, rollouts.c.run_id == run)).first()
     if row is None:
         raise NotFound(f"no rollout {id!r} in run {run!r}")
     tries = connection.execute(select(attempts).where(attempts.c.rollout_id == id).order_by(attempts.c.number))
-    return RolloutDetail(rollout_from(row), task_from(row), tuple(map(attempt_from, tries)))
+    return RolloutDetail(rollout_from_row(row), task_from_row(row), tuple(map(attempt_from_row, tries)))
 
 
-def episode(connection: Connection, run: str, attempt: str) -> Episode:
-    """All that an attempt left behind."""
+def get_episode(connection: Connection, run: str, attempt: str) -> Episode:
+    """Return the episode of an attempt."""
     found = connection.execute(select(attempts).where(attempts.c.id == attempt, attempts.c.run_id == run)).first()
     if found is None:
         raise NotFound(f"no attempt {attempt!r} in run {run!r}")
@@ -151,7 +151,7 @@ def episode(connection: Connection, run: str, attempt: str) -> Episode:
 
 
 def _episodes(connection: Connection, found: Sequence[Row[Any]]) -> list[Episode]:
-    """What some attempts left behind, with one look into each table for all of them."""
+    """Build the episodes of some attempts, with one query per table for all of them."""
     query = _ROLLOUTS_AND_TASKS.where(rollouts.c.id.in_([row.rollout_id for row in found]))
     details = {row.id: row for row in connection.execute(query)}
 
@@ -162,23 +162,23 @@ def _episodes(connection: Connection, found: Sequence[Row[Any]]) -> list[Episode
             rows[row.attempt_id].append(row)
         return rows
 
-    made, seen, given = by_attempt(calls), by_attempt(spans), by_attempt(rewards)
+    calls_of, spans_of, rewards_of = by_attempt(calls), by_attempt(spans), by_attempt(rewards)
     return [
         Episode(
-            rollout=rollout_from(details[row.rollout_id]),
-            attempt=attempt_from(row),
-            task=task_from(details[row.rollout_id]),
-            calls=tuple(map(call_from, made[row.id])),
-            spans=tuple(decode_span(span.body) for span in seen[row.id]),
-            rewards=tuple(decode_reward(reward.body) for reward in given[row.id]),
+            rollout=rollout_from_row(details[row.rollout_id]),
+            attempt=attempt_from_row(row),
+            task=task_from_row(details[row.rollout_id]),
+            calls=tuple(map(call_from_row, calls_of[row.id])),
+            spans=tuple(decode_span(span.body) for span in spans_of[row.id]),
+            rewards=tuple(decode_reward(reward.body) for reward in rewards_of[row.id]),
             output=(row.output or b"").decode(),
         )
         for row in found
     ]
 
 
-def log(connection: Connection, run: str, *, after: int, kind: str, limit: int) -> list[Event]:
-    """A run's events after a cursor."""
+def list_events(connection: Connection, run: str, *, after: int, kind: str, limit: int) -> list[Event]:
+    """List a run's events after a cursor."""
     _require_run(connection, run)
     query = select(events).where(events.c.run_id == run, events.c.seq > after)
     if kind:
@@ -187,8 +187,8 @@ def log(connection: Connection, run: str, *, after: int, kind: str, limit: int) 
     return [Event(row.seq, row.run_id, EventKind(row.kind), row.subject, row.at, decode_json(row.data)) for row in rows]
 
 
-def metric_list(connection: Connection, run: str, *, after: int, limit: int) -> list[tuple[int, Metric]]:
-    """A run's numbers after a cursor, each with its place."""
+def list_metrics(connection: Connection, run: str, *, after: int, limit: int) -> list[tuple[int, Metric]]:
+    """List a run's metrics after a cursor, each with its sequence number."""
     _require_run(connection, run)
     query = select(metrics).where(metrics.c.run_id == run, metrics.c.seq > after)
     rows = connection.execute(query.order_by(metrics.c.seq).limit(limit))
@@ -196,7 +196,7 @@ def metric_list(connection: Connection, run: str, *, after: int, limit: int) -> 
 
 
 def latest_versions(connection: Connection, run: str) -> list[Version]:
-    """The newest published version of each policy."""
+    """Return the newest published version of each policy."""
     _require_run(connection, run)
     query = (
         select(versions.c.policy, func.max(versions.c.number).label("number"))
@@ -207,37 +207,38 @@ def latest_versions(connection: Connection, run: str) -> list[Version]:
     return [Version(row.policy, row.number) for row in connection.execute(query)]
 
 
-def worker_list(connection: Connection) -> list[Worker]:
-    """The workers that were ever heard of, the latest first."""
-    alive = select(attempts.c.worker, func.count().label("alive")).where(ALIVE).group_by(attempts.c.worker).subquery()
+def list_workers(connection: Connection) -> list[Worker]:
+    """List the workers, most recently seen first."""
+    active = select(attempts.c.worker, func.count().label("alive")).where(ACTIVE).group_by(attempts.c.worker).subquery()
     query = (
-        select(workers, func.coalesce(alive.c.alive, 0).label("alive"))
-        .outerjoin(alive, alive.c.worker == workers.c.id)
+        select(workers, func.coalesce(active.c.alive, 0).label("alive"))
+        .outerjoin(active, active.c.worker == workers.c.id)
         .order_by(workers.c.seen.desc())
         .limit(1000)
     )
     return [Worker(row.id, row.seen, row.alive) for row in connection.execute(query)]
 
 
-def alive(connection: Connection) -> list[ActiveLease]:
-    """Every lease in force."""
+def active_leases(connection: Connection) -> list[ActiveLease]:
+    """List the active leases."""
     query = (
         select(attempts, rollouts.c.purpose, runs.c.settings)
         .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
         .join(runs, runs.c.id == attempts.c.run_id)
-        .where(ALIVE)
+        .where(ACTIVE)
     )
-    return [live(attempt_from(row), row.purpose, decode_settings(row.settings)) for row in connection.execute(query)]
+    rows = connection.execute(query)
+    return [active_lease(attempt_from_row(row), row.purpose, decode_settings(row.settings)) for row in rows]
 
 
 def next_expiry(connection: Connection) -> float | None:
-    """When the next lease will run out, unless it is prolonged."""
-    ask = (select(func.min(attempts.c.expires)).where(ALIVE), select(func.min(scorings.c.expires)))
-    return min((found for query in ask if (found := connection.scalar(query)) is not None), default=None)
+    """Return when the next lease expires unless it is renewed."""
+    queries = (select(func.min(attempts.c.expires)).where(ACTIVE), select(func.min(scorings.c.expires)))
+    return min((found for query in queries if (found := connection.scalar(query)) is not None), default=None)
 
 
-def delayed(connection: Connection, now: float) -> list[tuple[str, float]]:
-    """The run of each rollout that waits to be tried again, and when it may."""
+def delayed_retries(connection: Connection, now: float) -> list[tuple[str, float]]:
+    """List the run and the earliest start of each rollout that waits for its retry."""
     query = select(rollouts.c.run_id, rollouts.c.not_before).where(QUEUED, rollouts.c.not_before > now)
     return [(row.run_id, row.not_before) for row in connection.execute(query)]
 

@@ -1,10 +1,9 @@
-"""The queue: how rollouts reach workers.
+"""The queue of rollouts and the leases that workers take from it.
 
-It is fair: of the groups that wait, each is served one rollout in its turn, and a group of priority p has 2**p
-turns where one of priority 0 has one; so neither a large group nor a high priority starves the rest. A rollout's turn
-is fixed when it is queued (`position`), as in stride scheduling: the i-th rollout of a group stands i / 2**p behind
-the head of the queue. What must be tried again goes to the head, since the rest of its group waits for it; where it
-has to wait for that (`not_before`), others pass it.
+The queue is fair (stride scheduling): groups are served in rotation, and a group of priority p gets 2**p rollouts for
+each one of priority 0, so neither a large group nor a high priority starves the rest. A rollout's `position` is fixed
+when it is queued: the i-th rollout of a group is i / 2**p behind the head. A retry goes to the head, because its group
+waits for it, but is skipped until `not_before`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ from sqlalchemy import bindparam, func, select, update
 from leyden.records import Attempt, EventKind, Group, Purpose, RunSettings, Task
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
-from leyden.store.mapping import decode_settings, group_from, task_from
+from leyden.store.mapping import decode_settings, group_from_row, task_from_row
 from leyden.store.schema import QUEUED, attempts, groups, rollouts, runs, tasks, workers
 from leyden.store.statements import Statement, insert, insert_new, insert_or_update
 from leyden.store.writer import Transaction
@@ -25,7 +24,7 @@ from leyden.wire import GroupSpec
 
 
 class LeaseQuery(Struct, frozen=True):
-    """A request for work."""
+    """A worker's request for leases."""
 
     worker: str
     count: int
@@ -34,7 +33,7 @@ class LeaseQuery(Struct, frozen=True):
 
 
 class ActiveLease(Struct, frozen=True):
-    """A lease in force: what the server knows of an attempt without looking it up."""
+    """An active lease: what the server knows of a running attempt without a query."""
 
     attempt: str
     run: str
@@ -43,13 +42,13 @@ class ActiveLease(Struct, frozen=True):
     pool: str | None
     started: float
     expires: float
-    """At first; heartbeats prolong it."""
+    """When the lease was granted; heartbeats renew it."""
     purpose: Purpose
     agent_rewards: bool
 
 
 class LeasedAttempt(Struct, frozen=True):
-    """An attempt that was leased."""
+    """An attempt that was leased to a worker, with its task."""
 
     attempt: Attempt
     task: Task
@@ -80,7 +79,7 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
         for name, value in new.items():
             if getattr(row, name) != value:
                 raise Conflict(f"group {spec.id!r} exists with {name} = {getattr(row, name)!r}, not {value!r}")
-        return group_from(row)
+        return group_from_row(row)
     _ADD_GROUP.run(tx, **new, done=0, created=tx.now)
     head = _head(tx)
     _ADD_ROLLOUT.run_many(
@@ -106,33 +105,32 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
     return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, spec.priority, tx.now)
 
 
-def lease(tx: Transaction, wants: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
-    """Give each of the wants, in their order, what the queue has for it."""
-    granted: list[list[LeasedAttempt]] = [[] for _ in wants]
+def lease(tx: Transaction, requests: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+    """Lease rollouts from the queue to each request, in the order of the requests."""
+    leased: list[list[LeasedAttempt]] = [[] for _ in requests]
     by_run: dict[str | None, list[int]] = {}
-    for index, want in enumerate(wants):
-        by_run.setdefault(want.run, []).extend([index] * want.count)
-    for run, places in by_run.items():
-        most = len(places)
-        bounds = {"most": most, "now": tx.now}
+    for index, request in enumerate(requests):
+        by_run.setdefault(request.run, []).extend([index] * request.count)
+    for run, slots in by_run.items():
+        bounds = {"most": len(slots), "now": tx.now}
         rows = _NEXT.all(tx, **bounds) if run is None else _NEXT_OF_RUN.all(tx, **bounds, run=run)
-        for index, row in zip(places, rows, strict=False):
-            granted[index].append(_start(tx, row, wants[index]))
+        for index, row in zip(slots, rows, strict=False):
+            leased[index].append(_start(tx, row, requests[index]))
     _LEASE_ROLLOUT.run_many(
-        tx, ({"rollout": g.attempt.rollout, "number": g.attempt.number} for grants in granted for g in grants)
+        tx, ({"rollout": one.attempt.rollout, "number": one.attempt.number} for some in leased for one in some)
     )
-    _ADD_ATTEMPT.run_many(tx, (_attempt_row(grant) for grants in granted for grant in grants))
-    seen(tx, (want.worker for want in wants))
-    return granted
+    _ADD_ATTEMPT.run_many(tx, (_attempt_row(one) for some in leased for one in some))
+    mark_seen(tx, (request.worker for request in requests))
+    return leased
 
 
 def requeue(tx: Transaction, rollout: str, not_before: float, alone: bool) -> None:
-    """Put a rollout at the head of the queue, for another attempt: then or later, and alone from now on or not."""
-    _REQUEUE.run(tx, rollout=rollout, head=_head(tx), moment=not_before, by_itself=int(alone))
+    """Put a rollout at the head of the queue for another attempt, not before a time and perhaps alone in a process."""
+    _REQUEUE.run(tx, rollout=rollout, head=_head(tx), earliest=not_before, separate=int(alone))
 
 
-def seen(tx: Transaction, ids: Iterable[str]) -> None:
-    """Note that workers were heard of."""
+def mark_seen(tx: Transaction, ids: Iterable[str]) -> None:
+    """Record that workers were seen now."""
     _SEEN.run_many(tx, ({"id": id, "seen": tx.now} for id in dict.fromkeys(ids)))
 
 
@@ -145,8 +143,8 @@ def _put_task(tx: Transaction, run: str, task: Task) -> None:
         raise Conflict(f"task {task.id!r} exists in run {run!r} with another input: give this one another id")
 
 
-def _start(tx: Transaction, row: Any, want: LeaseQuery) -> LeasedAttempt:
-    """The next attempt of a rollout."""
+def _start(tx: Transaction, row: Any, request: LeaseQuery) -> LeasedAttempt:
+    """Start the next attempt of a rollout."""
     settings = decode_settings(row.settings)
     number = row.attempts + 1
     attempt = Attempt(
@@ -154,19 +152,18 @@ def _start(tx: Transaction, row: Any, want: LeaseQuery) -> LeasedAttempt:
         run=row.run_id,
         rollout=row.id,
         number=number,
-        worker=want.worker,
-        pool=want.pool,
+        worker=request.worker,
+        pool=request.pool,
         started=tx.now,
         expires=tx.now + settings.lease_s,
     )
-    tx.emit(
-        attempt.run, EventKind.ATTEMPT_STARTED, attempt.id, **msgspec.to_builtins(live(attempt, row.purpose, settings))
-    )
-    return LeasedAttempt(attempt, task_from(row), Purpose(row.purpose), settings.lease_s, bool(row.alone))
+    lease = active_lease(attempt, row.purpose, settings)
+    tx.emit(attempt.run, EventKind.ATTEMPT_STARTED, attempt.id, **msgspec.to_builtins(lease))
+    return LeasedAttempt(attempt, task_from_row(row), Purpose(row.purpose), settings.lease_s, bool(row.alone))
 
 
-def live(attempt: Attempt, purpose: str, settings: RunSettings) -> ActiveLease:
-    """A lease in force, from an attempt, its rollout's purpose and its run's settings."""
+def active_lease(attempt: Attempt, purpose: str, settings: RunSettings) -> ActiveLease:
+    """Build an active lease from an attempt, its rollout's purpose and its run's settings."""
     return ActiveLease(
         attempt=attempt.id,
         run=attempt.run,
@@ -180,8 +177,8 @@ def live(attempt: Attempt, purpose: str, settings: RunSettings) -> ActiveLease:
     )
 
 
-def _attempt_row(grant: LeasedAttempt) -> dict[str, Any]:
-    attempt = grant.attempt
+def _attempt_row(leased: LeasedAttempt) -> dict[str, Any]:
+    attempt = leased.attempt
     return {
         "id": attempt.id,
         "run_id": attempt.run,
@@ -189,7 +186,7 @@ def _attempt_row(grant: LeasedAttempt) -> dict[str, Any]:
         "number": attempt.number,
         "worker": attempt.worker,
         "pool": attempt.pool,
-        "lease_s": grant.lease_s,
+        "lease_s": leased.lease_s,
         "started": attempt.started,
         "expires": attempt.expires,
         "calls": 0,
@@ -198,7 +195,7 @@ def _attempt_row(grant: LeasedAttempt) -> dict[str, Any]:
 
 
 def _head(tx: Transaction) -> float:
-    """The position of the rollout whose turn it is."""
+    """Return the position of the first rollout in the queue."""
     return float(_HEAD.scalar(tx) or 0.0)
 
 
@@ -254,6 +251,6 @@ _ADD_ATTEMPT = insert(
 _REQUEUE = Statement(
     update(rollouts)
     .where(rollouts.c.id == bindparam("rollout"))
-    .values(state="queued", position=bindparam("head"), not_before=bindparam("moment"), alone=bindparam("by_itself"))
+    .values(state="queued", position=bindparam("head"), not_before=bindparam("earliest"), alone=bindparam("separate"))
 )
 _SEEN = insert_or_update(workers, "id", "seen")

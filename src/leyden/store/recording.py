@@ -1,5 +1,6 @@
-"""What an attempt leaves behind: calls, spans, rewards. Each is recorded once; sent again, it is passed over if it is
-the same and refused if it is not.
+"""Records the calls, spans and rewards of attempts, and the metrics and versions of runs.
+
+Recording is idempotent: the same item again is ignored, and a different one under the same id is a `Conflict`.
 """
 
 from collections.abc import Sequence
@@ -12,37 +13,37 @@ from leyden.episodes import effective
 from leyden.outcomes import Ending
 from leyden.records import Call, EventKind, Metric, Reward, RewardKind, Span, Version
 from leyden.store.errors import Conflict, NotFound
-from leyden.store.mapping import call_row, decode_reward, reward_row, span_row
+from leyden.store.mapping import call_to_row, decode_reward, reward_to_row, span_to_row
 from leyden.store.schema import attempts, calls, metrics, rewards, rollouts, runs, spans, versions
 from leyden.store.statements import Statement, insert, insert_new
 from leyden.store.writer import Transaction
 
 
 def record_calls(tx: Transaction, run: str, attempt: str, new: Sequence[Call]) -> int:
-    """Record model calls of a live attempt, parents before children."""
-    require_alive(tx, run, attempt)
+    """Record model calls of an active attempt, parents before children."""
+    require_active(tx, run, attempt)
     return sum(_put_call(tx, attempt, call) for call in new)
 
 
 def record_spans(tx: Transaction, run: str, attempt: str, new: Sequence[Span]) -> int:
-    """Record spans of a live attempt. Exporters repeat what they are unsure of: the first of a span id stands."""
-    require_alive(tx, run, attempt)
-    return _ADD_SPAN.run_many(tx, (span_row(attempt, span) for span in new))
+    """Record spans of an active attempt. Exporters may repeat spans: the first with a span id is kept."""
+    require_active(tx, run, attempt)
+    return _ADD_SPAN.run_many(tx, (span_to_row(attempt, span) for span in new))
 
 
 def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward], *, rescoring: bool = False) -> int:
-    """Record rewards; on an attempt that has ended only when rescoring.
+    """Record rewards; on an ended attempt only when rescoring.
 
-    A step reward that names no call belongs to the latest. The final reward has one source, except that a rescoring
-    replaces it; an attempt that ended without one has then succeeded.
+    A step reward without a call belongs to the latest call. The final reward has one source, which only a rescoring
+    replaces; an attempt that ended as `no_reward` then becomes a success.
     """
     if not rescoring:
-        require_alive(tx, run, attempt)
+        require_active(tx, run, attempt)
     elif _ATTEMPT.first(tx, attempt=attempt, run=run) is None:
         raise NotFound(f"no attempt {attempt!r} in run {run!r}")
     final = [reward for reward in new if reward.kind is RewardKind.FINAL]
     for reward in final if not rescoring else ():
-        other = _OTHER_SOURCE.scalar(tx, attempt=attempt, given_by=reward.source)
+        other = _OTHER_SOURCE.scalar(tx, attempt=attempt, from_source=reward.source)
         if other is not None:
             raise Conflict(
                 f"attempt {attempt!r} has a final reward from {other!r} and now one from {reward.source!r}: "
@@ -50,16 +51,16 @@ def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward
             )
     recorded = sum(_put_reward(tx, attempt, reward) for reward in new)
     if final:
-        total = _sum_up(tx, attempt)
+        total = _update_total(tx, attempt)
         if rescoring:
-            _COUNT_ROLLOUT.run(tx, attempt=attempt)
-            _COUNT_ATTEMPT.run(tx, attempt=attempt)
+            _MARK_ROLLOUT_SUCCEEDED.run(tx, attempt=attempt)
+            _MARK_ATTEMPT_SUCCEEDED.run(tx, attempt=attempt)
             tx.emit(run, EventKind.ATTEMPT_REWARDED, attempt, reward=total, source=final[-1].source)
     return recorded
 
 
 def record_metrics(tx: Transaction, run: str, new: Sequence[Metric]) -> int:
-    """Record numbers of a run."""
+    """Record metrics of a run."""
     _require_run(tx, run)
     if new:
         _ADD_METRIC.run_many(
@@ -70,7 +71,7 @@ def record_metrics(tx: Transaction, run: str, new: Sequence[Metric]) -> int:
 
 
 def publish_version(tx: Transaction, run: str, version: Version) -> int:
-    """Record that a version of a policy's weights is being served from now on."""
+    """Record that a version of a policy's weights is served from now on."""
     _require_run(tx, run)
     if not _ADD_VERSION.run(tx, run_id=run, policy=version.policy, number=version.number, at=tx.now):
         return 0
@@ -78,13 +79,13 @@ def publish_version(tx: Transaction, run: str, version: Version) -> int:
     return 1
 
 
-def require_alive(tx: Transaction, run: str, attempt: str) -> None:
-    """Refuse to go on with an attempt that is over, or of another run."""
+def require_active(tx: Transaction, run: str, attempt: str) -> None:
+    """Raise unless the attempt is active and belongs to the run."""
     row = _ATTEMPT.first(tx, attempt=attempt, run=run)
     if row is None:
         raise NotFound(f"no attempt {attempt!r} in run {run!r}")
     if row.ended is not None:
-        raise Conflict(f"attempt {attempt!r} ended as {row.ending}: nothing can be added to it")
+        raise Conflict(f"attempt {attempt!r} ended as {row.ending}: nothing can be recorded for it any more")
 
 
 def _require_run(tx: Transaction, run: str) -> None:
@@ -105,7 +106,7 @@ def _put_call(tx: Transaction, attempt: str, call: Call) -> bool:
             if kept > most:
                 raise Conflict(f"call {call.id!r} has {name} = {kept}, but its parent has only {most} to keep")
         length, turns = length + call.kept_ids, turns + call.kept_messages
-    row = call_row(attempt, call, length, turns)
+    row = call_to_row(attempt, call, length, turns)
     if _ADD_CALL.run(tx, **row):
         return True
     found = _CALL.first(tx, attempt=attempt, call=call.id)
@@ -121,7 +122,7 @@ def _put_reward(tx: Transaction, attempt: str, given: Reward) -> bool:
         reward = replace(reward, call=_LATEST_CALL.scalar(tx, attempt=attempt))
     elif reward.call is not None and not _length(tx, attempt, reward.call):
         raise NotFound(f"reward {reward.id!r} is for call {reward.call!r}, which attempt {attempt!r} has not made")
-    if _ADD_REWARD.run(tx, **reward_row(attempt, reward)):
+    if _ADD_REWARD.run(tx, **reward_to_row(attempt, reward)):
         return True
     before = decode_reward(_REWARD.scalar(tx, attempt=attempt, reward=reward.id))
     if before != replace(given, at=before.at, call=given.call or before.call):
@@ -130,12 +131,12 @@ def _put_reward(tx: Transaction, attempt: str, given: Reward) -> bool:
 
 
 def _length(tx: Transaction, attempt: str, call: str) -> Any:
-    """How much of a call a child can keep; None where there is no such call."""
+    """Return how many tokens and messages of a call a child can keep; None if there is no such call."""
     return _LENGTH.first(tx, attempt=attempt, call=call)
 
 
-def _sum_up(tx: Transaction, attempt: str) -> float:
-    """Write the final reward in force beside the attempt, where lists and means find it."""
+def _update_total(tx: Transaction, attempt: str) -> float:
+    """Store the current final reward with the attempt, for lists and means."""
     given = [decode_reward(row.body) for row in _FINAL_REWARDS.all(tx, attempt=attempt)]
     total = sum(reward.weight * reward.value for reward in effective(given))
     _SET_REWARD.run(tx, attempt=attempt, total=total)
@@ -176,13 +177,13 @@ _ADD_REWARD = insert_new(rewards, "attempt_id", "id", "kind", "source", "body")
 _REWARD = Statement(select(rewards.c.body).where(_of_attempt, rewards.c.id == bindparam("reward")))
 _FINAL_REWARDS = Statement(select(rewards.c.body).where(_of_attempt, _final).order_by(rewards.c.seq))
 _OTHER_SOURCE = Statement(
-    select(rewards.c.source).where(_of_attempt, _final, rewards.c.source != bindparam("given_by")).limit(1)
+    select(rewards.c.source).where(_of_attempt, _final, rewards.c.source != bindparam("from_source")).limit(1)
 )
 _SET_REWARD = Statement(update(attempts).where(_this_attempt).values(reward=bindparam("total")))
 _unrewarded = (_this_attempt, attempts.c.ending == str(Ending.NO_REWARD))
 _succeeded = {"ending": str(Ending.SUCCEEDED), "message": b""}
-_COUNT_ATTEMPT = Statement(update(attempts).where(*_unrewarded).values(_succeeded))
-_COUNT_ROLLOUT = Statement(
+_MARK_ATTEMPT_SUCCEEDED = Statement(update(attempts).where(*_unrewarded).values(_succeeded))
+_MARK_ROLLOUT_SUCCEEDED = Statement(
     update(rollouts)
     .where(
         rollouts.c.id == select(attempts.c.rollout_id).where(*_unrewarded).scalar_subquery(),

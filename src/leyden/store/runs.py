@@ -1,4 +1,4 @@
-"""Runs: made once, deleted piece by piece so that nobody waits long for the writer meanwhile."""
+"""Creates and deletes runs. Deletion goes in batches, so that other writes do not wait long."""
 
 from sqlalchemy import Column, Table, bindparam, delete, select, update
 
@@ -6,13 +6,13 @@ from leyden.records import EventKind, Run
 from leyden.store.attempts import cancel_group
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
-from leyden.store.mapping import run_from
+from leyden.store.mapping import run_from_row
 from leyden.store.schema import attempts, events, groups, metrics, rollouts, runs, tasks, versions
 from leyden.store.statements import Statement, insert
 from leyden.store.writer import Transaction
 from leyden.wire import RunSpec
 
-_PIECE = 200
+_BATCH = 200
 
 
 def create_run(tx: Transaction, spec: RunSpec) -> Run:
@@ -28,29 +28,29 @@ def create_run(tx: Transaction, spec: RunSpec) -> Run:
     for name, value in (("settings", settings), ("config", config)):
         if getattr(row, name) != value:
             raise Conflict(f"run {spec.id!r} exists with another {name}: choose another id")
-    return run_from(row)
+    return run_from_row(row)
 
 
 def begin_delete(tx: Transaction, run: str) -> None:
-    """Hide a run and cancel all of it; `delete_piece` does the rest."""
+    """Hide a run and cancel its groups; `delete_batch` deletes its rows."""
     if not _HIDE.run(tx, run=run):
         raise NotFound(f"no run {run!r}")
     for row in _UNFINISHED_GROUPS.all(tx, run=run):
         cancel_group(tx, run, row.id)
 
 
-def delete_piece(tx: Transaction, run: str) -> bool:
-    """Delete some of a hidden run; True when nothing is left of it."""
-    if any(piece.run(tx, run=run) for piece in _PIECES):
+def delete_batch(tx: Transaction, run: str) -> bool:
+    """Delete one batch of a hidden run; True when nothing is left."""
+    if any(delete_some.run(tx, run=run) for delete_some in _DELETES):
         return False
     _DELETE_RUN.run(tx, run=run)
     tx.emit(run, EventKind.RUN_DELETED, run)
     return True
 
 
-def _piece(table: Table, key: Column[object]) -> Statement:
-    some = select(key).where(table.c.run_id == bindparam("run")).limit(_PIECE)
-    return Statement(delete(table).where(table.c.run_id == bindparam("run"), key.in_(some)))
+def _delete_from(table: Table, key: Column[object]) -> Statement:
+    batch = select(key).where(table.c.run_id == bindparam("run")).limit(_BATCH)
+    return Statement(delete(table).where(table.c.run_id == bindparam("run"), key.in_(batch)))
 
 
 _RUN = Statement(select(runs).where(runs.c.id == bindparam("run")))
@@ -59,13 +59,13 @@ _HIDE = Statement(update(runs).where(runs.c.id == bindparam("run")).values(state
 _UNFINISHED_GROUPS = Statement(
     select(groups.c.id).where(groups.c.run_id == bindparam("run"), groups.c.finished.is_(None))
 )
-_PIECES = [  # with an attempt go its calls, spans and rewards
-    _piece(attempts, attempts.c.id),
-    _piece(rollouts, rollouts.c.seq),
-    _piece(groups, groups.c.id),
-    _piece(tasks, tasks.c.id),
-    _piece(versions, versions.c.number),
-    _piece(metrics, metrics.c.seq),
-    _piece(events, events.c.seq),
+_DELETES = [  # calls, spans and rewards are deleted with their attempt
+    _delete_from(attempts, attempts.c.id),
+    _delete_from(rollouts, rollouts.c.seq),
+    _delete_from(groups, groups.c.id),
+    _delete_from(tasks, tasks.c.id),
+    _delete_from(versions, versions.c.number),
+    _delete_from(metrics, metrics.c.seq),
+    _delete_from(events, events.c.seq),
 ]
 _DELETE_RUN = Statement(delete(runs).where(runs.c.id == bindparam("run")))

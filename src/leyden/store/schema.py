@@ -1,7 +1,7 @@
-"""The tables. Text columns hold identifiers only; whatever a user wrote is JSON in a binary column, so that any
-string is storable in every database.
+"""The tables. Text columns hold identifiers only; user content is JSON in binary columns, because not every database
+stores every string as text.
 
-A change to this file comes with a migration (migrations.py) that brings older stores to the same shape.
+Every change here needs a migration of older stores (migrations.py).
 """
 
 from sqlalchemy import (
@@ -26,7 +26,7 @@ Serial = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows its
 
 
 def _owned_by(column: str) -> ForeignKey:
-    """What belongs to a row goes with it."""
+    """A foreign key that deletes a row with its owner."""
     return ForeignKey(column, ondelete="CASCADE")
 
 
@@ -74,20 +74,20 @@ rollouts = Table(
     Column("place", Integer, nullable=False),
     Column("purpose", String, nullable=False),
     Column("state", String, nullable=False),
-    Column("position", Double, nullable=False),  # its turn in the queue: see queue.py
+    Column("position", Double, nullable=False),  # in the queue: see queue.py
     Column("attempts", Integer, nullable=False),
     Column("max_attempts", Integer, nullable=False),
     Column("not_before", Double, nullable=False, server_default=text("0")),  # when it may be tried again
-    Column("alone", Integer, nullable=False, server_default=text("0")),  # its next attempt has a process to itself
+    Column("alone", Integer, nullable=False, server_default=text("0")),  # its next attempt runs alone in a process
     Column("created", Double, nullable=False),
     Column("finished", Double),
     Column("ending", String),
     Column("message", LargeBinary),
 )
-QUEUED = rollouts.c.state == literal_column("'queued'")  # spelled out: only so does SQLite use the indexes below
-TURN = (rollouts.c.position, rollouts.c.seq, rollouts.c.not_before)  # so that who may not yet go is passed over quickly
-Index("queue", *TURN, sqlite_where=QUEUED, postgresql_where=QUEUED)
-Index("queue_of_run", rollouts.c.run_id, *TURN, sqlite_where=QUEUED, postgresql_where=QUEUED)
+QUEUED = rollouts.c.state == literal_column("'queued'")  # with a parameter, SQLite would not use the indexes below
+QUEUE_ORDER = (rollouts.c.position, rollouts.c.seq, rollouts.c.not_before)  # the last: to skip delayed retries quickly
+Index("queue", *QUEUE_ORDER, sqlite_where=QUEUED, postgresql_where=QUEUED)
+Index("queue_of_run", rollouts.c.run_id, *QUEUE_ORDER, sqlite_where=QUEUED, postgresql_where=QUEUED)
 Index("rollouts_of_run", rollouts.c.run_id, rollouts.c.seq)
 
 attempts = Table(
@@ -107,25 +107,25 @@ attempts = Table(
     Column("message", LargeBinary),
     Column("result", LargeBinary),
     Column("output", LargeBinary),
-    # What `leyden runs` adds up, written once when the attempt ends.
+    # Totals for `leyden runs`, written once when the attempt ends.
     Column("calls", Integer, nullable=False, default=0),
     Column("tokens", BigInteger, nullable=False, default=0),
     Column("reward", Double),
 )
-ALIVE = attempts.c.ended.is_(None)
-Index("alive", attempts.c.expires, sqlite_where=ALIVE, postgresql_where=ALIVE)
+ACTIVE = attempts.c.ended.is_(None)
+Index("alive", attempts.c.expires, sqlite_where=ACTIVE, postgresql_where=ACTIVE)
 
-scorings = Table(  # a row for each group that waits to be scored together, and none after: see scoring.py
+scorings = Table(  # one row per group that waits to be scored: see scoring.py
     "scorings",
     metadata,
     Column("group_id", _owned_by("groups.id"), primary_key=True),
     Column("run_id", _owned_by("runs.id"), nullable=False, index=True),
     Column("ready", Double),  # since when all its rollouts have ended
-    Column("number", Integer, nullable=False),  # of the lease in force, or of the last
-    Column("lost", Integer, nullable=False),  # leases that ran out
+    Column("number", Integer, nullable=False),  # of the current or latest lease
+    Column("lost", Integer, nullable=False),  # expired leases
     Column("worker", String),
     Column("lease_s", Double),
-    Column("expires", Double),  # of the lease in force
+    Column("expires", Double),  # of the current lease
 )
 
 calls = Table(

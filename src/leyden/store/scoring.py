@@ -1,7 +1,7 @@
-"""Groups that are scored together: each waits for its last rollout, is leased to a worker, and then is finished.
+"""Scoring of whole groups: a group waits for its last rollout, is leased to a worker for scoring, and is then finished.
 
-A group is scored once. A lease that runs out, or is given back, lets another worker try; what cannot be scored, or was
-lost too often, ends as `no_reward`. So no crash of a worker or of the server leaves a group waiting for ever.
+A group is scored once. After a lease that expires or is returned, another worker may score the group; a group that
+cannot be scored, or whose leases expired too often, ends as `no_reward`. No crash leaves a group unfinished.
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ from sqlalchemy import bindparam, delete, select, update
 from leyden.outcomes import Ending
 from leyden.records import EventKind, Reward
 from leyden.store.errors import NotFound
-from leyden.store.mapping import decode_settings, group_from
-from leyden.store.queue import seen
+from leyden.store.mapping import decode_settings, group_from_row
+from leyden.store.queue import mark_seen
 from leyden.store.recording import record_rewards
 from leyden.store.schema import attempts, groups, rollouts, runs, scorings
 from leyden.store.statements import Statement, insert_new
@@ -20,17 +20,17 @@ from leyden.store.writer import Transaction
 from leyden.wire import Counted, GroupScoring, Scores
 
 SOURCE = "reward"
-"""Who gave the rewards: the run's reward function, as for a rollout that is scored alone."""
-_UNSAID = "the reward function gave it no reward"
+"""Source of the rewards: the run's reward function, as for a rollout that is scored alone."""
+_NO_SCORE = "the reward function gave it no reward"
 
 
-def expect(tx: Transaction, run: str, group: str) -> None:
-    """A rollout of this group has ended and waits to be scored with the others."""
-    _EXPECT.run(tx, group_id=group, run_id=run, number=0, lost=0)
+def add_pending(tx: Transaction, run: str, group: str) -> None:
+    """Record that a rollout of the group has ended and waits to be scored with the others."""
+    _ADD_PENDING.run(tx, group_id=group, run_id=run, number=0, lost=0)
 
 
-def close(tx: Transaction, run: str, group: str) -> None:
-    """The last rollout of a group has ended: the group is finished, or scored first where one of them expects it."""
+def close_group(tx: Transaction, run: str, group: str) -> None:
+    """Handle the end of a group's last rollout: queue the group for scoring if it needs it, else finish it."""
     if _READY.run(tx, group=group, now=tx.now):
         tx.emit(run, EventKind.SCORING_QUEUED, group)
     else:
@@ -38,7 +38,7 @@ def close(tx: Transaction, run: str, group: str) -> None:
 
 
 def lease(tx: Transaction, worker: str, run: str | None) -> GroupScoring | None:
-    """Give a worker the group that has waited longest, if there is one."""
+    """Lease the group that has waited longest to a worker; None if there is none."""
     row = _NEXT.first(tx) if run is None else _NEXT_OF_RUN.first(tx, run=run)
     if row is None:
         return None
@@ -46,21 +46,21 @@ def lease(tx: Transaction, worker: str, run: str | None) -> GroupScoring | None:
     expires = tx.now + lease_s
     _LEASE.run(tx, group=row.id, with_number=number, by=worker, length=lease_s, until=expires)
     tx.emit(row.run_id, EventKind.SCORING_STARTED, row.id, worker=worker, number=number, expires=expires)
-    seen(tx, [worker])
-    return GroupScoring(group_from(row), number, lease_s)
+    mark_seen(tx, [worker])
+    return GroupScoring(group_from_row(row), number, lease_s)
 
 
-def beat(tx: Transaction, run: str, group: str, number: int) -> Counted:
-    """Prolong a lease, if it is in force."""
-    row = _held(tx, run, group, number)
+def heartbeat(tx: Transaction, run: str, group: str, number: int) -> Counted:
+    """Renew a lease, if it is current."""
+    row = _current_lease(tx, run, group, number)
     if row is not None:
-        _PROLONG.run(tx, group=group, until=tx.now + row.lease_s)
+        _RENEW.run(tx, group=group, until=tx.now + row.lease_s)
     return Counted(row is not None)
 
 
 def finish(tx: Transaction, run: str, group: str, scores: Scores) -> Counted:
-    """Take the scores of a group, which is finished then, or take it back for another worker to score."""
-    if _held(tx, run, group, scores.number) is None:
+    """Record the scores of a group and finish it, or requeue it if the worker returned it."""
+    if _current_lease(tx, run, group, scores.number) is None:
         if _GROUP.first(tx, group=group, run=run) is None:
             raise NotFound(f"no group {group!r} in run {run!r}")
         tx.emit(
@@ -76,42 +76,42 @@ def finish(tx: Transaction, run: str, group: str, scores: Scores) -> Counted:
             raise NotFound(f"group {group!r} has no rollout {rollout!r} that waits to be scored")
         if value is not None:
             record_rewards(tx, run, known[rollout], [Reward("group", value, source=SOURCE)], rescoring=True)
-    _end(tx, run, group, scores.message or _UNSAID)
+    _end(tx, run, group, scores.message or _NO_SCORE)
     return Counted(True)
 
 
-def expire(tx: Transaction) -> int:
-    """End every lease that has run out; a group that was lost as often as its rollouts may be is given up."""
+def expire_leases(tx: Transaction) -> int:
+    """End every expired lease; a group whose leases expired `max_attempts` times ends without scores."""
     overdue = _OVERDUE.all(tx, now=tx.now)
     for row in overdue:
         if row.lost + 1 < row.max_attempts:
             _requeue(tx, row.run_id, row.group_id, lost=row.lost + 1)
         else:
-            why = f"{row.lost + 1} workers were lost while they scored its group; the last was {row.worker}"
-            _end(tx, row.run_id, row.group_id, why)
+            message = f"{row.lost + 1} workers were lost while they scored its group; the last was {row.worker}"
+            _end(tx, row.run_id, row.group_id, message)
     return len(overdue)
 
 
-def grace(tx: Transaction) -> None:
-    """Prolong every lease by its whole length: nobody could send heartbeats while the server was away."""
-    _PROLONG_ALL.run(tx, now=tx.now)
+def renew_all(tx: Transaction) -> None:
+    """Renew every lease in full, because workers could not send heartbeats while the server was down."""
+    _RENEW_ALL.run(tx, now=tx.now)
 
 
-def release(tx: Transaction) -> None:
-    """End every lease, where whoever held them is known to be gone."""
+def release_all(tx: Transaction) -> None:
+    """End every lease, when the workers that held them are known to be gone."""
     for row in _LEASED.all(tx):
         _requeue(tx, row.run_id, row.group_id, lost=row.lost)
 
 
-def give_up(tx: Transaction, run: str, group: str, why: str) -> None:
+def abandon(tx: Transaction, run: str, group: str, message: str) -> None:
     """Finish a group that waits to be scored, without scores."""
     if _WAITING.first(tx, group=group) is not None:
-        _end(tx, run, group, why)
+        _end(tx, run, group, message)
 
 
-def _held(tx: Transaction, run: str, group: str, number: int) -> Any:
-    """The lease of this number, if it is in force."""
-    return _HELD.first(tx, group=group, run=run, with_number=number)
+def _current_lease(tx: Transaction, run: str, group: str, number: int) -> Any:
+    """Return the lease with this number, if it is current."""
+    return _CURRENT_LEASE.first(tx, group=group, run=run, with_number=number)
 
 
 def _requeue(tx: Transaction, run: str, group: str, lost: int) -> None:
@@ -119,14 +119,14 @@ def _requeue(tx: Transaction, run: str, group: str, lost: int) -> None:
     tx.emit(run, EventKind.SCORING_QUEUED, group)
 
 
-def _end(tx: Transaction, run: str, group: str, why: str) -> None:
-    """Finish a group; what was not rewarded says why."""
+def _end(tx: Transaction, run: str, group: str, message: str) -> None:
+    """Finish a group; its rollouts without a reward end as `no_reward` with this message."""
     for row in _SUCCEEDED.all(tx, group=group):
         if row.reward is None:
-            for withhold, name in ((_WITHHOLD_ATTEMPT, row.id), (_WITHHOLD_ROLLOUT, row.rollout_id)):
-                withhold.run(tx, name=name, with_message=why.encode())
-            tx.emit(run, EventKind.ATTEMPT_UNREWARDED, row.id, message=why)
-    _FORGET.run(tx, group=group)
+            for update_row, id in ((_UNREWARD_ATTEMPT, row.id), (_UNREWARD_ROLLOUT, row.rollout_id)):
+                update_row.run(tx, row_id=id, with_message=message.encode())
+            tx.emit(run, EventKind.ATTEMPT_UNREWARDED, row.id, message=message)
+    _DELETE.run(tx, group=group)
     _finish(tx, run, group)
 
 
@@ -139,7 +139,7 @@ _this = scorings.c.group_id == bindparam("group")
 _leased = scorings.c.expires.is_not(None)
 _no_reward: dict[str, Any] = {"ending": str(Ending.NO_REWARD), "message": bindparam("with_message")}
 
-_EXPECT = insert_new(scorings, "group_id", "run_id", "number", "lost")
+_ADD_PENDING = insert_new(scorings, "group_id", "run_id", "number", "lost")
 _READY = Statement(update(scorings).where(_this).values(ready=bindparam("now")))
 _next = (
     select(groups, scorings.c.number, runs.c.settings)
@@ -161,14 +161,14 @@ _LEASE = Statement(
         expires=bindparam("until"),
     )
 )
-_HELD = Statement(
+_CURRENT_LEASE = Statement(
     select(scorings).where(
         _this, scorings.c.run_id == bindparam("run"), scorings.c.number == bindparam("with_number"), _leased
     )
 )
 _GROUP = Statement(select(groups.c.id).where(groups.c.id == bindparam("group"), groups.c.run_id == bindparam("run")))
-_PROLONG = Statement(update(scorings).where(_this).values(expires=bindparam("until")))
-_PROLONG_ALL = Statement(update(scorings).where(_leased).values(expires=bindparam("now") + scorings.c.lease_s))
+_RENEW = Statement(update(scorings).where(_this).values(expires=bindparam("until")))
+_RENEW_ALL = Statement(update(scorings).where(_leased).values(expires=bindparam("now") + scorings.c.lease_s))
 _LEASED = Statement(select(scorings).where(_leased))
 _WAITING = Statement(select(scorings.c.group_id).where(_this, scorings.c.ready.is_not(None)))
 _OVERDUE = Statement(
@@ -177,12 +177,12 @@ _OVERDUE = Statement(
     .where(_leased, scorings.c.expires <= bindparam("now"))
 )
 _REQUEUE = Statement(update(scorings).where(_this).values(expires=None, lost=bindparam("times")))
-_FORGET = Statement(delete(scorings).where(_this))
+_DELETE = Statement(delete(scorings).where(_this))
 _SUCCEEDED = Statement(
     select(attempts.c.id, attempts.c.rollout_id, attempts.c.reward)
     .join(rollouts, (rollouts.c.id == attempts.c.rollout_id) & (rollouts.c.attempts == attempts.c.number))
     .where(rollouts.c.group_id == bindparam("group"), attempts.c.ending == str(Ending.SUCCEEDED))
 )
-_WITHHOLD_ATTEMPT = Statement(update(attempts).where(attempts.c.id == bindparam("name")).values(**_no_reward))
-_WITHHOLD_ROLLOUT = Statement(update(rollouts).where(rollouts.c.id == bindparam("name")).values(**_no_reward))
+_UNREWARD_ATTEMPT = Statement(update(attempts).where(attempts.c.id == bindparam("row_id")).values(**_no_reward))
+_UNREWARD_ROLLOUT = Statement(update(rollouts).where(rollouts.c.id == bindparam("row_id")).values(**_no_reward))
 _FINISH_GROUP = Statement(update(groups).where(groups.c.id == bindparam("group")).values(finished=bindparam("now")))

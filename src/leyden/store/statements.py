@@ -1,7 +1,7 @@
-"""SQL of the writing side: built with SQLAlchemy, compiled once a dialect, run straight on the driver.
+"""SQL statements of the writer: built with SQLAlchemy, compiled once per dialect, executed directly on the driver.
 
-SQLAlchemy's own execution costs several times what SQLite needs for the statement, and the writer is one thread that
-everybody waits for. Values go to the driver as they are: text, numbers, bytes or None.
+SQLAlchemy's own execution costs several times what SQLite needs for a statement, and all writes go through one thread.
+Values are passed to the driver unconverted: text, numbers, bytes or None.
 """
 
 from collections import namedtuple
@@ -19,15 +19,15 @@ _DIALECTS: dict[str, Any] = {
 _INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
-class InTransaction(Protocol):
-    """A driver's cursor in a transaction, and the name of its dialect."""
+class ExecutionContext(Protocol):
+    """A driver's cursor in a transaction, and the name of its SQL dialect."""
 
     dialect: str
     cursor: Any
 
 
 class _Compiled:
-    """A statement in one dialect."""
+    """A statement compiled for one dialect."""
 
     def __init__(self, clause: ClauseElement, dialect: str) -> None:
         compiled = clause.compile(dialect=_DIALECTS[dialect])
@@ -37,12 +37,12 @@ class _Compiled:
         self._row: Any = None
 
     def bind(self, values: Mapping[str, Any]) -> Any:
-        """The values as the driver takes them."""
+        """Arrange the values as the driver takes them."""
         merged = {**self._constants, **values}
         return merged if self._order is None else [merged[name] for name in self._order]
 
-    def name(self, cursor: Any, rows: Iterable[Any]) -> list[Any]:
-        """Rows whose columns have names."""
+    def named(self, cursor: Any, rows: Iterable[Any]) -> list[Any]:
+        """Convert rows to named tuples."""
         if self._row is None:
             self._row = _row_type([column[0] for column in cursor.description])
         return list(map(self._row._make, rows))
@@ -53,48 +53,48 @@ def _row_type(columns: list[str]) -> Any:
 
 
 class Statement:
-    """One SQL statement, given for each dialect or the same for all; its parameters are `bindparam`s."""
+    """One SQL statement, for all dialects or built per dialect; its parameters are `bindparam`s."""
 
     def __init__(self, clause: ClauseElement | Callable[[str], ClauseElement]) -> None:
         self._clause = clause
         self._compiled: dict[str, _Compiled] = {}
 
-    def run(self, tx: InTransaction, **values: Any) -> int:
-        """Run it; how many rows it touched."""
-        compiled = self._in(tx)
+    def run(self, tx: ExecutionContext, **values: Any) -> int:
+        """Execute; return the number of affected rows."""
+        compiled = self._compiled_for(tx)
         tx.cursor.execute(compiled.sql, compiled.bind(values))
         return int(tx.cursor.rowcount)
 
-    def run_many(self, tx: InTransaction, rows: Iterable[Mapping[str, Any]]) -> int:
-        """Run it for each of many sets of values; how many rows it touched in all."""
-        compiled = self._in(tx)
+    def run_many(self, tx: ExecutionContext, rows: Iterable[Mapping[str, Any]]) -> int:
+        """Execute for each of many sets of values; return the number of affected rows in all."""
+        compiled = self._compiled_for(tx)
         bound = [compiled.bind(values) for values in rows]
         if not bound:
             return 0
         tx.cursor.executemany(compiled.sql, bound)
         return int(tx.cursor.rowcount)
 
-    def all(self, tx: InTransaction, **values: Any) -> list[Any]:
-        """The rows it gives."""
-        compiled = self._in(tx)
+    def all(self, tx: ExecutionContext, **values: Any) -> list[Any]:
+        """Return all rows."""
+        compiled = self._compiled_for(tx)
         tx.cursor.execute(compiled.sql, compiled.bind(values))
-        return compiled.name(tx.cursor, tx.cursor.fetchall())
+        return compiled.named(tx.cursor, tx.cursor.fetchall())
 
-    def first(self, tx: InTransaction, **values: Any) -> Any:
-        """The first row it gives, or None."""
-        compiled = self._in(tx)
+    def first(self, tx: ExecutionContext, **values: Any) -> Any:
+        """Return the first row, or None."""
+        compiled = self._compiled_for(tx)
         tx.cursor.execute(compiled.sql, compiled.bind(values))
         row = tx.cursor.fetchone()
-        return None if row is None else compiled.name(tx.cursor, [row])[0]
+        return None if row is None else compiled.named(tx.cursor, [row])[0]
 
-    def scalar(self, tx: InTransaction, **values: Any) -> Any:
-        """The first column of the first row it gives, or None."""
-        compiled = self._in(tx)
+    def scalar(self, tx: ExecutionContext, **values: Any) -> Any:
+        """Return the first column of the first row, or None."""
+        compiled = self._compiled_for(tx)
         tx.cursor.execute(compiled.sql, compiled.bind(values))
         row = tx.cursor.fetchone()
         return None if row is None else row[0]
 
-    def _in(self, tx: InTransaction) -> _Compiled:
+    def _compiled_for(self, tx: ExecutionContext) -> _Compiled:
         compiled = self._compiled.get(tx.dialect)
         if compiled is None:
             clause = self._clause(tx.dialect) if callable(self._clause) else self._clause
@@ -108,12 +108,12 @@ def insert(table: Table, *columns: str) -> Statement:
 
 
 def insert_new(table: Table, *columns: str) -> Statement:
-    """Insert a row of these columns unless it exists already; the rows touched are those that are new."""
+    """Insert a row of these columns unless it exists; only new rows count as affected."""
     return Statement(lambda dialect: _insert(dialect, table, columns).on_conflict_do_nothing())
 
 
 def insert_or_update(table: Table, *columns: str) -> Statement:
-    """Insert a row of these columns, or overwrite the one that has its key."""
+    """Insert a row of these columns, or overwrite the one with its primary key."""
 
     def clause(dialect: str) -> Any:
         statement = _insert(dialect, table, columns)

@@ -1,8 +1,8 @@
-"""What happened, durably: SQLite by default, PostgreSQL by URL.
+"""The store: asynchronous methods over a SQLite or PostgreSQL database.
 
-A method that has returned has committed. The operations themselves are functions over a transaction (`runs`, `queue`,
-`attempts`, `scoring`, `recording`) or over a reading connection (`queries`); this class gives them a writer thread,
-readers, notifications and a clock.
+A method that has returned has committed. The operations are functions of a transaction (`runs`, `queue`, `attempts`,
+`scoring`, `recording`) or of a reading connection (`queries`); this class gives them a writer thread, reader threads,
+notifications and a clock.
 """
 
 import asyncio
@@ -52,68 +52,66 @@ class Store:
     def __init__(self, location: str | Path, clock: Callable[[], float] = time.time) -> None:
         self.database = Database(location)
         self.clock = clock
-        self.changes = Notifications()
-        self.writer = Writer(self.database, clock, self.changes.publish)
+        self.notifications = Notifications()
+        self.writer = Writer(self.database, clock, self.notifications.publish)
         self._readers = ThreadPoolExecutor(_READERS, "leyden-reader")
-        self._desk = LeaseDispatcher(self._lease, self._give_up, clock)
-        self.changes.subscribe(self._desk.hear)
+        self._dispatcher = LeaseDispatcher(self._lease, self._return_lease, clock)
+        self.notifications.subscribe(self._dispatcher.on_event)
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def start(self) -> Self:
-        """Take up what an earlier process left: live leases get their full length, half-made deletions go on."""
-        await self.writer.run(attempts.grace)
-        await self.writer.run(scoring.grace)
-        for run, moment in await self.read(queries.delayed, self.clock()):
-            self._desk.expect(run, moment)
+        """Recover the state of an earlier process: renew active leases in full and continue unfinished deletions."""
+        await self.writer.run(attempts.renew_all)
+        await self.writer.run(scoring.renew_all)
+        for run, moment in await self.read(queries.delayed_retries, self.clock()):
+            self._dispatcher.schedule(run, moment)
         hidden = select(schema.runs.c.id).where(schema.runs.c.state == "deleting")
         for run in await self.read(lambda connection: connection.scalars(hidden).all()):
-            self._delete_rest(run)
+            self._delete_rows(run)
         return self
 
     def stop_waiting(self) -> None:
-        """Let everybody go who waits for work or news."""
-        self._desk.stop_waiting()
-        self.changes.close()
+        """Answer at once all who wait for work or events."""
+        self._dispatcher.stop_waiting()
+        self.notifications.close()
 
     async def close(self) -> None:
-        """Finish what was accepted, and close the database."""
+        """Finish accepted operations and close the database."""
         self.stop_waiting()
         for task in self._deletions:
             task.cancel()
         await asyncio.gather(*self._deletions, return_exceptions=True)
-        await self._desk.close()
+        await self._dispatcher.close()
         await self.writer.close()
         self._readers.shutdown()
         self.database.close()
 
-    # What is asked of it
+    # Reading
 
-    async def read(self, question: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Answer a question (a function of `queries`) from one consistent look."""
+    async def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a query (a function of `queries`) in one read transaction."""
 
-        def look() -> T:
+        def run() -> T:
             with self.database.reader.begin() as connection:
-                return question(connection, *args, **kwargs)
+                return query(connection, *args, **kwargs)
 
-        return await asyncio.get_running_loop().run_in_executor(self._readers, look)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, run)
 
     async def events(self, run: str, cursor: EventCursor) -> EventLog:
-        """A run's events after a cursor; where there are none yet, wait for one."""
-        ask = partial(queries.log, run=run, after=cursor.after, kind=cursor.kind, limit=cursor.limit)
+        """Return a run's events after a cursor; if there are none yet, wait for one."""
+        query = partial(queries.list_events, run=run, after=cursor.after, kind=cursor.kind, limit=cursor.limit)
         deadline = time.monotonic() + cursor.wait
         while True:
-            with self.changes.listen(run, cursor.kind) as woken:
-                found = await self.read(ask)
+            with self.notifications.listen(run, cursor.kind) as woken:
+                found = await self.read(query)
                 left = deadline - time.monotonic()
-                if found or left <= 0 or self.changes.closed:
+                if found or left <= 0 or self.notifications.closed:
                     return EventLog(tuple(found), found[-1].seq if found else cursor.after)
-                try:
-                    async with asyncio.timeout(left):  # wait_for would lose a cancellation that comes with the event
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):  # wait_for would lose a cancellation that arrives with the event
                         await woken.wait()
-                except TimeoutError:
-                    deadline = 0.0
 
-    # What is done to it
+    # Writing
 
     async def _write(self, operation: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.writer.run(lambda tx: operation(tx, *args, **kwargs))
@@ -123,71 +121,71 @@ class Store:
         return await self._write(runs.create_run, spec)
 
     async def delete_run(self, run: str) -> None:
-        """Hide a run at once and free its space; returns when it is gone."""
+        """Hide a run at once and delete it; returns when its space is freed."""
         await self._write(runs.begin_delete, run)
-        await asyncio.shield(self._delete_rest(run))
+        await asyncio.shield(self._delete_rows(run))
 
     async def enqueue(self, run: str, spec: GroupSpec) -> Group:
         """Queue a group of rollouts, idempotently."""
         return await self._write(queue.enqueue, run, spec)
 
-    async def lease(self, want: LeaseQuery, wait: float = 0.0) -> list[LeasedAttempt]:
-        """Lease rollouts; where there are none, wait for some."""
-        return await self._desk.ask(want, wait)
+    async def lease(self, request: LeaseQuery, wait: float = 0.0) -> list[LeasedAttempt]:
+        """Lease rollouts; if there are none, wait for some."""
+        return await self._dispatcher.lease(request, wait)
 
     def withdraw(self, worker: str) -> None:
-        """Answer at once what a worker has asked for: it is about to stop."""
-        self._desk.withdraw(worker)
+        """Answer a worker's waiting requests at once, because it is about to stop."""
+        self._dispatcher.withdraw(worker)
 
-    async def beat(self, worker: str, ids: Sequence[str], run: str | None = None) -> HeartbeatReply:
-        """Prolong leases."""
-        return await self._write(attempts.beat, worker, ids, run)
+    async def heartbeat(self, worker: str, ids: Sequence[str], run: str | None = None) -> HeartbeatReply:
+        """Renew the leases of a worker."""
+        return await self._write(attempts.heartbeat, worker, ids, run)
 
-    async def expire(self) -> int:
-        """End attempts and scorings whose lease has run out."""
-        return await self._write(attempts.expire) + await self._write(scoring.expire)
+    async def expire_leases(self) -> int:
+        """End attempts and group scorings whose lease has expired."""
+        return await self._write(attempts.expire_leases) + await self._write(scoring.expire_leases)
 
     async def finish(self, run: str, attempt: str, report: FinishRequest) -> FinishReply:
         """End an attempt, exactly once."""
         return await self._write(attempts.finish, run, attempt, report)
 
-    async def release(self, why: str) -> int:
-        """End every live attempt, uncharged, where whoever was at them is known to be gone."""
-        alive = await self.read(queries.alive)
-        for live in alive:
-            await self._write(attempts.uncharge, live.attempt, Outcome(Ending.LOST, why))
-        await self._write(scoring.release)
-        return len(alive)
+    async def release_all(self, message: str) -> int:
+        """End every active attempt without charging it, when the workers that ran them are known to be gone."""
+        leases = await self.read(queries.active_leases)
+        for lease in leases:
+            await self._write(attempts.release, lease.attempt, Outcome(Ending.LOST, message))
+        await self._write(scoring.release_all)
+        return len(leases)
 
     async def lease_scoring(self, worker: str, run: str | None, wait: float = 0.0) -> GroupScoring | None:
-        """Lease a group to score; where there is none, wait for one."""
+        """Lease a group for scoring; if there is none, wait for one."""
         deadline = time.monotonic() + wait
         while True:
-            with self.changes.listen(run, EventKind.SCORING_QUEUED) as woken:
+            with self.notifications.listen(run, EventKind.SCORING_QUEUED) as woken:
                 leasing = asyncio.ensure_future(self._write(scoring.lease, worker, run))
                 try:
                     found = await asyncio.shield(leasing)
-                except asyncio.CancelledError:  # leased, it may be, to a worker that has hung up
+                except asyncio.CancelledError:  # it may have been leased to a worker that has disconnected
                     if (found := await leasing) is not None:
                         await self.score(found.group.run, found.group.id, Scores(found.number, given_back=True))
                     raise
                 left = deadline - time.monotonic()
-                if found or left <= 0 or self.changes.closed:
+                if found or left <= 0 or self.notifications.closed:
                     return found
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(left):  # wait_for would lose a cancellation that comes with the news
+                    async with asyncio.timeout(left):  # wait_for would lose a cancellation that arrives with the event
                         await woken.wait()
 
-    async def beat_scoring(self, run: str, group: str, number: int) -> Counted:
-        """Prolong the lease of a scoring."""
-        return await self._write(scoring.beat, run, group, number)
+    async def heartbeat_scoring(self, run: str, group: str, number: int) -> Counted:
+        """Renew the lease of a group scoring."""
+        return await self._write(scoring.heartbeat, run, group, number)
 
     async def score(self, run: str, group: str, scores: Scores) -> Counted:
-        """Take the scores of a group, once."""
+        """Record the scores of a group, once."""
         return await self._write(scoring.finish, run, group, scores)
 
     async def cancel_group(self, run: str, group: str) -> int:
-        """Cancel what is unfinished of a group."""
+        """Cancel the unfinished rollouts of a group."""
         return await self._write(attempts.cancel_group, run, group)
 
     async def cancel_rollout(self, run: str, rollout: str) -> int:
@@ -209,48 +207,48 @@ class Store:
         return await self._write(recording.record_rewards, run, attempt, rewards, rescoring=rescoring)
 
     async def record_metrics(self, run: str, metrics: Sequence[Metric]) -> int:
-        """Record numbers of a run."""
+        """Record metrics of a run."""
         return await self._write(recording.record_metrics, run, metrics)
 
     async def publish_version(self, run: str, version: Version) -> int:
         """Record a published version."""
         return await self._write(recording.publish_version, run, version)
 
-    async def sweep(self) -> None:
-        """End leases as they run out, for as long as the store is open; sleeps until the next one may."""
+    async def expire_loop(self) -> None:
+        """End leases as they expire, for as long as the store is open; sleeps until the next expiry."""
         planned: float | None = None
         sooner = asyncio.Event()
 
-        def hear(event: Event) -> None:
-            begins = event.kind in (EventKind.ATTEMPT_STARTED, EventKind.SCORING_STARTED)
-            if begins and (planned is None or event.data["expires"] < planned):
+        def on_event(event: Event) -> None:
+            starts = event.kind in (EventKind.ATTEMPT_STARTED, EventKind.SCORING_STARTED)
+            if starts and (planned is None or event.data["expires"] < planned):
                 sooner.set()
 
-        self.changes.subscribe(hear)
+        self.notifications.subscribe(on_event)
         while True:
             sooner.clear()
             try:
                 planned = await self.read(queries.next_expiry)
                 if planned is not None and planned <= self.clock():
-                    await self.expire()
+                    await self.expire_leases()
                     continue
-            except Exception as error:  # expiry must not end with a disk that was full for a while
-                _log.warning("leases could not be looked after: %s", error)
+            except Exception as error:  # expiry continues after the database has recovered, from a full disk say
+                _log.warning("expired leases could not be ended; trying again: %s", error)
                 planned = self.clock() + 1.0
             with suppress(TimeoutError):
                 async with asyncio.timeout(planned and planned - self.clock()):
                     await sooner.wait()
 
-    async def _lease(self, wants: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
-        return await self._write(queue.lease, wants)
+    async def _lease(self, requests: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+        return await self._write(queue.lease, requests)
 
-    async def _give_up(self, grant: LeasedAttempt) -> None:
-        outcome = Outcome(Ending.LOST, f"worker {grant.attempt.worker} hung up before its lease reached it")
-        await self._write(attempts.uncharge, grant.attempt.id, outcome)
+    async def _return_lease(self, leased: LeasedAttempt) -> None:
+        outcome = Outcome(Ending.LOST, f"worker {leased.attempt.worker} disconnected before it received its lease")
+        await self._write(attempts.release, leased.attempt.id, outcome)
 
-    def _delete_rest(self, run: str) -> asyncio.Task[None]:
+    def _delete_rows(self, run: str) -> asyncio.Task[None]:
         async def delete() -> None:
-            while not await self._write(runs.delete_piece, run):
+            while not await self._write(runs.delete_batch, run):
                 pass
             while await asyncio.to_thread(self.database.shrink):
                 pass

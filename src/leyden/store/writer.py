@@ -1,8 +1,8 @@
-"""Group commit: many writers, one transaction, one fsync.
+"""Group commit: the operations of many callers share one transaction and one fsync.
 
-Operations that arrive while a commit is under way share the next one. An operation that is refused is undone alone;
-when anything else goes wrong (a full disk, a lost connection, a bug) the whole transaction is undone, and its
-operations are tried one by one. No caller hears of success before the commit that holds its work has returned.
+Operations that arrive during a commit share the next transaction. An operation that raises a `StoreError` is rolled
+back alone; on any other failure (a full disk, a lost connection, a bug) the whole transaction is rolled back and its
+operations are tried one by one. An operation returns only after the commit that contains it.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _LARGEST_BATCH = 512
 
 
 class Transaction:
-    """What an operation works in: a connection, one moment in time, and the log that its changes go to."""
+    """What an operation works with: a cursor, the current time, and the event log."""
 
     def __init__(self, cursor: Any, dialect: str, now: float) -> None:
         self.cursor = cursor
@@ -38,11 +38,11 @@ class Transaction:
         self._seq = int(_LAST_EVENT.scalar(self) or 0)
 
     def emit(self, run: str, kind: EventKind, subject: str, /, **data: Any) -> None:
-        """Add a line to a run's log, and tell who waits for it once it is durable."""
+        """Append an event to a run's log; it is published after the commit."""
         self.events.append(Event(self._seq + len(self.events) + 1, run, kind, subject, self.now, data))
 
     def perform(self, operation: Callable[["Transaction"], T]) -> T:
-        """Run an operation; one that is refused leaves no trace."""
+        """Run an operation in a savepoint; one that raises `StoreError` is rolled back alone."""
         self.cursor.execute("SAVEPOINT operation")
         mark = len(self.events)
         try:
@@ -55,7 +55,7 @@ class Transaction:
         return result
 
     def write_log(self) -> None:
-        """Write what was emitted."""
+        """Insert the emitted events."""
         _ADD_EVENT.run_many(
             self,
             (
@@ -69,13 +69,13 @@ _LAST_EVENT = Statement(select(func.max(events.c.seq)))
 _ADD_EVENT = insert(events, "seq", "run_id", "kind", "subject", "at", "data")
 
 
-def _by_driver(error: Exception) -> bool:
-    """Whether the database failed, and not the program: every driver's errors have a base class of this name."""
+def _is_database_error(error: Exception) -> bool:
+    """Whether the database failed, not the program: every driver's errors have a base class of this name."""
     return any(base.__name__ == "DatabaseError" for base in type(error).__mro__) or isinstance(error, SQLAlchemyError)
 
 
 class _Operation(Generic[T]):
-    """An operation and the caller who waits for it."""
+    """An operation and the future of its caller."""
 
     def __init__(self, operation: Callable[[Transaction], T], future: asyncio.Future[T]) -> None:
         self.operation = operation
@@ -86,11 +86,11 @@ class _Operation(Generic[T]):
     def run(self, transaction: Transaction) -> None:
         try:
             self.result = transaction.perform(self.operation)
-        except StoreError as refusal:
-            self.error = refusal
+        except StoreError as error:
+            self.error = error
 
     def settle(self) -> None:
-        if self.future.done():  # the caller has given up waiting; its work stands all the same
+        if self.future.done():  # the caller was cancelled; its operation is committed all the same
             return
         if self.error is not None:
             self.future.set_exception(self.error)
@@ -99,7 +99,7 @@ class _Operation(Generic[T]):
 
 
 class Writer:
-    """The one thread that writes to the database."""
+    """The thread that writes to the database; there is one per store."""
 
     def __init__(self, database: Database, clock: Callable[[], float], publish: Callable[[list[Event]], None]) -> None:
         self.commits = 0
@@ -114,26 +114,26 @@ class Writer:
         self._thread.start()
 
     async def run(self, operation: Callable[[Transaction], T]) -> T:
-        """Run an operation in the next transaction; when this returns, its work is durable."""
+        """Run an operation in the next transaction; it is durable when this returns."""
         job: _Operation[T] = _Operation(operation, self._loop.create_future())
         self._jobs.put(job)
         return await job.future
 
     async def close(self) -> None:
-        """Finish what was accepted, then end."""
+        """Finish accepted operations and end the thread."""
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
     def _work(self) -> None:
         while batch := self._next_batch():
-            began = perf_counter()
+            started = perf_counter()
             try:
                 log = self._commit(batch)
             except Exception:
                 log = [event for job in batch for event in self._commit_alone(job)]
             self.commits += 1
             self.operations += len(batch)
-            self.busy_s += perf_counter() - began
+            self.busy_s += perf_counter() - started
             self._loop.call_soon_threadsafe(self._settle, batch, log)
 
     def _commit(self, batch: Sequence[_Operation[Any]]) -> list[Event]:
@@ -149,7 +149,7 @@ class Writer:
         try:
             return self._commit([job])
         except Exception as error:
-            job.error = StoreUnavailable(f"the store could not commit: {error}") if _by_driver(error) else error
+            job.error = StoreUnavailable(f"the store could not commit: {error}") if _is_database_error(error) else error
             return []
 
     def _next_batch(self) -> list[_Operation[Any]]:
@@ -158,10 +158,10 @@ class Writer:
             batch.append(job)
             if self._jobs.empty() or len(batch) == _LARGEST_BATCH:
                 return batch
-        self._jobs.put(None)  # closing: finish this batch, and find the end again
+        self._jobs.put(None)  # closing: finish this batch, and see the end marker again
         return batch
 
     def _settle(self, batch: list[_Operation[Any]], log: list[Event]) -> None:
-        self._publish(log)  # before any caller goes on: who finished an attempt finds its key dead
+        self._publish(log)  # before any caller continues, so that the key of a finished attempt is invalid
         for job in batch:
             job.settle()

@@ -114,7 +114,7 @@ async def test_a_command_has_its_own_attempts_key_and_no_other(site: Worksite) -
     key = variables["LEYDEN_KEY"]
     assert variables["OPENAI_API_KEY"] == variables["ANTHROPIC_API_KEY"] == key
     assert variables["OTEL_EXPORTER_OTLP_HEADERS"] == f"authorization=Bearer%20{key}"
-    read = site.server.service.keyring.read(key)
+    read = site.server.service.keyring.verify(key)
     assert (read.kind, read.attempt) == (KeyKind.ATTEMPT, "g.0.1")
 
 

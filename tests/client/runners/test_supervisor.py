@@ -163,7 +163,7 @@ async def test_a_lease_that_comes_while_the_worker_stops_is_given_back(
     monkeypatch.setattr(Remote, "lease", lease_late)
     options = WorkerOptions(server=site.server.url, run="r", agent="hanging.py:act", base=str(AGENTS), grace_s=0.0)
     await site.queue("g", {"do": "sleep", "s": 0})
-    await work(options, site.server.service.keyring.make(KeyKind.WORKER, 600, run="r")[0], stop)
+    await work(options, site.server.service.keyring.create(KeyKind.WORKER, 600, run="r")[0], stop)
     detail = await site.remote.rollout("r", "g.0")
     assert detail.rollout.state is State.QUEUED
     (attempt,) = detail.attempts

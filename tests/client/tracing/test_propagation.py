@@ -41,7 +41,7 @@ async def test_a_call_without_a_known_context_is_refused_and_counted(site: Works
     with site.worker("asking.py:solve"):
         episode = await site.episode("lonely")
     assert episode.attempt.outcome and "403" in episode.attempt.outcome.message and not episode.calls
-    assert 'leyden_requests_refused_total{reason="no_context"} 1.0' in site.server.service.telemetry.page().decode()
+    assert 'leyden_requests_refused_total{reason="no_context"} 1.0' in site.server.service.telemetry.render().decode()
 
 
 class _Echo(BaseHTTPRequestHandler):

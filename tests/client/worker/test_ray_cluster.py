@@ -70,7 +70,7 @@ class Driver:
     """The command as a process, with all that Ray started for it."""
 
     def __init__(self, site: Worksite, home: Path, agent: str, *more: str) -> None:
-        self.key = site.server.service.keyring.make(KeyKind.WORKER, 600, run="r")[0]
+        self.key = site.server.service.keyring.create(KeyKind.WORKER, 600, run="r")[0]
         (home / "worker.key").write_text(self.key)
         config = home / "r.toml"
         config.write_text(f'agent = "{agent}"\ntasks = "none.jsonl"\nbase = "{AGENTS}"\nworkers.concurrency = 1\n')

@@ -91,7 +91,7 @@ async def test_every_way_an_agent_can_end_has_its_outcome(site: Worksite) -> Non
     assert variables["LEYDEN_KEY"] is None
     assert variables["OPENAI_BASE_URL"] == f"{site.server.url}/v1"
     assert variables["ANTHROPIC_BASE_URL"] == site.server.url
-    key = site.server.service.keyring.read(variables["OPENAI_API_KEY"])
+    key = site.server.service.keyring.verify(variables["OPENAI_API_KEY"])
     assert (key.kind, key.run, key.pool) == (KeyKind.POOL, "r", found["environment"].attempt.pool)
     assert found["object"].attempt.result["odd"].startswith("<object object")
 

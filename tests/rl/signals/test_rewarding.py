@@ -104,9 +104,9 @@ async def test_rewards_are_recorded_once_with_their_reason(store: Store, talk: T
     attempt = grant.attempt.id
     await store.record_calls("r", attempt, talk.calls)
     await store.finish("r", attempt, FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("final", 1.0),)))
-    given = automatic(await store.read(queries.episode, "r", attempt), ALL, 1)
+    given = automatic(await store.read(queries.get_episode, "r", attempt), ALL, 1)
     assert [await store.record_rewards("r", attempt, given, rescoring=True) for _ in range(2)] == [len(given), 0]
-    episode = await store.read(queries.episode, "r", attempt)
+    episode = await store.read(queries.get_episode, "r", attempt)
     assert [replace(reward, at=0.0) for reward in episode.rewards[1:]] == list(given)
     assert automatic(episode, ALL, 1) == given
     assert episode.final_reward(0.0) == 1.0

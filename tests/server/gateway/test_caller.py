@@ -29,7 +29,7 @@ async def test_a_process_that_hosts_many_rollouts_is_told_apart_by_its_context(s
     await store.enqueue("r", GroupSpec("g", Task("t", {}), 3))
     mine, other = [grant.attempt for grant in await store.lease(LeaseQuery("w", 2, "r", "hall"))]
     (stranger,) = [grant.attempt for grant in await store.lease(LeaseQuery("w", 1, "r", "annex"))]
-    key = server.service.keyring.make(KeyKind.POOL, 60, pool="hall")[0]
+    key = server.service.keyring.create(KeyKind.POOL, 60, pool="hall")[0]
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
 
         async def call(**headers: str) -> None:
@@ -45,7 +45,7 @@ async def test_a_process_that_hosts_many_rollouts_is_told_apart_by_its_context(s
     server.run = "r"
     for server.attempt, calls in ((mine.id, 1), (other.id, 2), (stranger.id, 0)):
         await server.check(calls=calls)
-    assert 'leyden_requests_refused_total{reason="no_context"} 2.0' in server.service.telemetry.page().decode()
+    assert 'leyden_requests_refused_total{reason="no_context"} 2.0' in server.service.telemetry.render().decode()
 
 
 async def test_a_rule_on_the_system_prompt_gives_the_role(server: ModelServer) -> None:

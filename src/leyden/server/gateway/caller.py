@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.server.keys import Key, KeyRefused, speak_for
+from leyden.server.keys import Key, KeyRefused, check_attempt
 from leyden.server.leases import ActiveLeases
 from leyden.store.queue import ActiveLease
 
@@ -34,13 +34,13 @@ def identify(leases: ActiveLeases, key: Key, headers: Mapping[str, str], role: s
     """Return the caller of a request; `role` is the one in its path."""
     trace = _TRACEPARENT(headers.get("traceparent", "").strip())
     attempt = key.attempt or _baggage(headers.get("baggage", ""))
-    lease = leases.find(attempt) if attempt else leases.traced(trace[1]) if trace else None
+    lease = leases.get(attempt) if attempt else leases.by_trace(trace[1]) if trace else None
     if lease is None:
         message = "no known rollout: send the key of its attempt, or the trace context or baggage that it was given"
         raise KeyRefused(403, "no_context", message)
     if key.run not in (None, lease.run):
         raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {lease.run}")
-    speak_for(key, leases, lease.attempt)
+    check_attempt(key, leases, lease.attempt)
     role = role or headers.get("x-leyden-role")
     if role is not None and not _ROLE(role):
         raise GatewayError(

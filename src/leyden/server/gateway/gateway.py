@@ -34,7 +34,7 @@ class Gateway:
         self._store = store
         self._indexes: dict[str, PrefixIndex] = {}
         self._settings: dict[str, RunSettings] = {}
-        store.changes.subscribe(self._on_event)
+        store.notifications.subscribe(self._on_event)
 
     def _on_event(self, event: Event) -> None:
         if event.kind is EventKind.ATTEMPT_STARTED:
@@ -137,13 +137,13 @@ class Gateway:
 
     async def _settings_of(self, run: str) -> RunSettings:
         if run not in self._settings:
-            self._settings[run] = (await self._store.read(queries.run, run)).settings
+            self._settings[run] = (await self._store.read(queries.get_run, run)).settings
         return self._settings[run]
 
     async def _index_of(self, lease: ActiveLease) -> PrefixIndex:
         """Return the index of an attempt; rebuild it from the record if the attempt began before this server."""
         if lease.attempt not in self._indexes:
-            episode = await self._store.read(queries.episode, lease.run, lease.attempt)
+            episode = await self._store.read(queries.get_episode, lease.run, lease.attempt)
             self._indexes.setdefault(lease.attempt, PrefixIndex.from_episode(episode))
         return self._indexes[lease.attempt]
 

@@ -146,7 +146,7 @@ def _route(method: str, path: str, handler: Handler, dialect: Dialect) -> Route:
     return Route(
         method,
         path,
-        Permission.CALL,
+        Permission.CALL_MODELS,
         handler,
         body=Raw if posts else None,
         query=_QUERY,

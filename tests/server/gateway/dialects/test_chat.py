@@ -131,7 +131,7 @@ async def test_branches_and_edited_histories_find_their_place(server: ModelServe
     ]
     assert calls[1].parent == calls[2].parent == calls[0].id
     assert calls[3].made_why
-    page = server.service.telemetry.page().decode()
+    page = server.service.telemetry.render().decode()
     assert 'leyden_calls_total{made="continued",status="ok"} 2.0' in page
 
 
@@ -355,7 +355,7 @@ async def test_calls_wait_while_the_engine_changes_its_weights(server: ModelServ
     assert server.service.gateway is not None
     scheduler = server.service.gateway.models["spark"].scheduler
     server.say = lambda _: "Done" + END
-    admin_key = server.service.keyring.make(KeyKind.ADMIN, 3600)[0]
+    admin_key = server.service.keyring.create(KeyKind.ADMIN, 3600)[0]
     async with Remote(server.url, admin_key) as trainer:
         assert (await trainer.hold_calls(server.run, "spark")).waiting == 0
         asking = asyncio.create_task(client.chat.completions.create(model="m", messages=[QUESTION]))  # type: ignore[list-item]
@@ -409,7 +409,7 @@ async def test_calls_that_are_not_trained_on_are_counted_by_reason(server: Model
         key = await server.new_attempt(name, purpose, **settings)
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
             await client.chat.completions.create(model="m", messages=[QUESTION], temperature=0.0)  # type: ignore[list-item]
-    assert "calls_untrained_total{" not in server.service.telemetry.page().decode()
+    assert "calls_untrained_total{" not in server.service.telemetry.render().decode()
     (made,) = (await server.check(calls=1)).calls
     assert made.untrainable == "greedy sampling"  # as an evaluation, it was the caller's to say
     key = await server.new_attempt("dies")
@@ -417,7 +417,7 @@ async def test_calls_that_are_not_trained_on_are_counted_by_reason(server: Model
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
         with pytest.raises(openai.InternalServerError):
             await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
-    assert 'leyden_calls_untrained_total{reason="failed"} 1.0' in server.service.telemetry.page().decode()
+    assert 'leyden_calls_untrained_total{reason="failed"} 1.0' in server.service.telemetry.render().decode()
 
 
 async def test_several_choices_are_streamed_side_by_side(server: ModelServer, client: openai.AsyncOpenAI) -> None:
