@@ -31,8 +31,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,9 @@ from leyden.trainer.report.metrics_log import read_metrics
 
 HERE = Path(__file__).parent
 ENGINES = ("vllm", "torch")
+PACKAGES = ("torch", "transformers", "vllm", "langgraph", "langchain-openai", "openai")
+PHASES = SAMPLING, TRAINING, PUBLISHING = "time/sampling_s", "time/training_s", "time/publishing_s"
+"""One after another they make a step; other times in the metrics are parts of these."""
 SPARE_S = 90.0
 """After its time limit a run may take so long to finish its step."""
 Metrics = dict[str, Any]
@@ -101,7 +105,7 @@ def settings(options: argparse.Namespace, engine: str, home: Path) -> list[str]:
     }
     if engine == "torch":
         chosen["engine.slots"] = rollouts
-    if "kind" in EngineConfig.__struct_fields__:
+    if engine == "vllm" or "kind" in EngineConfig.__struct_fields__:
         chosen["engine.kind"] = engine
     if options.reward == "noise":
         chosen["reward"] = f"{HERE / 'gpu_step_reward.py'}:noise"
@@ -168,21 +172,20 @@ def report(
 ) -> Metrics:
     """The figures of one engine. What was not measured is None."""
     counted = rows[1:] if len(rows) > 1 else rows
-    whole = [row["time/sampling_s"] + row["time/training_s"] for row in counted]
+    whole = [sum(row.get(phase, 0.0) for phase in PHASES) for row in counted]
     split = sorted({name for row in counted for name in row if name.startswith("time/")})
-    publish = [name for name in split if "publish" in name]
     calls = [call for episode in episodes for call in episode.calls]
     prompts = [len(episode.prompt_ids(call)) for episode in episodes for call in episode.calls]
     return {
         "steps": len(rows),
         "step_s": _median(whole),
         "split_s": {name.removeprefix("time/"): _median([row.get(name) for row in counted]) for name in split},
-        "sampled_tokens_per_s": _rate(counted, "tokens/sampled", "time/sampling_s"),
-        "trained_tokens_per_s": _rate(counted, "tokens/trained", "time/training_s"),
-        "computed_tokens_per_s": _rate(counted, "tokens/computed", "time/training_s"),
+        "sampled_tokens_per_s": _rate(counted, "tokens/sampled", SAMPLING),
+        "trained_tokens_per_s": _rate(counted, "tokens/trained", TRAINING),
+        "computed_tokens_per_s": _rate(counted, "tokens/computed", TRAINING),
         "matmul_share": _matmul_share(options.model, counted, device.get("matmul_tflops")),
         "timeouts": int(sum(row.get("rollouts/timeout", 0) for row in rows)),
-        "publish_s": _median([row.get(publish[0]) for row in counted]) if publish else None,
+        "publish_s": _median([row.get(PUBLISHING) for row in counted]),
         "memory_gib": memory,
         "trainer_peak_gib": device.get("trainer_peak_gib"),
         "matmul_tflops": device.get("matmul_tflops"),
@@ -209,7 +212,7 @@ def _matmul_share(model: str, rows: Sequence[Metrics], tflops: float | None) -> 
         return None
     body, head = model_sizes(model)
     done = [
-        6 * (body * row["tokens/computed"] + head * row["tokens/trained"]) / row["time/training_s"]
+        6 * (body * row["tokens/computed"] + head * row["tokens/trained"]) / row[TRAINING]
         for row in rows
         if row.get("tokens/computed")
     ]
@@ -244,7 +247,7 @@ def measure(options: argparse.Namespace, engine: str, home: Path) -> Metrics | N
             for episode in episodes
         ]
         alone = asyncio.run(replayed(options, [calls for calls in chains if calls], folder / "vllm-replay.log"))
-        ours = rows[-1]["tokens/sampled"] / rows[-1]["time/sampling_s"]
+        ours = rows[-1]["tokens/sampled"] / rows[-1][SAMPLING]
         figures |= {"vllm_alone_tokens_per_s": alone, "ratio": ours / alone}
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -309,11 +312,23 @@ def main() -> None:
     result |= {"tasks": options.tasks, "group": options.group, "rollout_limit_s": rollout_limit()}
     result |= {"processes": options.processes, "reward": options.reward, "seconds": round(time.monotonic() - began, 1)}
     if options.out:
-        about = {"command": " ".join(["python", "benchmarks/gpu_step.py", *sys.argv[1:]]), "machine": machine()}
-        about["date"] = datetime.now(UTC).date().isoformat()
+        about: Metrics = {
+            "command": " ".join(["python", "benchmarks/gpu_step.py", *sys.argv[1:]]),
+            "machine": machine(),
+        }
+        about |= {"date": datetime.now(UTC).date().isoformat(), "versions": versions()}
         kept = json.dumps({**about, "result": result}, indent=1)
         (options.out / "benchmark.json").write_text(kept + "\n", encoding="utf-8")
     print(json.dumps(result))
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that matter and are installed."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def rollout_limit() -> float:

@@ -16,7 +16,7 @@ from modelserving import END, model_server
 from worksite import Worksite
 
 from leyden.config import override, read_config, read_file
-from leyden.loading import find, stand_in_keys
+from leyden.loading import load_callable, placeholder_keys
 from leyden.local.train import train
 from leyden.trainer.report.metrics_log import read_metrics
 
@@ -48,8 +48,8 @@ def say(prompt: str) -> str:
 
 
 def named(reference: str) -> Any:
-    with stand_in_keys():
-        return find(reference, str(EXAMPLE))
+    with placeholder_keys():
+        return load_callable(reference, str(EXAMPLE))
 
 
 async def test_outside_of_leyden_it_needs_only_an_openai_endpoint(tmp_path: Path, singers: str) -> None:
