@@ -1,4 +1,4 @@
-"""Training: one step after another, from the tasks' order to a checkpoint, until told to stop."""
+"""The training loop: collects the rollouts of a step, updates the policy, evaluates and saves checkpoints."""
 
 import asyncio
 import time
@@ -31,24 +31,24 @@ from leyden.wire import GroupSpec
 
 T = TypeVar("T")
 _TRIES = 3
-"""How often a group is asked for, each time of another task, before a step does without it."""
+"""How often a group is requested, each time for another task, before a step continues without it."""
 
 
 class StepReport(Struct):
-    """What one step did."""
+    """The results of one step."""
 
     step: int
     rewards: list[float]
     accounting: StepAccounting
     metrics: list[UpdateMetrics] = field(default_factory=list)
     automatic: list[float] = field(default_factory=list)
-    """What each rollout earned by itself, apart from the task's reward."""
+    """The automatic rewards of each rollout."""
     signals: Counter[str] = field(default_factory=Counter)
-    """What that was given for."""
+    """The signals that they were given for."""
     sampled: int = 0
-    """Tokens that were drawn."""
+    """Sampled tokens."""
     sampled_now: int = 0
-    """Those of them that were drawn in this step; where a run goes on, others were in the store when it began."""
+    """Those sampled during this step; a run that resumes finds others in the store."""
     began: float = 0.0
     """In seconds since 1970."""
     sampling_s: float = 0.0
@@ -81,20 +81,20 @@ class StepReport(Struct):
 
 
 class TrainingObserver(Protocol):
-    """Whoever wants to know how it goes."""
+    """Receives the progress and the results of a training."""
 
     def progress(self, step: int, done: int, asked: int, what: str) -> None:
-        """So many rollouts of a step are done."""
+        """Called when rollouts of a step finish."""
 
     def step(self, report: StepReport, left_s: float) -> None:
-        """A step is done; what is left of the run takes about so long."""
+        """Called after each step, with an estimate of the remaining time."""
 
     def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
-        """The policy was measured on the tasks held out."""
+        """Called after each evaluation on the held-out tasks."""
 
 
 class Trainer:
-    """One run's training, from wherever its state says."""
+    """Trains the policy of one run, starting from its state."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Trainer:
         self.state = state
 
     async def run(self, stop: asyncio.Event) -> TrainerState:
-        """Train until the run's last step, or until `stop` is set: the step in hand is finished and kept."""
+        """Train until the last step, or until `stop` is set; the current step is finished and saved."""
         training = self._config.training
         durations: list[float] = []
         if self.state.step == 0:
@@ -128,7 +128,7 @@ class Trainer:
             if _due(self._config.evaluation.every, report.step, training.steps):
                 report.held_out = await self._measure(report.step)
             durations = [*durations[-9:], time.monotonic() - began]
-            for observer in self._observers:  # before it is kept: what is kept has been told
+            for observer in self._observers:  # before the checkpoint, so that every saved step has been reported
                 observer.step(report, fmean(durations) * (training.steps - report.step))
             best = self.state.best_step == report.step
             if best or stop.is_set() or _due(self._config.checkpoints.every, report.step, training.steps):
@@ -165,7 +165,7 @@ class Trainer:
         return metrics, publication
 
     async def _collect(self, step: int, report: StepReport) -> list[list[SelectedRollout]]:
-        """The groups of a step, whole, in the order in which they were asked for; dropped ones are asked for anew."""
+        """Collect the groups of a step, in the order of the requests; dropped groups are requested again."""
         wanted = [f"step-{step}-{number}" for number in range(self._config.training.tasks_per_step)]
         kept: dict[str, list[SelectedRollout]] = {}
         for again in range(_TRIES):
@@ -201,7 +201,7 @@ class Trainer:
                 report.rewards.append(reward)
 
     def _insist_on_success(self, step: int, episodes: Sequence[Episode]) -> None:
-        """An agent none of whose first rollouts come to an end is broken: training would only teach it to fail."""
+        """Raise if none of the first rollouts succeeded: training a broken agent is pointless."""
         outcomes = [episode.attempt.outcome for episode in episodes if episode.attempt.outcome is not None]
         if step <= 1 and outcomes and all(outcome.ending is not Ending.SUCCEEDED for outcome in outcomes):
             ending, message = outcomes[0].ending, outcomes[0].message
@@ -232,7 +232,7 @@ class Trainer:
             observer.progress(step, done, asked, what)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
-        """Heavy work, on one thread always, beside the loop that serves everybody else."""
+        """Run heavy work on the one compute thread, so that the event loop stays responsive."""
         return await asyncio.get_running_loop().run_in_executor(self._compute, work)
 
 

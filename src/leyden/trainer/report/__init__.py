@@ -1,1 +1,1 @@
-"""What a run tells its user: console, metrics, plots, external loggers."""
+"""Reports of a run: console, metrics, plots, external trackers."""

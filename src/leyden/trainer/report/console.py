@@ -1,4 +1,4 @@
-"""What a person sees of a run: one line a step, and what is happening meanwhile where the terminal can show it."""
+"""Prints one line for each step, and shows the progress in between on a terminal."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,14 +12,14 @@ from leyden.trainer.rollouts.evaluation import EvaluationResult
 
 
 class ConsoleReport:
-    """Writes to a console; a run that goes on has been measured before."""
+    """Writes to a console. `held_out` is the last evaluation of a run that resumes."""
 
     def __init__(self, console: Console, steps: int, held_out: float | None = None) -> None:
         self._console, self._steps, self._held_out = console, steps, held_out
         self._status: Status | None = None
 
     def progress(self, step: int, done: int, asked: int, what: str) -> None:
-        """Show how far a step is, on a terminal."""
+        """Show the progress of a step, on a terminal."""
         if not self._console.is_terminal:
             return
         text = f"step {step}: {done} of {asked} {what}"
@@ -29,13 +29,13 @@ class ConsoleReport:
         self._status.update(text)
 
     def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
-        """Say how good the policy is before it is trained; later measurements come with their steps."""
+        """Print the evaluation before training; later ones come with their steps."""
         self._held_out = measured.reward
         if step == 0:
             self._print(f"before  held-out reward {_reward(measured)}  {_counts(measured.outcomes)}")
 
     def step(self, report: StepReport, left_s: float) -> None:
-        """Say what a step did."""
+        """Print the results of a step."""
         accounting = report.accounting
         trained = sum(metric.tokens for metric in report.metrics)
         parts = [
@@ -57,7 +57,7 @@ class ConsoleReport:
         self._print("  ".join(parts))
 
     def close(self) -> None:
-        """Show nothing any more."""
+        """Stop showing progress."""
         if self._status is not None:
             self._status.stop()
             self._status = None

@@ -1,4 +1,4 @@
-"""Other places for metrics, each by one word of the configuration. Packages are needed only where named."""
+"""Sends metrics to other trackers, each named by one word in the configuration; imports only those named."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -11,17 +11,17 @@ from leyden.config import Config, ConfigError, written
 
 
 class Sink(Protocol):
-    """Somewhere to write numbers to."""
+    """A tracker of metrics."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write a step's numbers."""
+        """Write the metrics of a step."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
 
 
 def open_sinks(config: Config, folder: Path) -> list[Sink]:
-    """The sinks that a configuration names. A package that is missing is named before any work starts."""
+    """Open the sinks that a configuration names. A missing package is an error before any work starts."""
     makers: dict[str, Callable[[Config, Path], Sink]] = {
         "tensorboard": TensorBoard,
         "wandb": WeightsAndBiases,
@@ -47,12 +47,12 @@ class TensorBoard:
         self._writer.add_text("config", f"```\n{written(config)}\n```")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write a step's numbers."""
+        """Write the metrics of a step."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
         self._writer.close()
 
 
@@ -66,11 +66,11 @@ class WeightsAndBiases:
         )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write a step's numbers."""
+        """Write the metrics of a step."""
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
         self._run.finish()
 
 
@@ -87,11 +87,11 @@ class MLflow:
         mlflow.log_text(written(config), "config.toml")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write a step's numbers."""
+        """Write the metrics of a step."""
         self._client.log_metrics({name.replace(":", " "): value for name, value in metrics.items()}, step=step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
         self._client.end_run()
 
 
@@ -103,11 +103,11 @@ class Trackio:
         self._trackio.init(project="leyden", name=config.run, resume="allow", config=_plain(config), embed=False)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write a step's numbers."""
+        """Write the metrics of a step."""
         self._trackio.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
         self._trackio.finish()
 
 

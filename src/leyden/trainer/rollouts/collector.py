@@ -1,6 +1,6 @@
-"""Asking for groups of rollouts, and waiting until each is finished.
+"""Requests groups of rollouts and waits until each is finished.
 
-Groups are asked for by name, so asking twice is asking once: a trainer that is started again gets what was done before.
+Requests are idempotent by group name: a trainer that is restarted gets the groups that already exist.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -14,7 +14,7 @@ _WAIT_S = 60.0
 
 
 class RolloutCollector:
-    """The groups of one run."""
+    """Collects the groups of one run."""
 
     def __init__(self, remote: Remote, run: str) -> None:
         self._remote, self._run = remote, run
@@ -22,7 +22,7 @@ class RolloutCollector:
         self._finished: set[str] = set()
 
     async def gather(self, specs: Sequence[GroupSpec]) -> AsyncIterator[tuple[GroupSpec, list[Episode]]]:
-        """Ask for groups; each comes with its episodes as soon as it is finished."""
+        """Request groups; yield each with its episodes as soon as it is finished."""
         waiting = {}
         for spec in specs:
             group = await self._remote.enqueue(self._run, spec)

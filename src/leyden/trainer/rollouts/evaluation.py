@@ -1,4 +1,4 @@
-"""Measuring a policy: rollouts of tasks that are not trained on, through the same gateway and the same agent."""
+"""Evaluates a policy on held-out tasks, through the same gateway and the same agent."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from leyden.wire import GroupSpec
 
 
 class EvaluationResult(Struct, frozen=True):
-    """What came of an evaluation. Rollouts that do not count are in `outcomes` and in nothing else."""
+    """The result of an evaluation. Rollouts that do not count are only in `outcomes`."""
 
     reward: float | None
     error: float | None
@@ -32,7 +32,7 @@ async def evaluate(
     failure_reward: float,
     progress: Callable[[int, int], None] = lambda done, asked: None,
 ) -> tuple[EvaluationResult, list[Episode]]:
-    """Run each task so many times; what came of it, with the episodes in the order of the tasks."""
+    """Run each task `rollouts` times; return the result and the episodes in the order of the tasks."""
     specs = [GroupSpec(f"{name}-{task.id}", task, rollouts, Purpose.EVAL) for task in tasks]
     done: dict[str, list[Episode]] = {}
     async for spec, group in collection.gather(specs):
@@ -43,7 +43,7 @@ async def evaluate(
 
 
 def measure(episodes: Sequence[Episode], failure_reward: float) -> EvaluationResult:
-    """The mean reward of the rollouts that count."""
+    """Compute the mean reward of the rollouts that count."""
     outcomes: Counter[str] = Counter()
     rewards = []
     for episode in episodes:

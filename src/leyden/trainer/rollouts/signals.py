@@ -1,4 +1,4 @@
-"""Automatic rewards, given to the episodes of a step and recorded beside those that people gave."""
+"""Computes automatic rewards of the episodes of a step and records them on the server."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from leyden.rl.signals import SignalRules, automatic
 async def reward_automatically(
     remote: Remote, episodes: Sequence[Episode], rules: SignalRules, step: int
 ) -> list[Episode]:
-    """The episodes with the rewards of this step, recorded; those of an earlier start of the run are not in force."""
+    """Return the episodes with this step's automatic rewards, recorded; they replace those of an earlier start."""
     if not rules.ask:
         return list(episodes)
     given = await asyncio.to_thread(lambda: [automatic(episode, rules, step) for episode in episodes])

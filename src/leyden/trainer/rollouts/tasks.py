@@ -1,4 +1,4 @@
-"""The user's tasks: read once, held apart from those to measure on, and drawn in an order that a seed fixes."""
+"""Reads the user's tasks, splits off the held-out ones, and orders the others by a seed."""
 
 import json
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ LONGEST_ID = 120
 
 
 class Tasks(Struct, frozen=True):
-    """What is trained on, and what is measured on."""
+    """The tasks to train on and those to evaluate on."""
 
     train: tuple[Task, ...]
     held_out: tuple[Task, ...]
     seed: int
 
     def draw(self, position: int) -> Task:
-        """The task at a position of the endless order: every task once an epoch, each epoch in an order of its own."""
+        """The task at a position of the endless order: every task once an epoch, each epoch shuffled anew."""
         epoch, place = divmod(position, len(self.train))
         return self.train[_order(self.seed, epoch, len(self.train))[place]]
 
@@ -39,7 +39,7 @@ def _order(seed: int, epoch: int, tasks: int) -> list[int]:
 
 
 def read_tasks(config: Config) -> Tasks:
-    """The tasks that a configuration names, or one line that says what is wrong with them."""
+    """Read the tasks that a configuration names; a `ConfigError` is one line that says what is wrong."""
     base = Path(config.base)
     tasks = read_task_file(base / config.tasks)
     _check_normalize_by(config.algorithm.normalize_by, tasks)
@@ -64,7 +64,7 @@ def read_tasks(config: Config) -> Tasks:
 
 
 def read_task_file(path: Path) -> tuple[Task, ...]:
-    """A file of tasks: one JSON object a line. A row's `id` is the task's; without one it is made of the row."""
+    """Read a file with one JSON object a line. A task without an `id` gets one from its content."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -84,7 +84,7 @@ def read_task_file(path: Path) -> tuple[Task, ...]:
 
 
 def tasks_as_jsonl(tasks: Sequence[Any]) -> str:
-    """Tasks that were given as Python objects, as the text of such a file."""
+    """Write tasks that were given as Python objects as the text of such a file."""
     try:
         return "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks)
     except (TypeError, ValueError) as error:
