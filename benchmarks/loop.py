@@ -155,17 +155,17 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
     model = load_model(source, config.engine.dtype, training=True)
     algorithm = algorithm_of(config)
     policy, checkpoints = TimedPolicy(model, config.training), TimedCheckpoints(folder, source.folder, 2)
-    async with local_stack(config, folder, model, source, 0, config.run) as home:
-        draw_to_the_end(home.engine)
-        clock = Clock(home.engine, plan["tasks"] * plan["group"], plan["tokens"])
+    async with local_stack(config, folder, model, source, 0, config.run) as stack:
+        draw_to_the_end(stack.engine)
+        clock = Clock(stack.engine, plan["tasks"] * plan["group"], plan["tokens"])
         policy.clock = checkpoints.clock = clock
-        journal = MetricsLog(folder / "metrics.jsonl", 0, home.remote, config.run, ())
+        journal = MetricsLog(folder / "metrics.jsonl", 0, stack.remote, config.run, ())
         trainer = Trainer(
-            config, tasks, home.remote, algorithm, policy, home.engine, checkpoints, TrainerState(), (journal, clock)
+            config, tasks, stack.remote, algorithm, policy, stack.engine, checkpoints, TrainerState(), (journal, clock)
         )
-        await home.watched(trainer.run(asyncio.Event()))
+        await stack.run(trainer.run(asyncio.Event()))
         await journal.close()
-        prompt_tokens = await count_prompts(home, config)
+        prompt_tokens = await count_prompts(stack, config)
     return {
         "steps": clock.steps[plan["warmup"] :],
         "checkpoint_s": clock.checkpoints,
@@ -173,10 +173,10 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
     }
 
 
-async def count_prompts(home: LocalStack, config: Config) -> int:
+async def count_prompts(stack: LocalStack, config: Config) -> int:
     """Tokens of all the prompts of the last step."""
     names = [f"step-{config.training.steps}-{number}" for number in range(config.training.tasks_per_step)]
-    groups = [await home.remote.group_episodes(config.run, name) for name in names]
+    groups = [await stack.remote.group_episodes(config.run, name) for name in names]
     return sum(len(call.prompt_ids) for group in groups for episode in group for call in episode.calls)
 
 

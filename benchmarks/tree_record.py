@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from leyden.config import read_config
-from leyden.local.dev import try_out
+from leyden.local.dev import run_dev
 
 HERE = Path(__file__).parent
 QUESTION = "Which depot north of the river opened before the stone bridge was built, and how many pallets does it hold?"
@@ -31,7 +31,7 @@ async def record(name: str, group: int) -> None:
         config = read_config(
             {"run": name, "agent": agent, "tasks": str(tasks), "base": str(HERE), "home": folder, "held_out": 0}
         )
-        caught, episodes = await try_out(config, 1, group)
+        caught, episodes = await run_dev(config, 1, group)
     assert caught.outcomes == {"succeeded": group}, caught.messages
     kept = ("id", "parent", "kept_ids", "prompt_ids", "completion_ids")
     rollouts = [[{field: getattr(call, field) for field in kept} for call in one.calls] for one in episodes]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.local.api import configured
+from leyden.local.api import build_config
 
 
 def test_an_old_key_as_an_argument_replaces_the_new_one_of_the_file(
@@ -12,7 +12,7 @@ def test_an_old_key_as_an_argument_replaces_the_new_one_of_the_file(
 ) -> None:
     path = tmp_path / "calc.toml"
     path.write_text('agent = "a"\ntasks = "t"\n[workers]\nprocesses = 2\nconcurrency = 9\n')
-    config = configured(path, home=str(tmp_path), workers={"hosts": 3})
+    config = build_config(path, home=str(tmp_path), workers={"hosts": 3})
     assert (config.workers.processes, config.workers.concurrency) == (3, 9)
     assert [record.getMessage() for record in caplog.records] == [
         "`workers.hosts` is now `workers.processes`; the old name still works"

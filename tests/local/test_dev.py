@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from smallepisodes import call, episode
 
 from leyden.config import read_config
-from leyden.local.dev import caught
+from leyden.local.dev import summarise
 from leyden.records import Call, Span
 
 CONFIG = read_config(
@@ -33,6 +33,6 @@ def test_a_failed_tool_is_what_the_signals_call_one() -> None:
     ]
     attributes = {"openinference.span.kind": "TOOL", "tool.name": "count", "tool_call.id": "c"}
     ran = Span("0" * 32, "c" * 16, None, "count", "internal", 0, 1, "error", "out of memory", attributes)
-    report = caught(CONFIG, [replace(episode(0, 1.0, calls), spans=(ran,))], Path("runs/dev"))
+    report = summarise(CONFIG, [replace(episode(0, 1.0, calls), spans=(ran,))], Path("runs/dev"))
     assert report.tools == {"search": 2, "count": 1}
     assert report.tools_failed == {"search": 1, "count": 1}

@@ -8,7 +8,7 @@ import pytest
 from tables import train_table
 
 from leyden.config import Config, override, read_config, read_file
-from leyden.local.evaluate import measure_model
+from leyden.local.evaluate import evaluate_model
 from leyden.local.train import TrainingResult, train
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "calc_plain"
@@ -46,7 +46,7 @@ def run(config: Config) -> TrainingResult:
 
 def measure(config: Config, trained: TrainingResult, tasks: str | None = None) -> float:
     """What the last checkpoint is worth by the true reward."""
-    measured = asyncio.run(measure_model(config, str(trained.checkpoint), tasks))
+    measured = asyncio.run(evaluate_model(config, str(trained.checkpoint), tasks))
     assert measured.reward is not None
     return measured.reward
 
@@ -61,7 +61,7 @@ def test_a_reduced_demo_learns(tmp_path: Path) -> None:
 def test_shuffled_rewards_teach_nothing(tmp_path: Path) -> None:
     config = configured(tmp_path, *REDUCED)
     trained = run(configured(tmp_path, *REDUCED, "reward=shuffled.py:reward", "held_out=0"))
-    before = asyncio.run(measure_model(config)).reward
+    before = asyncio.run(evaluate_model(config)).reward
     assert before is not None
     assert measure(config, trained) < before + MARGIN
 
@@ -76,7 +76,7 @@ def test_the_whole_demo_reaches_its_goal_whatever_the_seed(seed: int, tmp_path: 
     assert trained.after >= 0.9
     assert trained.step <= 80
     # sentences and numbers that no task had
-    before = asyncio.run(measure_model(config, None, "unseen.jsonl")).reward
+    before = asyncio.run(evaluate_model(config, None, "unseen.jsonl")).reward
     assert before is not None
     assert measure(config, trained, "unseen.jsonl") > before + MARGIN
 

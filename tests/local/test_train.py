@@ -57,7 +57,7 @@ def test_a_run_goes_on_for_more_steps_but_not_with_another_meaning(trained: Trai
     assert refused.returncode == 1
     assert "`training.group_size` is not what run 'small' began with" in refused.stderr
     more = leyden(trained.folder, "train", "small.toml", "training.steps=5")
-    assert "going on with small after step 4" in more.stderr, more.stderr
+    assert "resuming small after step 4" in more.stderr, more.stderr
     assert [row["step"] for row in trained.journal()] == [0, 1, 2, 3, 4, 5]
 
 
@@ -120,7 +120,7 @@ def test_a_run_that_somebody_is_at_is_left_alone(tmp_path: Path) -> None:
     for more in ("training.group_size=2", "--restart"):
         second = leyden(tmp_path, "train", "small.toml", more)
         assert second.returncode == 1
-        assert "another process is at run 'small'" in second.stderr
+        assert "another process uses run 'small'" in second.stderr
     (tmp_path / "slow").unlink()
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed

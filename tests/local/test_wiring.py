@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from leyden.config import read_config, read_file
-from leyden.local.dev import try_out
+from leyden.local.dev import run_dev
 from leyden.store import queries
 from leyden.store.database import Database
 
@@ -77,7 +77,7 @@ async def test_routes_roles_services_and_group_rewards_are_as_configured(
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": "What is 1 plus 1?"}))
     (tmp_path / "small.toml").write_text(CONFIG.replace("{url}", site.name))
     config = read_config({**read_file(tmp_path / "small.toml"), "home": str(tmp_path / "runs")})
-    caught, episodes = await try_out(config, tasks=1, rollouts=3)
+    caught, episodes = await run_dev(config, tasks=1, rollouts=3)
     await runner.cleanup()
     assert caught.outcomes == {"succeeded": 3}, caught.messages
     assert [episode.final_reward(0.0) for episode in episodes] == [0.0, pytest.approx(1 / 3), pytest.approx(2 / 3)]

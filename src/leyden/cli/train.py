@@ -98,9 +98,9 @@ def resume_command(options: argparse.Namespace) -> str:
 async def _eval(options: argparse.Namespace) -> None:
     config = configuration(options)
     _needs_torch()
-    from leyden.local.evaluate import measure_model
+    from leyden.local.evaluate import evaluate_model
 
-    done = await measure_model(config, options.model, options.tasks)
+    done = await evaluate_model(config, options.model, options.tasks)
     if options.json:
         print_json(done)
         return
@@ -117,9 +117,9 @@ async def _eval(options: argparse.Namespace) -> None:
 async def _dev(options: argparse.Namespace) -> None:
     config = configuration(options)
     _needs_torch()
-    from leyden.local.dev import try_out
+    from leyden.local.dev import run_dev
 
-    report, episodes = await try_out(config, options.tasks, options.rollouts)
+    report, episodes = await run_dev(config, options.tasks, options.rollouts)
     if options.json:
         print_json(report)
     else:

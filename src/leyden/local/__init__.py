@@ -1,1 +1,1 @@
-"""Everything on one machine: what `leyden train`, `eval` and `dev` do, from a configuration to a report."""
+"""Runs everything on one machine: `leyden train`, `eval`, `dev` and `export`, from a configuration to a report."""

@@ -1,4 +1,4 @@
-"""`leyden.train` and `leyden.evaluate`: what a Python user writes, made into the same configuration as TOML."""
+"""`leyden.train` and `leyden.evaluate`: their arguments become the same configuration as a TOML file."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,16 +29,17 @@ def train(
     restart: bool = False,
     **settings: Any,
 ) -> "TrainingResult":
-    """Train the model behind an agent, or go on with a run of the same name.
+    """Train the model behind an agent, or resume the run of the same name.
 
-    The arguments are the keys of a configuration file, put on top of one where a path is given; sections are
+    The arguments are the keys of a configuration file and override those of the file at `config`; sections are
     dictionaries: `training={"steps": 20}`. `agent` and `reward` may be the functions themselves, `tasks` a list.
+    `restart` archives an earlier run of the same name and starts over.
     """
-    made = configured(config, restart=restart, agent=agent, tasks=tasks, reward=reward, **settings)
+    run_config = build_config(config, restart=restart, agent=agent, tasks=tasks, reward=reward, **settings)
     wait_asleep()
     from leyden.local.train import train as train_run  # imports torch
 
-    return run_to_completion(train_run(made), uvloop.run)
+    return run_to_completion(train_run(run_config), uvloop.run)
 
 
 def evaluate(
@@ -50,16 +51,16 @@ def evaluate(
     reward: str | Callable[..., Any] | None = None,
     **settings: Any,
 ) -> "EvaluatedModel":
-    """Measure a model on the tasks held out, without training it. The arguments are those of `train`."""
-    made = configured(config, agent=agent, tasks=tasks, reward=reward, **settings)
+    """Measure a model on the held-out tasks, without training it. The arguments are those of `train`."""
+    run_config = build_config(config, agent=agent, tasks=tasks, reward=reward, **settings)
     wait_asleep()
-    from leyden.local.evaluate import measure_model  # imports torch
+    from leyden.local.evaluate import evaluate_model  # imports torch
 
-    return run_to_completion(measure_model(made), uvloop.run)
+    return run_to_completion(evaluate_model(run_config), uvloop.run)
 
 
-def configured(config: str | Path | None, *, restart: bool = False, **settings: Any) -> Config:
-    """A configuration from a file, or none, and arguments."""
+def build_config(config: str | Path | None, *, restart: bool = False, **settings: Any) -> Config:
+    """Build a configuration from arguments and, where given, a file. With `restart` an earlier run is archived."""
     document: dict[str, Any] = read_file(Path(config)) if config is not None else {"base": str(Path.cwd())}
     given = current_keys({name: value for name, value in settings.items() if value is not None})
     agent = given.get("agent", document.get("agent"))
@@ -71,18 +72,19 @@ def configured(config: str | Path | None, *, restart: bool = False, **settings: 
     objects = {name: value for name, value in given.items() if name not in named}
     checked = read_config({**document, **dict.fromkeys(objects, "")})
     folder = RunFolder.of(checked)
-    if restart and (aside := folder.put_aside()) is not None:
-        Console(stderr=True).print(f"the earlier run is now {aside}", highlight=False, soft_wrap=True)
+    if restart and (archive := folder.archive()) is not None:
+        Console(stderr=True).print(f"the earlier run is now {archive}", highlight=False, soft_wrap=True)
     for name, value in objects.items():
-        document[name] = _kept(name, value, folder.path)
+        document[name] = _store_object(name, value, folder.path)
     return read_config(document)
 
 
 _OBJECTS = ("agent", "reward", "tasks")
-"""What may be given as a Python object; it is then kept in the run's folder, for other processes and other days."""
+"""Keys that may be Python objects. Those are stored in the run's folder, for workers and for resuming."""
 
 
-def _kept(name: str, value: Any, folder: Path) -> str:
+def _store_object(name: str, value: Any, folder: Path) -> str:
+    """Store an object in the run's folder; returns the reference to write into the configuration."""
     if name == "tasks":
         path = folder / "tasks.jsonl"
         text = tasks_as_jsonl(value)
@@ -90,7 +92,7 @@ def _kept(name: str, value: Any, folder: Path) -> str:
         path.write_text(text, encoding="utf-8")
         return str(path)
     if not callable(value):
-        raise ConfigError(f"`{name}`: {value!r} is no function: give one, or write module:name")
+        raise ConfigError(f"`{name}`: {value!r} is not a function: pass a function, or write module:name")
     try:
         return reference_to(value, str(folder))
     except LoadError as error:

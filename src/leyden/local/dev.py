@@ -1,4 +1,4 @@
-"""`leyden dev`: a few rollouts without training, and exactly what was caught of them and what was not."""
+"""`leyden dev`: runs a few rollouts without training and reports exactly what was recorded and what was not."""
 
 import time
 from collections import Counter
@@ -27,39 +27,39 @@ from leyden.wire import GroupSpec
 
 
 class DevReport(Struct, frozen=True):
-    """What some rollouts left behind, counted."""
+    """Counts of what some rollouts left in the record."""
 
     rollouts: int
     outcomes: dict[str, int]
     messages: tuple[str, ...]
-    """What rollouts that did not succeed say, each once."""
+    """The distinct messages of rollouts that did not succeed."""
     calls: int
     roles: dict[str, int]
     prompts: dict[str, int]
-    """Calls by how their prompt was made, and why where it was rendered anew."""
+    """Calls by how their prompt was built, with the reason where it was rendered again."""
     tools: dict[str, int]
     tools_failed: dict[str, int]
     rewards: tuple[float, ...]
     failures: int
-    """How many of them are `failure_reward`."""
+    """How many of the rewards are `failure_reward`."""
     failure_reward: float
     trained: int
-    """Rollouts that would be trained on."""
+    """Rollouts that training would use."""
     calls_trained: int
     tokens_trained: int
     left_out: dict[str, int]
-    """Rollouts and calls that would not be, by why."""
+    """Rollouts and calls that training would not use, by reason."""
     folder: Path
     run: str
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean of the rewards that there are."""
+        """The mean of the rewards; None without any."""
         return fmean(self.rewards) if self.rewards else None
 
 
-async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[DevReport, list[Episode]]:
-    """Run the agent a few times, sampled as in training, and look at what came of it."""
+async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[DevReport, list[Episode]]:
+    """Run the agent a few times, sampled as in training, and report what was recorded."""
     chosen = read_tasks(config).train[:tasks]
     source = find_model(config.model, config.base)
     check_tokenizer(source)
@@ -68,19 +68,19 @@ async def try_out(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[De
     run = folder.path.name
     episodes: list[Episode] = []
 
-    async def gather(collection: RolloutCollector) -> None:
+    async def collect(collector: RolloutCollector) -> None:
         specs = [GroupSpec(f"dev-{number}", task, rollouts, Purpose.DEV) for number, task in enumerate(chosen)]
-        async for _, group in collection.gather(specs):
+        async for _, group in collector.gather(specs):
             episodes.extend(group)
 
-    with folder.opened(config):
-        async with local_stack(config, folder.path, model, source, 0, run) as home:
-            await home.watched(gather(RolloutCollector(home.remote, run)))
-    return caught(config, episodes, folder.path), episodes
+    with folder.acquire(config):
+        async with local_stack(config, folder.path, model, source, 0, run) as stack:
+            await stack.run(collect(RolloutCollector(stack.remote, run)))
+    return summarise(config, episodes, folder.path), episodes
 
 
-def caught(config: Config, episodes: Sequence[Episode], folder: Path) -> DevReport:
-    """Count what episodes hold."""
+def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevReport:
+    """Count what the episodes hold."""
     accounts = StepAccounting()
     admission = replace(algorithm_of(config).sample_filter, min_group=1)  # here one rollout is enough to look at
     scored = select_rollouts(episodes, admission, accounts) or []

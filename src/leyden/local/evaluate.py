@@ -1,4 +1,4 @@
-"""`leyden eval`: how good a model is on the tasks held out, or on others, without training it."""
+"""`leyden eval`: measures a model on the held-out tasks, or on others, without training it."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ from leyden.trainer.rollouts.tasks import read_task_file, read_tasks
 
 
 class EvaluatedModel(Struct, frozen=True):
-    """What came of an evaluation."""
+    """The result of `leyden.evaluate`."""
 
     run: str
     model: str
@@ -30,25 +30,25 @@ class EvaluatedModel(Struct, frozen=True):
     seconds: float
 
 
-async def measure_model(
+async def evaluate_model(
     config: Config, model: str | None = None, tasks: str | None = None, console: Console | None = None
 ) -> EvaluatedModel:
     """Run the agent on every held-out task (or every task of a file) with a model (default: the configuration's)."""
     began = time.monotonic()
     chosen = read_task_file(Path(config.base) / tasks) if tasks is not None else read_tasks(config).held_out
     if not chosen:
-        raise ConfigError("`held_out` leaves no tasks to measure on: set it, or name a file with --tasks")
+        raise ConfigError("`held_out` leaves no tasks to measure on: raise it, or name a file with --tasks")
     source = find_model(model or config.model, config.base)
     check_tokenizer(source)
     loaded = load_model(source, config.engine.dtype, training=False)
     folder = RunFolder.of(config, f".eval-{time.strftime('%Y%m%d-%H%M%S')}")
     run = folder.path.name
-    with folder.opened(config):
-        async with local_stack(config, folder.path, loaded, source, 0, run) as home:
+    with folder.acquire(config):
+        async with local_stack(config, folder.path, loaded, source, 0, run) as stack:
             measured: EvaluationResult
-            measured, _ = await home.watched(
+            measured, _ = await stack.run(
                 evaluate(
-                    RolloutCollector(home.remote, run),
+                    RolloutCollector(stack.remote, run),
                     "eval",
                     chosen,
                     config.evaluation.rollouts,

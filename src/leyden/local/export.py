@@ -1,4 +1,4 @@
-"""`leyden export`: the weights of a run as a folder that `transformers` loads, in the precision the model came in."""
+"""`leyden export`: writes the weights of a run as a folder that `transformers` loads, in the original precision."""
 
 from pathlib import Path
 from shutil import copyfile
@@ -7,14 +7,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from leyden.config import ConfigError
-from leyden.local.run_folder import config_of
+from leyden.local.run_folder import stored_config
 from leyden.records import DEFAULT_POLICY
 from leyden.trainer.checkpoint import checkpoint_folder, checkpoint_steps, read_state, tokenizer_files
 from leyden.trainer.policy.loading import find_model
 
 
 def export(run: Path, to: Path, which: str = "best", policy: str = DEFAULT_POLICY) -> Path:
-    """Write the best, the last or a numbered checkpoint of a policy into a new folder; return the checkpoint's."""
+    """Write the best, the last or a numbered checkpoint of a policy into a new folder. Returns the checkpoint."""
     folder, steps = checkpoint_folder(run, policy), checkpoint_steps(run, policy)
     if not steps:
         raise ConfigError(f"{run} has no checkpoint yet")
@@ -24,7 +24,7 @@ def export(run: Path, to: Path, which: str = "best", policy: str = DEFAULT_POLIC
         best = read_state(folder / f"step-{steps[-1]}").best_step
         if best == 0:
             raise ConfigError(
-                "the best is the model it began with; write --step last to have the last one all the same"
+                "no checkpoint is better than the model before training: export the last one with --step last"
             )
         step = steps[-1] if best is None else best
     else:
@@ -33,7 +33,7 @@ def export(run: Path, to: Path, which: str = "best", policy: str = DEFAULT_POLIC
         raise ConfigError(f"{run} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"{to} is not empty: name a new folder with --to")
-    config = config_of(run)
+    config = stored_config(run)
     checkpoint = folder / f"step-{step}"
     origin = AutoConfig.from_pretrained(find_model(config.model, config.base).folder).dtype
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=origin or torch.float32)

@@ -1,11 +1,11 @@
-"""What a run leaves on disk, and whether a run may go on in it.
+"""The folder of a run: its files, its lock, and whether a run may be resumed in it.
 
-runs/calc/config.toml      the whole configuration, defaults written out
-          leyden.db        everything that happened
-          metrics.jsonl    a line a step
-          curve.png        how the reward went
-          step-100/        a checkpoint, which is a Hugging Face folder too
-          server.log       what went wrong in the server, and worker.log in the worker
+runs/calc/config.toml      the whole configuration, including defaults
+          leyden.db        the store: every rollout, call and reward
+          metrics.jsonl    one line per step
+          curve.png        a plot of the reward
+          step-100/        a checkpoint, which is also a Hugging Face folder
+          server.log       warnings and errors of the server; worker.log: those of the worker
 """
 
 import fcntl
@@ -24,7 +24,7 @@ _MAY_CHANGE = (
     *("training.steps", "evaluation", "checkpoints", "report", "home", "base"),
     *("engine", "workers", "server", "services", "upstream", "rollout.reward_time_limit_s", "rollout.reward_tries"),
 )
-"""What may be another when a run goes on: none of it changes what the steps so far mean."""
+"""Keys that may change when a run is resumed: none of them changes the meaning of the steps so far."""
 
 
 class RunFolder(Struct, frozen=True):
@@ -34,82 +34,82 @@ class RunFolder(Struct, frozen=True):
 
     @classmethod
     def of(cls, config: Config, suffix: str = "") -> "RunFolder":
-        """Where a configuration's run is kept."""
+        """The folder of a configuration's run."""
         return cls(Path(config.home).absolute() / f"{config.run}{suffix}")
 
     @property
-    def config(self) -> Path:
-        """The configuration that the run has."""
+    def config_file(self) -> Path:
+        """The run's configuration."""
         return self.path / "config.toml"
 
     @property
-    def journal(self) -> Path:
-        """The metrics."""
+    def metrics_file(self) -> Path:
+        """The metrics of every step."""
         return self.path / "metrics.jsonl"
 
     @property
     def curve(self) -> Path:
-        """How the reward went."""
+        """The plot of the reward."""
         return self.path / "curve.png"
 
     @contextmanager
-    def opened(self, config: Config) -> Iterator[Path | None]:
-        """Have the folder for oneself, made or gone on in, if the configuration is the same in all that matters.
+    def acquire(self, config: Config) -> Iterator[Path | None]:
+        """Create the folder or resume in it, locked, if the configuration is the same in every key that matters.
 
-        It may be another where nothing came of the run yet: what is in the store is put aside, and this is where.
+        Where the run has no metrics yet, any key may differ: the store is then archived. Yields the archive, or None.
         """
-        with self._alone():
-            changed = [key for key in _differences(self.config, config) if not key.startswith(_MAY_CHANGE)]
-            if changed and self.journal.exists() and self.journal.stat().st_size:
+        with self._lock():
+            changed = [key for key in _differences(self.config_file, config) if not key.startswith(_MAY_CHANGE)]
+            if changed and self.metrics_file.exists() and self.metrics_file.stat().st_size:
                 raise ConfigError(
-                    f"`{changed[0]}` is not what run {config.run!r} began with ({self.config}): "
-                    "set it back to go on, or begin anew with --restart, or under another name with run=NAME"
+                    f"`{changed[0]}` is not what run {config.run!r} began with ({self.config_file}): "
+                    "set it back to resume, or start over with --restart, or under another name with run=NAME"
                 )
-            aside = self._put_store_aside() if changed else None
-            draft = self.config.with_suffix(".draft")
+            archive = self._archive_store() if changed else None
+            draft = self.config_file.with_suffix(".draft")
             draft.write_text(written(config), encoding="utf-8")
-            draft.replace(self.config)
-            yield aside
+            draft.replace(self.config_file)
+            yield archive
 
-    def put_aside(self) -> Path | None:
-        """Rename the folder, so that the run can begin anew and nothing is lost; where it is now."""
+    def archive(self) -> Path | None:
+        """Rename the folder, so that the run can start over and nothing is lost. Returns the new path."""
         if not self.path.exists():
             return None
-        with self._alone():
-            return self.path.rename(self.path.with_name(f"{self.path.name}.{_before()}"))
+        with self._lock():
+            return self.path.rename(self.path.with_name(f"{self.path.name}.{_archive_name()}"))
 
-    def _put_store_aside(self) -> Path | None:
+    def _archive_store(self) -> Path | None:
         files = list(self.path.glob("leyden.db*"))
         if not files:
             return None
-        aside = self.path / _before()
-        aside.mkdir()
+        archive = self.path / _archive_name()
+        archive.mkdir()
         for file in files:
-            file.rename(aside / file.name)
-        return aside
+            file.rename(archive / file.name)
+        return archive
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Make the folder, and hold a lock in it that the operating system drops with the process."""
+    def _lock(self) -> Iterator[None]:
+        """Create the folder and hold a lock in it, which the operating system releases with the process."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise ConfigError(
-                    f"another process is at run {self.path.name!r} ({self.path}): wait for it, or take run=NAME"
+                    f"another process uses run {self.path.name!r} ({self.path}): wait for it, or choose run=NAME"
                 ) from error
             yield
 
 
-def _before() -> str:
+def _archive_name() -> str:
     return f"before-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _differences(path: Path, config: Config) -> list[str]:
     if not path.exists():
         return []
-    before = _flat(tomllib.loads(written(config_of(path.parent))))  # with defaults for keys that are newer than the run
+    before = _flat(tomllib.loads(written(stored_config(path.parent))))  # keys that are newer than the run: defaults
     now = _flat(tomllib.loads(written(config)))
     return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
 
@@ -121,8 +121,8 @@ def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def config_of(path: Path) -> Config:
-    """The configuration that a run's folder has."""
+def stored_config(path: Path) -> Config:
+    """The configuration in the folder of a run."""
     try:
         return read_stored_config(tomllib.loads((path / "config.toml").read_text(encoding="utf-8")))
     except (OSError, tomllib.TOMLDecodeError, ConfigError) as error:

@@ -1,6 +1,6 @@
-"""The server beside a trainer, in a process of its own: what it does for the agents costs the engine no turn.
+"""Runs the server of a local run in its own process, so that it does not compete with the engine for Python's lock.
 
-Model calls come back from it over a socket to the engine here. It ends with this process, however that ends.
+The server reaches the engine over a socket to this process, and ends with this process, however that ends.
 """
 
 import asyncio
@@ -18,87 +18,85 @@ import msgspec
 from leyden.background import start_background
 from leyden.config import ConfigError
 from leyden.engine.protocol import EngineBackend
+from leyden.local.log_tail import LogTail
 from leyden.server.options import REFUSED, RunningServer, ServerProcessOptions
 from leyden.trainer.errors import TrainingError
 
-_LONGEST_END_S = 40.0
-"""A server gives what it accepted half a minute."""
+_STOP_TIMEOUT_S = 40.0
+"""A server gives the requests that it accepted half a minute."""
 
 
 class LocalServer:
-    """A server's process, and where it listens."""
+    """A running server process."""
 
-    def __init__(self, process: Process, running: RunningServer, log: "_Log") -> None:
-        self._process, self._log = process, log
+    def __init__(self, process: Process, running: RunningServer, output: LogTail) -> None:
+        self._process, self._output = process, output
         self.running = running
 
-    async def failed(self) -> NoReturn:
-        """Wait until it has ended although nobody told it to, and say how."""
-        raise TrainingError(f"the server ended ({_how(await self._process.wait())}): {self._log.last_words()}")
+    async def wait_failed(self) -> NoReturn:
+        """Wait until the process ends before it is stopped, and raise an error that says how."""
+        raise TrainingError(
+            f"the server ended ({_exit_reason(await self._process.wait())}): {_last_line(self._output)}"
+        )
 
 
 @asynccontextmanager
-async def server_beside(options: ServerProcessOptions, engine: EngineBackend, log: Path) -> AsyncIterator[LocalServer]:
-    """A server that answers model calls from an engine of this process, within this context."""
-    ours, its = socket.socketpair()
+async def running_server(
+    options: ServerProcessOptions, engine: EngineBackend, log_file: Path
+) -> AsyncIterator[LocalServer]:
+    """Start a server whose model calls go to an engine of this process; stop it at the end of the context."""
+    ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=ours)
     serving = start_background(engine.serve(reader, writer), "serving the engine to the server process")
-    said = _Log(log)
+    output = LogTail(log_file)
     try:
-        with its, log.open("ab") as output:
+        with theirs, log_file.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
-                # without -P a file of the user's may stand in for one of ours
-                *(sys.executable, "-P", "-m", "leyden.server", str(its.fileno())),
-                pass_fds=[its.fileno()],
+                # without -P a file of the user may shadow one of ours
+                *(sys.executable, "-P", "-m", "leyden.server", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
                 stdin=PIPE,
                 stdout=PIPE,
-                stderr=output,
+                stderr=stderr,
                 start_new_session=True,
             )
         try:
-            yield LocalServer(process, await _started(process, options, said), said)
+            yield LocalServer(process, await _wait_ready(process, options, output), output)
         finally:
-            await _end(process)
+            await _stop(process)
     finally:
         writer.close()
         serving.cancel()
 
 
-async def _started(process: Process, options: ServerProcessOptions, said: "_Log") -> RunningServer:
-    """Where it listens, once it does."""
+async def _wait_ready(process: Process, options: ServerProcessOptions, output: LogTail) -> RunningServer:
+    """Wait until the server listens; returns where."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(options.to_json().encode() + b"\n")
     if line := await process.stdout.readline():
         return msgspec.json.decode(line, type=RunningServer)
     status = await process.wait()
     if status == REFUSED:
-        raise ConfigError(f"`server`: {said.last_words()}")
-    raise TrainingError(f"the server did not start ({_how(status)}): {said.last_words()}")
+        raise ConfigError(f"`server`: {_last_line(output)}")
+    raise TrainingError(f"the server did not start ({_exit_reason(status)}): {_last_line(output)}")
 
 
-async def _end(process: Process) -> None:
-    """Have it finish what it accepted; if that takes too long, end it."""
+async def _stop(process: Process) -> None:
+    """Let the server finish the requests that it accepted; kill it if that takes too long."""
     assert process.stdin is not None
     process.stdin.close()
     try:
-        await asyncio.wait_for(process.wait(), _LONGEST_END_S)
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()
 
 
-class _Log:
-    """What a server writes from now on to a file that others may have written to before."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._before = path.stat().st_size if path.exists() else 0
-
-    def last_words(self) -> str:
-        """The last of it, and where the rest is."""
-        said = self._path.read_bytes()[self._before :].decode(errors="replace").strip()
-        return f"{said.splitlines()[-1]} ({self._path})" if said else f"it left no word in {self._path}"
+def _last_line(output: LogTail) -> str:
+    line = output.last_line()
+    return f"nothing was written to {output.path}" if line is None else f"{line} ({output.path})"
 
 
-def _how(status: int) -> str:
+def _exit_reason(status: int) -> str:
     return f"status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"

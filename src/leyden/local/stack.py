@@ -1,7 +1,7 @@
-"""Everything on this machine: a model, a server beside it, and workers, for as long as somebody trains.
+"""Starts engine, server and worker of a run on this machine, and stops them.
 
-The engine shares its weights with the trainer, so they live in one process. The server and the agents have processes of
-their own, which end with this one however it ends.
+The embedded engine shares its weights with the trainer and runs in this process. Server and worker are child processes,
+which end with this one, however that ends.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from leyden.config import Config
 from leyden.engine.protocol import EngineBackend
 from leyden.local.engine import running_engine
-from leyden.local.server_process import LocalServer, server_beside
-from leyden.local.worker_process import LocalWorker, worker_options, working
+from leyden.local.server_process import LocalServer, running_server
+from leyden.local.worker_process import LocalWorker, running_worker, worker_options
 from leyden.records import DEFAULT_POLICY, RunSettings, Sampling
 from leyden.remote import Remote
 from leyden.server.keys import write_private
@@ -27,57 +27,57 @@ from leyden.trainer.policy.loading import ModelSource
 from leyden.wire import KeySpec, RunSpec
 
 T = TypeVar("T")
-_MOMENT_S = 2.0
-"""So long after its last answer a server has ended."""
+_EXIT_TIMEOUT_S = 2.0
+"""How long the process of a server may take to end after its connections have failed."""
 
 
 class LocalStack(Struct, frozen=True):
-    """What runs."""
+    """The running parts of a local run."""
 
     remote: Remote
     engine: EngineBackend
     server: LocalServer
-    workers: LocalWorker | None
-    """None where the configuration wants none here."""
+    worker: LocalWorker | None
+    """None where `workers.processes` is 0."""
 
-    async def watched(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something that needs the server and the workers, for as long as they are there."""
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that needs server and worker; raises their error when one of them fails."""
         task = asyncio.create_task(work)
-        needed = [asyncio.create_task(one.failed()) for one in (self.server, self.workers) if one is not None]
+        failures = [asyncio.create_task(one.wait_failed()) for one in (self.server, self.worker) if one is not None]
         try:
-            await asyncio.wait({task, *needed}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and isinstance(task.exception(), OSError):
-                await asyncio.wait(needed, timeout=_MOMENT_S, return_when=asyncio.FIRST_COMPLETED)  # which is why
+            await asyncio.wait({task, *failures}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and isinstance(task.exception(), OSError):  # probably because the server died
+                await asyncio.wait(failures, timeout=_EXIT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() or task.exception() is not None:
-                for failing in needed:
-                    if failing.done():
-                        failing.result()
+                for failure in failures:
+                    if failure.done():
+                        failure.result()
             return task.result()
         finally:
-            for one in (task, *needed):
+            for one in (task, *failures):
                 one.cancel()
-            await asyncio.gather(task, *needed, return_exceptions=True)
+            await asyncio.gather(task, *failures, return_exceptions=True)
 
 
 @asynccontextmanager
 async def local_stack(
     config: Config, folder: Path, model: PreTrainedModel, source: ModelSource, version: int, run: str
 ) -> AsyncIterator[LocalStack]:
-    """Serve a model to the agents of a run."""
+    """Serve a model to the agents of a run, within this context."""
     async with (
         running_engine(config, model, source, version) as engine,
-        server_beside(_server_options(config, folder, source, engine), engine, folder / "server.log") as server,
+        running_server(_server_options(config, folder, source, engine), engine, folder / "server.log") as server,
         Remote(server.running.url, admin_key(folder)) as remote,
     ):
-        await _make_run(remote, config, run)
+        await _create_run(remote, config, run)
         key = (await remote.make_key(KeySpec("worker", run))).key
         if not config.workers.processes:
             write_private(folder / "worker.key", key)
             yield LocalStack(remote, engine, server, None)
             return
         options = worker_options(config, server.running.url, run)
-        async with working(options, key, folder / "worker.log") as workers:
-            yield LocalStack(remote, engine, server, workers)
+        async with running_worker(options, key, folder / "worker.log") as worker:
+            yield LocalStack(remote, engine, server, worker)
 
 
 def _server_options(config: Config, folder: Path, source: ModelSource, engine: EngineBackend) -> ServerProcessOptions:
@@ -100,12 +100,12 @@ def _server_options(config: Config, folder: Path, source: ModelSource, engine: E
 
 
 def admin_key(folder: Path) -> str:
-    """The key that a server left in its home folder."""
+    """The admin key that a server writes into its home folder."""
     return (folder / "admin.key").read_text().strip()
 
 
-async def _make_run(remote: Remote, config: Config, run: str) -> None:
-    """Create the run; one that goes on keeps the settings that it began with."""
+async def _create_run(remote: Remote, config: Config, run: str) -> None:
+    """Create the run; a resumed one keeps the settings of its start."""
     rollout, sampling = config.rollout, config.sampling
     settings = RunSettings(
         lease_s=rollout.lease_s,

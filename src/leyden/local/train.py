@@ -1,4 +1,4 @@
-"""`leyden train`: a run from its configuration to its last checkpoint, begun or gone on with."""
+"""`leyden train`: starts or resumes a run and trains until its last step."""
 
 import asyncio
 import signal
@@ -30,7 +30,7 @@ from leyden.trainer.rollouts.tasks import Tasks, read_tasks
 
 
 class TrainingResult(Struct, frozen=True):
-    """What came of a run."""
+    """The result of `leyden.train`."""
 
     run: str
     folder: Path
@@ -39,45 +39,45 @@ class TrainingResult(Struct, frozen=True):
     before: float | None
     """Held-out reward before the first step."""
     after: float | None
-    """Held-out reward at the last measurement; None where there was none after a step."""
+    """Held-out reward of the last evaluation after a step; None where there was none."""
     best_step: int | None
     seconds: float
-    """Of this process: a run that went on had others before."""
+    """The duration of this process; earlier processes of a resumed run are not counted."""
 
     def episodes(self, group: str) -> list[Episode]:
-        """What the rollouts of a group left behind: `step-7-0`, or `eval-20-TASK` for a measurement after a step."""
+        """The episodes of a group: `step-7-0`, or `eval-20-TASK` for the evaluation after step 20."""
         database = Database(str(self.folder / "leyden.db"), readonly=True)
         try:
-            with database.reader.begin() as look:
-                return queries.group_episodes(look, self.run, group)
+            with database.reader.begin() as connection:
+                return queries.group_episodes(connection, self.run, group)
         finally:
             database.close()
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest weights, a Hugging Face folder."""
+        """The latest checkpoint, a Hugging Face folder."""
         return latest_checkpoint(self.folder)
 
 
 async def train(config: Config, restart: bool = False, console: Console | None = None) -> TrainingResult:
-    """Train until the last step, or until SIGINT: once finishes the step and saves, twice stops at once."""
+    """Train until the last step or SIGINT: the first one finishes the step and saves, the second one stops at once."""
     console = console or Console(stderr=True)
     began = time.monotonic()
     algorithm = algorithm_of(config)
     tasks = read_tasks(config)
-    for note in (*unused_settings(config.algorithm), *_scarce(config, tasks)):
+    for note in (*unused_settings(config.algorithm), *_too_few_tasks(config, tasks)):
         console.print(note, highlight=False, soft_wrap=True)
     source = find_model(config.model, config.base)
     check_tokenizer(source)
     folder = RunFolder.of(config)
-    if restart and (aside := folder.put_aside()) is not None:
-        console.print(f"the earlier run is now {aside}", highlight=False, soft_wrap=True)
-    with folder.opened(config) as aside:
-        if aside is not None:
-            said = f"what was begun with another configuration is now {aside}"
-            console.print(said, highlight=False, soft_wrap=True)
+    if restart and (archive := folder.archive()) is not None:
+        console.print(f"the earlier run is now {archive}", highlight=False, soft_wrap=True)
+    with folder.acquire(config) as archive:
+        if archive is not None:
+            note = f"the configuration has changed: what was recorded with the earlier one is now {archive}"
+            console.print(note, highlight=False, soft_wrap=True)
         state = await _train(config, tasks, algorithm, source, folder, console)
-    rows = read_metrics(folder.journal)
+    rows = read_metrics(folder.metrics_file)
     draw_image(rows, f"{config.run}: {config.model}", folder.curve)
     console.print(draw_text(rows), highlight=False)
     measured = metric_points(rows, "held_out/reward")
@@ -93,16 +93,15 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     )
 
 
-def _scarce(config: Config, tasks: Tasks) -> list[str]:
-    """What a run has too little of to learn or to measure well."""
-    there, wanted = len(tasks.train), config.training.tasks_per_step
-    return [f"a step takes {wanted} tasks and there are {there}: some come twice"] if wanted > there else []
+def _too_few_tasks(config: Config, tasks: Tasks) -> list[str]:
+    count, needed = len(tasks.train), config.training.tasks_per_step
+    return [f"a step takes {needed} tasks and there are {count}: some come twice"] if needed > count else []
 
 
 async def _train(
     config: Config, tasks: Tasks, algorithm: Algorithm, source: ModelSource, folder: RunFolder, console: Console
 ) -> TrainerState:
-    """From wherever the folder's run is to its last step."""
+    """Train from the latest checkpoint, or from the beginning, to the last step."""
     model = load_model(source, config.engine.dtype, True, config.training.lora, algorithm.reference)
     policy = Policy(model, config.training, algorithm.critic, algorithm.reference)
     if policy.unfit is not None:
@@ -111,36 +110,36 @@ async def _train(
     last = latest_checkpoint(folder.path)
     state = restore_checkpoint(last, policy) if last is not None else TrainerState()
     if state.step:
-        console.print(f"going on with [bold]{config.run}[/] after step {state.step}", highlight=False, soft_wrap=True)
+        console.print(f"resuming [bold]{config.run}[/] after step {state.step}", highlight=False, soft_wrap=True)
     sinks = open_sinks(config, folder.path)
-    async with local_stack(config, folder.path, model, source, state.version, config.run) as home:
-        if home.workers is None:
+    async with local_stack(config, folder.path, model, source, state.version, config.run) as stack:
+        if stack.worker is None:
             console.print(
-                f"waiting for workers: leyden worker CONFIG.toml --server {home.server.running.advertised} "
+                f"waiting for workers: leyden worker CONFIG.toml --server {stack.server.running.advertised} "
                 f"--key-file {folder.path / 'worker.key'}",
                 highlight=False,
                 soft_wrap=True,
             )
-        journal = MetricsLog(folder.journal, state.step, home.remote, config.run, sinks, state.policy)
-        measured = metric_points(read_metrics(folder.journal), "held_out/reward")
+        metrics = MetricsLog(folder.metrics_file, state.step, stack.remote, config.run, sinks, state.policy)
+        measured = metric_points(read_metrics(folder.metrics_file), "held_out/reward")
         display = ConsoleReport(console, config.training.steps, measured[-1][1] if measured else None)
         trainer = Trainer(
-            config, tasks, home.remote, algorithm, policy, home.engine, checkpoints, state, (journal, display)
+            config, tasks, stack.remote, algorithm, policy, stack.engine, checkpoints, state, (metrics, display)
         )
         try:
             with _interruptible(console) as stop:
-                state = await home.watched(trainer.run(stop))
+                state = await stack.run(trainer.run(stop))
         finally:
             display.close()
-            await journal.close()
+            await metrics.close()
     return state
 
 
 @contextmanager
 def _interruptible(console: Console) -> Iterator[asyncio.Event]:
-    """An event that SIGINT or SIGTERM sets; a second one ends the task in hand."""
+    """An event that SIGINT or SIGTERM sets; a second signal cancels the current task."""
     stop = asyncio.Event()
-    if threading.current_thread() is not threading.main_thread():  # in a notebook, say: signals are not ours
+    if threading.current_thread() is not threading.main_thread():  # as in a notebook: signals go to the main thread
         yield stop
         return
     task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""The worker beside a trainer: started with it, started again when it dies, and gone when the trainer is."""
+"""Runs the worker of a local run in its own process: restarts it when it dies, and stops it with the run."""
 
 import asyncio
 import sys
@@ -11,59 +11,65 @@ from typing import NoReturn
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.config import Config, ConfigError
+from leyden.local.log_tail import LogTail
 
 _REFUSED = 2
-"""The exit status of a worker that cannot work, whatever is tried."""
-_QUICKLY_S, _TRIES = 10.0, 5
+"""The exit status of a worker that cannot run with these options, so that restarting it is useless."""
+_MAX_DEATHS, _DEATHS_WITHIN_S = 5, 10.0
+"""A worker that dies this often within this time is not restarted."""
 
 
 class LocalWorker:
-    """A worker process that is kept alive."""
+    """A worker process that is restarted when it dies."""
 
-    def __init__(self, options: WorkerOptions, key: str, log: Path) -> None:
-        self._options, self._key, self._log = options, key, log
-        self._worker = WorkerProcess(options, key, log)
-        self._watching = asyncio.create_task(self._watch())
+    def __init__(self, options: WorkerOptions, key: str, log_file: Path) -> None:
+        self._options, self._key = options, key
+        self._output = LogTail(log_file)
+        self._worker = self._start()
+        self._supervising = asyncio.create_task(self._supervise())
 
-    async def failed(self) -> NoReturn:
-        """Wait until there is no use in starting it again, and say why."""
-        await asyncio.shield(self._watching)
-        raise AssertionError("only an error ends the watch")
+    async def wait_failed(self) -> NoReturn:
+        """Wait until restarting the worker is useless, and raise an error that says why."""
+        await asyncio.shield(self._supervising)
+        raise AssertionError("supervising ends only with an error")
 
     async def stop(self) -> None:
-        """End it at once: whoever trains has all that it asked for, or wants no more of it."""
-        self._watching.cancel()
+        """End the worker at once: nobody needs the results of its rollouts any longer."""
+        self._supervising.cancel()
         self._worker.end()
         await asyncio.to_thread(self._worker.process.wait)
 
-    async def _watch(self) -> NoReturn:
+    def _start(self) -> WorkerProcess:
+        return WorkerProcess(self._options, self._key, self._output.path)
+
+    async def _supervise(self) -> NoReturn:
         deaths: list[float] = []
         while True:
             status = await asyncio.to_thread(self._worker.process.wait)
             if status == _REFUSED:
-                raise ConfigError(self._last_words())
-            deaths = [*deaths[-_TRIES + 1 :], time.monotonic()]
-            if len(deaths) == _TRIES and deaths[-1] - deaths[0] < _QUICKLY_S:
-                raise ConfigError(f"the worker keeps dying (status {status}): {self._last_words()}; see {self._log}")
-            self._worker = WorkerProcess(self._options, self._key, self._log)
+                raise ConfigError(self._last_line())
+            deaths = [*deaths[-_MAX_DEATHS + 1 :], time.monotonic()]
+            if len(deaths) == _MAX_DEATHS and deaths[-1] - deaths[0] < _DEATHS_WITHIN_S:
+                path = self._output.path
+                raise ConfigError(f"the worker keeps dying (status {status}): {self._last_line()}; see {path}")
+            self._worker = self._start()
 
-    def _last_words(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
-        return lines[-1].removeprefix("leyden worker: ")
+    def _last_line(self) -> str:
+        return (self._output.last_line() or "it printed nothing").removeprefix("leyden worker: ")
 
 
 @asynccontextmanager
-async def working(options: WorkerOptions, key: str, log: Path) -> AsyncIterator[LocalWorker]:
-    """A worker that works within this context."""
-    workers = LocalWorker(options, key, log)
+async def running_worker(options: WorkerOptions, key: str, log_file: Path) -> AsyncIterator[LocalWorker]:
+    """Start a worker; stop it at the end of the context."""
+    worker = LocalWorker(options, key, log_file)
     try:
-        yield workers
+        yield worker
     finally:
-        await workers.stop()
+        await worker.stop()
 
 
 def worker_options(config: Config, url: str, run: str) -> WorkerOptions:
-    """What the workers of a run are told."""
+    """The options of a run's worker, from its configuration."""
     return WorkerOptions(
         server=url,
         run=run,

@@ -1,0 +1,16 @@
+"""The end of the log of a child process, for the message about its failure."""
+
+from pathlib import Path
+
+
+class LogTail:
+    """Reads what is appended to a log file after this object is created."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._start = path.stat().st_size if path.exists() else 0
+
+    def last_line(self) -> str | None:
+        """The last line that is not blank; None where there is none."""
+        lines = self.path.read_bytes()[self._start :].decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else None
