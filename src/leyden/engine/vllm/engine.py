@@ -123,7 +123,7 @@ class VllmEngine:
         return self._session
 
 
-def _chunk(events: Iterable[wire.Event], version: int, top: int) -> TokenChunk | None:
+def _chunk(events: Iterable[wire.CompletionEvent], version: int, top: int) -> TokenChunk | None:
     """One chunk of all events; None where they hold neither tokens nor the end of the generation."""
     ids: list[int] = []
     tokens: list[wire.TokenLogprob] = []

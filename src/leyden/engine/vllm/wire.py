@@ -54,14 +54,14 @@ class Choice(Struct, frozen=True):
     finish_reason: str | None = None
 
 
-class Event(Struct, frozen=True):
+class CompletionEvent(Struct, frozen=True):
     """One server-sent event."""
 
     choices: tuple[Choice, ...] = ()
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(Event).decode
+_decode = msgspec.json.Decoder(CompletionEvent).decode
 
 
 def body(request: EngineRequest, sampled: tuple[int, ...], room: int, seeded: bool) -> bytes:
@@ -90,7 +90,7 @@ def body(request: EngineRequest, sampled: tuple[int, ...], room: int, seeded: bo
     return msgspec.json.encode({"token_ids": ids, "stream": True, "sampling_params": parameters})
 
 
-def events(data: bytes) -> Iterator[Event]:
+def events(data: bytes) -> Iterator[CompletionEvent]:
     """The events of whole server-sent events, in order. Raises `EngineError` where one reports an error."""
     for block in data.split(b"\n\n"):
         line = block.strip().removeprefix(b"data:").strip()
