@@ -61,7 +61,7 @@ async def test_a_set_up_that_fails_is_not_held_against_the_model(site: Worksite)
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("Wants", "is made without arguments: give port defaults"), ("Mute", "give it a method __call__(self, task)")],
+    [("Wants", "is created without arguments: give port defaults"), ("Mute", "give it a method __call__(self, task)")],
 )
 async def test_a_class_that_cannot_be_an_agent_is_one_line(
     site: Worksite, name: str, says: str, capfd: pytest.CaptureFixture[str]

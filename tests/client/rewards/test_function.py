@@ -67,7 +67,7 @@ async def test_a_reward_that_fails_is_asked_for_again() -> None:
 
 async def test_a_reward_that_dawdles_is_not_waited_for() -> None:
     began = time.monotonic()
-    with pytest.raises(NoReward, match=r"gave no answer within 0\.1 s"):
+    with pytest.raises(NoReward, match=r"did not return within 0\.1 s"):
         await function(lambda: time.sleep(30), tries=2, limit_s=0.1).score({}, 1, no_episode)
     with pytest.raises(NoReward, match="failed: TimeoutError"):
         await function(_own_time_out, tries=1).score({}, 1, no_episode)
@@ -90,7 +90,7 @@ async def test_a_function_that_exits_has_failed_and_the_next_call_is_none_the_wo
 
 async def test_none_says_that_there_is_no_reward_and_is_not_asked_again() -> None:
     calls: list[int] = []
-    with pytest.raises(NoReward, match="gave None"):
+    with pytest.raises(NoReward, match="returned None"):
         await function(lambda: calls.append(1)).score({}, 1, no_episode)
     assert len(calls) == 1
 

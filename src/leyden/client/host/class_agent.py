@@ -1,4 +1,4 @@
-"""An agent that is a class: what is costly to set up is made once for each place, and kept between rollouts."""
+"""Agents that are classes: instances are created once per slot and reused between rollouts."""
 
 import asyncio
 import contextvars
@@ -17,14 +17,13 @@ _log = logging.getLogger("leyden.host")
 
 
 class SetupFailed(Exception):
-    """An instance could not be made: a failure of the machinery, not of what the model did."""
+    """An instance could not be created: an infrastructure failure, not one of the model."""
 
 
 class ClassAgent:
-    """Lends each attempt an instance that no other is using, and makes one where all are in use.
+    """Gives each attempt an instance that no other attempt is using, creating one if all are in use.
 
-    They are made, asked for their health and closed in threads, and outside of any attempt's context: what one of them
-    starts belongs to no attempt.
+    Instances are created, checked and closed in threads and outside any attempt's context, because they outlive it.
     """
 
     def __init__(self, kind: type, reference: str, places: int, services: Collection[str] = ()) -> None:
@@ -32,43 +31,43 @@ class ClassAgent:
         self._kind, self._reference = kind, reference
         self._call = CallableAgent(partial(kind.__call__, None), reference, services)
         self.services = self._call.services
-        """Those that a call asks for by name."""
+        """Names of the services that a call takes."""
         self._idle: list[Any] = []
         self._threads = ThreadPoolExecutor(places, thread_name_prefix="instances")
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def function(self) -> Callable[..., Any]:
-        """The class as a function: every call has an instance to itself."""
+        """Return a function that calls an exclusive instance."""
         return self._run_async if self._call.is_async else self._run
 
     def close(self) -> None:
-        """Close those that are not in use."""
+        """Close the idle instances."""
         while self._idle:
             self._threads.submit(self._close, self._idle.pop())
         self._threads.shutdown(wait=True)
 
     def _run(self, task: Any, attempt: Invocation, **lent: Any) -> Any:
-        instance = self._take() or self._make()
+        instance = self._take() or self._create()
         try:
-            value = self._ask(instance, task, attempt, lent)
+            value = self._call_instance(instance, task, attempt, lent)
         except BaseException:
-            self._examine(instance)
+            self._check_health(instance)
             raise
         self._idle.append(instance)
         return value
 
     async def _run_async(self, task: Any, attempt: Invocation, **lent: Any) -> Any:
         loop = self._loop = asyncio.get_running_loop()
-        instance = self._take() or await loop.run_in_executor(self._threads, self._make)
+        instance = self._take() or await loop.run_in_executor(self._threads, self._create)
         try:
-            value = await self._ask(instance, task, attempt, lent)
+            value = await self._call_instance(instance, task, attempt, lent)
         except BaseException:
-            await asyncio.shield(loop.run_in_executor(self._threads, self._examine, instance))
+            await asyncio.shield(loop.run_in_executor(self._threads, self._check_health, instance))
             raise
         self._idle.append(instance)
         return value
 
-    def _ask(self, instance: Any, task: Any, attempt: Invocation, lent: dict[str, Any]) -> Any:
+    def _call_instance(self, instance: Any, task: Any, attempt: Invocation, lent: dict[str, Any]) -> Any:
         return instance(task, attempt=attempt, **lent) if self._call.wants_attempt else instance(task, **lent)
 
     def _take(self) -> Any:
@@ -77,16 +76,16 @@ class ClassAgent:
         except IndexError:
             return None
 
-    def _make(self) -> Any:
+    def _create(self) -> Any:
         try:
             return contextvars.Context().run(self._kind)
         except BaseException as error:
             raise SetupFailed(f"{self._reference!r} could not be set up: {type(error).__name__}: {error}") from error
 
-    def _examine(self, instance: Any) -> None:
-        """Keep an instance whose call failed, unless it says that it is not well."""
+    def _check_health(self, instance: Any) -> None:
+        """Keep an instance whose call failed, unless its `healthy` method returns False or raises."""
         try:
-            healthy = self._apart(instance, "healthy", True)
+            healthy = self._call_optional(instance, "healthy", True)
         except Exception:
             healthy = False
         if healthy:
@@ -96,12 +95,12 @@ class ClassAgent:
 
     def _close(self, instance: Any) -> None:
         try:
-            self._apart(instance, "aclose" if hasattr(instance, "aclose") else "close")
+            self._call_optional(instance, "aclose" if hasattr(instance, "aclose") else "close")
         except Exception:
             _log.exception("%r could not be closed", self._reference)
 
-    def _apart(self, instance: Any, name: str, default: Any = None) -> Any:
-        """Call a method that an instance may have, outside of any attempt; on the event loop where it is async."""
+    def _call_optional(self, instance: Any, name: str, default: Any = None) -> Any:
+        """Call an optional method outside any attempt's context; on the event loop if it is async."""
         method = getattr(instance, name, None)
         if method is None:
             return default
@@ -121,4 +120,4 @@ def _check(kind: type, reference: str) -> None:
     collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in collecting]
     if needed:
-        raise LoadError(f"the class {reference!r} is made without arguments: give {', '.join(needed)} defaults")
+        raise LoadError(f"the class {reference!r} is created without arguments: give {', '.join(needed)} defaults")

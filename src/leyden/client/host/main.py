@@ -1,7 +1,7 @@
 """The process that runs Python agents: `python -m leyden.client.host.main FD FILE`; FD is a socket to the worker.
 
-It runs sync agents in threads and async ones on its event loop, many at once. It has no key but its pool's, and it
-ends, with every process that its agents started, as soon as the worker is gone.
+It runs sync agents in threads and async ones on its event loop, many concurrently. It has only its pool's key. When the
+worker is gone, it ends with all processes that its agents started.
 """
 
 import asyncio
@@ -53,11 +53,11 @@ from leyden.loading import LoadError, load_callable
 from leyden.outcomes import Ending, Outcome
 
 _log = logging.getLogger("leyden.host")
-_TEAR_DOWN_S = 4.0
+_TEAR_DOWN_TIMEOUT_S = 4.0
 
 
 class Host:
-    """Runs the attempts that its worker names."""
+    """Runs attempts for its worker."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Host:
         self._services, self._instances = services, instances
 
     async def serve(self, serving: "Future[Host]") -> None:
-        """Say that all is ready, and work until the worker is gone."""
+        """Report readiness and run until the worker is gone."""
         self._loop = asyncio.get_running_loop()
         self._blocking = WatchedLoop(self._loop)
         try:
@@ -89,8 +89,8 @@ class Host:
         self._pipe.send(HostReady(lent, self._services.capacity()))
         await self._loop.create_future()
 
-    def hear(self, message: ToHost) -> None:
-        """Do as the worker says; called from the thread that listens to it."""
+    def on_message(self, message: ToHost) -> None:
+        """Handle a message of the worker. Called from the listening thread."""
         match message:
             case StartAttempt() if self._agent.is_async:
                 self._loop.call_soon_threadsafe(self._start_task, message)
@@ -106,7 +106,7 @@ class Host:
                 self._blocking.find_blocker(lambda by: self._pipe.send(BlockerFound(by)))
 
     def _answer_stop(self, attempt: str, blocked_by: str | None) -> None:
-        """Say what it has printed when its spans so far are sent: the worker ends it thereupon."""
+        """Reply with the output so far once the spans are exported, because the worker then ends the attempt."""
         stopping = StopReply(attempt, self._outputs.so_far(attempt), blocked_by)
         sent = self._spans.flush(attempt)
         if sent is None:
@@ -124,7 +124,7 @@ class Host:
         try:
             async with self._services.borrow(self._agent.services) as lent:
                 ended = end_of_attempt(start.attempt, await self._bind(start, lent)(), self._setup.has_reward_function)
-        except BaseException as error:  # an agent that calls sys.exit, too, ends only its own attempt
+        except BaseException as error:  # also SystemExit: an agent that calls sys.exit ends only its own attempt
             ended = self._failed(start.attempt, error)
         del self._tasks[start.attempt]
         self._stopped.discard(start.attempt)
@@ -141,7 +141,7 @@ class Host:
         try:
             with self._borrowed() as lent:
                 value = self._bind(start, lent)()
-                if inspect.isawaitable(value):  # a plain function that gives a coroutine
+                if inspect.isawaitable(value):  # a sync function that returns a coroutine
                     value = wait_on(value, self._loop)
                 ended = end_of_attempt(start.attempt, value, self._setup.has_reward_function)
         except BaseException as error:
@@ -152,7 +152,7 @@ class Host:
 
     @contextmanager
     def _borrowed(self) -> Iterator[dict[str, Any]]:
-        """What a thread is lent: the pools are the event loop's."""
+        """Borrow services for a thread; the pools belong to the event loop."""
         if self._services.capacity() is None:
             yield {}
             return
@@ -169,17 +169,17 @@ class Host:
         return self._agent.bind(start.task, about, {**start.services, **lent})
 
     def _stop(self, attempt: str) -> None:
-        """A task is cancelled; a thread cannot be: its attempt is over, and with it what its key is good for."""
+        """Cancel the task of an attempt. A thread cannot be cancelled; its key is no longer valid for the attempt."""
         task = self._tasks.get(attempt)
         if task is not None:
             self._stopped.add(attempt)
             task.cancel()
 
     def tear_down(self) -> None:
-        """Close services, and what a class keeps between rollouts, for as long as the worker waits for it."""
+        """Close services and agent instances, for as long as the worker waits."""
         closing = threading.Thread(target=self._close, daemon=True)
         closing.start()
-        closing.join(_TEAR_DOWN_S)
+        closing.join(_TEAR_DOWN_TIMEOUT_S)
 
     def _close(self) -> None:
         if self._instances is not None:
@@ -196,10 +196,10 @@ class Host:
 
 
 def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:
-    """Hear the worker in a thread of its own: an agent may take long to load or block the event loop, never this."""
+    """Receive messages in a thread, because an agent may block the event loop or take long to load."""
     try:
         while (message := pipe.receive(ToHost)) is not None:  # type: ignore[arg-type]
-            serving.result().hear(message)
+            serving.result().on_message(message)
     except Exception:  # a corrupt message: without this thread the process would be out of reach
         _log.exception("the connection to the worker failed")
     if serving.done():
@@ -208,7 +208,7 @@ def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:
 
 
 def end() -> NoReturn:
-    """End at once: threads of agents may never return, and what they started must not stay behind."""
+    """Exit at once with all descendants, because threads of agents may never return."""
     adopt_orphans()
     kill_descendants()
     if os.getpgid(0) == os.getpid():
@@ -227,7 +227,7 @@ def _load(setup: HostSetup) -> tuple[CallableAgent, ClassAgent | None]:
 
 
 def main(fd: int, crash_fd: int) -> None:
-    """Be a host."""
+    """Run a host until its worker is gone."""
     os.set_inheritable(fd, False)
     crash_report.write_to(crash_fd)
     prefer_for_oom_kill()

@@ -1,7 +1,7 @@
-"""Scoring whole groups: where the reward function takes `group`, somebody has to call it when the last rollout is done.
+"""Scores whole groups, for reward functions that take `group`, after the last rollout of a group has ended.
 
-Any worker of the run may. It leases the group, keeps the lease alive while the function runs, and reports the scores; a
-worker that dies or is stopped leaves the group to another.
+Any worker of the run may do it. It leases the group, renews the lease while the function runs, and reports the rewards.
+If the worker dies or stops, another one leases the group.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from leyden.wire import GroupScoring, Scores, ScoringRequest
 
 _log = logging.getLogger("leyden.worker")
 _WAIT_S = 30.0
-_GIVE_BACK_S = 5.0
+_GIVE_BACK_TIMEOUT_S = 5.0
 
 
 class GroupScorer:
-    """Scores the groups that are ready, several at once."""
+    """Leases and scores groups, several concurrently."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class GroupScorer:
     ) -> None:
         self._client, self._reward, self._services = client, reward, services
         self._request = ScoringRequest(worker, _WAIT_S, run)
-        self._places = asyncio.Semaphore(at_once)
+        self._slots = asyncio.Semaphore(at_once)
 
     async def work(self) -> None:
-        """Work until cancelled; what is not scored by then is given back."""
+        """Score groups until cancelled; unfinished groups are given back."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                await self._places.acquire()
+                await self._slots.acquire()
                 leased: list[GroupScoring] = []
                 try:
                     leased = await self._client.retry(
@@ -51,29 +51,29 @@ class GroupScorer:
                     )
                 finally:
                     if not leased:
-                        self._places.release()
+                        self._slots.release()
                 for scoring in leased:
-                    tasks.create_task(self._see_to(scoring))
+                    tasks.create_task(self._score_leased(scoring))
 
-    async def _see_to(self, scoring: GroupScoring) -> None:
+    async def _score_leased(self, scoring: GroupScoring) -> None:
         try:
             async with self._kept_alive(scoring):
                 scores = await self._score(scoring)
             await self._send(scoring, scores)
         except asyncio.CancelledError:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_GIVE_BACK_S):
+                async with asyncio.timeout(_GIVE_BACK_TIMEOUT_S):
                     await self._send(scoring, Scores(scoring.number, given_back=True))
             raise
         finally:
-            self._places.release()
+            self._slots.release()
 
     async def _score(self, scoring: GroupScoring) -> Scores:
         run, group = scoring.group.run, scoring.group.id
         try:
             found = await self._client.retry(lambda: self._client.remote.group_episodes(run, group))
             ended = [one for one in found if one.attempt.outcome and one.attempt.outcome.ending is Ending.SUCCEEDED]
-            if not ended:  # the group was cancelled meanwhile
+            if not ended:  # the group was cancelled in the meantime
                 return Scores(scoring.number)
             async with self._services.borrow(self._reward.services) as lent:
                 rewards = await self._reward.score_group(ended[0].task.input, ended, lent)
@@ -89,12 +89,12 @@ class GroupScorer:
             await self._client.retry(lambda: self._client.remote.score(run, group, scores))
         except RemoteError as refused:
             if refused.status in (401, 403):
-                raise  # the worker's key is no good: nothing it does will be
-            _log.warning("the scores of group %s are not wanted any more: %s", group, refused)
+                raise  # the worker's key is invalid, so every request will fail
+            _log.warning("the server refused the rewards of group %s: %s", group, refused)
 
     @asynccontextmanager
     async def _kept_alive(self, scoring: GroupScoring) -> AsyncIterator[None]:
-        """Prolong a lease at a third of its length. Where it was lost all the same, the scores come too late."""
+        """Renew the lease every third of its length. If it is lost all the same, the server ignores the rewards."""
         run, group, interval = scoring.group.run, scoring.group.id, scoring.lease_s / 3
 
         async def beat() -> None:

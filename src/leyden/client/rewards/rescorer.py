@@ -1,6 +1,6 @@
-"""Rescoring: a reward function on rollouts that ended long ago, in any record that can be read and added to.
+"""Runs a reward function on the finished rollouts of a run again.
 
-New rewards are added and the old ones stay. Only what is over is looked at, so a run may be trained on meanwhile.
+New rewards are added and the old ones are kept. Only ended rollouts are scored, so the run may be training meanwhile.
 """
 
 import asyncio
@@ -20,24 +20,24 @@ from leyden.records import Purpose, Reward, Rollout, State
 from leyden.wire import Recorded
 
 _PAGE = 500
-_LONGEST_NAME = 160
+_MAX_SOURCE_LENGTH = 160
 
 
 class EpisodeSource(Protocol):
-    """A record that rewards can be added to."""
+    """Recorded rollouts to which rewards can be added."""
 
     async def rollouts(self, run: str, after: str = "", limit: int = 100) -> Sequence[Rollout]:
-        """Rollouts in the order in which they were queued."""
+        """List rollouts in the order in which they were queued."""
 
     async def episode(self, run: str, attempt: str) -> Episode:
-        """All that an attempt left behind."""
+        """Return everything recorded for an attempt."""
 
     async def record_rewards(self, run: str, attempt: str, rewards: Sequence[Reward]) -> Recorded:
-        """Add rewards to an attempt that is over."""
+        """Add rewards to an attempt that has ended."""
 
 
 class RescoredRollout(Struct, frozen=True):
-    """One rollout: its final reward before and after, None where it has none, and why it could not be scored."""
+    """The final reward of a rollout before and after, None if it has none, and the error if scoring failed."""
 
     rollout: str
     purpose: Purpose
@@ -45,11 +45,11 @@ class RescoredRollout(Struct, frozen=True):
     after: float | None
     error: str = ""
     unrewarded: bool = False
-    """The function gave it none, so that it keeps what it had."""
+    """The function returned no reward, so the rollout keeps its old one."""
 
 
 class Rescorer:
-    """Scores the rollouts of a run again; where `dry`, nothing is written."""
+    """Scores the rollouts of a run again. If `dry`, nothing is written."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Rescorer:
         self._name = f"rescore-{secrets.token_hex(6)}"
 
     async def rescore(self, at_once: int) -> AsyncIterator[RescoredRollout]:
-        """Score group after group, so many at once; each is told of when it is done."""
+        """Score up to `at_once` groups concurrently and yield each rollout when it is done."""
         tasks: set[asyncio.Task[list[RescoredRollout]]] = set()
         try:
             async for group in self._groups():
@@ -83,7 +83,7 @@ class Rescorer:
                 task.cancel()
 
     async def _groups(self) -> AsyncIterator[list[Rollout]]:
-        """The rollouts of each group; those of one follow each other."""
+        """Yield the rollouts of each group, which are listed consecutively."""
         rest: list[Rollout] = []
         while page := await self._archive.rollouts(self._run, rest[-1].id if rest else "", _PAGE):
             *whole, rest = (list(group) for _, group in groupby([*rest, *page], lambda rollout: rollout.group))
@@ -95,7 +95,7 @@ class Rescorer:
     async def _rescore_group(self, group: Sequence[Rollout]) -> list[RescoredRollout]:
         over = [r for r in group if r.outcome and r.outcome.ending in (Ending.SUCCEEDED, Ending.NO_REWARD)]
         found = [await self._archive.episode(self._run, f"{r.id}.{r.attempts}") for r in over]
-        episodes = [one for one in found if not _awaits_its_first(one)]
+        episodes = [one for one in found if not _awaits_group_scoring(one)]
         if not self._reward.takes_group:
             return [await self._rescore_one(episode) for episode in episodes]
         if not episodes or any(rollout.state is not State.FINISHED for rollout in group):
@@ -130,12 +130,12 @@ class Rescorer:
 
 
 def source_of(reference: str) -> str:
-    """The provenance of rewards that a function gave to rollouts that were over."""
-    return f"rescore {re.sub(r'[^A-Za-z0-9 ._:@~/+-]', '-', reference)}"[:_LONGEST_NAME]
+    """Return the `source` of rewards that a rescoring adds."""
+    return f"rescore {re.sub(r'[^A-Za-z0-9 ._:@~/+-]', '-', reference)}"[:_MAX_SOURCE_LENGTH]
 
 
 def _final(episode: Episode) -> float | None:
-    return episode.final_reward(0.0)  # of what is rescored none has the failure's
+    return episode.final_reward(0.0)  # rescored rollouts never have the failure reward
 
 
 def _failed(episode: Episode, why: str) -> RescoredRollout:
@@ -148,7 +148,7 @@ def _unrewarded(episode: Episode) -> RescoredRollout:
     return RescoredRollout(episode.rollout.id, episode.rollout.purpose, before, before, unrewarded=True)
 
 
-def _awaits_its_first(episode: Episode) -> bool:
-    """Whether its group is still to be scored by the run's own function."""
+def _awaits_group_scoring(episode: Episode) -> bool:
+    """Whether its group has not been scored by the run's own reward function yet."""
     outcome = episode.attempt.outcome
     return outcome is not None and outcome.ending is Ending.SUCCEEDED and _final(episode) is None
