@@ -19,7 +19,7 @@ from leyden.rendering.tokenizer import Tokenizer
 
 SPARK = str(files("leyden") / "models" / "spark")
 TOKENIZER = Tokenizer.load(SPARK)
-CALL, END = TOKENIZER.marks["<tool_call>"], TOKENIZER.marks["<|im_end|>"]
+CALL, END = TOKENIZER.control_tokens["<tool_call>"], TOKENIZER.control_tokens["<|im_end|>"]
 STOPS = (END,)
 VERDICT = 'start: %json {"type": "object", "properties": {"verdict": {"enum": ["yes", "no", "unknown"]}}, '
 VERDICT += '"required": ["verdict"], "additionalProperties": false, "x-guidance": {"whitespace_flexible": false}}'
@@ -32,13 +32,13 @@ def spark() -> PreTrainedModel:
 
 @pytest.fixture
 async def engine(spark: PreTrainedModel) -> AsyncIterator[TorchEngine]:
-    made = TorchEngine(spark, slots=8, tokenizer=TOKENIZER.marked)
+    made = TorchEngine(spark, slots=8, tokenizer=TOKENIZER.control_json)
     yield made
     made.close()
 
 
 async def new_matcher(grammar: str) -> GrammarMatcher:
-    return await GrammarCompiler(TOKENIZER.marked, len(TOKENIZER)).new_matcher(grammar, STOPS)
+    return await GrammarCompiler(TOKENIZER.control_json, len(TOKENIZER)).new_matcher(grammar, STOPS)
 
 
 def allowed(matcher: GrammarMatcher) -> set[int]:
@@ -96,7 +96,7 @@ async def test_the_error_is_one_line() -> None:
 
 
 async def test_cancelling_one_matcher_does_not_cancel_others_of_the_same_grammar() -> None:
-    grammars = GrammarCompiler(TOKENIZER.marked, len(TOKENIZER))
+    grammars = GrammarCompiler(TOKENIZER.control_json, len(TOKENIZER))
     first, second = (asyncio.create_task(grammars.new_matcher(VERDICT, STOPS)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -174,7 +174,7 @@ async def test_logits_that_are_not_finite_are_detected_behind_a_grammar(spark: P
     broken = copy.deepcopy(spark)
     with torch.no_grad():
         broken.lm_head.weight[CALL] = torch.nan  # which the grammar never lets through
-    engine = TorchEngine(broken, slots=1, tokenizer=TOKENIZER.marked)
+    engine = TorchEngine(broken, slots=1, tokenizer=TOKENIZER.control_json)
     try:
         with pytest.raises(EngineError, match="not finite"):
             await complete(engine, make_request(r"start: /[a-z ]+/"))

@@ -67,7 +67,7 @@ PIECES = [
     "\\",
     ".",
 ]
-MARKS = [*SPARK.marks, "<|im_", "end|>", "<tool_"]
+MARKS = [*SPARK.control_tokens, "<|im_", "end|>", "<tool_"]
 said = st.lists(st.sampled_from(PIECES), max_size=6).map("".join) | st.text(max_size=12)
 quoting = st.lists(st.sampled_from([*PIECES, *MARKS]), max_size=8).map("".join)
 names = st.sampled_from(["f", "calculator", "execute_sql", "größe"])
@@ -140,7 +140,7 @@ def ours(name: str) -> ChatMLRenderer:
 
 
 def marks_in(name: str, ids: list[int]) -> list[int]:
-    return [id for id in ids if id in TOKENIZERS[name].marks.values()]
+    return [id for id in ids if id in TOKENIZERS[name].control_tokens.values()]
 
 
 def keeps(name: str, text: str) -> bool:
@@ -232,7 +232,7 @@ def test_a_continued_prompt_is_the_whole_conversation(
     prompt = renderer.render_ids(before, add_generation_prompt=True)
     full = renderer.render_ids([*before, said])
     assume(full[: len(prompt)] == prompt)
-    end = full.index(TOKENIZERS[name].marks["<|im_end|>"], len(prompt)) + 1
+    end = full.index(TOKENIZERS[name].control_tokens["<|im_end|>"], len(prompt)) + 1
     completion = full[len(prompt) : end]
     bridged = renderer.bridge_to_next_turn(prompt, completion, new)
     assert bridged is not None

@@ -1,6 +1,5 @@
 """Tokens and text: what transformers would make of them, and text that is only ever text."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.rendering.chat_template import TemplateError, render
-from leyden.rendering.tokenizer import LONG_TEXT, TextStream, Tokenizer, TokenizerError
+from leyden.rendering.tokenizer import LONG_TEXT, Tokenizer, TokenizerError
 
 SPARK = Path(__file__).parents[2] / "src/leyden/models/spark"
 tokenizer = Tokenizer.load(SPARK)
-ids_of_spark = st.lists(st.integers(0, len(tokenizer) - 1), max_size=60)
-texts = st.text(max_size=80) | st.lists(st.sampled_from([*tokenizer.marks, "é", "\n", "a", "<|im_", "end|>"])).map(
-    "".join
-)
+texts = st.text(max_size=80) | st.lists(
+    st.sampled_from([*tokenizer.control_tokens, "é", "\n", "a", "<|im_", "end|>"])
+).map("".join)
 
 
 @given(texts)
@@ -26,67 +24,28 @@ def test_a_text_comes_back_from_its_tokens(text: str) -> None:
 
 
 @given(texts)
-def test_no_text_becomes_a_mark(text: str) -> None:
+def test_no_text_becomes_a_control_token(text: str) -> None:
     ids, offsets = tokenizer.encode_text(text)
-    assert not set(ids) & set(tokenizer.marks.values())
+    assert not set(ids) & set(tokenizer.control_tokens.values())
     assert len(ids) == len(offsets)
     assert all(0 <= start < end <= len(text) for start, end in offsets)
 
 
-@given(st.text(min_size=1, max_size=20) | st.sampled_from([f"a{mark} b" for mark in tokenizer.marks]))
+@given(st.text(min_size=1, max_size=20) | st.sampled_from([f"a{mark} b" for mark in tokenizer.control_tokens]))
 @settings(deadline=None, max_examples=25)
 def test_a_long_text_has_the_tokens_it_would_have_in_any_case(part: str) -> None:
     text = f"{part}\n" * (LONG_TEXT // len(part) + 1)
     text = text.encode(errors="ignore").decode()
-    alone = tokenizer._markless.encode(text, add_special_tokens=False)
+    alone = tokenizer._plain_backend.encode(text, add_special_tokens=False)
     assert tokenizer.encode_text(text) == (alone.ids, alone.offsets)
     assert tokenizer.text_ids(text) == alone.ids
     assert tokenizer.encode(text) == tokenizer._backend.encode(text, add_special_tokens=False).ids
 
 
 @given(texts)
-def test_splitting_at_marks_finds_those_that_encoding_finds(text: str) -> None:
-    marks = [id for id in tokenizer.encode(text) if id in tokenizer.marks.values()]
+def test_splitting_at_control_tokens_finds_those_that_encoding_finds(text: str) -> None:
+    marks = [id for id in tokenizer.encode(text) if id in tokenizer.control_tokens.values()]
     assert [part for part in tokenizer.split(text) if isinstance(part, int)] == marks
-
-
-@given(ids_of_spark, st.lists(st.integers(1, 5)), st.booleans())
-def test_a_stream_adds_up_to_the_whole_text(ids: list[int], sizes: list[int], skip: bool) -> None:
-    stream = TextStream(tokenizer, skip_special_tokens=skip)
-    out, rest = "", ids
-    for size in [*sizes, len(ids)]:
-        out += stream.feed(rest[:size])
-        rest = rest[size:]
-        assert tokenizer.decode(ids, skip_special_tokens=skip).startswith(out)
-    assert out + stream.end() == tokenizer.decode(ids, skip_special_tokens=skip)
-
-
-@given(st.text(max_size=30))
-def test_a_stream_never_shows_half_a_character(text: str) -> None:
-    stream, out = TextStream(tokenizer), ""
-    for id in tokenizer.encode_text(text)[0]:
-        out += stream.feed([id])
-        assert text.startswith(out)
-    assert out == text and stream.end() == ""
-
-
-def test_a_stream_of_a_tokenizer_that_is_not_byte_level(tmp_path: Path) -> None:
-    vocab = {"<unk>": 0, "▁": 1, "▁a": 2, "b": 3, "<0xC3>": 4, "<0xA9>": 5}
-    document = json.loads((SPARK / "tokenizer.json").read_text()) | {
-        "added_tokens": [],
-        "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True, "unk_token": "<unk>"},
-        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False},
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [{"type": "ByteFallback"}, {"type": "Metaspace", "replacement": "▁"}],
-        },
-    }
-    other = Tokenizer(document, {}, "other")
-    stream = TextStream(other)
-    pieces = [stream.feed([id]) for id in (2, 4, 5, 3, 2)]
-    assert not other.is_byte_level
-    assert "".join(pieces) + stream.end() == other.decode([2, 4, 5, 3, 2]) == "aéb a"
-    assert pieces[1] == ""
 
 
 def test_half_a_surrogate_pair_is_no_crash() -> None:
@@ -124,7 +83,7 @@ def test_of_several_templates_the_one_for_tools_is_used_with_tools() -> None:
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({}, "there is no tokenizer.json"),
+        ({}, "it has no tokenizer.json"),
         ({"tokenizer.json": "{"}, "not JSON"),
         ({"tokenizer.json": "[]"}, "not a JSON object"),
         ({"tokenizer.json": "{}"}, "not a tokenizer"),

@@ -22,7 +22,7 @@ async def running_engine(
         slots=1 if config.deterministic else config.engine.slots,
         version=version,
         prefix_caching=not config.deterministic,
-        tokenizer=Tokenizer.load(source.folder).marked,
+        tokenizer=Tokenizer.load(source.folder).control_json,
     )
     engine.start()
     try:

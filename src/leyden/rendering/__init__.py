@@ -1,1 +1,1 @@
-"""Messages to token ids and back: tokenizers, chat templates and the ChatML renderer. No torch."""
+"""Renders messages to token ids and parses completions: tokenizers, chat templates, renderers. No torch."""

@@ -1,6 +1,6 @@
-"""Chat templates as transformers runs them: untrusted Jinja in a sandbox, same filters, same white space.
+"""Renders chat templates as transformers does: untrusted Jinja in a sandbox, with the same filters and white space.
 
-What a template writes here is, character for character, what `apply_chat_template` writes for the deployed model.
+The output equals that of `apply_chat_template` character for character.
 """
 
 import json
@@ -18,7 +18,7 @@ __all__ = ["TemplateError", "render"]
 
 
 def render(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-    """The text of a conversation; `TemplateError` where the template refuses it or is not a template."""
+    """Render a conversation; raise `TemplateError` where the template is invalid or refuses the conversation."""
     try:
         return _compiled(template).render(messages=list(messages), **variables)
     except (TypeError, ValueError, AttributeError, LookupError) as error:
@@ -27,7 +27,7 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], **variables: An
 
 
 class _Generation(Extension):
-    """`{% generation %}` only marks what an assistant wrote: its body is rendered as if the tag were not there."""
+    """Ignores `{% generation %}`, which only marks the assistant's text: its body is rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -50,7 +50,7 @@ def _compiled(template: str) -> Template:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own filter escapes HTML and sorts keys; this one does neither."""
+    """Encode JSON without escaping HTML or sorting keys, unlike Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,7 +1,7 @@
-"""One renderer for the ChatML models with `<tool_call>` JSON: spark, SmolLM2, Qwen2.5 and their kin.
+"""The renderer of ChatML models with `<tool_call>` JSON: spark, SmolLM2, Qwen2.5 and similar ones.
 
-On a fresh prompt its tokens are those of the model's own chat template, with one exception. What a message, a tool or a
-call says stays text: no `<|im_end|>` in it ever ends a turn. A continued prompt begins with all the tokens of before.
+A fresh prompt has the tokens of the model's own chat template, with one exception: the content of messages, tools and
+calls is plain text, so no `<|im_end|>` in it ends a turn. A continued prompt begins with all earlier tokens.
 """
 
 import json
@@ -24,70 +24,70 @@ from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 
 
 class ChatMLConfig(BaseRendererConfig):
-    """Which form of ChatML; None reads it off the model's template."""
+    """The variant of ChatML; None derives it from the model's template."""
 
     name: Literal["chatml"] = "chatml"
     form: ChatMLForm | None = None
     _internal_fields = frozenset({"form"})
 
 
-class _Piece(NamedTuple):
-    """A stretch of text, and what its tokens are."""
+class _Segment(NamedTuple):
+    """A part of the rendered text and the attributes of its tokens."""
 
     text: str
     message: int
-    """Which message it belongs to; -1 for none."""
+    """The index of its message; -1 for none."""
     form: bool = False
-    """Whether marks in it are marks."""
+    """Whether it is template text, in which control tokens are recognised."""
     body: bool = False
-    """Whether a message says it, rather than the form around it."""
+    """Whether it is content of a message rather than template text around it."""
     sampled: bool = False
 
 
 class ChatMLRenderer:
-    """Conversations to tokens and back, for one model."""
+    """Renders conversations and parses answers, for one model."""
 
     config_class: ClassVar[type[BaseRendererConfig]] = ChatMLConfig
 
     def __init__(self, tokenizer: Tokenizer, config: ChatMLConfig | None = None) -> None:
         self.config = config or ChatMLConfig()
         form = self.config.form or read_form(tokenizer)
-        marks = tokenizer.marks
-        if form is None or "<|im_start|>" not in marks or "<|im_end|>" not in marks:
+        tokens = tokenizer.control_tokens
+        if form is None or "<|im_start|>" not in tokens or "<|im_end|>" not in tokens:
             raise TokenizerError(
                 f"{tokenizer.name_or_path}: the model does not speak ChatML (<|im_start|>, <|im_end|>)"
             )
         self.form = form
         self._tokenizer = tokenizer
-        self._start, self._end = marks["<|im_start|>"], marks["<|im_end|>"]
+        self._start, self._end = tokens["<|im_start|>"], tokens["<|im_end|>"]
         self._answers = AnswerParser(tokenizer)
-        stops = (self._end, tokenizer.eos_token_id, marks.get("<|endoftext|>"))
+        stops = (self._end, tokenizer.eos_token_id, tokens.get("<|endoftext|>"))
         self._stops = tuple(dict.fromkeys(id for id in stops if id is not None))
 
     @property
     def tool_call_texts(self) -> tuple[str, ...]:
-        """What in an answer's text begins a tool call, where the model has no token for that."""
+        """The texts that begin a tool call; empty where the model has a token for it."""
         return self._answers.tool_call_texts
 
     @property
     def is_prefix_stable(self) -> bool:
-        """No message changes how an earlier turn is written."""
+        """True: no message changes how an earlier turn is rendered."""
         return True
 
     def get_stop_token_ids(self) -> list[int]:
-        """The tokens that end an answer, the usual one first."""
+        """Return the tokens that end an answer, the usual one first."""
         return list(self._stops)
 
     def render(
         self, messages: list[Message], *, tools: list[ToolSpec] | None = None, add_generation_prompt: bool = False
     ) -> RenderedTokens:
-        """A conversation's tokens, each with the message that it belongs to."""
+        """Render a conversation; attribute each token to its message."""
         return self._attributed(list(self._conversation(messages, tools, add_generation_prompt)), messages)
 
     def render_ids(
         self, messages: list[Message], *, tools: list[ToolSpec] | None = None, add_generation_prompt: bool = False
     ) -> list[int]:
-        """A conversation's tokens."""
+        """Render a conversation to token ids."""
         return self._ids(self._conversation(messages, tools, add_generation_prompt))
 
     def bridge_to_next_turn(
@@ -98,17 +98,17 @@ class ChatMLRenderer:
         *,
         tools: list[ToolSpec] | None = None,
     ) -> RenderedTokens | None:
-        """The next prompt: all the tokens of before, then only what is new; None where that would not be exact.
+        """Extend a prompt and its completion by new messages; return None where the template would differ.
 
-        The caller sees to it that the tools are those of before. A turn that was cut is closed by tokens of ours.
+        The tools must be those of the earlier prompt. A completion that was cut is closed with the template's tokens.
         """
         close = self._close(previous_prompt_ids, previous_completion_ids)
         if close is None or not new_messages or any(message["role"] == "assistant" for message in new_messages):
             return None
-        if self._forgets(previous_prompt_ids, previous_completion_ids, new_messages):
+        if self._drops_reasoning(previous_prompt_ids, previous_completion_ids, new_messages):
             return None
-        pieces = [_Piece(close, -1, form=True), *self._turns(new_messages), *self._generation_prompt()]
-        new = self._attributed(pieces, new_messages)
+        segments = [_Segment(close, -1, form=True), *self._turns(new_messages), *self._generation_prompt()]
+        new = self._attributed(segments, new_messages)
         before = len(previous_prompt_ids) + len(previous_completion_ids)
         return RenderedTokens(
             token_ids=[*previous_prompt_ids, *previous_completion_ids, *new.token_ids],
@@ -120,9 +120,9 @@ class ChatMLRenderer:
         )
 
     def begin_call(self, name: str | None) -> list[int]:
-        """The beginning of an answer that must be a tool call, of this tool or of any."""
+        """Return the first tokens of an answer that has to call this tool, or any tool."""
         text = "<tool_call>\n" + (f'{{"name": {json.dumps(name)}, "arguments": ' if name else "")
-        return self._ids([_Piece(text, -1, form=True)])
+        return self._ids([_Segment(text, -1, form=True)])
 
     def parse_response(
         self,
@@ -131,121 +131,123 @@ class ChatMLRenderer:
         tools: list[ToolSpec] | None = None,
         prompt_ids: list[int] | None = None,
     ) -> ParsedResponse:
-        """What an answer says: its text to the letter, its reasoning, and every tool call that it tries."""
+        """Parse an answer into its exact text, its reasoning and all its tool calls, malformed ones included."""
         end = next((at for at, id in enumerate(token_ids) if id in self._stops), len(token_ids))
-        return self._answers.read(token_ids[:end], prompt_ids or ())
+        return self._answers.parse(token_ids[:end], prompt_ids or ())
 
-    # Writing
+    # Rendering
 
     def _conversation(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, prompt: bool
-    ) -> Iterator[_Piece]:
+    ) -> Iterator[_Segment]:
         if not messages:
-            raise ValueError("messages: a conversation has at least one")
-        led = _role(messages[0]) == "system"
-        system = _text(messages[0]) if led else self.form.default_system
+            raise ValueError("messages: a conversation needs at least one")
+        has_system = _role(messages[0]) == "system"
+        system = _text(messages[0]) if has_system else self.form.default_system
         if system is not None or tools:
-            index = 0 if led else -1
-            yield _Piece("<|im_start|>system\n", index, form=True)
-            yield _Piece(system or "", index, form=not led, body=led)
+            index = 0 if has_system else -1
+            yield _Segment("<|im_start|>system\n", index, form=True)
+            yield _Segment(system or "", index, form=not has_system, body=has_system)
             if tools:
-                yield _Piece(self.form.tools_before, index, form=True)
+                yield _Segment(self.form.tools_before, index, form=True)
                 for tool in tools:
-                    yield _Piece("\n" + self.form.show_tool(tool), index)
-                yield _Piece(self.form.tools_after, index, form=True)
-            yield _Piece("<|im_end|>\n", index, form=True)
-        yield from self._turns(messages, first=int(led))
+                    yield _Segment("\n" + self.form.show_tool(tool), index)
+                yield _Segment(self.form.tools_after, index, form=True)
+            yield _Segment("<|im_end|>\n", index, form=True)
+        yield from self._turns(messages, first=int(has_system))
         if prompt:
             yield from self._generation_prompt()
 
-    def _generation_prompt(self) -> Iterator[_Piece]:
-        yield _Piece("<|im_start|>assistant\n", -1, form=True)
+    def _generation_prompt(self) -> Iterator[_Segment]:
+        yield _Segment("<|im_start|>assistant\n", -1, form=True)
 
-    def _turns(self, messages: Sequence[Message], first: int = 0) -> Iterator[_Piece]:
+    def _turns(self, messages: Sequence[Message], first: int = 0) -> Iterator[_Segment]:
         roles = [_role(message) for message in messages]
         for index in range(first, len(messages)):
             role, text = roles[index], _text(messages[index])
             if role == "assistant":
-                yield _Piece("<|im_start|>assistant\n", index, form=True)
+                yield _Segment("<|im_start|>assistant\n", index, form=True)
                 yield from self._answer(messages[index], text, index)
-                yield _Piece("<|im_end|>", index, form=True, body=True, sampled=True)
-                yield _Piece("\n", index)
+                yield _Segment("<|im_end|>", index, form=True, body=True, sampled=True)
+                yield _Segment("\n", index)
             elif role == "tool":
                 if index == 0 or roles[index - 1] != "tool":
-                    yield _Piece("<|im_start|>user", index, form=True)
-                yield _Piece("\n<tool_response>\n", index, form=True)
-                yield _Piece(text, index, body=True)
-                yield _Piece("\n</tool_response>", index, form=True)
+                    yield _Segment("<|im_start|>user", index, form=True)
+                yield _Segment("\n<tool_response>\n", index, form=True)
+                yield _Segment(text, index, body=True)
+                yield _Segment("\n</tool_response>", index, form=True)
                 if index + 1 == len(messages) or roles[index + 1] != "tool":
-                    yield _Piece("<|im_end|>\n", index, form=True)
+                    yield _Segment("<|im_end|>\n", index, form=True)
             else:
-                yield _Piece(f"<|im_start|>{role}\n", index, form=True)
-                yield _Piece(text, index, body=True)
-                yield _Piece("<|im_end|>\n", index, form=True)
+                yield _Segment(f"<|im_start|>{role}\n", index, form=True)
+                yield _Segment(text, index, body=True)
+                yield _Segment("<|im_end|>\n", index, form=True)
 
-    def _answer(self, message: Mapping[str, Any], text: str, index: int) -> Iterator[_Piece]:
-        def form(text: str) -> _Piece:
-            return _Piece(text, index, form=True, body=True, sampled=True)
+    def _answer(self, message: Mapping[str, Any], text: str, index: int) -> Iterator[_Segment]:
+        def form(text: str) -> _Segment:
+            return _Segment(text, index, form=True, body=True, sampled=True)
 
-        def said(text: str) -> _Piece:
-            return _Piece(text, index, body=True, sampled=True)
+        def content(text: str) -> _Segment:
+            return _Segment(text, index, body=True, sampled=True)
 
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         if reasoning and self.form.keeps_reasoning:
-            yield from (form("<think>\n"), said(reasoning), form("\n</think>\n\n"))
-        yield said(text)
+            yield from (form("<think>\n"), content(reasoning), form("\n</think>\n\n"))
+        yield content(text)
         for number, call in enumerate(message.get("tool_calls") or ()):
-            asked = call.get("function") or call
+            function = call.get("function") or call
             yield form('\n<tool_call>\n{"name": "' if text or number else '<tool_call>\n{"name": "')
-            yield said(f'{asked["name"]}", "arguments": {as_json(arguments_of(asked))}}}')
+            yield content(f'{function["name"]}", "arguments": {as_json(arguments_of(function))}}}')
             yield form("\n</tool_call>")
 
     # Tokens
 
-    def _runs(self, pieces: Sequence[_Piece] | Iterator[_Piece]) -> Iterator[tuple[int, _Piece] | list[_Piece]]:
-        """Marks with their piece, and between them the text that is encoded in one go, as the template's is."""
-        run: list[_Piece] = []
-        for piece in pieces:
-            for part in self._tokenizer.split(piece.text) if piece.form else (piece.text,):
+    def _runs(
+        self, segments: Sequence[_Segment] | Iterator[_Segment]
+    ) -> Iterator[tuple[int, _Segment] | list[_Segment]]:
+        """Yield control tokens with their segment, and between them the segments that are encoded together."""
+        run: list[_Segment] = []
+        for segment in segments:
+            for part in self._tokenizer.split(segment.text) if segment.form else (segment.text,):
                 if isinstance(part, str):
-                    run.append(piece._replace(text=part))
+                    run.append(segment._replace(text=part))
                 else:
                     if run:
                         yield run
                         run = []
-                    yield part, piece
+                    yield part, segment
         if run:
             yield run
 
-    def _ids(self, pieces: Sequence[_Piece] | Iterator[_Piece]) -> list[int]:
+    def _ids(self, segments: Sequence[_Segment] | Iterator[_Segment]) -> list[int]:
         ids: list[int] = []
-        for run in self._runs(pieces):
+        for run in self._runs(segments):
             if isinstance(run, tuple):
                 ids.append(run[0])
             else:
-                ids.extend(self._tokenizer.text_ids("".join(piece.text for piece in run)))
+                ids.extend(self._tokenizer.text_ids("".join(segment.text for segment in run)))
         return ids
 
-    def _attributed(self, pieces: Sequence[_Piece], messages: Sequence[Message]) -> RenderedTokens:
+    def _attributed(self, segments: Sequence[_Segment], messages: Sequence[Message]) -> RenderedTokens:
         ids: list[int] = []
-        owners: list[_Piece] = []
-        for run in self._runs(pieces):
+        owners: list[_Segment] = []
+        for run in self._runs(segments):
             if isinstance(run, tuple):
                 ids.append(run[0])
                 owners.append(run[1])
                 continue
-            texts = [piece for piece in run if piece.text]
+            texts = [segment for segment in run if segment.text]
             ends: list[int] = []
-            for piece in texts:
-                ends.append((ends[-1] if ends else 0) + len(piece.text))
-            new, offsets = self._tokenizer.encode_text("".join(piece.text for piece in texts))
+            for segment in texts:
+                ends.append((ends[-1] if ends else 0) + len(segment.text))
+            new, offsets = self._tokenizer.encode_text("".join(segment.text for segment in texts))
             ids.extend(new)
             owners.extend(texts[min(bisect_right(ends, start), len(texts) - 1)] for start, _ in offsets)
         return RenderedTokens(
             token_ids=ids,
-            message_indices=[piece.message for piece in owners],
-            sampled_mask=[piece.sampled for piece in owners],
-            is_content=[piece.body for piece in owners],
+            message_indices=[segment.message for segment in owners],
+            sampled_mask=[segment.sampled for segment in owners],
+            is_content=[segment.body for segment in owners],
             message_roles=[message["role"] for message in messages],
             message_tool_names=extract_message_tool_names(list(messages)),
         )
@@ -253,7 +255,7 @@ class ChatMLRenderer:
     # Continuing
 
     def _close(self, prompt: Sequence[int], completion: Sequence[int]) -> str | None:
-        """What has to follow an answer before the next turn; None where the answer is not one turn of its own."""
+        """Return the text that closes an answer before the next turn; None where the answer is not exactly one turn."""
         mark = next((id for id in reversed(prompt) if id in (self._start, self._end)), None)
         inside = completion[:-1] if completion and completion[-1] == self._end else completion
         if mark != self._start or any(id == self._start or id in self._stops for id in inside):
@@ -263,8 +265,8 @@ class ChatMLRenderer:
         open_thought = not self._answers.reasoning(completion, prompt).complete
         return "\n</think>\n\n<|im_end|>\n" if open_thought else "<|im_end|>\n"
 
-    def _forgets(self, prompt: Sequence[int], completion: Sequence[int], new: Sequence[Message]) -> bool:
-        """Whether the model's template would leave out reasoning that the answer holds."""
+    def _drops_reasoning(self, prompt: Sequence[int], completion: Sequence[int], new: Sequence[Message]) -> bool:
+        """Return whether the model's template would drop reasoning of the answer."""
         if self.form.keeps_reasoning or self._answers.reasoning(completion, prompt).text is None:
             return False
         kept = self.config.thinking_retention
@@ -286,5 +288,5 @@ def _text(message: Mapping[str, Any]) -> str:
         return content or ""
     for part in content:
         if not isinstance(part, str) and part.get("type", "text") != "text":
-            raise ValueError(f"messages: content of type {part['type']!r} cannot be shown to a model of text")
+            raise ValueError(f"messages: content of type {part['type']!r} is not supported: this model takes text")
     return "".join(part if isinstance(part, str) else part["text"] for part in content)

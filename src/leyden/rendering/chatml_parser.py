@@ -1,7 +1,7 @@
-"""An answer read back from its tokens, in the ChatML family.
+"""Parses the answers of ChatML models from their tokens.
 
-Nothing of it is lost and nothing is tidied: rendered again, what was read gives the text that was written. Where the
-model has tokens for tool calls and reasoning, only those tokens open and close them; text that looks alike is text.
+Parsing is lossless: rendering the parsed answer gives the text that the model wrote. Where the model has control tokens
+for tool calls and reasoning, only those open and close them; text that looks the same stays text.
 """
 
 import json
@@ -21,23 +21,23 @@ class ReasoningMarkers(NamedTuple):
 
     text: str | None
     end: int
-    """Where what follows it begins."""
+    """The position of the first token after it."""
     complete: bool
 
 
 class AnswerParser:
-    """Reads the answers of one model."""
+    """Parses the answers of one model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        marks = tokenizer.marks
-        self._start = marks.get("<|im_start|>")
-        self._call, self._call_end = marks.get("<tool_call>"), marks.get("</tool_call>")
-        self._think, self._think_end = marks.get("<think>"), marks.get("</think>")
+        tokens = tokenizer.control_tokens
+        self._start = tokens.get("<|im_start|>")
+        self._call, self._call_end = tokens.get("<tool_call>"), tokens.get("</tool_call>")
+        self._think, self._think_end = tokens.get("<think>"), tokens.get("</think>")
         self.tool_call_texts = ("<tool_call>",) if self._call is None or self._call_end is None else ()
 
-    def read(self, ids: Sequence[int], prompt: Sequence[int]) -> ParsedResponse:
-        """An answer without the token that ended it: its text, its reasoning and every call that it tries."""
+    def parse(self, ids: Sequence[int], prompt: Sequence[int]) -> ParsedResponse:
+        """Parse an answer without its stop token into text, reasoning and tool calls, malformed ones included."""
         reasoning, start, complete = self.reasoning(ids, prompt)
         texts, calls = self._calls_in_text(ids[start:]) if self.tool_call_texts else self._calls(ids, start)
         first, *others = texts
@@ -49,7 +49,7 @@ class AnswerParser:
         return ParsedResponse(content, reasoning, calls, complete)
 
     def reasoning(self, ids: Sequence[int], prompt: Sequence[int]) -> ReasoningMarkers:
-        """An answer's reasoning, opened by the prompt or by its first token; a call ends it too."""
+        """Return the reasoning of an answer, opened by the prompt or by its first token; a tool call ends it too."""
         if self._think is None or self._think_end is None:
             return ReasoningMarkers(None, 0, True)
         marks = (self._think, self._think_end, self._start)
@@ -67,7 +67,7 @@ class AnswerParser:
         return ReasoningMarkers(self._tokenizer.decode(ids[start:]).removeprefix("\n"), len(ids), False)
 
     def _calls(self, ids: Sequence[int], start: int) -> tuple[list[str], list[ParsedToolCall]]:
-        """The texts around an answer's calls, and the calls, by their tokens."""
+        """Split an answer at its tool-call tokens into the texts around the calls and the calls."""
         texts: list[str] = []
         calls: list[ParsedToolCall] = []
         at = start
@@ -85,7 +85,7 @@ class AnswerParser:
         return [*texts, self._tokenizer.decode(ids[start:])], calls
 
     def _calls_in_text(self, ids: Sequence[int]) -> tuple[list[str], list[ParsedToolCall]]:
-        """The same for a model that has no tokens for them; its tokens may straddle a call's ends."""
+        """Do the same for a model without tool-call tokens, whose tokens may cross the ends of a call."""
         text = self._tokenizer.decode(ids)
         texts: list[str] = []
         calls: list[ParsedToolCall] = []
@@ -105,7 +105,7 @@ def _read_call(text: str, closed: bool) -> ParsedToolCall:
         return ParsedToolCall(text, status=status.UNCLOSED_BLOCK)
     try:
         call = json.loads(text)
-        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # Python reads more than JSON can hold
+        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # Python accepts more than JSON allows
     except (ValueError, RecursionError):
         return ParsedToolCall(text, status=status.INVALID_JSON)
     if not isinstance(call, dict):
@@ -118,9 +118,9 @@ def _read_call(text: str, closed: bool) -> ParsedToolCall:
     return ParsedToolCall(text, name, arguments)
 
 
-def arguments_of(asked: Mapping[str, Any]) -> Any:
-    """A call's arguments as an object; clients send them as JSON text, templates want the object."""
-    arguments = asked.get("arguments")
+def arguments_of(function: Mapping[str, Any]) -> Any:
+    """Return a call's arguments as an object. Clients send them as JSON text; templates need the object."""
+    arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             return json.loads(arguments)

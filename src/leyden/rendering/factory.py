@@ -23,7 +23,9 @@ def renderer_for(tokenizer: Tokenizer) -> ChatRenderer:
     if template is None:
         raise TokenizerError(f"{tokenizer.name_or_path}: the model has no chat template; it cannot hold a conversation")
     parsers = (
-        {"tool_parser": "qwen3"} if '<tool_call>\\n{"name"' in template and "<tool_call>" in tokenizer.marks else {}
+        {"tool_parser": "qwen3"}
+        if '<tool_call>\\n{"name"' in template and "<tool_call>" in tokenizer.control_tokens
+        else {}
     )
     return create_renderer(tokenizer, DefaultRendererConfig(**parsers))
 

@@ -64,7 +64,7 @@ async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vll
         context_length=1024,
         vocab_size=1024,
         concurrency=32,
-        tokenizer=Tokenizer.load(SPARK).marked,
+        tokenizer=Tokenizer.load(SPARK).control_json,
         version=3,
     )
     try:
@@ -103,7 +103,7 @@ async def test_it_starts_with_the_trainers_weights_and_serves_what_is_published(
 
 async def test_text_of_a_grammar_is_never_a_mark(backend: VllmBackend) -> None:
     engine = VllmEngine(backend.address)
-    marks = set(Tokenizer.load(SPARK).marks.values())
+    marks = set(Tokenizer.load(SPARK).control_tokens.values())
     sampling = Sampling(temperature=50.0)
     chunks = await collect(engine, request(prompt(4), 500, stop=2, sampling=sampling, grammar=r"start: /(.|\n){900}/"))
     assert len(ids(chunks)) > 100 and not marks.intersection(ids(chunks)[:-1])

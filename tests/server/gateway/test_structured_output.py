@@ -53,7 +53,7 @@ def spark() -> Any:
 async def server(tmp_path: Path, spark: Any) -> AsyncIterator[ModelServer]:
     """A server whose model is spark itself."""
     async with model_server(tmp_path) as running:
-        engine = TorchEngine(spark, slots=8, tokenizer=TOKENIZER.marked)
+        engine = TorchEngine(spark, slots=8, tokenizer=TOKENIZER.control_json)
         gateway = running.service.gateway
         assert gateway is not None
         gateway.models = {name: replace(policy, engine=engine) for name, policy in gateway.models.items()}
@@ -204,7 +204,7 @@ async def follows(text: str, prompt: str = "", calls: bool = False, tokenizer: T
 
 async def allows(asked: EngineRequest, text: str, tokenizer: Tokenizer = TOKENIZER) -> bool:
     """Whether a completion may be this."""
-    at = await GrammarCompiler(tokenizer.marked, len(tokenizer)).new_matcher(asked.grammar or "", asked.stop_ids)
+    at = await GrammarCompiler(tokenizer.control_json, len(tokenizer)).new_matcher(asked.grammar or "", asked.stop_ids)
     for id in tokenizer.encode(text):
         bits = at.allowed_bitmask()
         if not bits[id // 8] >> id % 8 & 1:

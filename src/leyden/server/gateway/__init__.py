@@ -1,3 +1,5 @@
-"""Where agents reach the model: one file a dialect over one internal call, and every call in the record with its exact
-tokens before its last byte leaves.
+"""The gateway through which agents call models.
+
+Dialects translate APIs to one internal request. Every call is in the record, with its exact tokens, before its answer
+ends.
 """

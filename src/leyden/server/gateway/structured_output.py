@@ -33,9 +33,9 @@ class StructuredOutput:
 
     def __init__(self, renderer: ChatRenderer, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._renderer, self._tokenizer = renderer, tokenizer
-        self._grammars = GrammarCompiler(tokenizer.marked, vocabulary)
-        self._control_ids = frozenset(tokenizer.marks.values())
-        self._think = [tokenizer.marks.get(mark) for mark in ("<think>", "</think>")]
+        self._grammars = GrammarCompiler(tokenizer.control_json, vocabulary)
+        self._control_ids = frozenset(tokenizer.control_tokens.values())
+        self._think = [tokenizer.control_tokens.get(mark) for mark in ("<think>", "</think>")]
 
     async def grammar(self, wanted: Format, prompt_ids: Sequence[int], calls: bool) -> str:
         """Return the grammar of an answer to a prompt, with tool calls as an alternative; raise where there is none."""

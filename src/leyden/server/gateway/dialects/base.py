@@ -40,7 +40,7 @@ class DialectRequest(Struct, frozen=True):
 
 
 class ModelAccess(Protocol):
-    """What a dialect may ask of the gateway for the caller of one request."""
+    """The queries that a dialect may send to the gateway for the caller of one request."""
 
     async def count_tokens(self, request: GenerationRequest) -> int:
         """Return the number of tokens in the prompt of a request."""

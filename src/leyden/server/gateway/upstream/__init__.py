@@ -1,1 +1,1 @@
-"""Models that are served elsewhere: calls are relayed and recorded without tokens."""
+"""Relays calls to models of another service and records them without tokens."""
