@@ -34,4 +34,4 @@ def started(running: RunningServer) -> None:
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(ServeOptions(Path(sys.argv[1]), port=0), started, scripted()))
+        runner.run(serve(ServeOptions(Path(sys.argv[1]), port=0), started, [scripted()]))

@@ -49,9 +49,9 @@ async def _serve(options: ServerProcessOptions, stream: socket.socket, announce:
     engine, lost = connect(options.engine, *await asyncio.open_connection(sock=stream))
     tokenizer = Tokenizer.load(options.model, options.name)
     scheduler = Scheduler(slots=options.engine.concurrency)
-    policy = ServedModel(options.policy, engine, renderer_for(tokenizer), tokenizer, scheduler)
+    model = ServedModel(options.policy, engine, renderer_for(tokenizer), tokenizer, scheduler)
     serve = replace(options.serve, upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
-    async with open_server(serve, policy) as server:
+    async with open_server(serve, [model]) as server:
         if options.release:
             await server.service.store.release_all(_LOST_MESSAGE)
         with os.fdopen(announce, "wb") as output:

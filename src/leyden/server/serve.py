@@ -5,7 +5,7 @@ import gc
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -29,10 +29,10 @@ _TEN_YEARS = 10 * 365 * 86_400.0
 
 
 async def serve(
-    options: ServeOptions, started: Callable[[RunningServer], None], policy: ServedModel | None = None
+    options: ServeOptions, started: Callable[[RunningServer], None], models: Sequence[ServedModel] = ()
 ) -> None:
     """Serve until SIGINT or SIGTERM, then finish accepted requests; a second signal stops at once."""
-    async with open_server(options, policy) as server:
+    async with open_server(options, models) as server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
@@ -41,10 +41,10 @@ async def serve(
 
 
 @asynccontextmanager
-async def open_server(options: ServeOptions, policy: ServedModel | None = None) -> AsyncIterator["Server"]:
+async def open_server(options: ServeOptions, models: Sequence[ServedModel] = ()) -> AsyncIterator["Server"]:
     """Run a server within a context; accepted requests are finished when the context is left.
 
-    `policy` is a model to serve in addition to the upstream of the options.
+    It serves these models and the upstream of the options.
     """
     if options.keyless and not is_loopback(options.host):
         raise ServeError(
@@ -65,10 +65,9 @@ async def open_server(options: ServeOptions, policy: ServedModel | None = None) 
             admin_key = _ensure_admin_key(keyring, options.home / "admin.key")
             settings = ServerSettings(options.advertise or url, options.keyless, options.max_body_mb * 2**20)
             service = await ServerContext.start(store, keyring, settings)
-            policies = {policy.name: policy} if policy is not None else {}
             upstream = _upstream(options)
-            if policies or upstream:
-                service.gateway = Gateway(store, policies, upstream)
+            if models or upstream:
+                service.gateway = Gateway(store, {model.name: model for model in models}, upstream)
             gc.collect()
             gc.freeze()  # imported modules live as long as the server, so collections need not scan them
             server = Server(service, RunningServer(url, settings.url, store.database.name, str(admin_key)))
