@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/installed
 # Modules are compiled when they are first imported: most of what is installed never is.
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
-.PHONY: demo test test-all check format bench clean
+.PHONY: demo test test-all check format bench vllm-env clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -51,5 +51,16 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/loss_memory.py
 	$(BIN)/python benchmarks/credit.py
 
+# Real vLLM on the CPU, for the tests of the engine; `make test-all` runs them where it is there.
+VLLM_VENV := .venv-vllm
+
+vllm-env: $(VLLM_VENV)/installed
+
+$(VLLM_VENV)/installed: requirements-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --requirement requirements-vllm.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) .bench build dist
+	rm -rf $(VENV) $(VLLM_VENV) .bench build dist

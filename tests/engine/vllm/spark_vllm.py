@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from leyden.engine.protocol import Engine, EngineRequest, TokenChunk
-from leyden.engine.vllm.http import session
+from leyden.engine.vllm.http import control
 from leyden.engine.vllm.process import VllmOptions
 from leyden.records import Sampling
 
@@ -54,7 +54,7 @@ def versions(chunks: Iterable[TokenChunk]) -> list[int]:
 
 def scored(model: PreTrainedModel, prompt: Iterable[int], sampled: list[int], temperature: float = 1.0) -> list[float]:
     """What Hugging Face says of sampled tokens."""
-    whole = torch.tensor([[*prompt, *sampled]])
+    whole = torch.tensor([[*prompt, *sampled]], device=model.device)
     with torch.inference_mode():
         logits = model(whole).logits[0].float() / temperature
     steps = logits.log_softmax(-1)[-len(sampled) - 1 : -1]
@@ -84,6 +84,6 @@ def changed(seed: int) -> PreTrainedModel:
 
 
 async def running(socket: str) -> float:
-    async with session(socket) as client, client.get("http://vllm/metrics") as response:
+    async with control(socket) as client, client.get("http://vllm/metrics") as response:
         lines = (await response.text()).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))

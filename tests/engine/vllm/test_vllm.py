@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 
 from leyden.engine.protocol import EngineError, TokenChunk, VllmAddress
 from leyden.engine.vllm.engine import VllmEngine
+from leyden.engine.vllm.http import call, control
 from leyden.engine.vllm.process import VllmProcess
 from leyden.engine.vllm.publisher import FileTransfer, VllmPublisher
 from leyden.records import Sampling
@@ -204,6 +205,53 @@ async def test_calls_wait_while_weights_change(engine: VllmEngine) -> None:
     assert not waiting.done()
     engine.resume(5)
     assert set(versions(await waiting)) == {5}
+
+
+async def test_an_abort_that_comes_before_the_hold_is_continued(engine: VllmEngine, publisher: VllmPublisher) -> None:
+    chunks: list[TokenChunk] = []
+    async with aclosing(engine.generate(request(prompt(13), 300))) as generation:
+        chunks.append(await anext(generation))
+        rest = asyncio.create_task(_rest(generation))
+        await publisher.pause()
+        await asyncio.sleep(0.2)
+        engine.hold()
+        await publisher.send(changed(4).named_parameters(), 1)
+        await publisher.resume()
+        assert not rest.done()
+        engine.resume(1)
+        chunks += await rest
+    of = versions(chunks)
+    assert len(of) == 300 and of == sorted(of) and set(of) == {0, 1}
+    assert close(logprobs(chunks)[of.index(1) :], scored(changed(4), prompt(13), ids(chunks))[of.index(1) :])
+
+
+async def _rest(generation: AsyncIterator[TokenChunk]) -> list[TokenChunk]:
+    return [chunk async for chunk in generation]
+
+
+async def test_an_abort_without_a_weight_change_is_an_error(
+    engine: VllmEngine, publisher: VllmPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leyden.engine.vllm.engine._GRACE_S", 0.1)
+    async with aclosing(engine.generate(request(prompt(14), 900))) as generation:
+        await anext(generation)
+        await publisher.pause()
+        with pytest.raises(EngineError, match="aborted"):
+            await _rest(generation)
+
+
+async def test_the_routes_for_ipc_take_what_is_sent_to_them(vllm: VllmProcess, engine: VllmEngine) -> None:
+    """Without a GPU there is nothing to transfer to, and vLLM says so rather than that a request is malformed."""
+    async with control(str(vllm.socket)) as client:
+        for path, body in (
+            ("/init_weight_transfer_engine", {"init_info": {}}),
+            ("/start_weight_update", None),
+            ("/update_weights", {"update_info": {"names": [], "dtype_names": [], "shapes": []}}),
+            ("/finish_weight_update", None),
+        ):
+            with pytest.raises(EngineError, match=r"(?i)weight.transfer"):
+                await call(client, path, body)
+    assert len(ids(await collect(engine, request(prompt(15))))) == 24
 
 
 class SkippedTransfer:

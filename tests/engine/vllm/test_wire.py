@@ -1,14 +1,18 @@
 """vLLM's requests and events without vLLM, and the checksums of weights."""
 
+import asyncio
 import json
+import socket
 from pathlib import Path
 
 import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
-from leyden.engine.protocol import EngineError, EngineRequest
+from leyden.engine.connect import connect
+from leyden.engine.protocol import EngineError, EngineRequest, VllmAddress
 from leyden.engine.vllm import wire
+from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.installation import VllmInstallation, find_vllm
 from leyden.engine.vllm.process import VllmOptions, command, environment, last_words
@@ -91,11 +95,11 @@ def test_tensors_that_differ_or_are_missing_are_named() -> None:
 def test_the_command_follows_the_version_and_the_transfer() -> None:
     old, new = VllmInstallation("0.25.1", False), VllmInstallation("0.32.0", True)
     files, ipc = VllmOptions(Path("/m")), VllmOptions(Path("/m"), transfer="ipc", arguments=("--seed", "1"))
-    socket = Path("/s")
-    assert "--enable-scale-out" not in command(files, old, socket)
-    assert "--enable-scale-out" in command(files, new, socket)
-    assert "--weight-transfer-config" not in command(files, old, socket)
-    assert command(ipc, old, socket)[-4:] == ['{"backend": "ipc"}', "--enable-sleep-mode", "--seed", "1"]
+    path = Path("/s")
+    assert "--enable-scale-out" not in command(files, old, path)
+    assert "--enable-scale-out" in command(files, new, path)
+    assert "--weight-transfer-config" not in command(files, old, path)
+    assert command(ipc, old, path)[-4:] == ['{"backend": "ipc"}', "--enable-sleep-mode", "--seed", "1"]
     assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in environment(files)
     assert environment(ipc)["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
 
@@ -109,3 +113,18 @@ def test_the_reason_of_a_crash_is_the_last_error_of_the_log() -> None:
 
 def test_an_interpreter_that_has_no_vllm_is_known(tmp_path: Path) -> None:
     assert find_vllm(str(tmp_path / "python")) is None
+
+
+async def test_a_server_process_reaches_vllm_by_its_address_until_the_trainer_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    engine, lost = connect(VllmAddress("/s", 1024, 512, 32, version=4), reader, writer)
+    assert isinstance(engine, VllmEngine)
+    assert (engine.context_length, engine.vocab_size, engine.version) == (1024, 512, 4)
+    with pytest.raises(EngineError, match="the connection to vLLM is lost"):
+        [chunk async for chunk in engine.generate(REQUEST)]
+    assert not lost.done()
+    ours.close()
+    await lost
+    writer.close()
+    await engine.close()

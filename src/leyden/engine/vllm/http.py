@@ -14,6 +14,7 @@ _GENERATE = "http://vllm/inference/v1/generate"
 _JSON = {"Content-Type": "application/json"}
 _KEEPALIVE_S = 3.0
 """vLLM's front end closes connections that are idle for 5 seconds, unless it was started otherwise."""
+_NO_LIMIT = aiohttp.ClientTimeout(total=None)
 _TRIES = 3
 """A pooled connection may be closed just when it is used: a request that got no answer at all is sent again."""
 _EVENT_END = b"\n\n"
@@ -22,7 +23,12 @@ _EVENT_END = b"\n\n"
 def session(socket: str) -> aiohttp.ClientSession:
     """Connections to the server at a socket, as many as are needed, without time limits."""
     connector = aiohttp.UnixConnector(socket, limit=0, keepalive_timeout=_KEEPALIVE_S)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+    return aiohttp.ClientSession(connector=connector, timeout=_NO_LIMIT)
+
+
+def control(socket: str) -> aiohttp.ClientSession:
+    """For `call`: every call has a connection of its own, because a call that failed half-way cannot be repeated."""
+    return aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket, force_close=True), timeout=_NO_LIMIT)
 
 
 class HttpStream:

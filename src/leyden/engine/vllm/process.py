@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.extension import leyden_weights
-from leyden.engine.vllm.http import call, session
+from leyden.engine.vllm.http import call, control
 from leyden.engine.vllm.installation import VllmInstallation, find_vllm
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class VllmProcess:
                 raise EngineError(f"vLLM keeps failing; {reason}")
             self.restarts += 1
             await self._launch()
-            async with session(str(self._private_socket)) as client:
+            async with control(str(self._private_socket)) as client:
                 await call(client, "/pause", mode="abort")
             self._admit()
             await self._on_restart()
@@ -219,7 +219,7 @@ class VllmProcess:
         ended = asyncio.create_task(process.wait())
         deadline = time.monotonic() + _LONGEST_START_S
         try:
-            async with session(str(self._private_socket)) as client:
+            async with control(str(self._private_socket)) as client:
                 while not await _is_healthy(client):
                     await asyncio.wait({ended}, timeout=_POLL_S)
                     if ended.done():

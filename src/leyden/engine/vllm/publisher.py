@@ -19,7 +19,7 @@ from torch import Tensor
 
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.extension.leyden_weights import checksum
-from leyden.engine.vllm.http import call, session
+from leyden.engine.vllm.http import call, control
 
 Weights = list[tuple[str, Tensor]]
 _SHOWN = 3
@@ -82,22 +82,23 @@ class VllmPublisher:
 
     async def pause(self) -> None:
         """Abort what runs in vLLM and clear its caches; requests that arrive wait until `resume`."""
-        async with session(self._socket) as client:
+        async with control(self._socket) as client:
             await call(client, "/pause", mode="abort")
 
     async def resume(self) -> None:
         """Let vLLM go on."""
-        async with session(self._socket) as client:
+        async with control(self._socket) as client:
             await call(client, "/resume")
 
     async def send(self, weights: Iterable[tuple[str, Tensor]], version: int) -> int:
         """Send weights to a paused vLLM, verify that it has them, and return their bytes."""
-        async with session(self._socket) as client:
+        async with control(self._socket) as client:
             if not self._dtypes:
                 self._dtypes = {name: getattr(torch, dtype) for name, (dtype, _) in (await _checksums(client)).items()}
             served = await asyncio.to_thread(_served, weights, self._dtypes)
             await self._transfer.send(client, served, version)
-            if not (await call(client, "/reset_prefix_cache")).get("success", True):
+            reset = await call(client, "/reset_prefix_cache")  # older versions answer nothing
+            if reset is not None and not reset["success"]:
                 raise EngineError("vLLM did not clear its prefix cache, which has keys and values of the old weights")
             expected = await asyncio.to_thread(lambda: {name: checksum(tensor) for name, tensor in served})
             compare(expected, {name: value for name, (_, value) in (await _checksums(client)).items()})

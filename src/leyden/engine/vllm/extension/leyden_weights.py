@@ -55,16 +55,17 @@ class WorkerExtension:
 
 def _checkpoint_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     packed = getattr(model, "packed_modules_mapping", None) or {}
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     seen: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         path, _, kind = name.rpartition(".")
         parent, _, last = path.rpartition(".")
         module = modules[path]
         tensor = _in_use(module, parameter) if kind == "weight" else parameter
-        if id(parameter) in seen and tensor is parameter:  # tied to one that was reported
+        if parameter.data_ptr() in seen and tensor is parameter:  # tied to one that was reported
             continue
-        seen.add(id(parameter))
+        if parameter.numel():
+            seen.add(parameter.data_ptr())
         if (rows := getattr(module, "org_vocab_size", None)) is not None:
             yield name, tensor[:rows]
         elif last in packed and getattr(module, "output_sizes", None):
