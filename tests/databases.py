@@ -17,7 +17,7 @@ def find_programs() -> Path | None:
 
 
 class Postgres:
-    """A server on a free port, with a new database for whoever asks. PostgreSQL refuses to run as root."""
+    """A server on a free port, that creates a new database for each test. PostgreSQL refuses to run as root."""
 
     def __init__(self, programs: Path, folder: Path) -> None:
         self._programs, self._folder = programs, folder

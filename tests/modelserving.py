@@ -51,7 +51,7 @@ class ModelServer:
     async def new_attempt(
         self, name: str = "g", purpose: Purpose = Purpose.TRAIN, group: str | None = None, **settings: object
     ) -> str:
-        """Begin an attempt, in a run of its own; its key."""
+        """Start an attempt in a new run; returns its key."""
         store = self.service.store
         await store.create_run(RunSpec(f"run-{name}", RunSettings(**settings)))  # type: ignore[arg-type]
         await store.enqueue(f"run-{name}", GroupSpec(group or name, Task("t", {}), purpose=purpose))
@@ -80,7 +80,7 @@ class ModelServer:
 
 
 async def eventually(true: Callable[[], bool]) -> None:
-    """Wait for what announces itself to nobody."""
+    """Wait for a condition that no event announces."""
     async with asyncio.timeout(30):
         while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, for tests and anything else that needs one."""
+"""A real server in a separate process."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ class ServerProcess:
         return Keyring.from_file(self.home / "secret", time.time).create(kind, ttl_s, **scope)[0]  # type: ignore[arg-type]
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye."""
+        """Kill the server with SIGKILL."""
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
 

@@ -41,7 +41,7 @@ class ServeOptions(Struct, frozen=True):
 
 
 class ServerProcessOptions(Struct, frozen=True):
-    """What a server is told that serves a model which another process computes."""
+    """Options of a server process whose engine runs in its parent process."""
 
     serve: ServeOptions
     policy: str
@@ -52,15 +52,15 @@ class ServerProcessOptions(Struct, frozen=True):
     """What that is known by."""
     engine: EngineAddress
     release: bool = False
-    """Whether every attempt under way is of workers that are gone."""
+    """Whether all active attempts belong to workers that are gone, so that they are released at the start."""
 
     def to_json(self) -> str:
-        """As a line for that server."""
+        """Encode as one line of JSON."""
         return msgspec.json.encode(self, enc_hook=str).decode()  # the hook is for paths
 
     @classmethod
     def from_json(cls, text: str) -> "ServerProcessOptions":
-        """What was written by `to_json`."""
+        """Decode what `to_json` wrote."""
         return msgspec.json.decode(text, type=cls, dec_hook=lambda path, text: path(text))
 
 
