@@ -215,8 +215,17 @@ class CheckpointConfig(_Section, frozen=True):
 class EngineConfig(_Section, frozen=True):
     """What samples."""
 
-    slots: AtLeastOne = 64
-    """Requests that are computed at once."""
+    kind: Literal["auto", "torch", "vllm"] = "auto"
+    """`torch`: embedded in the training process; `vllm`: a vLLM server that Leyden starts and supervises.
+    `auto`: vLLM where there is a CUDA device and vLLM is installed, else the embedded engine."""
+    slots: AtLeastOne | None = None
+    """Requests that are computed at once; where unset: 64 on a CPU, 256 on a GPU, 1024 with vLLM."""
+    memory: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """The share of the GPU's memory that vLLM takes; where unset, what training leaves, up to 0.6."""
+    vllm_python: str | None = None
+    """The Python interpreter that has vLLM, where it is not the one that runs Leyden."""
+    vllm_arguments: tuple[str, ...] = ()
+    """More arguments of vLLM's server."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """The precision in which engine and trainer compute; master weights and optimiser state are float32 in any case.
     `auto`: bfloat16 on a GPU, float32 on a CPU."""

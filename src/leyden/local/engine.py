@@ -1,31 +1,108 @@
 """The engine of a run, as `engine.kind` says. Everything else knows it only by its protocol."""
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import torch
+from rich.console import Console
 from transformers import PreTrainedModel
 
-from leyden.config import Config
-from leyden.engine.protocol import EngineBackend
+from leyden.config import Config, ConfigError
+from leyden.engine.protocol import EngineBackend, EngineError
 from leyden.engine.torch.engine import TorchEngine
+from leyden.engine.vllm.backend import VllmBackend
+from leyden.engine.vllm.installation import find_vllm
+from leyden.engine.vllm.process import VllmOptions
+from leyden.local.memory_plan import plan_memory
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.trainer.policy.loading import ModelSource
+
+_CPU_SLOTS, _GPU_SLOTS, _VLLM_REQUESTS = 64, 256, 1024
+_VLLM_STREAM_INTERVAL = 4
+"""Tokens that vLLM sends at once: one message for each token would keep its front end busy."""
 
 
 @asynccontextmanager
 async def running_engine(
-    config: Config, model: PreTrainedModel, source: ModelSource, version: int
+    config: Config,
+    folder: Path,
+    model: PreTrainedModel,
+    source: ModelSource,
+    version: int,
+    training: bool,
+    reference: bool = False,
 ) -> AsyncIterator[EngineBackend]:
     """An engine that serves a model, closed at the end. The embedded engine shares the parameters of `model`."""
-    engine = TorchEngine(
+    kind, why = choose_engine(config, model.device)
+    console = Console(stderr=True)
+    console.print(f"engine: {kind} ({why})", highlight=False, soft_wrap=True)
+    if kind == "torch":
+        engine = _torch_engine(config, model, source, version)
+        engine.start()
+        try:
+            yield engine
+        finally:
+            engine.close()
+        return
+    arguments: tuple[str, ...] = ("--stream-interval", str(_VLLM_STREAM_INTERVAL), *config.engine.vllm_arguments)
+    on_gpu = model.device.type == "cuda"
+    if on_gpu:
+        plan = plan_memory(config, model, torch.cuda.mem_get_info(model.device)[1], training, reference)
+        console.print(str(plan), highlight=False, soft_wrap=True)
+        arguments = ("--gpu-memory-utilization", f"{config.engine.memory or plan.engine_share:.3f}", *arguments)
+    text = model.config.get_text_config()
+    backend = VllmBackend(
+        VllmOptions(
+            model=source.folder,
+            python=_vllm_python(config),
+            transfer="ipc" if on_gpu else "files",
+            dtype=str(model.dtype).removeprefix("torch."),
+            arguments=arguments,
+        ),
+        folder / "vllm.log",
+        model.named_parameters,
+        context_length=int(text.max_position_embeddings),
+        vocab_size=int(text.vocab_size),
+        concurrency=config.engine.slots or _VLLM_REQUESTS,
+        tokenizer=Tokenizer.load(source.folder).marked,
+        version=version,
+        seeded=config.deterministic,
+    )
+    try:
+        await backend.start()
+        yield backend
+    except EngineError as error:
+        raise ConfigError(f"`engine`: {error}") from error
+    finally:
+        await backend.close()
+
+
+def choose_engine(config: Config, device: torch.device) -> tuple[str, str]:
+    """Which engine a run takes, and why."""
+    if config.engine.kind != "auto":
+        return config.engine.kind, "`engine.kind`"
+    if config.deterministic:
+        return "torch", "a deterministic run"
+    if device.type != "cuda":
+        return "torch", "no CUDA device"
+    installed = find_vllm(_vllm_python(config))
+    if installed is None:
+        return "torch", "vLLM is not installed: pip install vllm"
+    return "vllm", f"a CUDA device and vLLM {installed.version}"
+
+
+def _torch_engine(config: Config, model: PreTrainedModel, source: ModelSource, version: int) -> TorchEngine:
+    by_device = _CPU_SLOTS if model.device.type == "cpu" else _GPU_SLOTS
+    return TorchEngine(
         model,
-        slots=1 if config.deterministic else config.engine.slots,
+        slots=1 if config.deterministic else config.engine.slots or by_device,
         version=version,
         prefix_caching=not config.deterministic,
         tokenizer=Tokenizer.load(source.folder).control_json,
     )
-    engine.start()
-    try:
-        yield engine
-    finally:
-        engine.close()
+
+
+def _vllm_python(config: Config) -> str:
+    return config.engine.vllm_python or sys.executable

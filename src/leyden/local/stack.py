@@ -61,11 +61,18 @@ class LocalStack(Struct, frozen=True):
 
 @asynccontextmanager
 async def local_stack(
-    config: Config, folder: Path, model: PreTrainedModel, source: ModelSource, version: int, run: str
+    config: Config,
+    folder: Path,
+    model: PreTrainedModel,
+    source: ModelSource,
+    version: int,
+    run: str,
+    training: bool = False,
+    reference: bool = False,
 ) -> AsyncIterator[LocalStack]:
     """Serve a model to the agents of a run, within this context."""
     async with (
-        running_engine(config, model, source, version) as engine,
+        running_engine(config, folder, model, source, version, training, reference) as engine,
         running_server(_server_options(config, folder, source, engine), engine, folder / "server.log") as server,
         Remote(server.running.url, admin_key(folder)) as remote,
     ):

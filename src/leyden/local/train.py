@@ -112,7 +112,9 @@ async def _train(
     if state.step:
         console.print(f"resuming [bold]{config.run}[/] after step {state.step}", highlight=False, soft_wrap=True)
     sinks = open_sinks(config, folder.path)
-    async with local_stack(config, folder.path, model, source, state.version, config.run) as stack:
+    async with local_stack(
+        config, folder.path, model, source, state.version, config.run, True, algorithm.reference
+    ) as stack:
         if stack.worker is None:
             console.print(
                 f"waiting for workers: leyden worker CONFIG.toml --server {stack.server.running.advertised} "

@@ -1,0 +1,75 @@
+"""How the memory of one GPU is divided between the trainer and an engine in another process.
+
+The plan is made before anything starts, printed, and refused in one line where it cannot work.
+"""
+
+import torch
+from msgspec import Struct
+from transformers import PreTrainedModel
+
+from leyden.config import Config, ConfigError
+from leyden.trainer.policy.loading import memory_for_training
+
+_GIB = 2**30
+_ACTIVATION_BYTES = 34
+"""What a layer keeps of one hidden number for the backward pass, in bfloat16."""
+_CHECKPOINT_BYTES = 2
+"""The same with gradient checkpointing, which keeps only the input of a layer."""
+_LOGITS_BYTES = 4 * _GIB
+"""A chunk of logits, its gradient, and temporaries."""
+_RESERVE_BYTES = 4 * _GIB
+"""For CUDA contexts, fragmentation and whatever else is on the device."""
+_LARGEST_SHARE = 0.6
+"""More KV cache than this share of the device holds does not make sampling faster."""
+
+
+class MemoryPlan(Struct, frozen=True):
+    """Bytes of one GPU, by what they are for."""
+
+    device: int
+    training: int
+    """Weights, master weights, gradients, optimiser state."""
+    activations: int
+    engine: int
+    """Weights and KV cache of the engine."""
+
+    @property
+    def engine_share(self) -> float:
+        """The engine's part of the device."""
+        return self.engine / self.device
+
+    def __str__(self) -> str:
+        parts = {"training": self.training, "activations": self.activations, "engine": self.engine}
+        listed = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in parts.items())
+        return f"memory: {listed} of {self.device / _GIB:.0f} GiB"
+
+
+def plan_memory(config: Config, model: PreTrainedModel, device: int, training: bool, reference: bool) -> MemoryPlan:
+    """Divide a device of so many bytes. Raises `ConfigError` where the engine does not fit beside training."""
+    text = model.config.get_text_config()
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    needed, activations = weights, 0
+    if training:
+        dtype = str(model.dtype).removeprefix("torch.")
+        needed = memory_for_training(model, dtype, config.training.lora, reference)
+        kept = _CHECKPOINT_BYTES if config.training.gradient_checkpointing else _ACTIVATION_BYTES
+        tokens = config.training.batch_tokens
+        activations = text.num_hidden_layers * text.hidden_size * kept * tokens + _LOGITS_BYTES
+    left = device - needed - activations - _RESERVE_BYTES
+    kv_token = _kv_bytes(model)
+    least = weights + kv_token * text.max_position_embeddings
+    if left < least:
+        raise ConfigError(
+            f"`model`: of {device / _GIB:.0f} GiB training takes {(needed + activations) / _GIB:.1f} and the engine at "
+            f"least {least / _GIB:.1f}: lower `training.batch_tokens`, set `training.gradient_checkpointing = true` or "
+            '`training.lora`, take `engine.kind = "torch"`, or a smaller model'
+        )
+    return MemoryPlan(device, needed, activations, min(left, int(_LARGEST_SHARE * device)))
+
+
+def _kv_bytes(model: PreTrainedModel) -> int:
+    """Keys and values of one token."""
+    text = model.config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(2 * text.num_hidden_layers * heads * size * torch.finfo(model.dtype).bits // 8)

@@ -1,0 +1,44 @@
+"""Trainer and engine share one GPU by a plan that is made before anything starts."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
+
+from leyden.config import Config, ConfigError, read_config
+from leyden.local.memory_plan import plan_memory
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    """The shape of Qwen2.5-1.5B, without memory for its weights."""
+    shape = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    config = Qwen2Config(vocab_size=151_936, num_key_value_heads=2, tie_word_embeddings=True, **shape)
+    with torch.device("meta"):
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return made
+
+
+def config(**training: object) -> Config:
+    return read_config({"run": "r", "agent": "a.py:f", "tasks": "t.jsonl", "training": training})
+
+
+def test_a_model_of_1_5b_is_trained_whole_beside_its_engine_on_80_gib(model: PreTrainedModel) -> None:
+    plan = plan_memory(config(), model, 80 * GIB, training=True, reference=False)
+    assert 25 * GIB < plan.training < 28 * GIB  # 18 bytes a parameter
+    assert plan.training + plan.activations + plan.engine < 80 * GIB
+    assert plan.engine > 10 * GIB
+
+
+def test_without_training_the_engine_takes_most(model: PreTrainedModel) -> None:
+    plan = plan_memory(config(), model, 80 * GIB, training=False, reference=False)
+    assert (plan.engine_share, plan.activations) == (pytest.approx(0.6), 0)
+    assert str(plan) == "memory: training 2.9, activations 0.0, engine 48.0 of 80 GiB"
+
+
+def test_what_does_not_fit_is_refused_with_what_to_change(model: PreTrainedModel) -> None:
+    with pytest.raises(ConfigError, match=r"of 40 GiB training takes .* lower `training.batch_tokens`"):
+        plan_memory(config(), model, 40 * GIB, training=True, reference=False)
+    plan_memory(config(gradient_checkpointing=True), model, 48 * GIB, training=True, reference=False)
+    plan_memory(config(lora={"rank": 16}, batch_tokens=4096), model, 24 * GIB, training=True, reference=False)
