@@ -14,12 +14,13 @@ def connect(address: EngineAddress, reader: StreamReader, writer: StreamWriter) 
     The streams are the socket between that process and this one.
     """
     if isinstance(address, VllmAddress):
-        return VllmEngine(address), asyncio.create_task(_end_of(reader))
+        return VllmEngine(address), asyncio.create_task(_end_of(reader, writer))
     engine = RemoteEngine(reader, writer, address)
     return engine, engine.ended
 
 
-async def _end_of(reader: StreamReader) -> None:
-    """Wait until the other end is gone."""
+async def _end_of(reader: StreamReader, writer: StreamWriter) -> None:
+    """Wait until the other end is gone. A writer that nobody holds would close the connection."""
     while await reader.read(1 << 16):
         pass
+    writer.close()

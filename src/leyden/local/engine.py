@@ -20,6 +20,7 @@ from leyden.rendering.tokenizer import Tokenizer
 from leyden.trainer.policy.loading import ModelSource
 
 _CPU_SLOTS, _GPU_SLOTS, _VLLM_REQUESTS = 64, 256, 1024
+_VLLM_CPU_SHARE = 0.2
 _VLLM_STREAM_INTERVAL = 4
 """Tokens that vLLM sends at once: one message for each token would keep its front end busy."""
 
@@ -46,12 +47,14 @@ async def running_engine(
         finally:
             engine.close()
         return
-    arguments: tuple[str, ...] = ("--stream-interval", str(_VLLM_STREAM_INTERVAL), *config.engine.vllm_arguments)
-    on_gpu = model.device.type == "cuda"
+    on_gpu, share = model.device.type == "cuda", _VLLM_CPU_SHARE
     if on_gpu:
         plan = plan_memory(config, model, torch.cuda.mem_get_info(model.device)[1], training, reference)
         console.print(str(plan), highlight=False, soft_wrap=True)
-        arguments = ("--gpu-memory-utilization", f"{config.engine.memory or plan.engine_share:.3f}", *arguments)
+        share = plan.engine_share
+    # On a CPU vLLM takes this for a share of the machine's memory.
+    shared = ("--gpu-memory-utilization", f"{config.engine.memory or share:.3f}")
+    streamed = ("--stream-interval", str(_VLLM_STREAM_INTERVAL))
     text = model.config.get_text_config()
     backend = VllmBackend(
         VllmOptions(
@@ -59,14 +62,14 @@ async def running_engine(
             python=_vllm_python(config),
             transfer="ipc" if on_gpu else "files",
             dtype=str(model.dtype).removeprefix("torch."),
-            arguments=arguments,
+            arguments=(*shared, *streamed, *config.engine.vllm_arguments),
         ),
         folder / "vllm.log",
         model.named_parameters,
         context_length=int(text.max_position_embeddings),
         vocab_size=int(text.vocab_size),
         concurrency=config.engine.slots or _VLLM_REQUESTS,
-        tokenizer=Tokenizer.load(source.folder).marked,
+        tokenizer=Tokenizer.load(source.folder).control_json,
         version=version,
         seeded=config.deterministic,
     )

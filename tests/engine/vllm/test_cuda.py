@@ -69,7 +69,7 @@ async def backend(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFacto
         context_length=1024,
         vocab_size=model.config.vocab_size,
         concurrency=256,
-        tokenizer=Tokenizer.load(MODEL).marked,
+        tokenizer=Tokenizer.load(MODEL).control_json,
     )
     try:
         await backend.start()
