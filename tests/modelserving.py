@@ -97,8 +97,8 @@ async def model_server(home: Path) -> AsyncIterator[ModelServer]:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         service = await ServerContext.start(store, Keyring(b"secret", time.time), ServerSettings(url))
-        policy = ServedModel("spark", engine, renderer_for(tokenizer), tokenizer, Scheduler())
-        service.gateway = Gateway(store, {"spark": policy})
+        model = ServedModel("spark", engine, renderer_for(tokenizer), tokenizer, Scheduler())
+        service.gateway = Gateway(store, {"spark": model})
         server = Server(service, RunningServer(url, url, "", ""))
         await server.listen(listener)
         try:

@@ -1,4 +1,4 @@
-"""Turns at the engine."""
+"""The scheduler: slots, fairness, hold and resume."""
 
 import asyncio
 
@@ -69,7 +69,7 @@ async def test_a_full_queue_and_a_long_hold_are_errors_an_sdk_understands() -> N
     assert held.value.kind is ErrorKind.FAILED
 
 
-async def test_crowding_is_how_many_wait_for_each_place_and_unknown_while_weights_change() -> None:
+async def test_queue_pressure_is_how_many_wait_for_each_slot_and_unknown_while_weights_change() -> None:
     scheduler = Scheduler(slots=2)
 
     async def call(rollout: str) -> None:
