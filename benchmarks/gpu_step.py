@@ -146,7 +146,7 @@ def step_episodes(run: Path, name: str, step: int) -> list[Episode]:
     database = Database(run / "leyden.db", readonly=True)
     try:
         with database.reader.begin() as look:
-            listed = queries.rollout_list(look, name, after="", limit=1_000_000)
+            listed = queries.list_rollouts(look, name, after="", limit=1_000_000)
             groups = dict.fromkeys(each.group for each in listed if each.group.startswith(f"step-{step}-"))
             return [episode for group in groups for episode in queries.group_episodes(look, name, group)]
     finally:
