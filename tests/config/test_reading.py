@@ -46,12 +46,12 @@ def test_a_file_names_the_run_and_is_where_its_files_are(tmp_path: Path) -> None
             '[services.db]\nmake = "env.py:Database"\ncuont = 3\n',
             "/calc.toml:3: `services.NAME.cuont` is no key: did you mean `services.NAME.count`?",
         ),
-        ("[services.db]\ncount = 3\n", "`services.NAME`: a service has either `make` or `command`"),
-        ('[services.task]\nmake = "e:f"\n', "`services.task` cannot be asked for by a parameter"),
+        ("[services.db]\ncount = 3\n", "`services.NAME`: a service needs either `make` or `command`"),
+        ('[services.task]\nmake = "e:f"\n', "`services.task` cannot be the name of a parameter"),
         ('[services.db]\ncommand = "serve"\n', "`command` has no {port}"),
         ('[routes]\ngpt = "elsewhere"\n', "'gpt' is served by 'elsewhere': write policy or upstream"),
-        ('[routes]\ngpt = "upstream"\n', "`upstream.url` says not where"),
-        ('[roles]\ncritic = "("\n', "/calc.toml:2: `roles.critic` is no regular expression"),
+        ('[routes]\ngpt = "upstream"\n', "is served upstream: set `upstream.url`"),
+        ('[roles]\ncritic = "("\n', "/calc.toml:2: `roles.critic` is not a regular expression"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(text: str, says: str, tmp_path: Path) -> None:

@@ -22,45 +22,48 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class RolloutConfig(_Section, frozen=True):
-    """How long and how far one execution of the agent may go."""
+    """Limits of one rollout, and how its failures are handled."""
 
     time_limit_s: Positive = defaults.TIME_LIMIT_S
+    """Seconds that an attempt may take."""
     memory_mb: AtLeastOne | None = None
-    """Memory of each process of an agent that is a command."""
+    """The memory limit, in MB, of each process of an agent that is a command; None: no limit."""
     cpu_s: Positive | None = None
-    """CPU time of each process of an agent that is a command."""
+    """The limit of CPU seconds of each process of an agent that is a command; None: no limit."""
     max_calls: AtLeastOne = 64
-    """Model calls, so that a looping policy ends."""
+    """The most model calls of a rollout, so that a policy that loops ends."""
     max_tokens: AtLeastOne | None = None
-    """Sampled tokens."""
+    """The most sampled tokens of a rollout; None: no limit."""
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = defaults.MAX_ATTEMPTS
-    """Attempts where the machinery fails; an agent's own failure is its result."""
+    """The most attempts where the infrastructure fails; a failure of the agent itself is not retried."""
     failure_reward: Real = defaults.FAILURE_REWARD
-    """What a rollout scores whose agent raises or runs out of time."""
+    """The reward of a rollout whose agent raises or exceeds its time limit."""
     history: Literal["template", "exact"] = "template"
-    """Whether earlier turns are shown as the model's template shows them, or with every token that was sampled."""
+    """Earlier turns in a prompt: `template` renders them as the chat template does (some drop reasoning), `exact` keeps
+    every sampled token."""
     lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = defaults.LEASE_S
-    """How long a worker may be silent before its rollouts are given to another."""
+    """Seconds without a heartbeat after which a worker's rollouts are leased to another."""
     reward_time_limit_s: Positive = defaults.REWARD_TIME_LIMIT_S
-    """How long one call of the reward function may take."""
+    """Seconds that one call of the reward function may take."""
     reward_tries: Annotated[int, Meta(ge=1, le=100)] = defaults.REWARD_TRIES
-    """Calls of a reward function that fails, before the rollout ends without a reward."""
+    """How often a failing reward function is called before the rollout ends without a reward."""
     agent_rewards: bool = False
-    """Whether the agent's own key may set rewards over HTTP."""
+    """Whether agents may set rewards over HTTP with their own keys."""
 
 
 class SamplingConfig(_Section, frozen=True):
-    """How tokens are drawn in training rollouts, whatever the agent asks for."""
+    """How tokens are sampled in training rollouts. Replaces the settings of the agent's requests."""
 
     temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
     max_tokens: AtLeastOne | None = None
-    """Of one call; the agent's own limit holds too."""
+    """The most tokens of one completion; None: the limit of the agent's request. The smaller one applies."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Only from the likeliest tokens with so much of the probability; like `top_k` and `min_p` no fair draw."""
+    """Sample only from the most likely tokens that have this total probability. Like `top_k` and `min_p` this biases
+    training; see `training.allow_biased_sampling`."""
     top_k: Whole = 0
-    """Only from so many of the likeliest; 0: all."""
+    """Sample only from this many of the most likely tokens; 0: all."""
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    """Only from those with this share of the likeliest's probability."""
+    """Sample only tokens with at least this fraction of the most likely token's probability; 0: all."""
 
 
 class Hyperparameters(_Section, frozen=True):
@@ -125,95 +128,99 @@ class AlgorithmConfig(Hyperparameters, frozen=True):
 
 
 class SignalsConfig(_Section, frozen=True):
-    """What a call earns for what the record shows by itself: a weight for each signal, 0 for none."""
+    """Automatic rewards: the weight of each signal that is found in the record; 0 switches it off."""
 
     tool_failed: Real = 0.0
-    """A tool that it called ended with an error."""
+    """The call used a tool that failed."""
     tool_succeeded: Real = 0.0
-    """A tool that it called ended without one."""
+    """The call used a tool that did not fail."""
     malformed_call: Real = 0.0
-    """It tried a tool call that cannot be read."""
+    """The call wrote a tool call that cannot be parsed."""
     unknown_tool: Real = 0.0
-    """It called a tool that it was not offered."""
+    """The call used a tool that it was not offered."""
     bad_arguments: Real = 0.0
-    """The arguments of its tool call break the tool's JSON schema."""
+    """The arguments of a tool call violate the tool's JSON schema."""
     repeated_call: Real = 0.0
-    """It made the same tool call again, and nothing had changed."""
+    """The call repeated an earlier tool call with the same arguments, and nothing had changed."""
     cut: Real = 0.0
-    """The length limit ended its answer."""
+    """The completion ended at its length limit."""
     empty_answer: Real = 0.0
-    """Its answer has neither text nor a tool call."""
+    """The completion has neither text nor a tool call."""
     rule: str | None = None
-    """Like `reward`: a function of a signal whose number takes the place of the weight; None leaves the weight."""
+    """A function, written as for `reward`, that takes a signal and returns its reward, or None for the weight."""
     anneal_steps: AtLeastOne | None = None
-    """Over so many steps the weights fall to 0; none: they stay."""
+    """The number of steps over which the weights fall to 0; None: they stay."""
     exempt: tuple[str, ...] = ()
-    """Tools that may be called again and again, to wait for something."""
+    """Tools that may be called repeatedly, to poll for something, without `repeated_call`."""
 
 
 class AdapterConfig(_Section, frozen=True):
-    """LoRA: small matrices that are trained in place of the weights."""
+    """LoRA: trains low-rank adapters instead of all weights."""
 
     rank: AtLeastOne = 16
     alpha: AtLeastOne = 32
     modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """The linear layers that get one, by the last part of their names."""
+    """The linear layers with an adapter, by the last part of their names."""
 
 
 class TrainingConfig(_Section, frozen=True):
-    """The optimiser's steps."""
+    """Steps, batches and the optimiser."""
 
     steps: Whole = 200
+    """Training steps of the run."""
     tasks_per_step: AtLeastOne = 16
+    """Tasks of a step; each makes one group of rollouts."""
     group_size: Annotated[int, Meta(ge=1, le=10_000)] = 8
-    """Rollouts of one task."""
+    """Rollouts per task."""
     min_group: AtLeastOne = 2
-    """A group with fewer rollouts that count is dropped, and another task takes its place."""
+    """A group with fewer usable rollouts is dropped and replaced by another task."""
     learning_rate: Positive = 1e-6
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls from one step to the next, after the warm-up."""
+    """The learning-rate schedule after the warm-up; `linear` and `cosine` end at 0."""
     warmup_steps: Whole = 0
-    """Over which the learning rate rises."""
+    """Steps over which the learning rate rises to its full value."""
     weight_decay: NotNegative = 0.0
     betas: tuple[Share, Share] = (0.9, 0.99)
     clip_norm: Positive = 1.0
-    """The largest norm of a gradient."""
+    """The largest norm of the gradient; larger gradients are scaled down."""
     updates_per_step: AtLeastOne = 1
-    """Into how many optimiser updates the groups of a step are divided."""
+    """Optimiser updates per step, among which its groups are divided."""
     batch_tokens: Annotated[int, Meta(ge=64)] = 16_384
-    """Tokens that are computed at once: less takes less memory and gives the same gradient."""
+    """Tokens of a micro-batch: fewer take less memory and give the same gradient."""
     layout: Literal["tree", "rows"] = "tree"
-    """Whether tokens that calls share are computed once, or every call by itself; the gradient is the same."""
+    """`tree` computes tokens that calls share once, `rows` computes every call by itself; the gradient is the same."""
     roles: tuple[str, ...] = ()
-    """Only the calls in these roles are trained on; none named: all."""
+    """Train only on calls with these roles; empty: on all."""
     allow_biased_sampling: bool = False
-    """Whether to train on calls that were sampled greedily, with truncation or with penalties."""
+    """Train also on calls that were sampled greedily, with truncation or with penalties."""
     critic_learning_rate: Positive = 1e-3
-    """Of the critic, where the algorithm has one."""
+    """The learning rate of the critic, for algorithms that have one."""
     lora: AdapterConfig | None = None
-    """None: every weight is trained."""
+    """Train LoRA adapters; None: train all weights."""
     gradient_checkpointing: bool = False
-    """Less memory for a third more work."""
+    """Recompute activations in the backward pass: less memory for about a third more computation."""
 
 
 class EvaluationConfig(_Section, frozen=True):
-    """Measuring on tasks that are not trained on."""
+    """Evaluation on the held-out tasks."""
 
     every: Whole = 10
-    """Steps between evaluations; 0: only at the start and at the end."""
+    """Steps between evaluations; 0: only before the first step and after the last."""
     rollouts: AtLeastOne = 1
-    """Rollouts of each held-out task."""
+    """Rollouts per held-out task."""
 
 
 class CheckpointConfig(_Section, frozen=True):
-    """What is kept of a run's weights. The best by held-out reward is always kept."""
+    """Which checkpoints are written and kept. The best by held-out reward is always kept."""
 
     every: AtLeastOne = 10
+    """Steps between checkpoints."""
     keep: AtLeastOne = 2
+    """The latest checkpoints that are kept."""
 
 
 class EngineConfig(_Section, frozen=True):
-    """What samples."""
+    """The engine that samples completions."""
 
     kind: Literal["auto", "torch", "vllm"] = "auto"
     """`torch`: embedded in the training process; `vllm`: a vLLM server that Leyden starts and supervises.
@@ -232,94 +239,96 @@ class EngineConfig(_Section, frozen=True):
 
 
 class WorkerConfig(_Section, frozen=True):
-    """What runs agents on this machine."""
+    """The workers that run agents on this machine."""
 
     processes: Whole = defaults.WORKER_PROCESSES
-    """Processes that run agents; 0: none here, `leyden worker` runs them elsewhere."""
+    """Processes that run agents; 0: none on this machine, start `leyden worker` elsewhere."""
     concurrency: AtLeastOne = defaults.CONCURRENCY
-    """Rollouts at once, over all processes."""
+    """The most rollouts at once, over all processes."""
     drain_s: NotNegative = defaults.DRAIN_S
-    """Where an agent hangs in a host, how long the others in it may go on before it is ended."""
+    """Seconds that the other rollouts of a process have to finish when one of them hangs, before it is ended."""
 
 
 RESERVED = ("task", "attempt", "result", "episode", "group")
-"""What agents and reward functions are given by these names is no service."""
+"""Parameter names of agents and reward functions that cannot be names of services."""
 
 
 class ServiceConfig(_Section, frozen=True):
-    """Something costly that a worker starts once and lends to one rollout at a time: a class, or a command."""
+    """Something costly that a worker starts once and lends to one rollout at a time: an object or a command."""
 
     make: str | None = None
     """`module:name` or `file.py:name`: a class or a function without arguments, called in the process that uses it."""
     command: str | None = None
-    """A program that serves; `{port}` in it is a free port."""
+    """A command that starts a server; `{port}` is replaced by a free port."""
     count: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    """How many each worker has."""
+    """Instances per worker."""
     address: str = "http://127.0.0.1:{port}"
-    """What is lent of a command."""
+    """The address of a command that rollouts are given."""
     ready: str | None = None
-    """When a command is ready: a URL that answers, or a text that it prints; None: when its port answers."""
+    """How to see that a command is ready: a URL that answers, or a text that it prints; None: its port accepts
+    connections."""
     start_limit_s: Positive = 60.0
-    """How long a command may take to be ready."""
+    """Seconds that a command may take to be ready."""
     agent: bool = True
-    """Whether an agent that is a command or an endpoint is lent one; one in Python asks for it by name."""
+    """Whether agents that are commands or endpoints are lent one. Python agents request it by a parameter's name."""
 
     def __post_init__(self) -> None:
         if (self.make is None) == (self.command is None):
-            raise ValueError("a service has either `make` or `command`")
+            raise ValueError("a service needs either `make` or `command`")
         if self.command is not None and self.ready is None and "{port}" not in self.command:
-            raise ValueError("`command` has no {port}: write where it takes one, or say by `ready` when it is ready")
+            raise ValueError("`command` has no {port}: add it, or set `ready`")
 
 
 UPSTREAM_KEY_VARIABLE = "LEYDEN_UPSTREAM_KEY"
-"""Where the key of the upstream is found, and no agent finds it."""
+"""The environment variable with the upstream's key; it is removed from the environment of agents."""
 
 
 class UpstreamConfig(_Section, frozen=True):
-    """An OpenAI-compatible service for model names that the routes send there; its key is in LEYDEN_UPSTREAM_KEY."""
+    """An OpenAI-compatible service for the model names in `routes`. Its key is in LEYDEN_UPSTREAM_KEY."""
 
     url: str | None = None
     timeout_s: Positive = defaults.UPSTREAM_TIMEOUT_S
-    """How long it may be silent."""
+    """Seconds that it may send nothing before a call fails."""
 
 
 class ServerConfig(_Section, frozen=True):
-    """Where the server listens."""
+    """The address of the server."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """0: a free one."""
+    """0: any free port."""
     advertise: str | None = None
-    """What workers elsewhere reach it by."""
+    """The URL by which workers on other machines reach it; None: the address that it listens on."""
 
 
 Sink = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class Config(_Section, frozen=True):
-    """A run."""
+    """The configuration of a run."""
 
     run: Id
-    """Its name; that of the file where none is given."""
+    """The name of the run; default: the file's name."""
     agent: str
     """`module:name` or `file.py:name` (a function or a class), a command, or the URL of an HTTP endpoint."""
     tasks: str
-    """A file with one JSON object a line."""
+    """A file with one JSON object per line."""
     reward: str | None = None
-    """Like `agent`: a function of `task`, `result` and `episode`, as it names them. None: what the agent returns."""
+    """A function with any of the parameters `task`, `result`, `episode` and `group`, written as for `agent`; None: the
+    number that the agent returns."""
     held_out: str | Whole | Share = 0.1
-    """The tasks to measure on: a file, how many of the tasks, or which share of them."""
+    """The tasks for evaluation: a file, a number of the tasks, or a fraction of them."""
     model: str = "spark"
-    """`spark`, a folder, or a name that Hugging Face knows."""
+    """`spark` (the bundled model), a folder, or a name on the Hugging Face Hub."""
     seed: Whole = 0
     base: str = "."
-    """The folder in which files and modules are looked for; that of the file where none is given."""
+    """The folder that files and modules are relative to; default: the folder of the configuration file."""
     home: str = "runs"
-    """The folder of all runs; this one's is beneath it."""
+    """The folder that holds the folders of all runs."""
     deterministic: bool = False
-    """One request at a time, so that the same run gives the same weights. Slow."""
+    """Compute one request at a time, so that the same run gives the same weights. Slow."""
     report: tuple[Sink, ...] = ()
-    """Where metrics go beside the run's folder."""
+    """Loggers that metrics are sent to, in addition to the run's folder."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
@@ -331,27 +340,27 @@ class Config(_Section, frozen=True):
     workers: WorkerConfig = field(default_factory=WorkerConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     services: dict[str, ServiceConfig] = {}
-    """By name: what a worker starts once and lends to one rollout at a time."""
+    """By name, services that a worker starts once and lends to one rollout at a time."""
     routes: dict[str, Name] = {}
-    """Which model names are served by `policy`, and which by `upstream`; none: every name is the policy."""
+    """By model name, `policy` or `upstream`; empty: the policy serves every name."""
     roles: dict[Name, str] = {}
-    """By role, a regular expression that the system prompt of its calls matches; for agents that cannot say it."""
+    """By role, a regular expression for the system prompt of its calls; for agents that cannot set roles."""
     upstream: UpstreamConfig = field(default_factory=UpstreamConfig)
 
     def __post_init__(self) -> None:
         for name in self.services:
             if not name.isidentifier() or name in RESERVED:
-                raise ValueError(f"`services.{name}` cannot be asked for by a parameter: give it another name")
+                raise ValueError(f"`services.{name}` cannot be the name of a parameter: choose another name")
         for model, server in self.routes.items():
             if server not in ("policy", "upstream"):
                 raise ValueError(f"`routes`: {model!r} is served by {server!r}: write policy or upstream")
             if server == "upstream" and self.upstream.url is None:
-                raise ValueError(f"`routes`: {model!r} is served upstream, and `upstream.url` says not where")
+                raise ValueError(f"`routes`: {model!r} is served upstream: set `upstream.url`")
         for role, rule in self.roles.items():
             try:
                 re.compile(rule)
             except re.error as error:
-                raise ValueError(f"`roles.{role}` is no regular expression: {error}") from error
+                raise ValueError(f"`roles.{role}` is not a regular expression: {error}") from error
         algorithm, training, sampling = self.algorithm, self.training, self.sampling
         if (sampling.top_p < 1 or sampling.top_k or sampling.min_p) and not training.allow_biased_sampling:
             raise ValueError(
@@ -369,4 +378,6 @@ class Config(_Section, frozen=True):
                 f"({training.group_size}): set `training.min_group = {training.group_size}` at the most"
             )
         if training.updates_per_step > training.tasks_per_step:
-            raise ValueError("`training.updates_per_step` is more than `training.tasks_per_step`: a group stays whole")
+            raise ValueError(
+                "`training.updates_per_step` is more than `training.tasks_per_step`: groups are not divided"
+            )
