@@ -1,8 +1,8 @@
 """Sampled tokens per second of the embedded engine, beside `model.generate` and transformers' continuous batching.
 
 The bundled model on the CPU; 1, 32 and 256 requests that arrive at once, each with a prompt of its own, all of the same
-lengths, at temperature 1. Prompts are computed within the time, and new for every round. The contenders take turns, and
-of each the best round counts. The engine and `model.generate` run with one thread (the engine's default for so small a
+lengths, at temperature 1. The time includes the prompts, which are new for every round. The contenders alternate, and
+the best round of each counts. The engine and `model.generate` run with one thread (the engine's default for so small a
 model) and with one a core. Continuous batching has one round, and a quarter of the tokens: it is slow.
 
     python benchmarks/engine.py
@@ -36,7 +36,7 @@ Prompts = list[list[int]]
 
 
 def load() -> Any:
-    """The bundled model; its shape with random weights where those are not there (no figure depends on them)."""
+    """The bundled model, or its shape with random weights where it is missing: speed does not depend on the weights."""
     folder = Path(leyden.__file__).parent / "models" / "spark"
     if (folder / "model.safetensors").exists():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -49,26 +49,26 @@ def load() -> Any:
 
 
 class Ours:
-    """The engine, asked by so many coroutines."""
+    """The embedded engine, with one coroutine per request."""
 
     def __init__(self, model: Any, requests: int, threads: int | None = None) -> None:
         self.engine = TorchEngine(model, slots=requests, threads=threads)
 
     def __call__(self, prompts: Prompts, tokens: int) -> int:
-        """Tokens that were drawn."""
+        """Sample completions; returns the number of sampled tokens."""
 
-        async def ask(number: int, prompt: list[int]) -> int:
+        async def complete(number: int, prompt: list[int]) -> int:
             request = EngineRequest(tuple(prompt), Sampling(seed=number), (), tokens, str(number))
-            return sum([len(piece.ids) async for piece in self.engine.generate(request)])
+            return sum([len(chunk.ids) async for chunk in self.engine.generate(request)])
 
-        async def ask_all() -> int:
-            return sum(await asyncio.gather(*(ask(number, prompt) for number, prompt in enumerate(prompts))))
+        async def complete_all() -> int:
+            return sum(await asyncio.gather(*(complete(number, prompt) for number, prompt in enumerate(prompts))))
 
-        return asyncio.run(ask_all())
+        return asyncio.run(complete_all())
 
 
 def generate(model: Any, threads: int) -> Callable[[Prompts, int], int]:
-    """`model.generate` with so many threads."""
+    """`model.generate` with this number of threads."""
 
     def run(prompts: Prompts, tokens: int) -> int:
         torch.set_num_threads(threads)
@@ -81,20 +81,20 @@ def generate(model: Any, threads: int) -> Callable[[Prompts, int], int]:
 
 
 class ContinuousBatching:
-    """Transformers' continuous batching, with a manager that is made in the warm-up and kept."""
+    """Transformers' continuous batching, with a manager that is created in the warm-up and kept."""
 
     def __init__(self, model: Any) -> None:
         self.model = copy.deepcopy(model)  # it sets the model's attention to a paged one
 
     def __call__(self, prompts: Prompts, tokens: int) -> int:
-        """Tokens that were drawn."""
+        """Sample completions; returns the number of sampled tokens."""
         torch.set_num_threads(1)
         config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=tokens, eos_token_id=-1, pad_token_id=0)
         answers = self.model.generate_batch(prompts, generation_config=config, persistent_manager=True, warmup=False)
         return sum(len(answer.generated_tokens) for answer in answers.values())
 
     def close(self) -> None:
-        """Let go of its cache, which takes most of the memory there is."""
+        """Free its cache, which takes most of the memory."""
         self.model.destroy_cached_continuous_batching_manager()
 
 
@@ -109,18 +109,18 @@ def measure(model: Any, requests: int, length: int, tokens: int, rounds: int) ->
         SLOW: (peer := ContinuousBatching(model)),
     }
     best = dict.fromkeys(contenders, 0.0)
-    for turn in range(rounds):
+    for number in range(rounds):
         for name, run in contenders.items():
-            if name == SLOW and turn:
+            if name == SLOW and number:
                 continue
             wanted = tokens // 4 if name == SLOW else tokens
             warming, prompts = torch.randint(0, model.config.vocab_size, (2, requests, length)).tolist()
-            run(warming, wanted if name == SLOW else 2)  # its manager is made for the first lengths it sees
+            run(warming, wanted if name == SLOW else 2)  # its manager is created for the first lengths it sees
             began = time.perf_counter()
-            drawn = run(prompts, wanted)
-            rate = drawn / (time.perf_counter() - began)
-            if drawn != requests * wanted:
-                raise SystemExit(f"{name} drew {drawn} tokens of {requests * wanted}")
+            sampled = run(prompts, wanted)
+            rate = sampled / (time.perf_counter() - began)
+            if sampled != requests * wanted:
+                raise SystemExit(f"{name} sampled {sampled} tokens of {requests * wanted}")
             best[name] = max(best[name], rate)
             print(f"{requests:4} requests  {name:20} {rate:9.0f} tokens/s", flush=True)
         peer.close()
@@ -133,12 +133,12 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens drawn for each")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens sampled for each")
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     model = load()
-    figures = {n: measure(model, n, asked.prompt, asked.tokens, asked.rounds) for n in REQUESTS}
+    figures = {n: measure(model, n, options.prompt, options.tokens, options.rounds) for n in REQUESTS}
     ratios, defaults = {}, {}
     for requests, rates in figures.items():
         theirs = max(rates["generate"], rates["generate_all_cores"])
@@ -146,7 +146,7 @@ def main() -> None:
         defaults[requests] = round(rates["leyden"] / theirs, 2)
     report = {"ratio": ratios[32], "ratio_default": defaults[32], "ratios": ratios, "ratios_default": defaults}
     report |= {"tokens_per_s": figures}
-    report |= {"prompt": asked.prompt, "tokens": asked.tokens, "cores": os.cpu_count()}
+    report |= {"prompt": options.prompt, "tokens": options.tokens, "cores": os.cpu_count()}
     print(json.dumps(report))
 
 
