@@ -108,7 +108,7 @@ def test_a_run_that_came_to_nothing_may_begin_with_another_configuration(tmp_pat
     broken = leyden(tmp_path, "train", "small.toml", "held_out=1", "training.group_size=2")
     assert "none of the first 1 rollouts succeeded" in broken.stderr
     (tmp_path / "agent.py").write_text(agent)
-    assert "what was begun with another configuration is now" in training.finish()
+    assert "what was recorded with the earlier one is now" in training.finish()
     assert [row["rollouts/asked"] for row in training.journal() if row["step"]] == [6]
 
 
