@@ -104,7 +104,7 @@ async def test_it_starts_with_the_trainers_weights_and_serves_what_is_published(
 async def test_text_of_a_grammar_is_never_a_mark(backend: VllmBackend) -> None:
     engine = VllmEngine(backend.address)
     marks = set(Tokenizer.load(SPARK).control_tokens.values())
-    sampling = Sampling(temperature=50.0)
+    sampling = Sampling(temperature=2.0)  # the highest that vLLM takes
     chunks = await collect(engine, request(prompt(4), 500, stop=2, sampling=sampling, grammar=r"start: /(.|\n){900}/"))
     assert len(ids(chunks)) > 100 and not marks.intersection(ids(chunks)[:-1])
     await engine.close()
