@@ -192,7 +192,7 @@ class Trainer:
     def _note(self, episodes: Sequence[Episode], report: StepReport) -> None:
         for episode in episodes:
             report.count_tokens(episode.calls)
-            if self._algorithm.signals.ask:
+            if self._algorithm.signals.enabled:
                 given = [reward for reward in episode.effective_rewards if reward.kind is RewardKind.AUTOMATIC]
                 report.signals.update(reward.name.partition("/")[0] for reward in given)
                 report.automatic.append(sum(reward.weight * reward.value for reward in given))

@@ -16,7 +16,7 @@ def played(*answers: Any) -> list[str]:
         talk.turn(new, said("", *calls))
         new = [result(id, text) for id, (_, _, text) in zip(ids, asked, strict=True)]
     talk.turn(new, said("Done."))
-    return [f"{signal.call.id}{signal.place}" for signal in talk.signals if signal.kind == "repeated_call"]
+    return [f"{signal.call.id}{signal.position}" for signal in talk.signals if signal.kind == "repeated_call"]
 
 
 def test_the_same_call_again_is_repeated_however_it_is_written() -> None:

@@ -1,8 +1,8 @@
-"""Automatic intermediate rewarding: what the record of an episode shows by itself, turned into rewards of calls.
+"""Automatic intermediate rewarding: derives rewards of calls from what the record of an episode shows.
 
-`find` reads signals off an episode (tools that failed, arguments that break a schema, answers that were cut, ...), each
-with the call that caused it; `automatic` makes rewards of those that a run asks for. Both are pure: the same episode
-gives the same signals and the same rewards, with the same ids.
+`find` detects signals in an episode (failed tools, arguments that break a schema, answers that were cut off, ...), each
+with the call that caused it. `automatic` turns those that a run gives a weight into rewards. Both are pure: the same
+episode gives the same signals and rewards, with the same ids.
 """
 
 from leyden.rl.signals.finding import find

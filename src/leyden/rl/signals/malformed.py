@@ -1,12 +1,12 @@
-"""Text in which a model tried to call a tool and did not keep to the form.
+"""Finds tool calls in the text of an answer that could not be parsed.
 
-What cannot be read as a call is shown to the agent as it was written, behind the text of the answer, with the mark that
-opens a call in that family of models.
+The gateway leaves a tool call that it cannot parse in the text of the answer. It begins with the marker that opens a
+tool call in that family of models.
 """
 
 import re
 
-_MARK = re.compile(
+_MARKER = re.compile(
     r"(?<![`'\"])(?:"
     r"</?tool_calls?>|<\|tool_call>|<minimax:tool_call>|<function=|\[TOOL_CALLS\]|"
     r"<\|tool_call_begin\|>|<\|tool_calls_section_begin\|>|<｜tool▁calls?▁begin｜>|<｜DSML｜|"
@@ -16,6 +16,6 @@ _MARK = re.compile(
 
 
 def unreadable_call(text: str) -> str | None:
-    """The beginning of a tool call that stands in a text; None where there is none."""
-    found = _MARK.search(text)
+    """Return the text from the first marker of a tool call on; None if there is none."""
+    found = _MARKER.search(text)
     return text[found.start() :] if found else None

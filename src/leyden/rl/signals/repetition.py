@@ -1,9 +1,9 @@
-"""The same tool call again, though nothing has changed that the model could know of.
+"""Finds tool calls that repeat an earlier one although nothing has changed that the model could know of.
 
-A call is repeated where its conversation, since anybody else last spoke in it, already has one of the same tool with
-the same arguments; where no call was tried since that had not been tried before (reading what was just written is no
-repetition; going round in circles is); and where the second result is not another than the first. Calls of one answer
-are made at once. Other conversations of the rollout do not matter: this one's model has not seen them.
+A call is repeated if, in its conversation and since the last message that is neither the model's nor a tool's, the same
+tool was called with the same arguments; no new call was made in between (reading what was just written is no
+repetition, alternating between two calls is); and its result does not differ from the earlier one. The calls of one
+answer are concurrent. Other conversations of the rollout do not count: this one's model has not seen them.
 """
 
 from collections import Counter
@@ -17,47 +17,47 @@ from leyden.rl.signals.tool_calls import ObservedToolCall, ToolResult, tool_call
 Key = tuple[str, bytes]
 
 
-def repeated(episode: Episode, asked: Sequence[ObservedToolCall], results: Mapping[int, ToolResult]) -> set[int]:
-    """Those of an episode's tool calls, by index, that repeat earlier ones."""
-    keys = [made.key for made in asked]
-    common = {key for key, times in Counter(keys).items() if times > 1}
+def repeated(episode: Episode, tool_calls: Sequence[ObservedToolCall], results: Mapping[int, ToolResult]) -> set[int]:
+    """Return the indices of the tool calls that repeat earlier ones."""
+    keys = [tool_call.key for tool_call in tool_calls]
+    common = {key for key, count in Counter(keys).items() if count > 1}
     found = set[int]()
-    for _, group in groupby(range(len(asked)), lambda index: asked[index].call.id):
+    for _, group in groupby(range(len(tool_calls)), lambda index: tool_calls[index].call.id):
         indices = [index for index in group if keys[index] in common]
-        before = _tried(episode, asked[indices[0]].call) if indices else []
-        here: dict[Key, str | None] = {}
+        history = _history(episode, tool_calls[indices[0]].call) if indices else []
+        same_answer: dict[Key, str | None] = {}
         for index in indices:
             key, text = keys[index], results[index].text if index in results else None
-            again, earlier = (True, here[key]) if key in here else _again(key, before)
+            again, earlier = (True, same_answer[key]) if key in same_answer else _made_before(key, history)
             if again and (text is None or earlier is None or text == earlier):
                 found.add(index)
-            here[key] = text
+            same_answer[key] = text
     return found
 
 
-def _tried(episode: Episode, call: Call) -> list[dict[Key, str | None]]:
-    """The answers with tool calls that a call's prompt shows, since anybody else last spoke, with their results."""
-    tried: list[dict[Key, str | None]] = []
+def _history(episode: Episode, call: Call) -> list[dict[Key, str | None]]:
+    """Return the tool calls in a call's prompt since another party last spoke, by answer, with their results."""
+    history: list[dict[Key, str | None]] = []
     keys: dict[str, Key] = {}
     for message in episode.messages(call):
         match message:
             case {"role": "assistant"}:
-                asked = tool_calls_of(call, message)
-                keys = {made.id: made.key for made in asked}
-                if asked:
-                    tried.append(dict.fromkeys(keys.values()))
+                tool_calls = tool_calls_of(call, message)
+                keys = {tool_call.id: tool_call.key for tool_call in tool_calls}
+                if tool_calls:
+                    history.append(dict.fromkeys(keys.values()))
             case {"role": "tool", "tool_call_id": str(id), "content": str(text)}:
                 if id in keys:
-                    tried[-1][keys[id]] = text
+                    history[-1][keys[id]] = text
             case _:
-                tried, keys = [], {}
-    return tried
+                history, keys = [], {}
+    return history
 
 
-def _again(key: Key, tried: Sequence[dict[Key, str | None]]) -> tuple[bool, str | None]:
-    """Whether a call was tried before with nothing new since, and the result it had then."""
-    last = next((at for at in reversed(range(len(tried))) if key in tried[at]), None)
+def _made_before(key: Key, history: Sequence[dict[Key, str | None]]) -> tuple[bool, str | None]:
+    """Return whether a call was made before, with no new call since, and the result that it had then."""
+    last = next((index for index in reversed(range(len(history))) if key in history[index]), None)
     if last is None:
         return False, None
-    known = {made for answer in tried[: last + 1] for made in answer}
-    return all(made in known for answer in tried[last + 1 :] for made in answer), tried[last][key]
+    known = {key for answer in history[: last + 1] for key in answer}
+    return all(key in known for answer in history[last + 1 :] for key in answer), history[last][key]

@@ -1,6 +1,6 @@
-"""Signals that a run asks for, as rewards of kind `automatic` on the calls that caused them.
+"""Turns the signals that a run gives a weight into rewards of kind `automatic` on the calls that caused them.
 
-A reward's value is 1: it happened. Its weight is what the run gives for it, annealed; how it is known stands with it.
+A reward's value is 1, its weight is the run's weight of the signal after annealing, and `why` is the evidence.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,54 +14,54 @@ from leyden.rl.signals.finding import find
 from leyden.rl.signals.signal import Signal, SignalKind
 
 Rule = Callable[[Signal], float | None]
-"""A user's own weight of a signal; None where it has no opinion, and the configured one holds."""
+"""A user's function that returns the weight of a signal; None keeps the configured weight."""
 
 SOURCE = "signals"
-_LONGEST = 400
+_MAX_WHY = 400
 
 
 class SignalRules(Struct, frozen=True):
-    """What a run gives for signals."""
+    """The weights that a run gives to signals."""
 
     weights: Mapping[SignalKind, float] = {}
-    """By kind; 0, or none: not asked for."""
+    """By kind; a signal with weight 0 or without a weight gives no reward."""
     rule: Rule | None = None
     anneal_steps: int | None = None
-    """Over so many steps the weights fall to 0; None: they stay."""
+    """The weights fall to 0 over this many steps; None: they stay."""
     exempt: frozenset[str] = frozenset()
-    """Tools whose calls may be repeated."""
+    """Tools that may be called repeatedly."""
 
     @property
-    def ask(self) -> bool:
-        """Whether a run asks for any signal."""
+    def enabled(self) -> bool:
+        """Whether any signal can give a reward."""
         return self.rule is not None or any(self.weights.values())
 
     def weight(self, signal: Signal) -> float | None:
-        """What a signal is worth before annealing; None where nobody asks for it."""
+        """Return the weight of a signal before annealing; None if it gives no reward."""
         if signal.kind is SignalKind.REPEATED_CALL and signal.tool in self.exempt:
             return None
-        opinion = self.rule(signal) if self.rule is not None else None
-        if opinion is None:
+        weight = self.rule(signal) if self.rule is not None else None
+        if weight is None:
             return self.weights.get(signal.kind) or None
-        return float(opinion)
+        return float(weight)
 
     def annealing(self, step: int) -> float:
-        """What is left of the weights: all in step 1, nothing from step `anneal_steps` + 1 on."""
+        """Return the factor of all weights: 1 in step 1, falling linearly to 0 in step `anneal_steps` + 1."""
         if self.anneal_steps is None:
             return 1.0
         return min(1.0, max(0.0, 1 - (step - 1) / self.anneal_steps))
 
 
 def automatic(episode: Episode, rules: SignalRules, step: int) -> tuple[Reward, ...]:
-    """The automatic rewards of an episode in a step; those that are annealed away are there with weight 0.
+    """Return the automatic rewards of an episode in a step; those that are annealed away have weight 0.
 
-    Ids follow from what is rewarded, how much and why, so rewards that are recorded twice are there once.
+    Ids are derived from call, name, weight and evidence, so recording the same reward twice has no effect.
     """
-    if not rules.ask:
+    if not rules.enabled:
         return ()
-    left = rules.annealing(step)
-    asked = ((signal, rules.weight(signal)) for signal in find(episode))
-    return tuple(_reward(signal, weight * left + 0.0) for signal, weight in asked if weight is not None)
+    factor = rules.annealing(step)
+    weighted = ((signal, rules.weight(signal)) for signal in find(episode))
+    return tuple(_reward(signal, weight * factor + 0.0) for signal, weight in weighted if weight is not None)
 
 
 def _reward(signal: Signal, weight: float) -> Reward:
@@ -80,9 +80,9 @@ def _reward(signal: Signal, weight: float) -> Reward:
 
 
 def _why(signal: Signal) -> str:
-    """How a signal is known, and by what it can be found again."""
+    """Describe the evidence, with the tool call and the span that it is about."""
     about = [f"tool call {signal.tool_call} ({signal.tool})"] if signal.tool_call is not None else []
     if signal.span is not None:
         about.append(f"span {signal.span.span_id}")
     why = f"{', '.join(about)}: {signal.why}" if about else signal.why
-    return why if len(why) <= _LONGEST else f"{why[:_LONGEST]}..."
+    return why if len(why) <= _MAX_WHY else f"{why[:_MAX_WHY]}..."

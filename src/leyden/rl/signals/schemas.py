@@ -1,4 +1,4 @@
-"""Whether the arguments of a tool call keep to the tool's JSON schema. Nothing is ever fetched for it."""
+"""Validates the arguments of a tool call against the tool's JSON schema, without fetching remote references."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -13,20 +13,20 @@ from referencing import Registry
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
-def broken(arguments: Mapping[str, Any], schema: Any) -> str | None:
-    """How arguments break a schema; None where they do not, or where the schema itself is of no use."""
+def violation(arguments: Mapping[str, Any], schema: Any) -> str | None:
+    """Return how arguments break a schema; None if they do not, or if the schema itself cannot be used."""
     if not isinstance(schema, dict):
         return None
     try:
         error = best_match(_validator(_canonical(schema)).iter_errors(dict(arguments)))
-    except Exception:  # a schema is whatever an agent sends: not sound, without an end, or somewhere else
+    except Exception:  # agents send any schema: invalid, recursive without end, or with remote references
         return None
     return f"{error.json_path}: {error.message}" if error is not None else None
 
 
 @lru_cache(maxsize=1024)
 def _validator(schema: bytes) -> Any:
-    read = msgspec.json.decode(schema)
-    kind = validator_for(read, default=Draft202012Validator)
-    kind.check_schema(read)
-    return kind(read, registry=Registry())
+    decoded = msgspec.json.decode(schema)
+    validator = validator_for(decoded, default=Draft202012Validator)
+    validator.check_schema(decoded)
+    return validator(decoded, registry=Registry())

@@ -1,4 +1,4 @@
-"""A signal: one thing that a call did, which the record shows without anybody having scored it."""
+"""A signal: something that a call did and that the record shows without a reward function."""
 
 from enum import StrEnum
 from typing import Any
@@ -9,7 +9,7 @@ from leyden.records import Call, Span
 
 
 class SignalKind(StrEnum):
-    """What there is to see."""
+    """The kinds of signals; `docs/signals.md` describes each."""
 
     TOOL_FAILED = "tool_failed"
     TOOL_SUCCEEDED = "tool_succeeded"
@@ -21,31 +21,31 @@ class SignalKind(StrEnum):
     EMPTY_ANSWER = "empty_answer"
 
 
-Fact = tuple[SignalKind, str]
-"""What was seen, and how it is known."""
+Evidence = tuple[SignalKind, str]
+"""A kind of signal, and why it was detected."""
 
 
 class Signal(Struct, frozen=True):
-    """Something that happened because of one model call, and how that is known."""
+    """Something that one model call caused, and why it was detected."""
 
     kind: SignalKind
     call: Call
-    """The call that caused it: the one whose answer holds the tool call, not the later one that shows its result."""
+    """The call whose answer has the tool call, not the later one whose prompt shows the result."""
     why: str
     role: str | None = None
-    place: int = 0
-    """Which of the answer's tool calls it is about, from 1; 0: about the answer itself."""
+    position: int = 0
+    """Number of the tool call in the answer, from 1; 0 for a signal about the whole answer."""
     tool_call: str | None = None
-    """The id of that tool call."""
+    """Id of the tool call."""
     tool: str | None = None
     arguments: Any = None
-    """The tool call's arguments; their text where it is no JSON object."""
+    """Arguments of the tool call; their text if they are not a JSON object."""
     result: str | None = None
-    """What the model was told of the tool call, where a later call shows it."""
+    """Result of the tool call, if a later call's prompt shows it."""
     span: Span | None = None
-    """The span in which the tool ran, where there is one."""
+    """The span in which the tool ran, if there is one."""
 
     @property
     def name(self) -> str:
-        """Which signal of its call it is: no other of them has this name."""
-        return f"{self.kind}/{self.place}" if self.place else str(self.kind)
+        """Name of the signal, unique among those of its call."""
+        return f"{self.kind}/{self.position}" if self.position else str(self.kind)

@@ -1,4 +1,4 @@
-"""The tool calls of an episode, each with the model call that made it and the result that a later one shows."""
+"""Reads the tool calls of an episode and the results that later prompts show."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,24 +13,24 @@ _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 class ObservedToolCall(Struct, frozen=True):
-    """A tool that an answer calls."""
+    """A tool call in an answer."""
 
     call: Call
-    place: int
-    """Where in the answer it stands, from 1."""
+    position: int
+    """Number in the answer, from 1."""
     id: str
     name: str
     arguments: dict[str, Any] | str
-    """An object, or the text that is none."""
+    """A JSON object; the text if it is not one."""
 
     @property
     def key(self) -> tuple[str, bytes]:
-        """Equal for equal calls."""
+        """Equal for calls of the same tool with the same arguments."""
         return key_of(self.name, self.arguments)
 
 
 class ToolResult(Struct, frozen=True):
-    """What became of a tool call, as a later request tells the model."""
+    """The result of a tool call, as a later prompt shows it to the model."""
 
     text: str
     error: bool
@@ -38,64 +38,64 @@ class ToolResult(Struct, frozen=True):
 
 
 def key_of(name: str, arguments: dict[str, Any] | str) -> tuple[str, bytes]:
-    """What tells calls apart: the tool, and arguments that mean the same however they are written."""
+    """Return a key of tool and arguments that does not depend on how the JSON is formatted."""
     return name, _canonical(arguments)
 
 
 def answers(episode: Episode) -> Iterator[tuple[Call, dict[str, Any]]]:
-    """The calls that came to their end, with their answers; an agent never saw the others."""
+    """Yield the completed calls with their answers; an agent never received those of other calls."""
     for call in episode.calls:
         if call.status is CallStatus.OK and isinstance(call.response, dict):
             yield call, call.response
 
 
 def tool_calls_of(call: Call, message: Any) -> list[ObservedToolCall]:
-    """The tool calls in an assistant's message."""
-    asked = message.get("tool_calls") if isinstance(message, dict) else None
+    """Return the tool calls in an assistant's message."""
+    listed = message.get("tool_calls") if isinstance(message, dict) else None
     found = []
-    for place, one in enumerate(asked if isinstance(asked, list | tuple) else (), 1):
-        match one:
+    for position, item in enumerate(listed if isinstance(listed, list | tuple) else (), 1):
+        match item:
             case {"id": str(id), "function": {"name": str(name), "arguments": str() | dict() as arguments}}:
-                found.append(ObservedToolCall(call, place, id, name, _read(arguments)))
+                found.append(ObservedToolCall(call, position, id, name, _parse(arguments)))
     return found
 
 
-def results(episode: Episode, asked: Sequence[ObservedToolCall]) -> dict[int, ToolResult]:
-    """The result of each tool call that has one, by its index; of several that are shown the first is the true one.
+def results(episode: Episode, tool_calls: Sequence[ObservedToolCall]) -> dict[int, ToolResult]:
+    """Return the results of tool calls by index. If several prompts show a result, the first one counts.
 
-    Ids that models served elsewhere give need not be unique: where several calls made one, it is that of an ancestor.
+    Upstream models may reuse ids of tool calls; a result then belongs to the tool call of an ancestor.
     """
-    makers: dict[str, list[int]] = {}
-    for index, made in enumerate(asked):
-        makers.setdefault(made.id, []).append(index)
-    by_id = {call.id: call for call in episode.calls}
+    indices_by_id: dict[str, list[int]] = {}
+    for index, tool_call in enumerate(tool_calls):
+        indices_by_id.setdefault(tool_call.id, []).append(index)
+    calls_by_id = {call.id: call for call in episode.calls}
     found: dict[int, ToolResult] = {}
     for call in episode.calls:
         for message in call.messages:
             match message:
-                case {"role": "tool", "tool_call_id": str(id), "content": str(text)} if id in makers:
-                    candidates = makers[id]
+                case {"role": "tool", "tool_call_id": str(id), "content": str(text)} if id in indices_by_id:
+                    candidates = indices_by_id[id]
                     if len(candidates) > 1:
-                        before = _ancestors(call, by_id)
-                        candidates = [index for index in candidates if asked[index].call.id in before][-1:]
+                        ancestors = _ancestors(call, calls_by_id)
+                        candidates = [index for index in candidates if tool_calls[index].call.id in ancestors][-1:]
                     for index in candidates:
                         found.setdefault(index, ToolResult(text, message.get("is_error") is True))
     return found
 
 
-def _ancestors(call: Call, by_id: dict[str, Call]) -> set[str]:
+def _ancestors(call: Call, calls_by_id: dict[str, Call]) -> set[str]:
     found = set[str]()
     while call.parent is not None:
-        call = by_id[call.parent]
+        call = calls_by_id[call.parent]
         found.add(call.id)
     return found
 
 
-def _read(arguments: str | dict[str, Any]) -> dict[str, Any] | str:
+def _parse(arguments: str | dict[str, Any]) -> dict[str, Any] | str:
     if isinstance(arguments, dict):
         return arguments
     try:
-        read = msgspec.json.decode(arguments)
+        parsed = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
         return arguments
-    return read if isinstance(read, dict) else arguments
+    return parsed if isinstance(parsed, dict) else arguments

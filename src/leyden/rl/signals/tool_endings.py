@@ -1,20 +1,20 @@
-"""How a tool call ended, by all that is known of it.
+"""Decides whether a tool call failed or succeeded.
 
-A span that ended with an error, or a result that the agent marked as one, is a failure. A span that ended well
-outweighs the text of the result; where that says for sure that the tool failed, the two contradict each other, and
-nothing is said.
+A span with an error, or a result that the agent marked as an error, is a failure. A span without an error outweighs a
+text that only resembles one. If the text is certainly an error and the span has none, they contradict each other, and
+there is no signal.
 """
 
 from leyden.records import Span
-from leyden.rl.signals.signal import Fact, SignalKind
+from leyden.rl.signals.signal import Evidence, SignalKind
 from leyden.rl.signals.tool_calls import ToolResult
 from leyden.rl.signals.tool_results import failed
-from leyden.rl.signals.tool_spans import raised
+from leyden.rl.signals.tool_spans import span_error
 
 
-def ending(result: ToolResult | None, span: Span | None) -> Fact | None:
-    """Whether a tool failed or succeeded, and how that is known; None where it is not."""
-    error = raised(span) if span is not None else None
+def ending(result: ToolResult | None, span: Span | None) -> Evidence | None:
+    """Return whether a tool failed or succeeded, and why; None if it is not known."""
+    error = span_error(span) if span is not None else None
     if error is not None:
         return SignalKind.TOOL_FAILED, f"its span ended with an error: {error}"
     if result is None:
@@ -25,7 +25,7 @@ def ending(result: ToolResult | None, span: Span | None) -> Fact | None:
         case True, None:
             return SignalKind.TOOL_FAILED, f"its result is an error: {result.text}"
         case False, None:
-            return SignalKind.TOOL_SUCCEEDED, "its result is no error"
+            return SignalKind.TOOL_SUCCEEDED, "its result is not an error"
         case False | None, Span():
             return SignalKind.TOOL_SUCCEEDED, "its span ended without an error"
     return None

@@ -1,8 +1,8 @@
-"""What the text of a tool's result says of itself: that the tool failed, that it did not, or nothing sure.
+"""Decides by the text of a tool's result whether the tool failed.
 
-No dialect but Anthropic's can mark a result as an error, so frameworks write it into the text. Their sentences are
-listed here, with the two that people write (`Error: ...` and a JSON object with `error`). Precision comes first: a text
-that only sounds like an error is neither a failure nor a success.
+Only Anthropic's dialect can mark a result as an error, so frameworks write errors as text. Their sentences are listed
+here, with two common forms (`Error: ...` and a JSON object with `error`). Precision is more important than recall: a
+text that only resembles an error is neither a failure nor a success.
 """
 
 import re
@@ -14,7 +14,7 @@ _TOOL = r"['\"`]?[\w.:/-]+['\"`]?"
 _FAILED = re.compile(
     rf"""\s*(?:
       Error:\s+ (?!(?i:none|null|nil|no|n/a)\W*(?:\n|\Z)|(?i:no\ errors?|none\ (?:found|detected))\b)
-        (?!(?![45]\d\d\b)[-+±]?\.?\d) \S                                            # nor a measured error
+        (?!(?![45]\d\d\b)[-+±]?\.?\d) \S                                            # not a measured error
     | Error\ (?:while\ |when\ )?(?:executing|invoking|calling|running)\ (?:the\ )?(?:tool|function)\b  # LangGraph, MCP
     | An\ error\ occurred\ while\ (?:running|parsing|executing|calling|invoking|using|processing)\b    # OpenAI Agents
     | I\ encountered\ an\ error\ while\ trying\ to\ use\ the\ tool\b                # CrewAI
@@ -26,14 +26,14 @@ _FAILED = re.compile(
     | Tool\ (?:execution\ )?(?:error|failed):\ \S
     | You\ tried\ to\ use\ the\ tool\ {_TOOL},\ but\ it\ doesn't\ exist\b           # CrewAI
     | [\w.-]+\ is\ not\ a\ valid\ tool,\ try\ one\ of\ \[                           # LangChain
-    | (?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?::\ \S|\(.*\)\s*\Z)           # an exception, as Python writes it
+    | (?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?::\ \S|\(.*\)\s*\Z)           # a Python exception
     | Traceback\ \(most\ recent\ call\ last\):\n.*\n[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b[^\n]*\s*\Z
     | <(?P<mark>error|tool_error|tool_use_error)>.*</(?P=mark)>\s*\Z
     )""",
     re.VERBOSE | re.DOTALL,
 )
 _ADVICE = re.compile(r"(?:Please fix your mistakes|[Ff]ix the errors? and try again)\.\s*\Z")
-"""How LangGraph and Pydantic AI end what they tell of a failure."""
+"""The last sentence of error texts of LangGraph and Pydantic AI."""
 _DOUBTFUL = re.compile(
     r"\W*(?:an |the |internal |unexpected |fatal )*"
     r"(?:errors?|exception|traceback|fail(?:ed|ure)|fatal|invalid|unable to|could(?: not|n't)|can(?:not|'t)|"
@@ -47,7 +47,7 @@ _ABOUT_AN_ERROR = re.compile(
 
 
 def failed(text: str) -> bool | None:
-    """Whether a tool failed, by the text of its result; None where that cannot be told."""
+    """Return whether a tool failed, by the text of its result; None if that is uncertain."""
     if text.lstrip()[:1] in ("{", '"'):
         try:
             document = msgspec.json.decode(text)
@@ -63,7 +63,7 @@ def failed(text: str) -> bool | None:
 
 
 def _failed_object(document: dict[str, Any]) -> bool | None:
-    """An object that says that something is wrong, and holds nothing but that."""
+    """Return True for an object that reports an error and has no other content; None if that is uncertain."""
     if document.get("isError") is True or document.get("is_error") is True:
         return True
     error = document.get("error")

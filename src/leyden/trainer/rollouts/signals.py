@@ -15,7 +15,7 @@ async def reward_automatically(
     remote: Remote, episodes: Sequence[Episode], rules: SignalRules, step: int
 ) -> list[Episode]:
     """Return the episodes with this step's automatic rewards, recorded; they replace those of an earlier start."""
-    if not rules.ask:
+    if not rules.enabled:
         return list(episodes)
     given = await asyncio.to_thread(lambda: [automatic(episode, rules, step) for episode in episodes])
     await asyncio.gather(
