@@ -5,7 +5,7 @@ The server and its clients (workers, trainer, command line) share these types an
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from leyden.outcomes import Outcome, Retry
 from leyden.records import (
@@ -118,7 +118,7 @@ class FinishReply(Struct, frozen=True):
     counted: bool
     outcome: Outcome
     rollout: Rollout
-    crowding: Annotated[float, Meta(ge=0)] | None = None
+    queue_pressure: Annotated[float, Meta(ge=0)] | None = field(default=None, name="crowding")
     """Model calls waiting for the engine per call that is running; None if unknown."""
 
 

@@ -32,7 +32,13 @@ def add_rescore(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("--reward", metavar="MODULE:NAME", help="the reward function (default: the run's own)")
     command.add_argument("--base", metavar="DIR", help="the folder it is loaded from (default: the run's)")
     command.add_argument("--dry-run", action="store_true", help="compute and compare, without writing")
-    command.add_argument("--at-once", type=integer(1, 1000), default=8, help="groups scored concurrently (default: 8)")
+    command.add_argument(
+        "--concurrency",
+        "--at-once",
+        type=integer(1, 1000),
+        default=8,
+        help="groups scored concurrently (default: 8)",
+    )
     add_source(command)
     command.set_defaults(run=_rescore)
     return command
@@ -45,7 +51,7 @@ async def _rescore(options: argparse.Namespace) -> None:
         reference, reward = _reward(options, config)
         async with _services(config, reward) as services:
             rescorer = Rescorer(cast(EpisodeSource, record), options.name, reward, reference, services, options.dry_run)
-            done = await _collect(rescorer.rescore(options.at_once))
+            done = await _collect(rescorer.rescore(options.concurrency))
     if options.json:
         print_json({"source": rescorer.source, "dry_run": options.dry_run, "rollouts": done})
     else:

@@ -41,7 +41,7 @@ class HostSetup(Struct, frozen=True, tag="setup"):
     mark: str = ""
     """Marks the environment of the worker's descendants, so that they can be found."""
     services: dict[str, ServiceConfig] = {}
-    """Services that the agent may take. Commands are lent by address; objects are made in the host."""
+    """Services that the agent may take. Of a command it receives the address; objects are created in the host."""
 
 
 class StartAttempt(Struct, frozen=True, tag="start"):
@@ -80,7 +80,7 @@ class HostReady(Struct, frozen=True, tag="ready"):
     services: tuple[str, ...] = ()
     """Services whose addresses its attempts need."""
     max_concurrency: int | None = None
-    """Attempts that the services made in the host suffice for; None: no limit."""
+    """How many attempts the services created in the host suffice for; None: no limit."""
 
 
 class HostFailed(Struct, frozen=True, tag="unready"):

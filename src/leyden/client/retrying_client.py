@@ -22,7 +22,7 @@ class RetryingClient:
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
-        self.crowding: float | None = None
+        self.queue_pressure: float | None = None
         """Model calls that wait for the engine per call that it serves, as the server last reported it."""
         self._server_down = False
 

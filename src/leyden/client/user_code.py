@@ -19,7 +19,7 @@ Loop = asyncio.AbstractEventLoop
 
 @cache
 def background_loop() -> Loop:
-    """The event loop, in a thread of its own, for async user code of a process whose main loop it must not block."""
+    """Return the event loop, in its own thread, for async user code that must not block the main loop."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="user-code", daemon=True).start()
     return loop
@@ -36,7 +36,8 @@ async def await_on(value: Awaitable[Any], loop: Loop | None) -> Any:
 async def call_in_thread(call: Callable[[], Any], loop: Loop | None = None) -> Any:
     """Call a function in a new thread, outside the context of any attempt, and return its value.
 
-    The thread is a daemon: a call that never returns keeps nobody from ending. An awaitable value is awaited on `loop`.
+    The thread is a daemon, so that a call that never returns does not keep the process alive. An awaitable value is
+    awaited on `loop`.
     """
     here = asyncio.get_running_loop()
     returned: asyncio.Future[tuple[Any, BaseException | None]] = here.create_future()

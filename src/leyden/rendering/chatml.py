@@ -54,9 +54,7 @@ class ChatMLRenderer:
         form = self.config.form or read_form(tokenizer)
         tokens = tokenizer.control_tokens
         if form is None or "<|im_start|>" not in tokens or "<|im_end|>" not in tokens:
-            raise TokenizerError(
-                f"{tokenizer.name_or_path}: the model does not speak ChatML (<|im_start|>, <|im_end|>)"
-            )
+            raise TokenizerError(f"{tokenizer.name_or_path}: the model does not use ChatML (<|im_start|>, <|im_end|>)")
         self.form = form
         self._tokenizer = tokenizer
         self._start, self._end = tokens["<|im_start|>"], tokens["<|im_end|>"]
@@ -109,12 +107,12 @@ class ChatMLRenderer:
             return None
         segments = [_Segment(close, -1, form=True), *self._turns(new_messages), *self._generation_prompt()]
         new = self._attributed(segments, new_messages)
-        before = len(previous_prompt_ids) + len(previous_completion_ids)
+        earlier = len(previous_prompt_ids) + len(previous_completion_ids)
         return RenderedTokens(
             token_ids=[*previous_prompt_ids, *previous_completion_ids, *new.token_ids],
-            message_indices=[-1] * before + new.message_indices,
-            sampled_mask=[False] * (before + len(new.token_ids)),
-            is_content=[False] * before + new.is_content,
+            message_indices=[-1] * earlier + new.message_indices,
+            sampled_mask=[False] * (earlier + len(new.token_ids)),
+            is_content=[False] * earlier + new.is_content,
             message_roles=new.message_roles,
             message_tool_names=new.message_tool_names,
         )
@@ -256,9 +254,9 @@ class ChatMLRenderer:
 
     def _close(self, prompt: Sequence[int], completion: Sequence[int]) -> str | None:
         """Return the text that closes an answer before the next turn; None where the answer is not exactly one turn."""
-        mark = next((id for id in reversed(prompt) if id in (self._start, self._end)), None)
+        boundary = next((id for id in reversed(prompt) if id in (self._start, self._end)), None)
         inside = completion[:-1] if completion and completion[-1] == self._end else completion
-        if mark != self._start or any(id == self._start or id in self._stops for id in inside):
+        if boundary != self._start or any(id == self._start or id in self._stops for id in inside):
             return None
         if len(inside) < len(completion):
             return "\n"

@@ -16,7 +16,7 @@ from leyden.rendering.tokenizer import Tokenizer
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 
 
-class ReasoningMarkers(NamedTuple):
+class ParsedReasoning(NamedTuple):
     """The reasoning at the beginning of an answer."""
 
     text: str | None
@@ -48,23 +48,23 @@ class AnswerParser:
         content = "\n".join(filter(None, (first, *(text.strip() for text in others))))
         return ParsedResponse(content, reasoning, calls, complete)
 
-    def reasoning(self, ids: Sequence[int], prompt: Sequence[int]) -> ReasoningMarkers:
+    def reasoning(self, ids: Sequence[int], prompt: Sequence[int]) -> ParsedReasoning:
         """Return the reasoning of an answer, opened by the prompt or by its first token; a tool call ends it too."""
         if self._think is None or self._think_end is None:
-            return ReasoningMarkers(None, 0, True)
-        marks = (self._think, self._think_end, self._start)
-        opened = next((id for id in reversed(prompt) if id in marks), None) == self._think
+            return ParsedReasoning(None, 0, True)
+        boundaries = (self._think, self._think_end, self._start)
+        opened = next((id for id in reversed(prompt) if id in boundaries), None) == self._think
         start = 0
         if not opened:
             start = next((at + 1 for at, id in enumerate(ids) if id == self._think), 0)
             if not start or self._tokenizer.decode(ids[: start - 1]).strip():
-                return ReasoningMarkers(None, 0, True)
+                return ParsedReasoning(None, 0, True)
         for ending in (self._think_end, self._call):
             for at in range(start, len(ids)):
                 if ids[at] == ending:
                     text = self._tokenizer.decode(ids[start:at]).removeprefix("\n").removesuffix("\n")
-                    return ReasoningMarkers(text, at + (ending == self._think_end), True)
-        return ReasoningMarkers(self._tokenizer.decode(ids[start:]).removeprefix("\n"), len(ids), False)
+                    return ParsedReasoning(text, at + (ending == self._think_end), True)
+        return ParsedReasoning(self._tokenizer.decode(ids[start:]).removeprefix("\n"), len(ids), False)
 
     def _calls(self, ids: Sequence[int], start: int) -> tuple[list[str], list[ParsedToolCall]]:
         """Split an answer at its tool-call tokens into the texts around the calls and the calls."""
@@ -85,7 +85,7 @@ class AnswerParser:
         return [*texts, self._tokenizer.decode(ids[start:])], calls
 
     def _calls_in_text(self, ids: Sequence[int]) -> tuple[list[str], list[ParsedToolCall]]:
-        """Do the same for a model without tool-call tokens, whose tokens may cross the ends of a call."""
+        """Split the text of a model without tool-call tokens, whose tokens may cross the ends of a call."""
         text = self._tokenizer.decode(ids)
         texts: list[str] = []
         calls: list[ParsedToolCall] = []

@@ -152,7 +152,7 @@ async def record_rewards(service: ServerContext, request: Request[tuple[Reward, 
 async def finish(service: ServerContext, request: Request[FinishRequest, None]) -> FinishReply:
     """End an attempt. A repeated or late report is logged and changes nothing."""
     finished = await service.store.finish(request.path["run"], request.path["attempt"], request.body)
-    return replace(finished, crowding=service.gateway.queue_pressure() if service.gateway else None)
+    return replace(finished, queue_pressure=service.gateway.queue_pressure() if service.gateway else None)
 
 
 async def lease_scoring(service: ServerContext, request: Request[ScoringRequest, None]) -> list[GroupScoring]:
@@ -190,20 +190,20 @@ async def list_metrics(service: ServerContext, request: Request[None, Cursor]) -
 
 
 async def hold_calls(service: ServerContext, request: Plain) -> HoldReply:
-    """Start no model call of a policy until its next version is published; how many calls wait already."""
-    served = service.gateway.models.get(request.path["policy"]) if service.gateway is not None else None
-    if served is None:
+    """Start no model call of a policy until its next version is published; return how many calls wait."""
+    model = service.gateway.models.get(request.path["policy"]) if service.gateway is not None else None
+    if model is None:
         return HoldReply(0)  # it is not served here: there is nothing to hold
-    served.hold()
-    return HoldReply(served.scheduler.waiting)
+    model.hold()
+    return HoldReply(model.scheduler.waiting)
 
 
 async def publish_version(service: ServerContext, request: Request[Version, None]) -> Recorded:
-    """Record that a version of a policy is being served from now on; calls that were held for it go on."""
+    """Record that a version of a policy is served from now on; calls that were held for it resume."""
     version = request.body
     recorded = await service.store.publish_version(request.path["run"], version)
-    if service.gateway is not None and (served := service.gateway.models.get(version.policy)) is not None:
-        served.resume(version.number)
+    if service.gateway is not None and (model := service.gateway.models.get(version.policy)) is not None:
+        model.resume(version.number)
     return Recorded(recorded)
 
 

@@ -26,7 +26,7 @@ from leyden.server.routes import ROUTES
 from leyden.server.service import ServerContext
 
 _log = logging.getLogger("leyden.server")
-_ANYBODY = Key(KeyKind.VIEWER, "anybody", float("inf"))
+_ANONYMOUS = Key(KeyKind.VIEWER, "anonymous", float("inf"))
 _KEYLESS = Key(KeyKind.ADMIN, "keyless", float("inf"))
 
 
@@ -75,7 +75,7 @@ class Endpoint:
         if route is None:
             raise self._not_allowed(request) if self._routes else _not_found(request)
         service, path, headers = self._service, request.path_params, request.headers
-        key = _ANYBODY
+        key = _ANONYMOUS
         if route.permission is not None:
             key = self._authenticate(route.permission, path, headers)
             admission.enter_context(service.limiter.admit(key.kind, key.id))

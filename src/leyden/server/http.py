@@ -1,6 +1,6 @@
-"""The types of the table of routes: what a route is, what its handler receives, and how it reports an error.
+"""The types of the table of routes: `Route`, the `Request` that its handler receives, and `Raw` bodies.
 
-Matching, keys, decoding, errors and the OpenAPI description all follow from a route's row.
+Matching, keys, decoding, errors and the OpenAPI description are all derived from a `Route`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,7 +33,7 @@ class Raw(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One row of the table."""
+    """One entry of the table of routes."""
 
     method: str
     path: str

@@ -146,7 +146,7 @@ class Keyring:
                 self._verified.clear()
             self._verified[text] = key
         if key.expires <= self.clock():
-            raise KeyRefused(401, "key_expired", "this key has expired: ask for a new one")
+            raise KeyRefused(401, "key_expired", "this key has expired: create a new one")
         return key
 
     def _check_signature(self, text: str) -> Key:

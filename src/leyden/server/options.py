@@ -45,11 +45,11 @@ class ServerProcessOptions(Struct, frozen=True):
 
     serve: ServeOptions
     policy: str
-    """What the model is called in the record."""
+    """The policy name under which calls are recorded."""
     model: str
     """The folder with its tokenizer."""
     name: str
-    """What that is known by."""
+    """The model's name in messages."""
     engine: EngineAddress
     release: bool = False
     """Whether all active attempts belong to workers that are gone, so that they are released at the start."""

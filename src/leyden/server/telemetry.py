@@ -15,14 +15,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Telemetry:
-    """Counts requests and events; other values are read when Prometheus asks."""
+    """Counts requests and events; other values are read on each scrape."""
 
     def __init__(self, store: Store, leases: ActiveLeases, calls: Callable[[], Recorder | None]) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter("leyden_requests", "Requests answered", ["route", "status"], registry=self.registry)
         self._seconds = Histogram(
             "leyden_request_seconds",
-            "Time to answer, waiting for work or news included",
+            "Time to answer, including long polls",
             ["route"],
             buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
             registry=self.registry,
@@ -31,7 +31,7 @@ class Telemetry:
         self._late = Counter("leyden_late_reports", "Reports of attempts that had ended", registry=self.registry)
         self.refused = Counter("leyden_requests_refused", "Requests refused", ["reason"], registry=self.registry)
         self.spans_rejected = Counter(
-            "leyden_spans_rejected", "Spans that belong to no live attempt of their sender", registry=self.registry
+            "leyden_spans_rejected", "Spans that belong to no active attempt of their key", registry=self.registry
         )
         self.registry.register(_StateCollector(store, leases, calls))
 
@@ -70,7 +70,7 @@ class _StateCollector(Collector):
         yield CounterMetricFamily("leyden_store_operations", "Operations in them", value=writer.operations)
         yield CounterMetricFamily("leyden_store_busy_seconds", "Time spent in them", value=writer.busy_s)
         calls = CounterMetricFamily(
-            "leyden_calls", "Model calls by the making of their prompt", labels=["made", "status"]
+            "leyden_calls", "Model calls by the origin of their prompt", labels=["made", "status"]
         )
         untrained = CounterMetricFamily(
             "leyden_calls_untrained", "Model calls of training rollouts that are not trained on", labels=["reason"]
@@ -82,5 +82,5 @@ class _StateCollector(Collector):
                 untrained.add_metric([reason], count)
         yield calls
         yield untrained
-        yield GaugeMetricFamily("leyden_leases", "Attempts alive", value=len(self._leases))
+        yield GaugeMetricFamily("leyden_leases", "Active attempts", value=len(self._leases))
         yield GaugeMetricFamily("leyden_store_bytes", "Size on disk", value=self._store.database.size())

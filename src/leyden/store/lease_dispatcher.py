@@ -80,7 +80,7 @@ class LeaseDispatcher:
                 del self._waiting[query.run]
 
     def on_event(self, event: Event) -> None:
-        """Take note of queued rollouts."""
+        """Count queued rollouts as new work."""
         if event.kind is EventKind.GROUP_QUEUED:
             self._new_work[event.run] += event.data["size"]
             self._wakeup.set()
@@ -88,7 +88,7 @@ class LeaseDispatcher:
             self.schedule(event.run, event.data["not_before"])
 
     def schedule(self, run: str, not_before: float) -> None:
-        """Take note of a rollout that can be leased from a time on."""
+        """Count a rollout as new work as soon as it can be leased."""
         left = not_before - self._clock()
         if left > 0:
             asyncio.get_running_loop().call_later(left, self.schedule, run, not_before)  # timers may be a little early

@@ -30,7 +30,7 @@ def _add_scorings(connection: Connection) -> None:
 
 
 def _add_retry_backoff(connection: Connection) -> None:
-    """Add back-off before retries, and retries in a process of their own."""
+    """Add back-off before retries, and retries alone in a process."""
     for column in ("not_before DOUBLE PRECISION", "alone INTEGER"):
         connection.execute(text(f"ALTER TABLE rollouts ADD COLUMN {column} NOT NULL DEFAULT 0"))
     for index in rollouts.indexes:

@@ -33,7 +33,7 @@ class LeaseQuery(Struct, frozen=True):
 
 
 class ActiveLease(Struct, frozen=True):
-    """An active lease: what the server knows of a running attempt without a query."""
+    """An active lease. The server keeps it in memory, so that checking a running attempt needs no query."""
 
     attempt: str
     run: str
@@ -42,7 +42,7 @@ class ActiveLease(Struct, frozen=True):
     pool: str | None
     started: float
     expires: float
-    """When the lease was granted; heartbeats renew it."""
+    """When the lease expires as granted; heartbeats renew it."""
     purpose: Purpose
     agent_rewards: bool
 

@@ -26,7 +26,7 @@ Serial = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows its
 
 
 def _owned_by(column: str) -> ForeignKey:
-    """A foreign key that deletes a row with its owner."""
+    """Return a foreign key that deletes a row with its owner."""
     return ForeignKey(column, ondelete="CASCADE")
 
 

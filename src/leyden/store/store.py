@@ -71,7 +71,7 @@ class Store:
         return self
 
     def stop_waiting(self) -> None:
-        """Answer at once all who wait for work or events."""
+        """Answer at once all requests that wait for work or events."""
         self._dispatcher.stop_waiting()
         self.notifications.close()
 

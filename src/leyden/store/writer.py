@@ -28,7 +28,7 @@ _LARGEST_BATCH = 512
 
 
 class Transaction:
-    """What an operation works with: a cursor, the current time, and the event log."""
+    """Gives an operation a cursor, the current time and the event log."""
 
     def __init__(self, cursor: Any, dialect: str, now: float) -> None:
         self.cursor = cursor
@@ -44,12 +44,12 @@ class Transaction:
     def perform(self, operation: Callable[["Transaction"], T]) -> T:
         """Run an operation in a savepoint; one that raises `StoreError` is rolled back alone."""
         self.cursor.execute("SAVEPOINT operation")
-        mark = len(self.events)
+        emitted = len(self.events)
         try:
             result = operation(self)
         except StoreError:
             self.cursor.execute("ROLLBACK TO SAVEPOINT operation")
-            del self.events[mark:]
+            del self.events[emitted:]
             raise
         self.cursor.execute("RELEASE SAVEPOINT operation")
         return result
@@ -89,7 +89,7 @@ class _Operation(Generic[T]):
         except StoreError as error:
             self.error = error
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         if self.future.done():  # the caller was cancelled; its operation is committed all the same
             return
         if self.error is not None:
@@ -134,7 +134,7 @@ class Writer:
             self.commits += 1
             self.operations += len(batch)
             self.busy_s += perf_counter() - started
-            self._loop.call_soon_threadsafe(self._settle, batch, log)
+            self._loop.call_soon_threadsafe(self._resolve, batch, log)
 
     def _commit(self, batch: Sequence[_Operation[Any]]) -> list[Event]:
         with self._database.transaction() as cursor:
@@ -161,7 +161,7 @@ class Writer:
         self._jobs.put(None)  # closing: finish this batch, and see the end marker again
         return batch
 
-    def _settle(self, batch: list[_Operation[Any]], log: list[Event]) -> None:
+    def _resolve(self, batch: list[_Operation[Any]], log: list[Event]) -> None:
         self._publish(log)  # before any caller continues, so that the key of a finished attempt is invalid
         for job in batch:
-            job.settle()
+            job.resolve()

@@ -82,7 +82,7 @@ async def test_the_engine_is_told_again_when_a_call_ends_after_its_attempt(serve
 async def test_each_choice_waits_for_a_turn_of_its_own(server: ModelServer) -> None:
     assert server.service.gateway is not None
     scheduler = server.service.gateway.models["spark"].scheduler
-    scheduler._free, scheduler._hold_limit_s = 1, 0.3
+    scheduler._free, scheduler._max_wait_s = 1, 0.3
     await server.new_attempt()
     async with client_of(server) as client:
         answer = await client.chat.completions.create(**ASK, n=3)

@@ -56,13 +56,13 @@ async def test_one_who_gives_up_waiting_takes_nobodys_turn() -> None:
 
 
 async def test_a_full_queue_and_a_long_hold_are_errors_an_sdk_understands() -> None:
-    scheduler = Scheduler(slots=1, max_waiting=1, hold_limit_s=0.05)
+    scheduler = Scheduler(slots=1, max_waiting=1, max_wait_s=0.05)
     scheduler.hold()
     waiting = asyncio.create_task(visit(scheduler, "a", [], asyncio.Event()))
     await settle()
     with pytest.raises(GatewayError) as busy:
         await visit(scheduler, "b", [], asyncio.Event())
-    assert busy.value.kind is ErrorKind.BUSY
+    assert busy.value.kind is ErrorKind.RATE_LIMITED
     assert busy.value.retry_after
     with pytest.raises(GatewayError) as held:
         await waiting

@@ -26,14 +26,14 @@ class ClassAgent:
     Instances are created, checked and closed in threads and outside any attempt's context, because they outlive it.
     """
 
-    def __init__(self, kind: type, reference: str, places: int, services: Collection[str] = ()) -> None:
+    def __init__(self, kind: type, reference: str, concurrency: int, services: Collection[str] = ()) -> None:
         _check(kind, reference)
         self._kind, self._reference = kind, reference
         self._call = CallableAgent(partial(kind.__call__, None), reference, services)
         self.services = self._call.services
         """Names of the services that a call takes."""
         self._idle: list[Any] = []
-        self._threads = ThreadPoolExecutor(places, thread_name_prefix="instances")
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="instances")
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def function(self) -> Callable[..., Any]:
@@ -46,29 +46,29 @@ class ClassAgent:
             self._threads.submit(self._close, self._idle.pop())
         self._threads.shutdown(wait=True)
 
-    def _run(self, task: Any, attempt: Invocation, **lent: Any) -> Any:
+    def _run(self, task: Any, attempt: Invocation, **services: Any) -> Any:
         instance = self._take() or self._create()
         try:
-            value = self._call_instance(instance, task, attempt, lent)
+            value = self._call_instance(instance, task, attempt, services)
         except BaseException:
             self._check_health(instance)
             raise
         self._idle.append(instance)
         return value
 
-    async def _run_async(self, task: Any, attempt: Invocation, **lent: Any) -> Any:
+    async def _run_async(self, task: Any, attempt: Invocation, **services: Any) -> Any:
         loop = self._loop = asyncio.get_running_loop()
         instance = self._take() or await loop.run_in_executor(self._threads, self._create)
         try:
-            value = await self._call_instance(instance, task, attempt, lent)
+            value = await self._call_instance(instance, task, attempt, services)
         except BaseException:
             await asyncio.shield(loop.run_in_executor(self._threads, self._check_health, instance))
             raise
         self._idle.append(instance)
         return value
 
-    def _call_instance(self, instance: Any, task: Any, attempt: Invocation, lent: dict[str, Any]) -> Any:
-        return instance(task, attempt=attempt, **lent) if self._call.wants_attempt else instance(task, **lent)
+    def _call_instance(self, instance: Any, task: Any, attempt: Invocation, services: dict[str, Any]) -> Any:
+        return instance(task, attempt=attempt, **services) if self._call.wants_attempt else instance(task, **services)
 
     def _take(self) -> Any:
         try:
@@ -117,7 +117,7 @@ def _check(kind: type, reference: str) -> None:
         parameters = inspect.signature(kind).parameters.values()
     except (TypeError, ValueError):
         return
-    collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in collecting]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
     if needed:
         raise LoadError(f"the class {reference!r} is created without arguments: give {', '.join(needed)} defaults")

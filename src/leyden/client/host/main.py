@@ -85,8 +85,8 @@ class Host:
             self._pipe.send(HostFailed(str(error)))
             end()
         serving.set_result(self)
-        lent = tuple(name for name in self._agent.services if self._setup.services[name].command is not None)
-        self._pipe.send(HostReady(lent, self._services.capacity()))
+        addressed = tuple(name for name in self._agent.services if self._setup.services[name].command is not None)
+        self._pipe.send(HostReady(addressed, self._services.capacity()))
         await self._loop.create_future()
 
     def on_message(self, message: ToHost) -> None:
@@ -107,12 +107,12 @@ class Host:
 
     def _answer_stop(self, attempt: str, blocked_by: str | None) -> None:
         """Reply with the output so far once the spans are exported, because the worker then ends the attempt."""
-        stopping = StopReply(attempt, self._outputs.so_far(attempt), blocked_by)
+        reply = StopReply(attempt, self._outputs.so_far(attempt), blocked_by)
         sent = self._spans.flush(attempt)
         if sent is None:
-            self._pipe.send(stopping)
+            self._pipe.send(reply)
         else:
-            sent.add_done_callback(lambda _: self._pipe.send(stopping))
+            sent.add_done_callback(lambda _: self._pipe.send(reply))
 
     def _start_task(self, start: StartAttempt) -> None:
         self._outputs.begin(start.attempt)
@@ -122,15 +122,17 @@ class Host:
 
     async def _run_task(self, start: StartAttempt) -> None:
         try:
-            async with self._services.borrow(self._agent.services) as lent:
-                ended = end_of_attempt(start.attempt, await self._bind(start, lent)(), self._setup.has_reward_function)
+            async with self._services.borrow(self._agent.services) as borrowed:
+                end = end_of_attempt(
+                    start.attempt, await self._bind(start, borrowed)(), self._setup.has_reward_function
+                )
         except BaseException as error:  # also SystemExit: an agent that calls sys.exit ends only its own attempt
-            ended = self._failed(start.attempt, error)
+            end = self._failed(start.attempt, error)
         del self._tasks[start.attempt]
         self._stopped.discard(start.attempt)
         if (sent := self._spans.flush(start.attempt)) is not None:
             await asyncio.wrap_future(sent)
-        self._pipe.send(replace(ended, output=self._outputs.end(start.attempt)))
+        self._pipe.send(replace(end, output=self._outputs.end(start.attempt)))
 
     def _start_thread(self, start: StartAttempt) -> None:
         self._outputs.begin(start.attempt)
@@ -139,34 +141,34 @@ class Host:
 
     def _run_thread(self, start: StartAttempt) -> None:
         try:
-            with self._borrowed() as lent:
-                value = self._bind(start, lent)()
+            with self._borrow_in_thread() as borrowed:
+                value = self._bind(start, borrowed)()
                 if inspect.isawaitable(value):  # a sync function that returns a coroutine
                     value = wait_on(value, self._loop)
-                ended = end_of_attempt(start.attempt, value, self._setup.has_reward_function)
+                end = end_of_attempt(start.attempt, value, self._setup.has_reward_function)
         except BaseException as error:
-            ended = self._failed(start.attempt, error)
+            end = self._failed(start.attempt, error)
         if (sent := self._spans.flush(start.attempt)) is not None:
             sent.result()
-        self._pipe.send(replace(ended, output=self._outputs.end(start.attempt)))
+        self._pipe.send(replace(end, output=self._outputs.end(start.attempt)))
 
     @contextmanager
-    def _borrowed(self) -> Iterator[dict[str, Any]]:
+    def _borrow_in_thread(self) -> Iterator[dict[str, Any]]:
         """Borrow services for a thread; the pools belong to the event loop."""
         if self._services.capacity() is None:
             yield {}
             return
-        loan = self._services.borrow(self._agent.services)
-        lent = wait_on(loan.__aenter__(), self._loop)
+        borrowing = self._services.borrow(self._agent.services)
+        borrowed = wait_on(borrowing.__aenter__(), self._loop)
         try:
-            yield lent
+            yield borrowed
         finally:
-            wait_on(loan.__aexit__(None, None, None), self._loop)
+            wait_on(borrowing.__aexit__(None, None, None), self._loop)
 
-    def _bind(self, start: StartAttempt, lent: dict[str, Any]) -> Callable[[], Any]:
+    def _bind(self, start: StartAttempt, borrowed: dict[str, Any]) -> Callable[[], Any]:
         base_url = f"{self._setup.server}/v1"
-        about = Invocation(start.attempt, start.rollout, base_url, self._setup.key, start.traceparent)
-        return self._agent.bind(start.task, about, {**start.services, **lent})
+        invocation = Invocation(start.attempt, start.rollout, base_url, self._setup.key, start.traceparent)
+        return self._agent.bind(start.task, invocation, {**start.services, **borrowed})
 
     def _stop(self, attempt: str) -> None:
         """Cancel the task of an attempt. A thread cannot be cancelled; its key is no longer valid for the attempt."""
@@ -200,7 +202,7 @@ def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:
     try:
         while (message := pipe.receive(ToHost)) is not None:  # type: ignore[arg-type]
             serving.result().on_message(message)
-    except Exception:  # a corrupt message: without this thread the process would be out of reach
+    except Exception:  # a corrupt message: without this thread the process could not be stopped
         _log.exception("the connection to the worker failed")
     if serving.done():
         serving.result().tear_down()

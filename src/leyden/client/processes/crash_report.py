@@ -9,17 +9,17 @@ _MAX_LINES = 20
 
 
 class CrashReport:
-    """The parent's side: makes the file, whose descriptor the child inherits, and reads it."""
+    """The parent's side: creates the file, whose descriptor the child inherits, and reads it."""
 
     def __init__(self) -> None:
         self._file = TemporaryFile()  # noqa: SIM115 - closed with this object
 
     def fileno(self) -> int:
-        """The descriptor for the child to inherit."""
+        """Return the descriptor that the child inherits."""
         return self._file.fileno()
 
     def read(self) -> str:
-        """The fatal error and the stack of the thread it occurred in, innermost first; empty where there was none."""
+        """Return the fatal error and the stack of its thread, innermost first; empty where there was none."""
         text = os.pread(self.fileno(), _MAX_BYTES, 0).decode(errors="replace")
         fatal, _, threads = text.partition("\n\n")
         current = [block for block in threads.split("\n\n") if block.startswith("Current thread")]
@@ -28,6 +28,6 @@ class CrashReport:
 
 
 def write_to(fd: int) -> None:
-    """The child's side: have a crash of this process written to the file."""
+    """Write a crash of this process to the file. The child calls this."""
     os.set_inheritable(fd, False)
     faulthandler.enable(fd, all_threads=True)

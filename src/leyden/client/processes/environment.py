@@ -10,12 +10,12 @@ KEY_VARIABLE = "LEYDEN_KEY"
 
 
 def without_secrets() -> dict[str, str]:
-    """The variables of this process without the keys that agents must not see."""
+    """Return the variables of this process without the keys that agents must not see."""
     return {name: value for name, value in os.environ.items() if name not in (KEY_VARIABLE, UPSTREAM_KEY_VARIABLE)}
 
 
 def agent_environment(server: str, key: str) -> dict[str, str]:
-    """The worker's variables without its secrets, and those by which an agent's client libraries find the model."""
+    """Return the worker's variables without its secrets, and those that direct client libraries to the model."""
     inherited = without_secrets()
     no_proxy = inherited.get("NO_PROXY") or inherited.get("no_proxy")
     no_proxy = ",".join(filter(None, (no_proxy, urlsplit(server).hostname)))

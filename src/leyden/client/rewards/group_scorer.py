@@ -33,11 +33,11 @@ class GroupScorer:
         services: ServiceRegistry,
         worker: str,
         run: str | None,
-        at_once: int,
+        concurrency: int,
     ) -> None:
         self._client, self._reward, self._services = client, reward, services
         self._request = ScoringRequest(worker, _WAIT_S, run)
-        self._slots = asyncio.Semaphore(at_once)
+        self._slots = asyncio.Semaphore(concurrency)
 
     async def work(self) -> None:
         """Score groups until cancelled; unfinished groups are given back."""
@@ -75,8 +75,8 @@ class GroupScorer:
             ended = [one for one in found if one.attempt.outcome and one.attempt.outcome.ending is Ending.SUCCEEDED]
             if not ended:  # the group was cancelled in the meantime
                 return Scores(scoring.number)
-            async with self._services.borrow(self._reward.services) as lent:
-                rewards = await self._reward.score_group(ended[0].task.input, ended, lent)
+            async with self._services.borrow(self._reward.services) as borrowed:
+                rewards = await self._reward.score_group(ended[0].task.input, ended, borrowed)
         except RemoteError as refused:
             return Scores(scoring.number, message=f"the episodes of its group cannot be read: {refused}")
         except (NoReward, ServiceFailed) as error:

@@ -53,24 +53,24 @@ class Rescorer:
 
     def __init__(
         self,
-        archive: EpisodeSource,
+        episodes: EpisodeSource,
         run: str,
         reward: RewardFunction,
         reference: str,
         services: ServiceRegistry,
         dry: bool,
     ) -> None:
-        self._archive, self._run, self._reward, self._services, self._dry = archive, run, reward, services, dry
+        self._episodes, self._run, self._reward, self._services, self._dry = episodes, run, reward, services, dry
         self.source = source_of(reference)
         self._name = f"rescore-{secrets.token_hex(6)}"
 
-    async def rescore(self, at_once: int) -> AsyncIterator[RescoredRollout]:
-        """Score up to `at_once` groups concurrently and yield each rollout when it is done."""
+    async def rescore(self, concurrency: int) -> AsyncIterator[RescoredRollout]:
+        """Score up to `concurrency` groups concurrently and yield each rollout when it is done."""
         tasks: set[asyncio.Task[list[RescoredRollout]]] = set()
         try:
             async for group in self._groups():
                 tasks.add(asyncio.create_task(self._rescore_group(group)))
-                if len(tasks) >= at_once:
+                if len(tasks) >= concurrency:
                     done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
                         for one in task.result():
@@ -85,7 +85,7 @@ class Rescorer:
     async def _groups(self) -> AsyncIterator[list[Rollout]]:
         """Yield the rollouts of each group, which are listed consecutively."""
         rest: list[Rollout] = []
-        while page := await self._archive.rollouts(self._run, rest[-1].id if rest else "", _PAGE):
+        while page := await self._episodes.rollouts(self._run, rest[-1].id if rest else "", _PAGE):
             *whole, rest = (list(group) for _, group in groupby([*rest, *page], lambda rollout: rollout.group))
             for group in whole:
                 yield group
@@ -93,39 +93,39 @@ class Rescorer:
             yield rest
 
     async def _rescore_group(self, group: Sequence[Rollout]) -> list[RescoredRollout]:
-        over = [r for r in group if r.outcome and r.outcome.ending in (Ending.SUCCEEDED, Ending.NO_REWARD)]
-        found = [await self._archive.episode(self._run, f"{r.id}.{r.attempts}") for r in over]
+        scorable = [r for r in group if r.outcome and r.outcome.ending in (Ending.SUCCEEDED, Ending.NO_REWARD)]
+        found = [await self._episodes.episode(self._run, f"{r.id}.{r.attempts}") for r in scorable]
         episodes = [one for one in found if not _awaits_group_scoring(one)]
         if not self._reward.takes_group:
             return [await self._rescore_one(episode) for episode in episodes]
         if not episodes or any(rollout.state is not State.FINISHED for rollout in group):
             return []
         try:
-            async with self._services.borrow(self._reward.services) as lent:
-                rewards = await self._reward.score_group(episodes[0].task.input, episodes, lent)
+            async with self._services.borrow(self._reward.services) as borrowed:
+                rewards = await self._reward.score_group(episodes[0].task.input, episodes, borrowed)
         except NoReward as error:
             return [_failed(episode, str(error)) for episode in episodes]
-        return [await self._keep(episode, rewards[episode.rollout.id]) for episode in episodes]
+        return [await self._record(episode, rewards[episode.rollout.id]) for episode in episodes]
 
     async def _rescore_one(self, episode: Episode) -> RescoredRollout:
-        async def known() -> Episode:
+        async def read_episode() -> Episode:
             return episode
 
         try:
-            async with self._services.borrow(self._reward.services) as lent:
-                value = await self._reward.score(episode.task.input, episode.attempt.result, known, lent)
+            async with self._services.borrow(self._reward.services) as borrowed:
+                value = await self._reward.score(episode.task.input, episode.attempt.result, read_episode, borrowed)
         except Unrewarded:
             return _unrewarded(episode)
         except NoReward as error:
             return _failed(episode, str(error))
-        return await self._keep(episode, value)
+        return await self._record(episode, value)
 
-    async def _keep(self, episode: Episode, value: float | None) -> RescoredRollout:
+    async def _record(self, episode: Episode, value: float | None) -> RescoredRollout:
         if value is None:
             return _unrewarded(episode)
         if not self._dry:
             reward = Reward(self._name, value, source=self.source)
-            await self._archive.record_rewards(self._run, episode.attempt.id, [reward])
+            await self._episodes.record_rewards(self._run, episode.attempt.id, [reward])
         return RescoredRollout(episode.rollout.id, episode.rollout.purpose, _final(episode), value)
 
 

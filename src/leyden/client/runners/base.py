@@ -17,7 +17,7 @@ class Runner(Protocol):
     services: tuple[str, ...]
     """Services whose addresses its attempts need."""
     max_concurrency: int | None
-    """Attempts that it can run at the same time with the services that it makes itself; None: no limit."""
+    """Attempts that it can run at the same time with the services that it creates itself; None: no limit."""
 
     def start_attempt(self, lease: Lease, addresses: Mapping[str, str]) -> None:
         """Start an attempt, with the addresses of the services that it has borrowed."""
@@ -35,13 +35,13 @@ class Runner(Protocol):
         """Whether it could run something new: code that blocks its event loop prevents that."""
 
     async def find_blocker(self) -> str | None:
-        """The attempt whose code blocks its event loop, where that can be determined."""
+        """Return the attempt whose code blocks its event loop, where that can be determined."""
 
     async def exit_reason(self) -> str:
-        """How the runner ended, for a message."""
+        """Return how the runner ended, for a message."""
 
     def output(self) -> str:
-        """What it printed, where that is kept: of a runner with a single attempt."""
+        """Return what it printed. Only a runner with a single attempt keeps it."""
 
     async def close(self, *, kill: bool = False) -> None:
-        """End the runner and everything it runs; with `kill` without asking it to end by itself."""
+        """End the runner and everything it runs; with `kill` without giving it time to end by itself."""

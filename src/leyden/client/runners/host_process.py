@@ -99,7 +99,7 @@ class HostProcess:
                 host = await cls._try_start(module, setup, keep_output)
             except HostDied as died:
                 if tries == _MAX_START_TRIES:
-                    raise LoadError(f"{setup.agent!r} cannot be loaded: its process dies of it ({died})") from died
+                    raise LoadError(f"{setup.agent!r} cannot be loaded: its process died ({died})") from died
                 await _START_BACKOFF.wait(tries)
             else:
                 host.pool, host.stop_timeout_s = pool, stop_timeout_s
@@ -167,7 +167,7 @@ class HostProcess:
         return await self._request(Ping(self._pings), self._pings, timeout_s) is not None
 
     async def find_blocker(self) -> str | None:
-        """The attempt whose code blocks its event loop."""
+        """Return the attempt whose code blocks its event loop."""
         reply = await self._request(FindBlocker(), BlockerFound, _REPLY_TIMEOUT_S)
         return reply.attempt if isinstance(reply, BlockerFound) else None
 
@@ -212,13 +212,13 @@ class HostProcess:
             reply.set_result(message)
 
     async def exit_reason(self) -> str:
-        """Exit status or signal, with the crash report where Python wrote one."""
+        """Return exit status or signal, with the crash report where Python wrote one."""
         code = await asyncio.shield(self._exit)
         status = f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         return "\n".join(filter(None, (status, self._crash.read())))
 
     def output(self) -> str:
-        """What it printed, where that is kept."""
+        """Return what it printed; empty without `keep_output`."""
         return self._output.text()
 
     async def close(self, *, kill: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Runs an agent behind an HTTP endpoint: posts the task, and takes the response for what the agent returned.
+"""Runs an agent behind an HTTP endpoint: posts the task and reads the result from the response.
 
 The agent runs elsewhere and cannot be killed from here; the key of an attempt is invalid once the attempt has ended.
 """
@@ -59,19 +59,19 @@ class HttpEndpoint:
         await asyncio.get_running_loop().create_future()
 
     async def is_responsive(self, timeout_s: float) -> bool:
-        """Always: no agent code runs here."""
+        """Return True: no agent code runs here."""
         return True
 
     async def find_blocker(self) -> str | None:
-        """None: no agent code runs here."""
+        """Return None: no agent code runs here."""
         return None
 
     async def exit_reason(self) -> str:
-        """It ends only with its worker."""
+        """Return the only reason: it ends with its worker."""
         return "the worker ended"
 
     def output(self) -> str:
-        """Nothing: the agent prints elsewhere."""
+        """Return nothing: the agent prints elsewhere."""
         return ""
 
     async def close(self, *, kill: bool = False) -> None:
@@ -117,7 +117,7 @@ class HttpEndpoint:
                     return AttemptEnd(attempt, Outcome(Ending.LOST, f"{self._setup.agent} does not answer: {error}"))
                 await _BACKOFF.wait(tries)
             except aiohttp.ClientError as error:
-                return self._failed(attempt, f"broke off: {error}")
+                return self._failed(attempt, f"closed the connection: {error}")
 
     def _read(self, attempt: str, status: int, data: bytes) -> AttemptEnd:
         if len(data) > _MAX_RESPONSE:

@@ -162,7 +162,7 @@ class RunnerSupervisor:
         self._attempts.clear()
 
     def _excuse_timeout(self, attempt: str, reply: StopReply | None) -> AttemptEnd | None:
-        """How an attempt ends that exceeded its time because another kept it from running; None: it was at fault.
+        """Return the end of an attempt that another kept from running in time; None where it was itself at fault.
 
         Where the process lets no thread run, the attempt at fault is unknown, unless there is only one.
         """
@@ -174,7 +174,7 @@ class RunnerSupervisor:
         return None
 
     def _end_of_lost(self, attempt: str, died: bool, reason: str) -> AttemptEnd:
-        """How an attempt ends whose code had not returned when its runner was gone."""
+        """Return the end of an attempt whose code had not returned when its runner was gone."""
         if attempt == self._blocker:
             message = "it blocked the event loop of its process, which was ended"
             return AttemptEnd(attempt, Outcome(Ending.LOST, message), retry=Retry.ALONE)

@@ -1,4 +1,4 @@
-"""A service that is a Python object, made by a class or factory in the process that uses it."""
+"""A service that is a Python object, created by a class or factory in the process that uses it."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ class ObjectService:
 
     @classmethod
     async def start(cls, factory: AnyCallable, loop: Loop | None) -> "ObjectService":
-        """Make an object; its async methods run on `loop` (None: the running one)."""
+        """Create an object; its async methods run on `loop` (None: the running one)."""
         return cls(await call_in_thread(factory, loop), loop)
 
     async def healthy(self) -> bool:
-        """What its `healthy()` returns; True where it has none."""
+        """Return what its `healthy()` returns; True where it has none."""
         check = getattr(self.handle, "healthy", None)
         return check is None or bool(await call_in_thread(check, self._loop))
 

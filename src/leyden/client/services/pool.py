@@ -1,4 +1,4 @@
-"""A pool of equal services: started once, each lent to one borrower at a time, replaced when unhealthy."""
+"""A pool of equal services: started once, each used by one borrower at a time, replaced when unhealthy."""
 
 import asyncio
 import logging
@@ -27,14 +27,14 @@ class Service(Protocol):
         """What the borrower receives: an object or an address."""
 
     async def healthy(self) -> bool:
-        """Whether it can be lent; an error means no."""
+        """Whether it can be borrowed; an error means no."""
 
     async def close(self) -> None:
         """End it."""
 
 
 class ServicePool:
-    """Holds `count` services. One that died is replaced when it would be lent next."""
+    """Holds `count` services. One that died is replaced when it is borrowed next."""
 
     def __init__(self, name: str, count: int, start: Callable[[], Awaitable[Service]]) -> None:
         self._name, self.count, self._start = name, count, start

@@ -1,4 +1,4 @@
-"""A service that is a command with a port, started by the worker and lent by its address."""
+"""A service that is a command with a port, started by the worker; borrowers receive its address."""
 
 import asyncio
 import os
@@ -118,7 +118,7 @@ def _free_port() -> int:
 
 
 async def _url_responds(url: str) -> bool:
-    import aiohttp  # slow to import, and most services need it never
+    import aiohttp  # slow to import, and most services never need it
 
     with suppress(aiohttp.ClientError, OSError, TimeoutError):
         timeout = aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)

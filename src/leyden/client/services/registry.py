@@ -1,6 +1,6 @@
 """The service pools of one process.
 
-Commands belong to the worker, and their addresses can be lent to any process. Python objects cannot leave their
+The worker starts commands, whose addresses any process can use. Python objects cannot leave their
 process: a host has its own for its agents, and the worker has its own for the reward function.
 """
 
@@ -19,7 +19,7 @@ from leyden.loading import load_callable
 
 
 def addressed_services(services: Mapping[str, ServiceConfig]) -> tuple[str, ...]:
-    """Services whose addresses an agent receives that is a command or an endpoint and cannot take them by name."""
+    """Return the services whose addresses go to an agent that is a command or an endpoint."""
     return tuple(name for name, config in services.items() if config.command is not None and config.agent)
 
 
@@ -31,7 +31,7 @@ class ServiceRegistry:
 
     @classmethod
     def commands(cls, services: Mapping[str, ServiceConfig], base: str) -> "ServiceRegistry":
-        """The services that are commands."""
+        """Return the pools of the services that are commands."""
         started = {name: config for name, config in services.items() if config.command is not None}
         return cls(
             {name: ServicePool(name, c.count, partial(ProcessService.start, c, base)) for name, c in started.items()}
@@ -47,7 +47,7 @@ class ServiceRegistry:
         max_count: int = sys.maxsize,
         loop: Loop | None = None,
     ) -> "ServiceRegistry":
-        """The services among `names` that are Python objects, at most `max_count` of each; raises `LoadError`.
+        """Return the pools of those `names` that are Python objects, at most `max_count` of each; raises `LoadError`.
 
         Their async methods run on `loop`, which must be the borrowers' loop (None: the running one).
         """
@@ -67,7 +67,7 @@ class ServiceRegistry:
         return ServiceRegistry({**self._pools, **others._pools})
 
     def capacity(self) -> int | None:
-        """How many borrowers can have one of each service at the same time; None: no limit, there are no services."""
+        """Return how many borrowers can have one of each service at the same time; None: there are no services."""
         return min((pool.count for pool in self._pools.values()), default=None)
 
     async def __aenter__(self) -> Self:

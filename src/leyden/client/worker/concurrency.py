@@ -1,13 +1,13 @@
 """Adapts the number of attempts that a lease loop runs at the same time to what the engine can serve.
 
-More rollouts than the engine can serve only wait, and what is trained on grows stale. While more calls wait than are
+More rollouts than the engine can serve only wait, and their data grows stale. While more calls wait than are
 served, the limit falls by a fifth, at most once per as many finished attempts as the limit allows. While less than half
 as many wait, each finished attempt raises it by one. In between it stays. It is never below one.
 """
 
 import asyncio
 
-_CROWDED, _IDLE = 1.0, 0.5
+_HIGH_PRESSURE, _LOW_PRESSURE = 1.0, 0.5
 _DECREASE = 0.8
 
 
@@ -25,7 +25,7 @@ class ConcurrencyLimit:
         return self._limit
 
     async def acquire_all(self) -> int:
-        """Wait for a free slot, take every free slot and return how many they are."""
+        """Wait for a free slot, take every free slot and return their number."""
         while self._in_use >= self._limit:
             self._changed.clear()
             await self._changed.wait()
@@ -38,13 +38,13 @@ class ConcurrencyLimit:
         self._in_use -= slots
         self._changed.set()
 
-    def adjust(self, crowding: float | None) -> None:
+    def adjust(self, queue_pressure: float | None) -> None:
         """Adjust the limit after a finished attempt to the number of waiting calls per served one (None: unknown)."""
         self._finished += 1
-        if crowding is None:
+        if queue_pressure is None:
             return
-        if crowding > _CROWDED and self._finished >= self._limit:
+        if queue_pressure > _HIGH_PRESSURE and self._finished >= self._limit:
             self._limit, self._finished = max(1, int(_DECREASE * self._limit)), 0
-        elif crowding < _IDLE and self._limit < self._maximum:
+        elif queue_pressure < _LOW_PRESSURE and self._limit < self._maximum:
             self._limit += 1
             self._changed.set()

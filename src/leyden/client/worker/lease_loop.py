@@ -1,7 +1,7 @@
 """Leases attempts for one runner at a time and carries each from its lease to its report.
 
 Leasing continues while one runner replaces another, so that no slot is idle meanwhile. An attempt whose earlier process
-died gets a runner of its own: there it cannot take others down, and if that process dies too, it is at fault.
+died gets its own runner: there it cannot take others down, and if that process dies too, it is at fault.
 """
 
 import asyncio
@@ -129,63 +129,71 @@ class LeaseLoop:
     async def _run_attempt(self, active: ActiveAttempt) -> None:
         """Run an attempt, score it and report it. Its slot is free when its code has returned or its runner retired."""
         try:
-            async with AsyncExitStack() as loan:
-                addresses = await loan.enter_async_context(self._services.borrow(self._service_names))
+            async with AsyncExitStack() as borrowing:
+                addresses = await borrowing.enter_async_context(self._services.borrow(self._service_names))
                 if active.lease.alone:
                     async with self._alone_slots:
-                        await self._run_alone(active, addresses, loan)
+                        await self._run_alone(active, addresses, borrowing)
                 else:
                     async with self._runner_slots:
-                        await self._run_on(await self._current_supervisor(), active, addresses, loan)
+                        await self._run_on(await self._current_supervisor(), active, addresses, borrowing)
         except ServiceFailed as error:
             await self._report(active, AttemptEnd(active.id, Outcome(Ending.LOST, str(error))))
         finally:
             self._concurrency.release()
 
-    async def _run_alone(self, active: ActiveAttempt, addresses: dict[str, str], loan: AsyncExitStack) -> None:
-        """Run an attempt in a runner of its own."""
+    async def _run_alone(self, active: ActiveAttempt, addresses: dict[str, str], borrowing: AsyncExitStack) -> None:
+        """Run an attempt in its own runner."""
         try:
             supervisor, supervising = await self._start_supervisor(active.lease)
         except LoadError as error:  # although the loop's first runner could load the agent
             await self._report(active, AttemptEnd(active.id, Outcome(Ending.LOST, str(error))))
             return
-        await self._run_on(supervisor, active, addresses, loan)
+        await self._run_on(supervisor, active, addresses, borrowing)
         supervisor.retired.set()
         await asyncio.shield(supervising)
 
     async def _run_on(
-        self, supervisor: RunnerSupervisor, active: ActiveAttempt, addresses: dict[str, str], loan: AsyncExitStack
+        self,
+        supervisor: RunnerSupervisor,
+        active: ActiveAttempt,
+        addresses: dict[str, str],
+        borrowing: AsyncExitStack,
     ) -> None:
         end = await supervisor.run_attempt(active, addresses)
         if self._reporter.needs_scoring(end):  # its code has returned: scoring does not occupy a runner slot
             await self._scoring_slots.acquire()
-            active.task = self._tasks.create_task(self._score(active, end, addresses, loan.pop_all()))
+            active.task = self._tasks.create_task(self._score(active, end, addresses, borrowing.pop_all()))
             return
         await self._report(active, end)
         await supervisor.wait_released(active)
         if addresses and not active.released.is_set():  # its code may still use what it has borrowed
-            self._tasks.create_task(self._return_when_released(active, loan.pop_all()))
+            self._tasks.create_task(self._return_when_released(active, borrowing.pop_all()))
 
     async def _score(
-        self, active: ActiveAttempt, end: AttemptEnd | None, addresses: dict[str, str], loan: AsyncExitStack
+        self,
+        active: ActiveAttempt,
+        end: AttemptEnd | None,
+        addresses: dict[str, str],
+        borrowing: AsyncExitStack,
     ) -> None:
-        """Score and report an attempt. The loan lasts as long where the reward function uses one of its services."""
+        """Score and report an attempt. Its services are returned first, unless the reward function uses one of them."""
         try:
-            async with loan:
+            async with borrowing:
                 if not any(map(self._reporter.reward_uses, addresses)):
-                    await loan.aclose()
+                    await borrowing.aclose()
                 await self._report(active, end, addresses)
         finally:
             self._scoring_slots.release()
 
-    async def _return_when_released(self, active: ActiveAttempt, loan: AsyncExitStack) -> None:
-        async with loan:
+    async def _return_when_released(self, active: ActiveAttempt, borrowing: AsyncExitStack) -> None:
+        async with borrowing:
             await active.released.wait()
 
     async def _report(self, active: ActiveAttempt, end: AttemptEnd | None, borrowed: Mapping[str, str] = {}) -> None:
         if end is not None:
             await self._reporter.report(active.lease, end, tuple(active.step_rewards), borrowed)
-            self._concurrency.adjust(self._client.crowding)
+            self._concurrency.adjust(self._client.queue_pressure)
         self._heartbeat.untrack(active)
 
     async def _start_supervisor(self, alone: Lease | None) -> tuple[RunnerSupervisor, asyncio.Task[None]]:
@@ -198,7 +206,7 @@ class LeaseLoop:
         return supervisor, supervising
 
     async def _current_supervisor(self) -> RunnerSupervisor:
-        """The supervisor that takes new attempts, as soon as there is one."""
+        """Return the supervisor that takes new attempts; wait until there is one."""
         while self._supervisor is None or self._supervisor.retired.is_set():
             self._supervisor_started.clear()
             await self._supervisor_started.wait()

@@ -37,7 +37,7 @@ class WorkerProcess:
                 output.close()
 
     def stop(self) -> None:
-        """Tell it to finish its attempts within the grace time; `process.wait()` waits for its end."""
+        """Let it finish its attempts within the grace time; `process.wait()` waits for its end."""
         self.process.terminate()
 
     def end(self) -> None:

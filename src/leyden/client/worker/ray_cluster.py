@@ -74,7 +74,7 @@ class LeydenWorker:
         self._stop = asyncio.Event()
 
     async def work(self, options: WorkerOptions, key: str) -> str | None:
-        """Work until told to stop. Returns why this node cannot run the agent, or None."""
+        """Work until `stop` is called. Returns why this node cannot run the agent, or None."""
         die_with_parent()  # Ray's processes survive where Ray is killed on a node and its parent does not reap it
         adopt_orphans()
         try:
@@ -120,7 +120,7 @@ class RayWorkers:
             await asyncio.gather(*map(self._stop_node, list(self._keepers)))
 
     def _nodes(self) -> set[_Node]:
-        """The nodes that are alive and have enough CPUs."""
+        """Return the nodes that are alive and have enough CPUs."""
         return {
             _Node(node["NodeID"], node["NodeManagerAddress"])
             for node in self._ray.nodes()
@@ -190,6 +190,6 @@ class RayWorkers:
 
 
 def _one_line(error: Exception) -> str:
-    """An error in one line: the exception that the worker raised, or else what Ray reports."""
+    """Format an error in one line: the exception that the worker raised, or else what Ray reports."""
     raised = getattr(error, "cause", None)
     return str(error).strip().partition("\n")[0] if raised is None else f"{type(raised).__name__}: {raised}"

@@ -82,7 +82,7 @@ class Reporter:
         run, attempt = lease.attempt.run, lease.attempt.id
         try:
             reply = await self._client.retry(lambda: self._client.remote.finish(run, attempt, request))
-            self._client.crowding = reply.crowding
+            self._client.queue_pressure = reply.queue_pressure
         except RemoteError as refused:
             if refused.status in (401, 403):
                 raise  # the worker's key is invalid, so nothing else would succeed either

@@ -68,7 +68,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cpu_s: float | None = None
     """CPU time limit of each process of a command; None: no limit."""
     grace_s: float = 10.0
-    """How long attempts may continue after the worker is told to stop; then they are given back."""
+    """How long attempts may continue after the worker was stopped; then they are given back."""
     drain_s: float = defaults.DRAIN_S
     """How long attempts may continue in a process where another exceeded its time limit and does not return."""
     unresponsive_s: float = 15.0
@@ -78,7 +78,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     reward_tries: int = defaults.REWARD_TRIES
     """How often the reward function is called where it fails."""
     services: dict[str, ServiceConfig] = {}
-    """What this worker starts once and lends to one rollout at a time."""
+    """Started once by this worker, each used by one rollout at a time."""
     name: str = msgspec.field(default_factory=_default_name)
 
     def __post_init__(self) -> None:

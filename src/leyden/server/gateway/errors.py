@@ -9,11 +9,11 @@ class ErrorKind(StrEnum):
     INVALID = "invalid_request"
     TOO_LONG = "context_length_exceeded"
     NO_MODEL = "model_not_found"
-    NOTHING = "not_found"
+    NOT_FOUND = "not_found"
     BAD_KEY = "invalid_api_key"
     FORBIDDEN = "permission_denied"
-    BUSY = "rate_limit_exceeded"
-    SPENT = "budget_exceeded"
+    RATE_LIMITED = "rate_limit_exceeded"
+    BUDGET_EXCEEDED = "budget_exceeded"
     FAILED = "server_error"
 
 
@@ -22,10 +22,10 @@ STATUS: dict[ErrorKind, int] = {
     ErrorKind.TOO_LONG: 400,
     ErrorKind.BAD_KEY: 401,
     ErrorKind.FORBIDDEN: 403,
-    ErrorKind.SPENT: 403,  # not 429, which SDKs retry
+    ErrorKind.BUDGET_EXCEEDED: 403,  # not 429, which SDKs retry
     ErrorKind.NO_MODEL: 404,
-    ErrorKind.NOTHING: 404,
-    ErrorKind.BUSY: 429,
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.RATE_LIMITED: 429,
     ErrorKind.FAILED: 503,
 }
 

@@ -41,7 +41,7 @@ class Gateway:
             self._indexes[event.subject] = PrefixIndex()  # a new attempt has no calls to read from the store
         elif event.kind is EventKind.ATTEMPT_ENDED:
             self._indexes.pop(event.subject, None)
-            self._forget(event.subject)
+            self._end_sessions(event.subject)
         elif event.kind is EventKind.RUN_DELETED:
             self._settings.pop(event.run, None)
 
@@ -93,7 +93,7 @@ class Gateway:
                     yield event
         finally:
             if caller.lease.attempt not in self._indexes:  # it ended during the call
-                self._forget(caller.lease.attempt)
+                self._end_sessions(caller.lease.attempt)
 
     async def count_tokens(self, caller: Caller, request: GenerationRequest) -> int:
         """Return the number of tokens in the prompt of a call."""
@@ -131,7 +131,7 @@ class Gateway:
             ErrorKind.NO_MODEL, f"no model {model!r} is served here: name it in the run's routes", "model"
         )
 
-    def _forget(self, attempt: str) -> None:
+    def _end_sessions(self, attempt: str) -> None:
         for model in self.models.values():
             model.engine.end_session(attempt)
 
@@ -141,7 +141,7 @@ class Gateway:
         return self._settings[run]
 
     async def _index_of(self, lease: ActiveLease) -> PrefixIndex:
-        """Return the index of an attempt; rebuild it from the record if the attempt began before this server."""
+        """Return the index of an attempt; rebuild it from the record if the attempt started before this server."""
         if lease.attempt not in self._indexes:
             episode = await self._store.read(queries.get_episode, lease.run, lease.attempt)
             self._indexes.setdefault(lease.attempt, PrefixIndex.from_episode(episode))

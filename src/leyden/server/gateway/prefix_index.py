@@ -125,8 +125,8 @@ class PrefixIndex:
 
     def start(self, choices: int) -> int:
         """Count a request that starts; return how many calls had started before it."""
-        before, self.started = self.started, self.started + choices
-        return before
+        earlier, self.started = self.started, self.started + choices
+        return earlier
 
     def same_request(self, history: History) -> str | None:
         """Return the id of the latest call with the same messages, tools and policy."""

@@ -41,9 +41,11 @@ class AttemptCalls(Struct, frozen=True):
         max_calls, max_tokens = self.settings.max_calls, self.settings.max_tokens
         if max_calls is not None and self.index.started + choices > max_calls:
             message = f"this rollout has made {self.index.started} of its {max_calls} calls (max_calls)"
-            raise GatewayError(ErrorKind.SPENT, message)
+            raise GatewayError(ErrorKind.BUDGET_EXCEEDED, message)
         if max_tokens is not None and self.index.sampled_tokens >= max_tokens:
-            raise GatewayError(ErrorKind.SPENT, f"this rollout has sampled its {max_tokens} tokens (max_tokens)")
+            raise GatewayError(
+                ErrorKind.BUDGET_EXCEEDED, f"this rollout has sampled its {max_tokens} tokens (max_tokens)"
+            )
         return self.index.start(choices)
 
 
@@ -74,7 +76,7 @@ class Recorder:
 
 
 class RecordedAnswer(Struct, frozen=True, kw_only=True):
-    """What a call records of one answer; an upstream's has no tokens."""
+    """One answer, as it is recorded in a call. The answer of an upstream has no tokens."""
 
     response: Message | None
     finish: str

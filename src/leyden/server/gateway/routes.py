@@ -19,7 +19,7 @@ from leyden.server.streaming import EVENT_STREAM, StreamResponse
 
 Handler = Callable[[ServerContext, Request[Any, Any]], Awaitable[Raw | StreamResponse]]
 
-_QUERY = dict[str, str]  # clients may add parameters of their own, such as Anthropic's ?beta=true
+_QUERY = dict[str, str]  # clients may add other parameters, such as Anthropic's ?beta=true
 _FORWARDED = frozenset({"audio", "classify", "embeddings", "images", "moderations", "pooling", "rerank", "score"})
 """Paths that call a model and leave nothing behind, which is all that an agent's key is for. Other paths of an upstream
 (files, jobs, adapters) are for those who hold its key, and other dialects of chat would bypass the record."""
@@ -67,7 +67,7 @@ async def forward(service: ServerContext, request: Request[Raw, Any]) -> StreamR
         raise _not_served(path)
     if upstream is None:
         how = "start the server with --upstream URL to have it passed on to a service that has it"
-        raise GatewayError(ErrorKind.NOTHING, f"/v1/{path} is not served here: {how}")
+        raise GatewayError(ErrorKind.NOT_FOUND, f"/v1/{path} is not served here: {how}")
     identify(service.leases, request.key, request.headers, request.path.get("role"))
     return await upstream.forward(path, request.body, request.query, request.headers.get("accept", ""))
 
@@ -80,7 +80,7 @@ async def refuse(service: ServerContext, request: Request[Any, Any]) -> Raw:
 def _not_served(path: str) -> GatewayError:
     served = ", ".join(f"/v1{dialect.path}" for dialect in DIALECTS)
     forwarded = f"{', '.join(sorted(_FORWARDED))} are passed on by POST where the server has an --upstream"
-    return GatewayError(ErrorKind.NOTHING, f"/v1/{path} is not served: {served} and /v1/models are; {forwarded}")
+    return GatewayError(ErrorKind.NOT_FOUND, f"/v1/{path} is not served: {served} and /v1/models are; {forwarded}")
 
 
 class _RequestAccess:
@@ -131,7 +131,12 @@ def _errors_of(dialect: Dialect) -> Callable[[ApiError], bytes]:
 
     def write(error: ApiError) -> bytes:
         kinds: dict[str, ErrorKind] = {str(kind): kind for kind in ErrorKind}
-        by_status = {401: ErrorKind.BAD_KEY, 403: ErrorKind.FORBIDDEN, 404: ErrorKind.NO_MODEL, 429: ErrorKind.BUSY}
+        by_status = {
+            401: ErrorKind.BAD_KEY,
+            403: ErrorKind.FORBIDDEN,
+            404: ErrorKind.NO_MODEL,
+            429: ErrorKind.RATE_LIMITED,
+        }
         other = by_status.get(error.status, ErrorKind.INVALID if error.status < 500 else ErrorKind.FAILED)
         wait = dict(error.headers).get("retry-after")
         kind = kinds.get(error.reason, other)

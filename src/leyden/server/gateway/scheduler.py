@@ -11,13 +11,13 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 class Scheduler:
     """Gives the slots of one served model to calls, round-robin over their rollouts.
 
-    `slots` calls run at once, at most `max_waiting` wait, and none waits longer than `hold_limit_s`.
+    `slots` calls run concurrently, at most `max_waiting` wait, and none waits longer than `max_wait_s`.
     """
 
-    def __init__(self, slots: int = 256, max_waiting: int = 8192, hold_limit_s: float = 600.0) -> None:
+    def __init__(self, slots: int = 256, max_waiting: int = 8192, max_wait_s: float = 600.0) -> None:
         self._slots = self._free = slots
         self._max_waiting = max_waiting
-        self._hold_limit_s = hold_limit_s
+        self._max_wait_s = max_wait_s
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._held = False
 
@@ -38,7 +38,9 @@ class Scheduler:
     def refuse_if_full(self) -> None:
         """Raise if the queue is full. Checked before an answer starts, so that the caller gets a proper status."""
         if not self._has_free_slot and self.waiting >= self._max_waiting:
-            raise GatewayError(ErrorKind.BUSY, "too many calls are waiting for the model: try again", retry_after=1.0)
+            raise GatewayError(
+                ErrorKind.RATE_LIMITED, "too many calls are waiting for the model: try again", retry_after=1.0
+            )
 
     @asynccontextmanager
     async def slot(self, rollout: str) -> AsyncIterator[None]:
@@ -67,7 +69,7 @@ class Scheduler:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(rollout, deque()).append(granted)
         try:
-            async with asyncio.timeout(self._hold_limit_s):
+            async with asyncio.timeout(self._max_wait_s):
                 await granted
         except (TimeoutError, asyncio.CancelledError) as error:
             if granted.done() and not granted.cancelled():  # granted in the same moment: give the slot back
@@ -76,7 +78,7 @@ class Scheduler:
             else:
                 self._dequeue(rollout, granted)
             if isinstance(error, TimeoutError):
-                message = f"no slot of the model was free for {self._hold_limit_s:g} s"
+                message = f"no slot of the model was free for {self._max_wait_s:g} s"
                 raise GatewayError(ErrorKind.FAILED, message, retry_after=5.0) from error
             raise
 

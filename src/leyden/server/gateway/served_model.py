@@ -27,7 +27,7 @@ class ServedModel(Struct, frozen=True, dict=True):
         self.engine.hold()
 
     def resume(self, version: int) -> None:
-        """Go on, with the weights of this version."""
+        """Generate again, with the weights of this version."""
         self.engine.resume(version)
         self.scheduler.resume()
 
@@ -38,5 +38,5 @@ class ServedModel(Struct, frozen=True, dict=True):
 
     @cached_property
     def structured_output(self) -> StructuredOutput:
-        """Makes the grammars of answers in a given format."""
+        """Builds the grammars of answers in a given format."""
         return StructuredOutput(self.renderer, self.tokenizer, self.engine.vocab_size)

@@ -35,7 +35,7 @@ class StructuredOutput:
         self._renderer, self._tokenizer = renderer, tokenizer
         self._grammars = GrammarCompiler(tokenizer.control_json, vocabulary)
         self._control_ids = frozenset(tokenizer.control_tokens.values())
-        self._think = [tokenizer.control_tokens.get(mark) for mark in ("<think>", "</think>")]
+        self._think = [tokenizer.control_tokens.get(token) for token in ("<think>", "</think>")]
 
     async def grammar(self, wanted: Format, prompt_ids: Sequence[int], calls: bool) -> str:
         """Return the grammar of an answer to a prompt, with tool calls as an alternative; raise where there is none."""
@@ -84,7 +84,7 @@ class StructuredOutput:
                 return f"<[{calls[0]}]> (TEXT | {' | '.join(f'<[{id}]>' for id in sorted(inside))})*"
         for text in tool_call_texts(self._renderer):
             return f"{json.dumps(text)} TEXT?"
-        message = "this model's tool calls cannot be told from an answer in a format: send a format or tools, not both"
+        message = "this model's tool calls look like an answer in a format: send a format or tools, not both"
         raise GatewayError(ErrorKind.INVALID, message)
 
     def _answer(self, message: Mapping[str, Any]) -> list[int] | None:

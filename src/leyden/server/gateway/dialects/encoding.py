@@ -1,4 +1,4 @@
-"""What dialects share on the wire: JSON request bodies and server-sent events."""
+"""Decodes JSON request bodies and encodes server-sent events, for all dialects."""
 
 import re
 from typing import Any, TypeVar

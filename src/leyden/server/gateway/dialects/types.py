@@ -63,7 +63,7 @@ class TokenInfo(Struct, frozen=True):
 
 
 class AnswerStarted(Struct, frozen=True):
-    """The request is valid and will be answered; errors after this one end a stream that has begun."""
+    """The request is valid and will be answered; errors after this one end a stream that has started."""
 
     id: str
     """The call's id in the record."""

@@ -132,7 +132,7 @@ def _plain(message: Message) -> Message:
 
 
 def _refusal(url: str, status: int, headers: Mapping[str, str], data: bytes) -> GatewayError:
-    kind = {401: ErrorKind.FAILED, 403: ErrorKind.FAILED, 404: ErrorKind.NO_MODEL, 429: ErrorKind.BUSY}.get(
+    kind = {401: ErrorKind.FAILED, 403: ErrorKind.FAILED, 404: ErrorKind.NO_MODEL, 429: ErrorKind.RATE_LIMITED}.get(
         status, ErrorKind.INVALID if 400 <= status < 500 else ErrorKind.FAILED
     )
     wait = headers.get("Retry-After", "")

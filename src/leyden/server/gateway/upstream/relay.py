@@ -26,7 +26,7 @@ from leyden.server.gateway.recorder import AttemptCalls, CallRecording, Recorded
 from leyden.server.gateway.upstream.client import UpstreamClient
 
 UPSTREAM = "upstream"
-"""The policy name of recorded upstream calls, and the route target that leads here."""
+"""The policy name of recorded upstream calls, and the route target that selects the upstream."""
 
 _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
