@@ -322,7 +322,7 @@ def main() -> None:
         **{name: getattr(options, name) for name in (*ASKED, "warmup", "steps")},
         "learning_rate": LEARNING_RATE,
         "model": str(find_model("spark", ".").folder),
-        "prompts": [tasks.draw(position).input["messages"] for position in range(drawn)],
+        "prompts": [tasks.at(position).input["messages"] for position in range(drawn)],
     }
     plan |= best_settings(plan)
     ours: list[dict[str, Any]] = []

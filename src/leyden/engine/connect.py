@@ -1,4 +1,4 @@
-"""From an engine's address to the engine, in a server process."""
+"""Connects a server process to the engine at an address."""
 
 import asyncio
 from asyncio import StreamReader, StreamWriter
@@ -9,7 +9,7 @@ from leyden.engine.vllm.engine import VllmEngine
 
 
 def connect(address: EngineAddress, reader: StreamReader, writer: StreamWriter) -> tuple[Engine, asyncio.Task[None]]:
-    """The engine at an address, and a task that ends when the process that owns the engine is gone.
+    """Return the engine at an address, and a task that ends when the process that owns the engine is gone.
 
     The streams are the socket between that process and this one.
     """

@@ -33,11 +33,11 @@ class GrammarMatcher:
 
     @property
     def error(self) -> str | None:
-        """Why the completion cannot go on; None where it can."""
+        """Why the completion cannot continue; None where it can."""
         return _error(self._matcher) if self._matcher.is_error() else None
 
     def allowed_bitmask(self) -> bytes:
-        """One bit per token, lowest first: whether it may come next. After an error, no token may."""
+        """Return one bit per token, lowest first: whether it may come next. After an error, no token may."""
         bits = self._matcher.compute_bitmask()
         return bytes(len(bits)) if self._matcher.is_error() else bits  # the library would allow a stop token
 
@@ -58,7 +58,7 @@ class GrammarCompiler:
         self._lock, self._tokenizer_lock = threading.Lock(), threading.Lock()
 
     async def new_matcher(self, grammar: str, stop_ids: Sequence[int]) -> GrammarMatcher:
-        """A matcher for a new completion, which one of the stop ids ends. Raises `GrammarError`."""
+        """Create a matcher for a new completion, which one of the stop ids ends. Raises `GrammarError`."""
         compiling = asyncio.wrap_future(self._submit(grammar, tuple(stop_ids)))
         return GrammarMatcher((await asyncio.shield(compiling)).deep_copy())
 
@@ -89,6 +89,6 @@ class GrammarCompiler:
 
 
 def _error(matcher: LLMatcher) -> str:
-    """The matcher's error in one line: its first line, and the reason where the library gives it on another."""
+    """Return the matcher's error in one line: its first line, and the reason if that is on another."""
     first, *others = matcher.get_error().splitlines()
     return " ".join([first, *(line.removeprefix("error: ") for line in others if line.startswith("error: "))])

@@ -41,7 +41,7 @@ class TokenChunk(Struct, frozen=True):
     logprobs: tuple[float, ...]
     version: int
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """For each token the most likely tokens with their logprobs, where the request asks for them."""
+    """For each token the most likely tokens with their logprobs, where the request has `top_logprobs`."""
     allowed: tuple[float, ...] = ()
     """For each token under a grammar: the probability of all tokens that the grammar allowed, 0 where it was one."""
     finish: FinishReason | None = None
@@ -52,7 +52,7 @@ class EngineError(Exception):
 
 
 class Engine(Protocol):
-    """Samples completions: what the gateway needs."""
+    """Samples completions for the gateway."""
 
     @property
     def context_length(self) -> int:
@@ -69,24 +69,24 @@ class Engine(Protocol):
         """Free what is kept for a session: no more of its requests will come. Repeating it is harmless."""
 
     def hold(self) -> None:
-        """The weights are about to change: start nothing new until `resume`."""
+        """Start no new request until `resume`: the weights are about to change."""
 
     def resume(self, version: int) -> None:
-        """The weights have changed: tokens sampled from now on are of this version."""
+        """Start requests again: the weights have changed, and tokens sampled from now on are of this version."""
 
 
 class WeightUpdate(Protocol):
-    """New weights on their way from the trainer to an engine."""
+    """New weights that the trainer publishes to an engine."""
 
     def apply(self) -> None:
         """Write them into the trainer's parameters, once."""
 
     def tensors(self) -> "Iterator[tuple[str, Tensor]]":
-        """After `apply`, every tensor of the model to serve, by its Hugging Face name."""
+        """Yield every tensor of the model to serve, by its Hugging Face name; call it after `apply`."""
 
 
 class Publication(Struct, frozen=True):
-    """What publishing new weights took."""
+    """The cost of publishing new weights."""
 
     seconds: float
     """Without the optimiser step."""
@@ -100,7 +100,7 @@ class SocketAddress(Struct, frozen=True, tag="socket"):
     context_length: int
     vocab_size: int
     concurrency: int
-    """Requests that the engine computes at once."""
+    """Requests that the engine computes concurrently."""
 
 
 class VllmAddress(Struct, frozen=True, tag="vllm"):
@@ -110,7 +110,7 @@ class VllmAddress(Struct, frozen=True, tag="vllm"):
     context_length: int
     vocab_size: int
     concurrency: int
-    """Requests that the engine computes at once."""
+    """Requests that the engine computes concurrently."""
     version: int = 0
     """Of the weights that it serves when a server process starts."""
     seeded: bool = False
@@ -122,14 +122,14 @@ EngineAddress = SocketAddress | VllmAddress
 
 
 class EngineBackend(Protocol):
-    """A running engine as the training process has it: where servers reach it, and how it gets new weights."""
+    """A running engine, as the training process uses it: it serves server processes and receives new weights."""
 
     @property
     def address(self) -> EngineAddress:
         """How a server process reaches it."""
 
     async def serve(self, reader: "StreamReader", writer: "StreamWriter") -> None:
-        """Serve a server process at the other end of a socket, as the address says, until that is gone."""
+        """Serve the server process at the other end of a socket until that process is gone."""
 
     async def publish(self, update: WeightUpdate, version: int) -> Publication:
         """Apply an update and serve it. No token is sampled from a mixture of old and new weights."""

@@ -39,7 +39,7 @@ class ScriptedEngine:
                 await asyncio.sleep(self.delay_s)
                 chunk = ids[done : done + self.chunk_tokens]
                 if min(chunk) < 0:
-                    raise EngineError("the script says that the engine dies here")
+                    raise EngineError("the script makes the engine fail here")
                 done += len(chunk)
                 finish: FinishReason | None = None if done < len(ids) else "stop" if stop else "length"
                 top = tuple(((id, 0.0),) * min(1, request.top_logprobs) for id in chunk)

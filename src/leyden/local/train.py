@@ -104,8 +104,10 @@ async def _train(
     """Train from the latest checkpoint, or from the beginning, to the last step."""
     model = load_model(source, config.engine.dtype, True, config.training.lora, algorithm.reference)
     policy = Policy(model, config.training, algorithm.critic, algorithm.reference)
-    if policy.unfit is not None:
-        console.print(f"{source.name} cannot be trained as a tree, so every call is computed by itself: {policy.unfit}")
+    if policy.no_trees_reason is not None:
+        console.print(
+            f"{source.name} cannot be trained as a tree, so every call is computed by itself: {policy.no_trees_reason}"
+        )
     checkpoints = Checkpoints(folder.path, source.folder, config.checkpoints.keep)
     last = latest_checkpoint(folder.path)
     state = restore_checkpoint(last, policy) if last is not None else TrainerState()

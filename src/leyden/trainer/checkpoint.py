@@ -1,7 +1,7 @@
 """Checkpoints: each is a folder that is complete or absent, from which a run resumes as if it had never stopped.
 
 `step-N` is a Hugging Face folder (weights as they are trained, the model's tokenizer), with the optimiser's moments and
-the run's state beside. What was sampled after the last checkpoint is in the store, and is trained on again from there.
+the run's state. Rollouts sampled after the last checkpoint are in the store; a resumed run trains on them again.
 """
 
 import os
@@ -22,7 +22,7 @@ from leyden.trainer.policy.policy import Policy
 _NAME = re.compile(r"step-(\d+)")
 _STATE = "state.json"
 _OPTIMISER = "optimiser.safetensors"
-_BESIDE = "beside.safetensors"
+_EXTRA = "beside.safetensors"
 """Trained parameters that are not in the model: LoRA matrices, a critic."""
 _RNG = "rng"
 
@@ -50,23 +50,25 @@ class Checkpoints:
     def save(self, policy: Policy, state: TrainerState) -> Path:
         """Write a checkpoint, and delete those that are no longer kept."""
         final = self._folder / f"step-{state.step}"
-        draft = self._folder / f".step-{state.step}.draft"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        policy.served.save_pretrained(draft, state_dict=policy.weights())
-        save_file({name: each.detach().contiguous() for name, each in policy.beside.items()}, draft / _BESIDE)
+        temporary = self._folder / f".step-{state.step}.draft"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        policy.served.save_pretrained(temporary, state_dict=policy.weights())
+        save_file(
+            {name: each.detach().contiguous() for name, each in policy.extra_parameters.items()}, temporary / _EXTRA
+        )
         for file in tokenizer_files(self._tokenizer):
-            shutil.copyfile(file, draft / file.name)
-        save_file(_moments(policy), draft / _OPTIMISER)
-        (draft / _STATE).write_bytes(msgspec.json.encode(state))
-        _sync(draft)
+            shutil.copyfile(file, temporary / file.name)
+        save_file(_moments(policy), temporary / _OPTIMISER)
+        (temporary / _STATE).write_bytes(msgspec.json.encode(state))
+        _sync(temporary)
         shutil.rmtree(final, ignore_errors=True)
-        draft.rename(final)
+        temporary.rename(final)
         _sync(self._folder, inside=False)
-        self._drop(state)
+        self._delete_old(state)
         return final
 
-    def _drop(self, state: TrainerState) -> None:
+    def _delete_old(self, state: TrainerState) -> None:
         wanted = {*sorted(_steps(self._folder))[-self._keep :], state.best_step}
         for number in _steps(self._folder):
             if number not in wanted:
@@ -78,29 +80,29 @@ def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
     state = read_state(folder)
     precision = torch.promote_types(policy.served.dtype, torch.float32)  # that of the master weights
     policy.load_weights(AutoModelForCausalLM.from_pretrained(folder, dtype=precision).state_dict())
-    beside = load_file(folder / _BESIDE)
+    extra = load_file(folder / _EXTRA)
     with torch.no_grad():
-        for name, parameter in policy.beside.items():
-            parameter.copy_(beside[name])
+        for name, parameter in policy.extra_parameters.items():
+            parameter.copy_(extra[name])
     moments = load_file(folder / _OPTIMISER)
     torch.set_rng_state(moments.pop(_RNG))
     for name, parameter in policy.parameters.items():
         if f"{name}.step" not in moments:  # it has had no update yet
             continue
-        own = {key: moments[f"{name}.{key}"] for key in ("exp_avg", "exp_avg_sq", "step")}
+        state_of = {key: moments[f"{name}.{key}"] for key in ("exp_avg", "exp_avg_sq", "step")}
         policy.optimiser.state[parameter] = {
-            key: value if key == "step" else value.to(parameter.device) for key, value in own.items()
+            key: value if key == "step" else value.to(parameter.device) for key, value in state_of.items()
         }
     return state
 
 
 def checkpoint_folder(run: Path, policy: str = DEFAULT_POLICY) -> Path:
-    """The folder of a policy's checkpoints: the run's own for the default policy, else one of the policy's name."""
+    """Return the folder of a policy's checkpoints: the run's for the default policy, else one of the policy's name."""
     return run if policy == DEFAULT_POLICY else run / policy
 
 
 def latest_checkpoint(run: Path, policy: str = DEFAULT_POLICY) -> Path | None:
-    """The checkpoint to resume from."""
+    """Return the checkpoint to resume from."""
     steps = checkpoint_steps(run, policy)
     return checkpoint_folder(run, policy) / f"step-{steps[-1]}" if steps else None
 
@@ -114,7 +116,7 @@ def read_state(folder: Path) -> TrainerState:
 
 
 def checkpoint_steps(run: Path, policy: str = DEFAULT_POLICY) -> list[int]:
-    """The steps of which a policy has checkpoints."""
+    """Return the steps of which a policy has checkpoints."""
     return _steps(checkpoint_folder(run, policy))
 
 
@@ -124,7 +126,7 @@ def _steps(folder: Path) -> list[int]:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The files of a model's tokenizer."""
+    """Return the files of a model's tokenizer."""
     names = ("tokenizer", "special_tokens", "chat_template", "vocab", "merges", "added_tokens")
     return [path for path in sorted(folder.iterdir()) if path.name.startswith(names) and path.is_file()]
 

@@ -1,5 +1,5 @@
-"""What ends a training before its time."""
+"""The error that ends a training early."""
 
 
 class TrainingError(Exception):
-    """Training cannot go on; the message says what to change."""
+    """Training cannot continue; the message says what to change."""

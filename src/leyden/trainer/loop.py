@@ -30,7 +30,7 @@ from leyden.trainer.updates import Update, prepare_updates
 from leyden.wire import GroupSpec
 
 T = TypeVar("T")
-_TRIES = 3
+_MAX_TRIES = 3
 """How often a group is requested, each time for another task, before a step continues without it."""
 
 
@@ -44,16 +44,16 @@ class StepReport(Struct):
     automatic: list[float] = field(default_factory=list)
     """The automatic rewards of each rollout."""
     signals: Counter[str] = field(default_factory=Counter)
-    """The signals that they were given for."""
+    """How often each signal gave an automatic reward."""
     sampled: int = 0
     """Sampled tokens."""
     sampled_now: int = 0
-    """Those sampled during this step; a run that resumes finds others in the store."""
-    began: float = 0.0
+    """Tokens sampled during this step; a resumed run finds the others in the store."""
+    started: float = 0.0
     """In seconds since 1970."""
     sampling_s: float = 0.0
     training_s: float = 0.0
-    """From the first look at the samples to the last optimiser step, without publishing."""
+    """From the preparation of the samples to the last optimiser step, without publishing."""
     publications: list[Publication] = field(default_factory=list)
     """How long publishing the weights of each update took, and how much was transferred."""
     learning_rate: float = 0.0
@@ -62,7 +62,7 @@ class StepReport(Struct):
     def count_tokens(self, calls: Sequence[Call]) -> None:
         """Add the tokens of some calls."""
         self.sampled += sum(len(call.completion_ids) for call in calls)
-        self.sampled_now += sum(len(call.completion_ids) for call in calls if call.started >= self.began)
+        self.sampled_now += sum(len(call.completion_ids) for call in calls if call.started >= self.started)
 
     @property
     def publishing_s(self) -> float:
@@ -83,7 +83,7 @@ class StepReport(Struct):
 class TrainingObserver(Protocol):
     """Receives the progress and the results of a training."""
 
-    def progress(self, step: int, done: int, asked: int, what: str) -> None:
+    def progress(self, step: int, done: int, total: int, what: str) -> None:
         """Called when rollouts of a step finish."""
 
     def step(self, report: StepReport, left_s: float) -> None:
@@ -111,7 +111,7 @@ class Trainer:
         self._config, self._tasks, self._remote = config, tasks, remote
         self._policy, self._engine, self._checkpoints = policy, engine, checkpoints
         self._observers = observers
-        self._collection = RolloutCollector(remote, config.run)
+        self._collector = RolloutCollector(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
         self._algorithm = algorithm
         self.state = state
@@ -123,11 +123,11 @@ class Trainer:
         if self.state.step == 0:
             await self._measure(0)
         while self.state.step < training.steps and not stop.is_set():
-            began = time.monotonic()
+            started = time.monotonic()
             report = await self._step(self.state.step + 1)
             if _due(self._config.evaluation.every, report.step, training.steps):
                 report.held_out = await self._measure(report.step)
-            durations = [*durations[-9:], time.monotonic() - began]
+            durations = [*durations[-9:], time.monotonic() - started]
             for observer in self._observers:  # before the checkpoint, so that every saved step has been reported
                 observer.step(report, fmean(durations) * (training.steps - report.step))
             best = self.state.best_step == report.step
@@ -136,11 +136,11 @@ class Trainer:
         return self.state
 
     async def _step(self, step: int) -> StepReport:
-        report = StepReport(step, [], StepAccounting(), began=time.time())
+        report = StepReport(step, [], StepAccounting(), started=time.time())
         self._policy.step = step
-        began = time.monotonic()
+        started = time.monotonic()
         groups = await self._collect(step, report)
-        report.sampling_s = time.monotonic() - began
+        report.sampling_s = time.monotonic() - started
         report.learning_rate = self._policy.learning_rate
         number = self._config.training.updates_per_step
         updates = await self._on_thread(
@@ -150,7 +150,7 @@ class Trainer:
             metrics, publication = await self._update(update)
             report.metrics.append(metrics)
             report.publications.append(publication)
-        report.training_s = time.monotonic() - began - report.sampling_s - report.publishing_s
+        report.training_s = time.monotonic() - started - report.sampling_s - report.publishing_s
         self.state = replace(self.state, step=step)
         return report
 
@@ -160,7 +160,7 @@ class Trainer:
         version = self.state.version + 1
         await self._remote.hold_calls(self._config.run, self.state.policy)
         publication = await self._engine.publish(PolicyUpdate(self._policy, metrics.grad_norm), version)
-        await self._remote.publish_version(self._config.run, Version(self.state.policy, version))  # held calls go on
+        await self._remote.publish_version(self._config.run, Version(self.state.policy, version))  # resumes held calls
         self.state = replace(self.state, version=version)
         return metrics, publication
 
@@ -168,28 +168,28 @@ class Trainer:
         """Collect the groups of a step, in the order of the requests; dropped groups are requested again."""
         wanted = [f"step-{step}-{number}" for number in range(self._config.training.tasks_per_step)]
         kept: dict[str, list[SelectedRollout]] = {}
-        for again in range(_TRIES):
+        for again in range(_MAX_TRIES):
             missing = {f"{name}-again-{again}" if again else name: name for name in wanted if name not in kept}
-            asked = [self._spec(name) for name in missing]
+            specs = [self._spec(name) for name in missing]
             done: list[Episode] = []
-            async for spec, found in self._collection.gather(asked):
+            async for spec, found in self._collector.gather(specs):
                 episodes = await reward_automatically(self._remote, found, self._algorithm.signals, step)
                 done += episodes
-                self._tell(step, len(done), sum(spec.size for spec in asked), "rollouts")
+                self._report_progress(step, len(done), sum(spec.size for spec in specs), "rollouts")
                 if (group := select_rollouts(episodes, self._algorithm.sample_filter, report.accounting)) is not None:
                     kept[missing[spec.id]] = group
-            self._note(done, report)
-            self._insist_on_success(step, done)
+            self._add_to_report(done, report)
+            self._require_success(step, done)
         if not kept:
             raise TrainingError(_nothing_to_learn(step, report.accounting, done))
         return [kept[name] for name in wanted if name in kept]
 
     def _spec(self, name: str) -> GroupSpec:
-        task = self._tasks.draw(self.state.position)
+        task = self._tasks.at(self.state.position)
         self.state = replace(self.state, position=self.state.position + 1)
         return GroupSpec(name, task, self._config.training.group_size)
 
-    def _note(self, episodes: Sequence[Episode], report: StepReport) -> None:
+    def _add_to_report(self, episodes: Sequence[Episode], report: StepReport) -> None:
         for episode in episodes:
             report.count_tokens(episode.calls)
             if self._algorithm.signals.enabled:
@@ -200,7 +200,7 @@ class Trainer:
             if reward is not None:
                 report.rewards.append(reward)
 
-    def _insist_on_success(self, step: int, episodes: Sequence[Episode]) -> None:
+    def _require_success(self, step: int, episodes: Sequence[Episode]) -> None:
         """Raise if none of the first rollouts succeeded: training a broken agent is pointless."""
         outcomes = [episode.attempt.outcome for episode in episodes if episode.attempt.outcome is not None]
         if step <= 1 and outcomes and all(outcome.ending is not Ending.SUCCEEDED for outcome in outcomes):
@@ -212,24 +212,24 @@ class Trainer:
         if not tasks:
             return None
         measured, episodes = await evaluate(
-            self._collection,
+            self._collector,
             f"eval-{step}",
             tasks,
             self._config.evaluation.rollouts,
             self._config.rollout.failure_reward,
-            lambda done, asked: self._tell(step, done, asked, "held-out rollouts"),
+            lambda done, total: self._report_progress(step, done, total, "held-out rollouts"),
         )
-        self._insist_on_success(step, episodes)
+        self._require_success(step, episodes)
         best = self.state.best_reward
-        if measured.reward is not None and (best is None or measured.reward >= best):  # of equals the later
+        if measured.reward is not None and (best is None or measured.reward >= best):  # of equal ones the later
             self.state = replace(self.state, best_step=step, best_reward=measured.reward)
         for observer in self._observers:
             observer.measured(step, measured, episodes)
         return measured
 
-    def _tell(self, step: int, done: int, asked: int, what: str) -> None:
+    def _report_progress(self, step: int, done: int, total: int, what: str) -> None:
         for observer in self._observers:
-            observer.progress(step, done, asked, what)
+            observer.progress(step, done, total, what)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Run heavy work on the one compute thread, so that the event loop stays responsive."""

@@ -31,12 +31,14 @@ def prepare_updates(
     number = min(number, len(groups))
     ends = [len(groups) * done // number for done in range(number + 1)]
     parts = [groups[start:end] for start, end in pairwise(ends)]
-    updates = [_update(part, policy, algorithm, accounting, moves=len(parts) > 1) for part in parts]
+    updates = [_update(part, policy, algorithm, accounting, policy_changes=len(parts) > 1) for part in parts]
     return [update for update in updates if update.samples]
 
 
-def _update(groups: Groups, policy: Policy, algorithm: Algorithm, accounting: StepAccounting, moves: bool) -> Update:
-    """Prepare one update; `moves` says whether the policy changes before it."""
+def _update(
+    groups: Groups, policy: Policy, algorithm: Algorithm, accounting: StepAccounting, policy_changes: bool
+) -> Update:
+    """Prepare one update; `policy_changes`: whether another update of the step comes before it."""
     all_samples, objective, penalty = make_samples(groups), algorithm.objective, algorithm.kl_penalty
     inputs = StepInputs(
         penalties=None if penalty is None else _penalties(all_samples, policy, penalty, accounting),
@@ -48,7 +50,7 @@ def _update(groups: Groups, policy: Policy, algorithm: Algorithm, accounting: St
     by_rollout = objective.correction is not None and objective.level == "rollout"
     ratios_R = _ratios(all_samples, policy.logprobs(all_samples)) if by_rollout else None
     old_logprobs = OldLogprobs(
-        proximal=policy.logprobs(samples) if moves else None,
+        proximal=policy.logprobs(samples) if policy_changes else None,
         reference=policy.reference_logprobs(samples) if objective.kl is not None else None,
         ratios=None
         if ratios_R is None

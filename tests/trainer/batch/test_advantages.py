@@ -52,7 +52,7 @@ def test_rows_carry_the_advantage_of_their_rollout_and_the_weight_of_their_token
     assert [sample.call for sample in samples] == ["a", "b", "c"]
     assert [sample.advantage for sample in samples] == pytest.approx([0.5**0.5, 0.5**0.5, -(0.5**0.5)])
     assert [sample.weight for sample in samples] == pytest.approx([1 / 16, 1 / 16, 1 / 8])
-    assert (accounting.asked, accounting.trained, accounting.calls_trained) == (2, 2, 3)
+    assert (accounting.requested, accounting.trained, accounting.calls_trained) == (2, 2, 3)
 
 
 def test_step_rewards_are_part_of_the_return() -> None:

@@ -27,7 +27,7 @@ def test_a_failure_of_the_agent_counts_and_one_of_the_machinery_does_not() -> No
     assert scored is not None
     assert [one.final for one in scored] == [1.0, -1.0]
     assert accounting.excluded == {"lost": 1, "no_reward": 1}
-    assert accounting.asked == accounting.trained + accounting.excluded.total()
+    assert accounting.requested == accounting.trained + accounting.excluded.total()
     assert accounting.outcomes == {"succeeded": 1, "agent_error": 1, "lost": 1, "no_reward": 1}
 
 
@@ -37,7 +37,7 @@ def test_a_group_that_is_too_small_is_dropped_whole() -> None:
     assert select_rollouts(group, RULES, accounting) is None
     assert accounting.excluded == {"lost": 1, "no call to train on": 1, "group too small": 1}
     assert (accounting.trained, accounting.groups_dropped) == (0, 1)
-    assert accounting.asked == accounting.excluded.total()
+    assert accounting.requested == accounting.excluded.total()
 
 
 def test_calls_that_may_not_be_trained_on_are_counted_by_why() -> None:

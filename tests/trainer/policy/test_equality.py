@@ -156,8 +156,8 @@ def both_ways(
         torch.manual_seed(0)
         policy = Policy(model, TrainingConfig(layout=layout, batch_tokens=most, **config), critic, reference=True)  # type: ignore[arg-type]
         policy._cost = replace(policy._cost, tree=1e9 if as_lines else 0.0)  # which of the two is never in doubt
-        assert policy.unfit is None
-        for parameter in policy.beside.values():  # some begin at zero, and would hide what comes before them
+        assert policy.no_trees_reason is None
+        for parameter in policy.extra_parameters.values():  # some begin at zero, and would hide what comes before them
             torch.nn.init.normal_(parameter, std=0.1)
         before = before or some_before(objective, policy, samples)
         metrics = policy.accumulate(samples, before, objective)
@@ -266,7 +266,7 @@ def test_what_a_grammar_chose_is_context(layout: str) -> None:
 def test_a_model_whose_layers_are_not_attention_is_computed_row_by_row_and_it_is_said() -> None:
     config = MambaConfig(vocab_size=48, hidden_size=16, state_size=4, num_hidden_layers=2)
     policy = Policy(AutoModelForCausalLM.from_config(config).eval(), TrainingConfig())
-    assert policy.unfit is not None and "linear_attention" in policy.unfit
+    assert policy.no_trees_reason is not None and "linear_attention" in policy.no_trees_reason
     sample = Sample(
         call="a",
         rollout=0,

@@ -35,7 +35,7 @@ def saved(config: Any, folder: Path) -> ModelSource:
 
 
 @pytest.mark.parametrize(
-    ("config", "attention", "unfit"),
+    ("config", "attention", "reason"),
     [
         (LlamaConfig(**SHAPE), "sdpa", None),
         (Gemma2Config(**SHAPE), "eager", "its attention is eager"),
@@ -44,11 +44,11 @@ def saved(config: Any, folder: Path) -> ModelSource:
     ids=["llama", "gemma2", "mamba"],
 )
 def test_every_model_is_loaded_with_attention_that_it_has(
-    config: Any, attention: str, unfit: str | None, tmp_path: Path
+    config: Any, attention: str, reason: str | None, tmp_path: Path
 ) -> None:
     model = load_model(saved(config, tmp_path), "float32", training=True)
     assert model.config._attn_implementation == attention
-    assert Policy(model, TrainingConfig()).unfit == unfit
+    assert Policy(model, TrainingConfig()).no_trees_reason == reason
 
 
 def test_attention_that_was_saved_with_a_model_is_not_asked_for(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_a_run_that_goes_on_shows_its_last_measurement_until_the_next() -> None:
 
 
 def test_what_was_drawn_before_the_step_is_not_in_its_speed() -> None:
-    report = StepReport(1, [1.0], StepAccounting(), began=100.0, sampling_s=2.0)
+    report = StepReport(1, [1.0], StepAccounting(), started=100.0, sampling_s=2.0)
     report.count_tokens([call("earlier", 1000, started=90.0)])
     assert "1000 tokens  sampled before" in line(report)
     report.count_tokens([call("now", 10, started=101.0)])

@@ -15,7 +15,7 @@ from leyden.wire import RunSpec
 
 
 def report(step: int, **fields: Any) -> StepReport:
-    accounting = StepAccounting(asked=4, trained=3)
+    accounting = StepAccounting(requested=4, trained=3)
     accounting.outcomes.update({"succeeded": 3, "lost": 1})
     accounting.excluded["lost"] = 1
     metrics = [UpdateMetrics(loss=-0.1, grad_norm=2.0, tokens=30, computed=90, statistics={"entropy": 1.5})]

@@ -21,14 +21,14 @@ ROWS: list[dict[str, object]] = [{"question": f"{n} + 1", "answer": n + 1} for n
 def test_every_task_once_an_epoch_in_an_order_of_its_own(tmp_path: Path) -> None:
     tasks = tasks_of(tmp_path, ROWS, held_out=4, seed=3)
     assert len(tasks.train) == 16
-    first = [tasks.draw(position).id for position in range(16)]
-    second = [tasks.draw(position).id for position in range(16, 32)]
+    first = [tasks.at(position).id for position in range(16)]
+    second = [tasks.at(position).id for position in range(16, 32)]
     assert sorted(first) == sorted(second) == sorted(task.id for task in tasks.train)
     assert first != second
     again = tasks_of(tmp_path, ROWS, held_out=4, seed=3)
-    assert [again.draw(position).id for position in range(16)] == first
+    assert [again.at(position).id for position in range(16)] == first
     other = tasks_of(tmp_path, ROWS, held_out=4, seed=4)
-    assert [other.draw(position).id for position in range(16)] != first
+    assert [other.at(position).id for position in range(16)] != first
 
 
 @pytest.mark.parametrize(("held_out", "number"), [(5, 5), (0.25, 5), (0, 0)])

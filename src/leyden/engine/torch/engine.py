@@ -146,9 +146,9 @@ class TorchEngine:
     async def publish(self, update: WeightUpdate, version: int) -> Publication:
         """Apply an update to the shared parameters between two steps; later tokens are sampled by the new weights.
 
-        The KV cache of the old weights is dropped; requests in flight are computed again and go on.
+        The KV cache of the old weights is dropped; requests in flight are computed again and continue.
         """
-        began, applied_s = time.monotonic(), 0.0
+        started, applied_s = time.monotonic(), 0.0
 
         def apply() -> None:
             nonlocal applied_s
@@ -159,7 +159,7 @@ class TorchEngine:
         done: Future[None] = Future()
         self._submit(lambda: self._weight_updates.append((apply, version, done)))
         await asyncio.wrap_future(done)
-        return Publication(time.monotonic() - began - applied_s, 0)
+        return Publication(time.monotonic() - started - applied_s, 0)
 
     def end_session(self, session: str) -> None:
         """Let the KV cache slots of a session be evicted first."""
@@ -204,7 +204,7 @@ class TorchEngine:
         try:
             self._set_threads()
             while self._wait():
-                began = time.perf_counter()
+                started = time.perf_counter()
                 try:
                     while self._weight_updates:
                         self._update_weights(*self._weight_updates.popleft())
@@ -214,7 +214,7 @@ class TorchEngine:
                 except Exception as error:
                     log.exception("a step of the engine failed: its requests fail, and the engine continues")
                     self._fail(f"{type(error).__name__}: {error}")
-                self.stats.busy_s += time.perf_counter() - began
+                self.stats.busy_s += time.perf_counter() - started
         finally:
             self._end()
 
@@ -310,7 +310,7 @@ class TorchEngine:
         self._prefix_cache.release(finished)
 
     def _schedule(self) -> list[tuple[Slot, Segment]]:
-        """The next token of every request that lacks one, by slot; then prompts, within `prefill_tokens`."""
+        """Choose the tokens to compute: one for each decoding request, by slot; then up to `prefill_tokens` of prompts."""
         decode, prefill, budget = [], [], self._prefill_tokens
         for slot in self._prefix_cache.active:
             missing = len(slot.tokens) - slot.computed
@@ -347,7 +347,7 @@ class TorchEngine:
 
 
 def _forward(model: PreTrainedModel, kv_cache: KVCache) -> EngineForward:
-    """The fastest implementation that supports the model."""
+    """Choose the fastest implementation that supports the model."""
     if LlamaForward.supports(model):
         return LlamaForward(model, kv_cache)
     return HubForward(model, kv_cache) if HubForward.supports(model) else RecomputeForward(model)
@@ -361,7 +361,7 @@ def _sampling_error(request: ActiveRequest) -> str:
 
 
 def _threads(model: PreTrainedModel) -> int:
-    """Half of the cores, which leaves the rest to trainer and agents; one for a small model, whose matrices are small.
+    """Return half of the cores, which leaves the rest to trainer and agents; 1 for a small model.
 
     The threads of one operation wait for each other: with more threads than free cores a step takes many times as
     long. On two busy cores, one thread sampled more tokens per second at 1 and 32 requests, and as many at 256.

@@ -38,7 +38,7 @@ class EngineForward(Protocol):
     """Computes a step. Segments of one token come first, ordered by slot; then the longer ones."""
 
     def __call__(self, segments: Sequence[Segment]) -> Tensor:
-        """Logits of [segment that needs them, vocabulary], in float32."""
+        """Return logits of [segment that needs them, vocabulary], in float32."""
 
     def refresh(self) -> None:
         """Update whatever is derived from the weights, which have changed."""
@@ -120,7 +120,7 @@ class SlotCache(Cache):
         return keys, self._write(2 * layer_idx + 1, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The length of the longest sequence before this step."""
+        """Return the length of the longest sequence before this step. Called by transformers."""
         return self._length - self._index[1].shape[1]
 
     def _write(self, index: int, states: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class RecomputeForward:
 
 
 def _inference_copy(model: PreTrainedModel) -> Any:
-    """A copy of the modules over the same parameters, always in evaluation mode.
+    """Copy the modules over the same parameters, always in evaluation mode.
 
     The trainer may set `train()`, checkpointing or another attention implementation on the original.
     """

@@ -23,7 +23,7 @@ class KVCache:
         self.buffers: list[Tensor] = []
 
     def buffer(self, index: int, heads: int, size: int) -> Tensor:
-        """The buffer with this index, allocated on first use; first uses come in order of index."""
+        """Return the buffer with this index, allocated on first use; first uses come in order of index."""
         if index == len(self.buffers):
             self.buffers.append(self._zeros(heads, size))
         return self.buffers[index]

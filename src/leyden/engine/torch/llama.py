@@ -165,7 +165,7 @@ class LlamaForward:
         return torch.addmm(hidden, gate, layer.down)
 
     def _attend(self, query: Tensor, buffer: Tensor, call: AttentionCall) -> Tensor:
-        """Attention of [token, head, size]. Heads that share a key are its queries, or use views of it."""
+        """Compute the attention of [token, head, size]. Heads that share a key are its queries, or use views of it."""
         tokens, keys = len(query), self._key_heads
         cached = buffer[call.slots, :, : call.length]
         key, value = cached[:, :keys], cached[:, keys:]
@@ -210,7 +210,7 @@ class LlamaForward:
         return F.rms_norm(hidden, hidden.shape[-1:], weight, self._eps)
 
     def _compute_rotations(self) -> Tensor:
-        """By position, the complex numbers that rotate each pair."""
+        """Compute, by position, the complex numbers that rotate each pair."""
         some = torch.empty(0, dtype=torch.promote_types(self._kv_cache.dtype, torch.float32))
         cosine, sine = self._model.model.rotary_emb(some, torch.arange(self._kv_cache.length)[None])
         half = self._size // 2

@@ -118,7 +118,7 @@ class PrefixCache:
                 slot.tokens, slot.session, slot.session_ended, slot.last_used = [], "", True, 0
 
     def _slot_to_continue(self, request: ActiveRequest) -> Slot | None:
-        """The idle slot, of this session or of an ended one, with the longest common prefix.
+        """Return the idle slot, of this session or of an ended one, with the longest common prefix.
 
         At least half of its contents must be that prefix, so that another branch of the session is not overwritten.
         """
@@ -132,7 +132,7 @@ class PrefixCache:
 
 
 def common_prefix_length(one: Sequence[int], other: Sequence[int], limit: int) -> int:
-    """The number of tokens in the common prefix of two sequences, at most `limit`."""
+    """Return the number of tokens in the common prefix of two sequences, at most `limit`."""
     limit = min(limit, len(one), len(other))
     at = 0
     while at < limit and one[at : at + COMPARE_BLOCK] == other[at : at + COMPARE_BLOCK]:
@@ -143,5 +143,5 @@ def common_prefix_length(one: Sequence[int], other: Sequence[int], limit: int) -
 
 
 def _eviction_order(slot: Slot) -> tuple[bool, bool, int, int]:
-    """Empty slots first, then those of ended sessions, then the least recently used; ties by index."""
+    """Order empty slots first, then those of ended sessions, then the least recently used; ties by index."""
     return bool(slot.computed), not slot.session_ended, slot.last_used, slot.index

@@ -50,7 +50,7 @@ class ActiveRequest:
         return self.finish is not None or len(self.tokens) == len(self.request.prompt_ids) + 1
 
     def flush(self, version: int) -> TokenChunk | None:
-        """The tokens since the last flush as one chunk; all were sampled by weights of this version."""
+        """Return the tokens since the last flush as one chunk; all were sampled by weights of this version."""
         if not self._pending:
             return None
         ids, logprobs, tops, allowed = zip(*self._pending, strict=True)
@@ -60,7 +60,7 @@ class ActiveRequest:
         return TokenChunk(ids, logprobs, version, requested_tops, allowed if constrained else (), self.finish)
 
     async def receive(self) -> TokenChunk:
-        """The next chunk. Raises the error that ended the request."""
+        """Wait for the next chunk. Raises the error that ended the request."""
         if not self._received:
             self._arrival = self.loop.create_future()
             await self._arrival

@@ -36,7 +36,7 @@ class SampledToken(NamedTuple):
 
 
 class TokenSampler:
-    """How to sample one request: its settings, random numbers and grammar, and the token counts for penalties."""
+    """Samples one request: holds its settings, random numbers and grammar, and the token counts for penalties."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class TokenSampler:
             self._seen[list(prompt_ids)] = True
 
     def penalise(self, logits: Tensor) -> Tensor:
-        """Logits of [vocabulary] after the penalties."""
+        """Return logits of [vocabulary] after the penalties."""
         device, sampling = logits.device, self.sampling
         seen, counts = self._seen.to(device), self._counts.to(device)
         strength = sampling.repetition_penalty
@@ -142,7 +142,7 @@ def truncate(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _tops(logprobs: Tensor, samplers: Sequence[TokenSampler]) -> list[TopLogprobs | None]:
-    """The most likely tokens where requested, without those of probability 0."""
+    """Return the most likely tokens where requested, without those of probability 0."""
     most = max(sampler.top_logprobs for sampler in samplers)
     tops: list[TopLogprobs | None] = [None] * len(samplers)
     if most:

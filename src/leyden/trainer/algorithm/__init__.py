@@ -1,1 +1,1 @@
-"""From the configuration to the functions of an algorithm, the user's own among them."""
+"""Resolves the algorithm that a configuration names into functions, built-in ones or the user's."""

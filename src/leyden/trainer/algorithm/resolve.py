@@ -18,7 +18,7 @@ from leyden.trainer.policy.objective import Objective
 
 
 class KlPenalty(Struct, frozen=True):
-    """A kl_penalty on the reward: the KL estimate, and its weight."""
+    """A penalty on the reward of a call for its KL divergence from the reference."""
 
     estimate: Estimate
     weight: float
@@ -35,11 +35,11 @@ class Algorithm(Struct, frozen=True):
     signals: SignalRules
     """The rules of automatic rewards."""
     kl_penalty: KlPenalty | None
-    """The kl_penalty on the reward of a call for its KL divergence from the reference."""
+    """None: the reward has no KL penalty."""
 
     @property
     def reference(self) -> bool:
-        """Whether it needs the model that training began with."""
+        """Whether it needs the model that training started with."""
         return self.kl_penalty is not None or self.objective.kl is not None
 
 
@@ -76,14 +76,14 @@ def algorithm_of(config: Config, policy: str = DEFAULT_POLICY) -> Algorithm:
 
 def unused_settings(named: AlgorithmConfig) -> list[str]:
     """List the keys that were set and that none of the chosen algorithms reads, each as a sentence."""
-    untouched = AlgorithmConfig(kl_in=named.kl_in)
+    defaults = AlgorithmConfig(kl_in=named.kl_in)
     unused = []
     for key in AlgorithmConfig.__struct_fields__:
-        kinds = registry.readers(key) if getattr(named, key) != getattr(untouched, key) else {}
+        kinds = registry.readers(key) if getattr(named, key) != getattr(defaults, key) else {}
         if kinds and not any(_reads(kind, named, key) for kind in kinds):
             chosen = " and ".join(f'`{kind} = "{getattr(named, kind)}"`' for kind in kinds)
             unused.append(f"`algorithm.{key}` does nothing with {chosen}")
-    if named.kl == 0 and (named.kl_in, named.kl_estimate) != ("loss", untouched.kl_estimate):
+    if named.kl == 0 and (named.kl_in, named.kl_estimate) != ("loss", defaults.kl_estimate):
         unused.append("`algorithm.kl_in` and `algorithm.kl_estimate` do nothing while `algorithm.kl` is 0")
     return unused
 
@@ -141,7 +141,7 @@ def _signals(config: Config) -> SignalRules:
 
 
 def _estimate(named: AlgorithmConfig) -> Estimate:
-    """The estimator of the KL divergence from the reference."""
+    """Return the estimator of the KL divergence from the reference."""
     assert named.kl_estimate is not None, "`AlgorithmConfig` sets a default"
     return ESTIMATES[named.kl_estimate]
 

@@ -1,1 +1,1 @@
-"""From episodes to micro-batches: samples, their advantages, and how they share tokens."""
+"""Turns episodes into micro-batches: selects samples, computes their advantages and lays out their tokens."""

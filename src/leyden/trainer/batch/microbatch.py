@@ -49,18 +49,18 @@ class MicroBatch(Struct, frozen=True):
 
 
 def sequence_microbatches(samples: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
-    """One sequence for each sample."""
+    """Lay out one sequence for each sample."""
     return _lines(samples, _sequences(samples), [[index] for index in range(len(samples))], cost)
 
 
 def line_microbatches(samples: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
-    """A sample that is a prefix of another shares its sequence."""
+    """Lay out sequences; a sample that is a prefix of another shares its sequence."""
     sequences = _sequences(samples)
     return _lines(samples, sequences, merge_prefixes(sequences), cost)
 
 
 def tree_microbatches(samples: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
-    """Prefix trees of the samples; sequences where the samples share too little for trees to be faster."""
+    """Lay out prefix trees; sequences where the samples share too little for trees to be faster."""
     sequences = _sequences(samples)
     parts, lines = pack(sequences, cost), merge_prefixes(sequences)
     if sum(len(sequences[first]) for first, *_ in lines) <= cost.tree_token * sum(part.tokens for part in parts):
@@ -85,7 +85,7 @@ def _sequences(samples: Sequence[Sample]) -> list[Ints]:
 def _lines(
     samples: Sequence[Sample], sequences: Sequence[Ints], lines: Sequence[list[int]], cost: Cost
 ) -> Iterator[MicroBatch]:
-    """Samples in sequences; the first of each line contains the others as prefixes."""
+    """Lay out one sequence for each line of samples; the first of a line contains the others as prefixes."""
     wholes = [sequences[line[0]] for line in lines]
     for batch in _batches([len(whole) for whole in wholes], cost.max_tokens):
         width = len(wholes[batch[0]])

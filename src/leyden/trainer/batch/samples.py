@@ -36,9 +36,9 @@ class Sample(Struct, frozen=True, kw_only=True):
 
 
 class StepAccounting(Struct):
-    """Counts what became of the rollouts of a step; `asked` is the sum of `trained` and all of `excluded`."""
+    """Counts the rollouts of a step; `requested` is the sum of `trained` and all of `excluded`."""
 
-    asked: int = 0
+    requested: int = 0
     trained: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     excluded: Counter[str] = field(default_factory=Counter)
@@ -112,7 +112,7 @@ def select_rollouts(
             selected.append(SelectedRollout(episode, final, reasons))
         else:
             excluded["no call to train on"] += 1
-    accounting.asked += len(group)
+    accounting.requested += len(group)
     accounting.groups += 1
     accounting.excluded += excluded
     accounting.calls_excluded += calls_excluded
@@ -126,7 +126,7 @@ def select_rollouts(
 
 
 def make_samples(groups: Sequence[Sequence[SelectedRollout]]) -> list[Sample]:
-    """Make the samples of an update, without advantages: group by group, rollout by rollout."""
+    """Build the samples of an update, without advantages: group by group, rollout by rollout."""
     rollouts = enumerate(rollout for group in groups for rollout in group)
     return [_sample(one, number, index) for number, rollout in rollouts for index, one in rollout.transitions]
 

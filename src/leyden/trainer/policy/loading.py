@@ -15,7 +15,7 @@ from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 
 BUNDLED = {"spark": files("leyden") / "models" / "spark"}
 _TRAINED_BYTES = 16
-"""What a trained parameter takes in float32: its (master) weight, its gradient, and two moments of the optimiser."""
+"""Bytes of a trained parameter in float32: (master) weight, gradient, and two moments of the optimiser."""
 
 
 class ModelSource(Struct, frozen=True):
@@ -62,12 +62,12 @@ def check_tokenizer(source: ModelSource) -> None:
 
 
 def device() -> torch.device:
-    """The device that models run on."""
+    """Return the device that models run on."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def compute_dtype(dtype: str) -> str:
-    """The precision that models are computed in; `auto` is bfloat16 on a GPU that has it, and float32 elsewhere."""
+    """Resolve the precision that models are computed in; `auto` is bfloat16 on a GPU that has it, else float32."""
     if dtype != "auto":
         return dtype
     return "bfloat16" if device().type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
@@ -92,7 +92,7 @@ def load_model(
 
 
 def memory_for_training(model: PreTrainedModel, dtype: str, lora: AdapterConfig | None, reference: bool) -> int:
-    """Bytes of weights and optimiser: a lower bound, activations come on top.
+    """Return the bytes of weights and optimiser: a lower bound, without activations.
 
     With LoRA there are two models, the served one and the one with adapters, which without them is the reference.
     Otherwise one model is both, and a reference is a copy of it.

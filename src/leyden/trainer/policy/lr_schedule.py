@@ -6,7 +6,7 @@ from leyden.config import TrainingConfig
 
 
 def learning_rate_factor(config: TrainingConfig, step: int) -> float:
-    """The factor of the learning rate in a step, the first being 1: a linear warm-up, then the schedule."""
+    """Return the factor of the learning rate in a step, counted from 1: a linear warm-up, then the schedule."""
     warmup = config.warmup_steps
     if step <= warmup:
         return step / (warmup + 1)

@@ -1,6 +1,6 @@
 """float32 master weights for parameters that are computed in a lower precision.
 
-In bfloat16 an update as small as RL's is rounded away. The optimiser therefore moves float32 masters, gradients are
+In bfloat16 an update as small as RL's is rounded away. The optimiser therefore updates float32 masters, gradients are
 added up in float32 over all micro-batches, and after each step the masters are written back, rounded, into the
 parameters that forward and backward passes use. Parameters in float32 or float64 are their own masters.
 """
@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 
 class MasterWeights:
-    """The tensors that an optimiser moves, by name, and the parameters that they stand for."""
+    """The tensors that an optimiser updates, by name, and the parameters that they stand for."""
 
     def __init__(self, computed: Mapping[str, Parameter]) -> None:
         self._computed = computed
@@ -33,7 +33,7 @@ class MasterWeights:
             torch._foreach_copy_([self._computed[name] for name in apart], [self.by_name[name] for name in apart])
 
     def replace_in(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A model's state with every parameter replaced by its master, tied weights included."""
+        """Return a model's state with every parameter replaced by its master, tied weights included."""
         masters = {self._computed[name].data_ptr(): master.detach() for name, master in self.by_name.items()}
         return {name: masters.get(tensor.data_ptr(), tensor) for name, tensor in state.items()}
 
@@ -46,7 +46,7 @@ class MasterWeights:
 
 
 def _move_gradient_to(master: Parameter) -> Callable[[Tensor], None]:
-    """A hook that adds a parameter's gradient to its master's and frees it."""
+    """Return a hook that adds a parameter's gradient to its master's and frees it."""
 
     def move(parameter: Tensor) -> None:
         assert parameter.grad is not None

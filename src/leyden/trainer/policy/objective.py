@@ -44,7 +44,7 @@ class OldLogprobs(Struct, frozen=True):
     """The ratio of the proximal policy to the sampler, if the correction is at the rollout level."""
 
     def select(self, samples: Sequence[int]) -> "OldLogprobs":
-        """Those of some samples, by index."""
+        """Return those of some samples, by index."""
         known = (self.proximal, self.reference, self.ratios)
         return OldLogprobs(*(None if one is None else [one[index] for index in samples] for one in known))
 
@@ -66,7 +66,7 @@ def compute_loss(
     current = output.logprobs
     lengths = torch.tensor([len(sample.token_indices) for sample in samples], device=current.device)
     call = torch.arange(len(samples), device=current.device).repeat_interleave(lengths)
-    advantages = _spread([sample.advantage for sample in samples], call, current)
+    advantages = _per_token([sample.advantage for sample in samples], call, current)
     sampler = torch.tensor(
         [lp for sample in samples for lp in sample.sampler_logprobs], device=current.device, dtype=current.dtype
     )
@@ -91,7 +91,7 @@ def compute_loss(
     stats = TokenStats(
         replace(tokens, current=current.detach()), sampler, call_index, _detached(metrics), output.entropies.detach()
     )
-    return (loss * _spread([sample.weight for sample in samples], call, current)).sum(), stats
+    return (loss * _per_token([sample.weight for sample in samples], call, current)).sum(), stats
 
 
 def critic_loss(samples: Sequence[Sample], values: Tensor, count: int) -> Tensor:
@@ -104,6 +104,6 @@ def _detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: metric.detach() for name, metric in metrics.items()}
 
 
-def _spread(numbers: Sequence[float], call: Tensor, like: Tensor) -> Tensor:
+def _per_token(numbers: Sequence[float], call: Tensor, like: Tensor) -> Tensor:
     """Expand a number of each sample to its sampled tokens."""
     return torch.tensor(numbers, device=like.device, dtype=like.dtype)[call]

@@ -66,7 +66,7 @@ class PolicyUpdate:
         self._policy.apply(self._grad_norm)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights of the model that is served, after `apply`."""
+        """Yield the weights of the model that is served; call it after `apply`."""
         return ((name, parameter.detach()) for name, parameter in self._policy.served.named_parameters())
 
 
@@ -95,10 +95,10 @@ class Policy:
             self.optimiser.add_param_group({"params": list(self.critic.parameters())})
         self.step = 1
         """Step of the run, which determines the learning rate."""
-        self.unfit = TreeMasks.fit(self.model) if config.layout == "tree" else None
-        """Why samples are not laid out as trees although the configuration says so."""
+        self.no_trees_reason = TreeMasks.fit(self.model) if config.layout == "tree" else None
+        """Why samples are not laid out as trees although the configuration selects trees."""
         on_cpu = model.device.type == "cpu"
-        trees = config.layout == "tree" and self.unfit is None
+        trees = config.layout == "tree" and self.no_trees_reason is None
         masks = TreeMasks(self.model) if trees else None
         self._microbatches = tree_microbatches if trees else sequence_microbatches
         if on_cpu:
@@ -121,12 +121,12 @@ class Policy:
         return self.trained | {f"{_CRITIC}{name}": parameter for name, parameter in critic}
 
     @property
-    def beside(self) -> Mapping[str, Tensor]:
+    def extra_parameters(self) -> Mapping[str, Tensor]:
         """Trained parameters that are not in the served model: LoRA matrices, a critic."""
         return {name: each for name, each in self.parameters.items() if self.adapter or name.startswith(_CRITIC)}
 
     def weights(self) -> dict[str, Tensor]:
-        """The state of the model that is served, in the precision of the master weights."""
+        """Return the state of the model that is served, in the precision of the master weights."""
         state = self.served.state_dict()
         return state if self.adapter is not None else self.masters.replace_in(state)
 
@@ -146,7 +146,7 @@ class Policy:
         return [logprobs for logprobs, _ in self._evaluate(samples, self._forward)]
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Compute logprobs under the model that training began with; needs `reference=True`."""
+        """Compute logprobs under the model that training started with; needs `reference=True`."""
         assert self._reference is not None
         with self.adapter.disabled() if self.adapter is not None else nullcontext():
             return [logprobs for logprobs, _ in self._evaluate(samples, self._reference)]
@@ -207,10 +207,10 @@ class Policy:
         for whose, norm in norms.items():
             if not isfinite(norm):
                 raise TrainingError(_not_finite(self.step, whose, norm))
-        share = learning_rate_factor(self._config, self.step)
+        factor = learning_rate_factor(self._config, self.step)
         rates = (self._config.learning_rate, self._config.critic_learning_rate)
         for group, rate in zip(self.optimiser.param_groups, rates, strict=False):
-            group["lr"] = share * rate
+            group["lr"] = factor * rate
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.masters.write_back()

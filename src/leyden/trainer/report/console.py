@@ -18,11 +18,11 @@ class ConsoleReport:
         self._console, self._steps, self._held_out = console, steps, held_out
         self._status: Status | None = None
 
-    def progress(self, step: int, done: int, asked: int, what: str) -> None:
+    def progress(self, step: int, done: int, total: int, what: str) -> None:
         """Show the progress of a step, on a terminal."""
         if not self._console.is_terminal:
             return
-        text = f"step {step}: {done} of {asked} {what}"
+        text = f"step {step}: {done} of {total} {what}"
         if self._status is None:
             self._status = self._console.status(text)
             self._status.start()

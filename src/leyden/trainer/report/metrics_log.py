@@ -34,7 +34,7 @@ class MetricsLog:
         self._sending: set[asyncio.Task[Any]] = set()
         _remove_after(path, step, policy)
 
-    def progress(self, step: int, done: int, asked: int, what: str) -> None:
+    def progress(self, step: int, done: int, total: int, what: str) -> None:
         """Do nothing: metrics are written when a step is done."""
 
     def step(self, report: StepReport, left_s: float) -> None:
@@ -71,12 +71,12 @@ class MetricsLog:
 
 
 def step_metrics(report: StepReport) -> dict[str, float]:
-    """The metrics of a step, by name; those that are missing or not finite are left out."""
+    """Return the metrics of a step, by name; those that are missing or not finite are left out."""
     accounting, metrics = report.accounting, report.metrics
     found: dict[str, float | None] = {
         "reward/mean": report.reward,
         "reward/deviation": report.spread,
-        "rollouts/asked": accounting.asked,
+        "rollouts/asked": accounting.requested,
         "rollouts/trained": accounting.trained,
         "groups/asked": accounting.groups,
         "groups/dropped": accounting.groups_dropped,
@@ -114,7 +114,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
 
 
 def held_out_metrics(measured: EvaluationResult) -> dict[str, float]:
-    """The metrics of an evaluation."""
+    """Return the metrics of an evaluation."""
     found = {f"held_out/{ending}": float(count) for ending, count in measured.outcomes.items()}
     if measured.reward is not None:
         found["held_out/reward"] = measured.reward
@@ -139,6 +139,6 @@ def _remove_after(path: Path, step: int, policy: str) -> None:
         for line in read_metrics(path)
         if line.get("policy", DEFAULT_POLICY) != policy or (step and line["step"] <= step)
     ]
-    draft = path.with_suffix(".draft")
-    draft.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    draft.replace(path)
+    temporary = path.with_suffix(".draft")
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    temporary.replace(path)

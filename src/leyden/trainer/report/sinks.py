@@ -22,16 +22,16 @@ class Sink(Protocol):
 
 def open_sinks(config: Config, folder: Path) -> list[Sink]:
     """Open the sinks that a configuration names. A missing package is an error before any work starts."""
-    makers: dict[str, Callable[[Config, Path], Sink]] = {
+    sinks: dict[str, Callable[[Config, Path], Sink]] = {
         "tensorboard": TensorBoard,
         "wandb": WeightsAndBiases,
         "mlflow": MLflow,
         "trackio": Trackio,
     }
-    return [makers[name](config, folder) for name in config.report]
+    return [sinks[name](config, folder) for name in config.report]
 
 
-def _need(module: str, package: str, sink: str) -> Any:
+def _require(module: str, package: str, sink: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
@@ -42,7 +42,7 @@ class TensorBoard:
     """Event files in the run's folder: `tensorboard --logdir` shows them."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        _need("tensorboard", "tensorboard", "tensorboard")
+        _require("tensorboard", "tensorboard", "tensorboard")
         self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
         self._writer.add_text("config", f"```\n{written(config)}\n```")
 
@@ -60,7 +60,7 @@ class WeightsAndBiases:
     """A W&B run; offline too, with WANDB_MODE=offline."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        wandb = _need("wandb", "wandb", "wandb")
+        wandb = _require("wandb", "wandb", "wandb")
         self._run = wandb.init(
             project="leyden", name=config.run, id=config.run, resume="allow", dir=str(folder), config=_plain(config)
         )
@@ -78,7 +78,7 @@ class MLflow:
     """An MLflow run, in the run's folder unless MLFLOW_TRACKING_URI says otherwise."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        mlflow = _need("mlflow", "mlflow", "mlflow")
+        mlflow = _require("mlflow", "mlflow", "mlflow")
         self._client = mlflow
         if not mlflow.is_tracking_uri_set():
             mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').absolute()}")
@@ -99,7 +99,7 @@ class Trackio:
     """A Trackio run on this machine."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self._trackio = _need("trackio", "trackio", "trackio")
+        self._trackio = _require("trackio", "trackio", "trackio")
         self._trackio.init(project="leyden", name=config.run, resume="allow", config=_plain(config), embed=False)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -1,1 +1,1 @@
-"""Where a step's episodes come from: tasks, collection, automatic rewards, evaluation."""
+"""Provides the episodes of a step: reads tasks, collects rollouts, adds automatic rewards, and evaluates."""

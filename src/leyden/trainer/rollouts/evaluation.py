@@ -25,17 +25,17 @@ class EvaluationResult(Struct, frozen=True):
 
 
 async def evaluate(
-    collection: RolloutCollector,
+    collector: RolloutCollector,
     name: str,
     tasks: Sequence[Task],
     rollouts: int,
     failure_reward: float,
-    progress: Callable[[int, int], None] = lambda done, asked: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[EvaluationResult, list[Episode]]:
     """Run each task `rollouts` times; return the result and the episodes in the order of the tasks."""
     specs = [GroupSpec(f"{name}-{task.id}", task, rollouts, Purpose.EVAL) for task in tasks]
     done: dict[str, list[Episode]] = {}
-    async for spec, group in collection.gather(specs):
+    async for spec, group in collector.gather(specs):
         done[spec.id] = group
         progress(len(done) * rollouts, len(specs) * rollouts)
     episodes = [episode for spec in specs for episode in done[spec.id]]

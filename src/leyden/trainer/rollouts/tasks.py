@@ -14,7 +14,7 @@ from msgspec import Struct
 from leyden.config import Config, ConfigError
 from leyden.records import ID_RULE, Id, Task
 
-LONGEST_ID = 120
+MAX_ID_LENGTH = 120
 """Characters of a task's id: a group of rollouts is named after it."""
 
 
@@ -25,10 +25,10 @@ class Tasks(Struct, frozen=True):
     held_out: tuple[Task, ...]
     seed: int
 
-    def draw(self, position: int) -> Task:
-        """The task at a position of the endless order: every task once an epoch, each epoch shuffled anew."""
-        epoch, place = divmod(position, len(self.train))
-        return self.train[_order(self.seed, epoch, len(self.train))[place]]
+    def at(self, position: int) -> Task:
+        """Return the task at a position of the endless order: every task once per epoch, each epoch shuffled anew."""
+        epoch, index = divmod(position, len(self.train))
+        return self.train[_order(self.seed, epoch, len(self.train))[index]]
 
 
 @lru_cache(maxsize=2)
@@ -55,10 +55,10 @@ def read_tasks(config: Config) -> Tasks:
     if number >= len(tasks):
         raise ConfigError(f"`held_out`: {number} of {len(tasks)} tasks leave none to train on")
     shuffled = sorted(tasks, key=lambda task: blake2b(f"{config.seed}/{task.id}".encode()).digest())
-    apart = {task.id for task in shuffled[:number]}
+    held_out_ids = {task.id for task in shuffled[:number]}
     return Tasks(
-        tuple(task for task in tasks if task.id not in apart),
-        tuple(task for task in tasks if task.id in apart),
+        tuple(task for task in tasks if task.id not in held_out_ids),
+        tuple(task for task in tasks if task.id in held_out_ids),
         config.seed,
     )
 
@@ -69,13 +69,13 @@ def read_task_file(path: Path) -> tuple[Task, ...]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"`tasks`: {path}: {error.strerror}") from error
-    rows = [(number, _row(path, number, line)) for number, line in enumerate(lines, 1) if line.strip()]
-    if not rows:
+    inputs = [(number, _task_input(path, number, line)) for number, line in enumerate(lines, 1) if line.strip()]
+    if not inputs:
         raise ConfigError(f"`tasks`: {path} has no tasks: write one JSON object a line")
     seen: dict[str, int] = {}
     tasks = []
-    for number, row in rows:
-        task = _task(path, number, row)
+    for number, task_input in inputs:
+        task = _task(path, number, task_input)
         if task.id in seen:
             raise ConfigError(f"{path}:{number}: the same task as in line {seen[task.id]}, by its `id` or its content")
         seen[task.id] = number
@@ -84,7 +84,7 @@ def read_task_file(path: Path) -> tuple[Task, ...]:
 
 
 def tasks_as_jsonl(tasks: Sequence[Any]) -> str:
-    """Write tasks that were given as Python objects as the text of such a file."""
+    """Encode tasks that are Python objects as the text of a task file."""
     try:
         return "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks)
     except (TypeError, ValueError) as error:
@@ -97,24 +97,24 @@ def _check_normalize_by(key: str | None, tasks: Sequence[Task]) -> None:
         raise ConfigError(f"`algorithm.normalize_by`: no task has a {key!r}; their keys are {', '.join(keys)}")
 
 
-def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _task_input(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        row = msgspec.json.decode(line)
+        task_input = msgspec.json.decode(line)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}:{number}: this line is not JSON: {error}") from error
-    if not isinstance(row, dict):
+    if not isinstance(task_input, dict):
         raise ConfigError(f'{path}:{number}: a task is a JSON object, as in {{"question": ...}}')
-    return row
+    return task_input
 
 
-def _task(path: Path, number: int, row: dict[str, Any]) -> Task:
-    if "id" not in row:
-        content = json.dumps(row, sort_keys=True, ensure_ascii=False).encode()
-        return Task(blake2b(content, digest_size=8).hexdigest(), row)
+def _task(path: Path, number: int, task_input: dict[str, Any]) -> Task:
+    if "id" not in task_input:
+        content = json.dumps(task_input, sort_keys=True, ensure_ascii=False).encode()
+        return Task(blake2b(content, digest_size=8).hexdigest(), task_input)
     try:
-        id = msgspec.convert(str(row["id"]), Id)
+        id = msgspec.convert(str(task_input["id"]), Id)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}:{number}: {row['id']!r} cannot be an id: write {ID_RULE}") from error
-    if len(id) > LONGEST_ID:
-        raise ConfigError(f"{path}:{number}: an `id` has {LONGEST_ID} characters at the most, this one {len(id)}")
-    return Task(id, row)
+        raise ConfigError(f"{path}:{number}: {task_input['id']!r} cannot be an id: write {ID_RULE}") from error
+    if len(id) > MAX_ID_LENGTH:
+        raise ConfigError(f"{path}:{number}: an `id` has {MAX_ID_LENGTH} characters at the most, this one {len(id)}")
+    return Task(id, task_input)
