@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """What is public, imported when it is used: an agent that imports Leyden does not wait for torch."""
+    """Import a public name when it is first used, so that an agent that imports Leyden does not wait for torch."""
     if name == "Result":
         from leyden.client.attempt.result import Result
 

@@ -1,4 +1,4 @@
-"""Tasks that run in the background. One that fails logs its traceback at once, whether or not anybody awaits it."""
+"""Tasks that run in the background. One that fails logs its traceback at once, even if nothing awaits it."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ _log = logging.getLogger("leyden.background")
 
 
 def start_background(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Start a task; keep the reference. `name` is a noun phrase for the log, such as "the lease sweeper"."""
+    """Start a task; keep the reference. `name` is a noun phrase for the log, such as "the expiry of leases"."""
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_log_failure)
     return task

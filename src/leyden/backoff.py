@@ -1,4 +1,4 @@
-"""Exponential back-off with jitter: the one schedule by which everything here waits before it tries again."""
+"""Exponential back-off with jitter, for every retry in Leyden."""
 
 import asyncio
 import random
@@ -13,11 +13,11 @@ class Backoff(Struct, frozen=True):
     max_s: float
 
     def limit_s(self, failures: int) -> float:
-        """The longest wait after this many failures in a row. Deterministic: a wait that is stored uses it as it is."""
+        """Return the longest wait after this many failures in a row. It is not random: the store keeps such waits."""
         return min(self.max_s, self.first_s * 2.0 ** min(failures - 1, 64))
 
     def delay_s(self, failures: int) -> float:
-        """A random wait between half of `limit_s` and all of it, so that many clients do not retry in step."""
+        """Return a random wait between half of `limit_s` and all of it, so that clients do not retry in step."""
         return self.limit_s(failures) * random.uniform(0.5, 1.0)
 
     async def wait(self, failures: int) -> None:

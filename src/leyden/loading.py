@@ -1,4 +1,4 @@
-"""Loads callables from references such as `module:name`, and makes references for callables.
+"""Loads callables from references such as `module:name`, and creates references to callables.
 
 A reference that cannot be loaded raises `LoadError` with a one-line message.
 """
@@ -81,7 +81,7 @@ def reference_to(target: AnyCallable, folder: str) -> str:
         data = cloudpickle.dumps(target)
     except Exception as error:
         raise LoadError(
-            f"{name or target!r} cannot be sent to another process ({error}): move it into a module of its own, "
+            f"{name or target!r} cannot be sent to another process ({error}): move it into its own module, "
             "or create the objects it uses inside it"
         ) from error
     label = getattr(target, "__name__", "callable").strip("<>")

@@ -44,7 +44,7 @@ _JSON = "application/json"
 _MSGPACK = "application/msgpack"
 _CONNECT_TIMEOUT_S = 10.0
 _REPLY_TIMEOUT_S = 330.0
-"""Longer than the longest `wait` that a request may ask for."""
+"""Longer than the longest `wait` of a request."""
 
 
 class RemoteError(Exception):
@@ -145,11 +145,11 @@ class Remote:
         return await self.request("POST", f"/api/runs/{run}/metrics", Recorded, metrics)
 
     async def hold_calls(self, run: str, policy: str) -> HoldReply:
-        """Start no model call of a policy until its next version is published; how many calls wait already."""
+        """Start no model call of a policy until its next version is published; return how many calls wait."""
         return await self.request("POST", f"/api/runs/{run}/policies/{policy}/hold", HoldReply)
 
     async def publish_version(self, run: str, version: Version) -> Recorded:
-        """Record that a version of the weights is being served; calls that were held for it go on."""
+        """Record that a version of the weights is being served; calls that were held for it resume."""
         return await self.request("POST", f"/api/runs/{run}/versions", Recorded, version)
 
     # Groups and rollouts

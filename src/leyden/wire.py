@@ -75,7 +75,7 @@ class Lease(Struct, frozen=True):
     """URL at which the agent reaches the server."""
     traceparent: str
     alone: bool = False
-    """Run this attempt in a process of its own, because an earlier attempt's process died."""
+    """Run this attempt alone in a process, because an earlier attempt's process died."""
 
 
 class HeartbeatRequest(Struct, frozen=True, forbid_unknown_fields=True):

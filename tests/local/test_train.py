@@ -55,7 +55,7 @@ def test_a_run_that_is_done_has_nothing_left_to_do(trained: Training) -> None:
 def test_a_run_goes_on_for_more_steps_but_not_with_another_meaning(trained: Training) -> None:
     refused = leyden(trained.folder, "train", "small.toml", "run=small", "--json", "training.group_size=5")
     assert refused.returncode == 1
-    assert "`training.group_size` is not what run 'small' began with" in refused.stderr
+    assert "`training.group_size` is not what run 'small' started with" in refused.stderr
     more = leyden(trained.folder, "train", "small.toml", "training.steps=5")
     assert "resuming small after step 4" in more.stderr, more.stderr
     assert re.search(r"engine: \w+ \(.+\)", more.stderr)

@@ -46,11 +46,11 @@ def add_rescore(commands: Any) -> argparse.ArgumentParser:
 
 async def _rescore(options: argparse.Namespace) -> None:
     opened = (open_source if options.dry_run else open_writable)(options, options.name)
-    async with cast(AbstractAsyncContextManager[Any], opened) as record:
-        config = _config(await record.run(options.name))
+    async with cast(AbstractAsyncContextManager[Any], opened) as source:
+        config = _config(await source.run(options.name))
         reference, reward = _reward(options, config)
         async with _services(config, reward) as services:
-            rescorer = Rescorer(cast(EpisodeSource, record), options.name, reward, reference, services, options.dry_run)
+            rescorer = Rescorer(cast(EpisodeSource, source), options.name, reward, reference, services, options.dry_run)
             done = await _collect(rescorer.rescore(options.concurrency))
     if options.json:
         print_json({"source": rescorer.source, "dry_run": options.dry_run, "rollouts": done})
@@ -85,9 +85,9 @@ def _services(config: Config | None, reward: RewardFunction) -> ServiceRegistry:
     """Return the services of the run that the reward function uses."""
     if config is None:
         return ServiceRegistry({})
-    asked = {name: service for name, service in config.services.items() if name in reward.services}
-    made = ServiceRegistry.objects(asked, reward.services, config.base, loop=background_loop())
-    return ServiceRegistry.commands(asked, config.base) | made
+    used = {name: service for name, service in config.services.items() if name in reward.services}
+    objects = ServiceRegistry.objects(used, reward.services, config.base, loop=background_loop())
+    return ServiceRegistry.commands(used, config.base) | objects
 
 
 def _config(run: Run) -> Config | None:

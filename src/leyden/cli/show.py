@@ -20,7 +20,7 @@ from leyden.episodes import Episode
 from leyden.records import Attempt, Call, Rollout, Span
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
 
-_OUTPUT_LINES, _LONGEST_LINE = 20, 2000
+_OUTPUT_LINES, _MAX_LINE_LENGTH = 20, 2000
 
 
 def add_runs(commands: Any) -> argparse.ArgumentParser:
@@ -52,7 +52,7 @@ async def _runs(options: argparse.Namespace) -> None:
     if not found:
         console.print("no runs yet")
         return
-    table = Table("run", "begun", "groups", "calls", "tokens", "reward", "rollouts", box=box.SIMPLE, pad_edge=False)
+    table = Table("run", "started", "groups", "calls", "tokens", "reward", "rollouts", box=box.SIMPLE, pad_edge=False)
     for run in found:
         table.add_row(
             run.id,
@@ -67,22 +67,22 @@ async def _runs(options: argparse.Namespace) -> None:
 
 
 async def _show(options: argparse.Namespace) -> None:
-    async with open_source(options, options.name) as archive:
+    async with open_source(options, options.name) as source:
         if options.rollout is None:
-            await _show_run(archive, options)
+            await _show_run(source, options)
         else:
-            await _show_rollout(archive, options)
+            await _show_rollout(source, options)
 
 
-async def _show_run(archive: RunSource, options: argparse.Namespace) -> None:
-    run, summary = await archive.run(options.name), await archive.summary(options.name)
-    listed = await archive.rollouts(options.name, options.after or "", options.limit)
+async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
+    run, summary = await source.run(options.name), await source.summary(options.name)
+    listed = await source.rollouts(options.name, options.after or "", options.limit)
     if options.json:
         print_json({"run": run, "summary": summary, "rollouts": listed})
         return
     console = stdout_console()
     counts = _counts(summary) or "no rollouts"
-    console.print(f"[bold]{run.id}[/]  begun {_time(run.created)}, {counts}", soft_wrap=True)
+    console.print(f"[bold]{run.id}[/]  started {_time(run.created)}, {counts}", soft_wrap=True)
     console.print(f"{summary.calls} calls, {summary.tokens} sampled tokens, mean reward {_number(summary.mean_reward)}")
     settings = msgspec.to_builtins(run.settings)
     console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()), highlight=False)
@@ -91,9 +91,9 @@ async def _show_run(archive: RunSource, options: argparse.Namespace) -> None:
         console.print(f"more: leyden show {run.id} --after {listed[-1].id}", highlight=False, soft_wrap=True)
 
 
-async def _show_rollout(archive: RunSource, options: argparse.Namespace) -> None:
-    detail = await archive.rollout(options.name, options.rollout)
-    episodes = [await archive.episode(options.name, attempt.id) for attempt in detail.attempts]
+async def _show_rollout(source: RunSource, options: argparse.Namespace) -> None:
+    detail = await source.rollout(options.name, options.rollout)
+    episodes = [await source.episode(options.name, attempt.id) for attempt in detail.attempts]
     if options.json:
         print_json({"rollout": detail.rollout, "task": detail.task, "episodes": episodes})
         return
@@ -133,7 +133,7 @@ def _print_head(console: Console, detail: RolloutDetail) -> None:
 
 def _print_episode(console: Console, episode: Episode) -> None:
     attempt = episode.attempt
-    console.print(f"worker {attempt.worker}, begun {_time(attempt.started)}", highlight=False, soft_wrap=True)
+    console.print(f"worker {attempt.worker}, started {_time(attempt.started)}", highlight=False, soft_wrap=True)
     if attempt.outcome and attempt.outcome.message:
         console.print(Text(_plain(attempt.outcome.message)))
     for call in episode.calls:
@@ -164,7 +164,7 @@ def _print_output(console: Console, output: str) -> None:
     missing = f" (the last {len(kept)} of {len(lines)} lines; --json has all)" if len(kept) < len(lines) else ""
     console.print(f"[bold]output[/]{missing}", highlight=False)
     for line in kept:
-        console.print(Text("  | " + (line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...")))
+        console.print(Text("  | " + (line if len(line) <= _MAX_LINE_LENGTH else f"{line[:_MAX_LINE_LENGTH]}...")))
 
 
 def _facts(episode: Episode, call: Call) -> str:
@@ -212,7 +212,7 @@ def _state(rollout: Rollout) -> str:
 
 
 def _ending(attempt: Attempt) -> str:
-    return str(attempt.outcome.ending) if attempt.outcome else "alive"
+    return str(attempt.outcome.ending) if attempt.outcome else "running"
 
 
 def _message(message: Any) -> str:

@@ -10,7 +10,7 @@ from leyden.loading import LoadError
 
 
 class AgentKind(Enum):
-    """How an agent is run."""
+    """The kind of an agent, which decides how it is run."""
 
     PYTHON = "a function or a class"
     COMMAND = "a command"

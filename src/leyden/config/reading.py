@@ -97,24 +97,24 @@ def current_keys(document: Mapping[str, Any], source: Callable[[str], str] | Non
             raise ConfigError(f"`{old}` is the old name of `{new}`, and both are set: remove `{old}`")
         current[section] = {new_name if name == old_name else name: value for name, value in inner.items()}
         if source is not None:
-            _say_renamed(old, new, source(old))
+            _log_renamed(old, new, source(old))
     return current
 
 
 def written(config: Config) -> str:
     """Write a configuration as TOML, with every default."""
-    return tomli_w.dumps(_without_nothing(msgspec.to_builtins(config)))
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
 
 
 def _current_key(key: str) -> str:
     new = RENAMED.get(key)
     if new is None:
         return key
-    _say_renamed(key, new)
+    _log_renamed(key, new)
     return new
 
 
-def _say_renamed(old: str, new: str, source: str = "") -> None:
+def _log_renamed(old: str, new: str, source: str = "") -> None:
     _logger.warning("%s`%s` is now `%s`; the old name still works", source, old, new)
 
 
@@ -164,7 +164,7 @@ def _join(section: str, name: str) -> str:
 
 
 def _line_of(text: str, key: str) -> int | None:
-    """Find the line of a dotted key in a TOML text; None where it cannot be told."""
+    """Find the line of a dotted key in a TOML text; None where it is not found."""
     inside, sought = "", re.escape(key).replace("NAME", r"[\w-]+")
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
@@ -174,8 +174,8 @@ def _line_of(text: str, key: str) -> int | None:
     return None
 
 
-def _without_nothing(value: Any) -> Any:
+def _without_none(value: Any) -> Any:
     """Remove None values: TOML has no null, and a missing key means the same."""
     if isinstance(value, dict):
-        return {key: _without_nothing(inner) for key, inner in value.items() if inner is not None}
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
     return value

@@ -1,4 +1,4 @@
-"""The engine of a run, as `engine.kind` says. Everything else knows it only by its protocol."""
+"""Starts the engine that `engine.kind` selects. All other code uses only its protocol."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ async def running_engine(
     training: bool,
     reference: bool = False,
 ) -> AsyncIterator[EngineBackend]:
-    """An engine that serves a model, closed at the end. The embedded engine shares the parameters of `model`."""
+    """Run an engine that serves a model, within this context. The embedded one shares the parameters of `model`."""
     kind, why = choose_engine(config, model.device)
     console = Console(stderr=True)
     console.print(f"engine: {kind} ({why})", highlight=False, soft_wrap=True)
@@ -83,7 +83,7 @@ async def running_engine(
 
 
 def choose_engine(config: Config, device: torch.device) -> tuple[str, str]:
-    """Which engine a run takes, and why."""
+    """Return the kind of engine of a run, and the reason for the choice."""
     if config.engine.kind != "auto":
         return config.engine.kind, "`engine.kind`"
     if config.deterministic:

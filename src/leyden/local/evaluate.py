@@ -34,7 +34,7 @@ async def evaluate_model(
     config: Config, model: str | None = None, tasks: str | None = None, console: Console | None = None
 ) -> EvaluatedModel:
     """Run the agent on every held-out task (or every task of a file) with a model (default: the configuration's)."""
-    began = time.monotonic()
+    started = time.monotonic()
     chosen = read_task_file(Path(config.base) / tasks) if tasks is not None else read_tasks(config).held_out
     if not chosen:
         raise ConfigError("`held_out` leaves no tasks to measure on: raise it, or name a file with --tasks")
@@ -64,5 +64,5 @@ async def evaluate_model(
         counted=measured.counted,
         outcomes=measured.outcomes,
         folder=folder.path,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - started,
     )

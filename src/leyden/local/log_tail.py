@@ -1,4 +1,4 @@
-"""The end of the log of a child process, for the message about its failure."""
+"""Reads the end of a child process's log, for the message about its failure."""
 
 from pathlib import Path
 
@@ -11,6 +11,6 @@ class LogTail:
         self._start = path.stat().st_size if path.exists() else 0
 
     def last_line(self) -> str | None:
-        """The last line that is not blank; None where there is none."""
+        """Return the last line that is not blank; None where there is none."""
         lines = self.path.read_bytes()[self._start :].decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else None

@@ -1,6 +1,6 @@
-"""How the memory of one GPU is divided between the trainer and an engine in another process.
+"""Divides the memory of one GPU between the trainer and an engine in another process.
 
-The plan is made before anything starts, printed, and refused in one line where it cannot work.
+The plan is computed and printed before anything starts; a plan that cannot work raises a one-line `ConfigError`.
 """
 
 import torch
@@ -12,19 +12,19 @@ from leyden.trainer.policy.loading import memory_for_training
 
 _GIB = 2**30
 _ACTIVATION_BYTES = 34
-"""What a layer keeps of one hidden number for the backward pass, in bfloat16."""
+"""Bytes that a layer keeps per hidden value for the backward pass, in bfloat16."""
 _CHECKPOINT_BYTES = 2
 """The same with gradient checkpointing, which keeps only the input of a layer."""
 _LOGITS_BYTES = 4 * _GIB
 """A chunk of logits, its gradient, and temporaries."""
 _RESERVE_BYTES = 4 * _GIB
 """For CUDA contexts, fragmentation and whatever else is on the device."""
-_LARGEST_SHARE = 0.6
+_MAX_ENGINE_SHARE = 0.6
 """More KV cache than this share of the device holds does not make sampling faster."""
 
 
 class MemoryPlan(Struct, frozen=True):
-    """Bytes of one GPU, by what they are for."""
+    """Bytes of one GPU, by use."""
 
     device: int
     training: int
@@ -64,11 +64,11 @@ def plan_memory(config: Config, model: PreTrainedModel, device: int, training: b
             f"least {least / _GIB:.1f}: lower `training.batch_tokens`, set `training.gradient_checkpointing = true` or "
             '`training.lora`, take `engine.kind = "torch"`, or a smaller model'
         )
-    return MemoryPlan(device, needed, activations, min(left, int(_LARGEST_SHARE * device)))
+    return MemoryPlan(device, needed, activations, min(left, int(_MAX_ENGINE_SHARE * device)))
 
 
 def _kv_bytes(model: PreTrainedModel) -> int:
-    """Keys and values of one token."""
+    """Return the bytes of the keys and values of one token."""
     text = model.config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

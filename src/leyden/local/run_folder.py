@@ -34,7 +34,7 @@ class RunFolder(Struct, frozen=True):
 
     @classmethod
     def of(cls, config: Config, suffix: str = "") -> "RunFolder":
-        """The folder of a configuration's run."""
+        """Return the folder of a configuration's run."""
         return cls(Path(config.home).absolute() / f"{config.run}{suffix}")
 
     @property
@@ -62,13 +62,13 @@ class RunFolder(Struct, frozen=True):
             changed = [key for key in _differences(self.config_file, config) if not key.startswith(_MAY_CHANGE)]
             if changed and self.metrics_file.exists() and self.metrics_file.stat().st_size:
                 raise ConfigError(
-                    f"`{changed[0]}` is not what run {config.run!r} began with ({self.config_file}): "
+                    f"`{changed[0]}` is not what run {config.run!r} started with ({self.config_file}): "
                     "set it back to resume, or start over with --restart, or under another name with run=NAME"
                 )
             archive = self._archive_store() if changed else None
-            draft = self.config_file.with_suffix(".draft")
-            draft.write_text(written(config), encoding="utf-8")
-            draft.replace(self.config_file)
+            temporary = self.config_file.with_suffix(".draft")
+            temporary.write_text(written(config), encoding="utf-8")
+            temporary.replace(self.config_file)
             yield archive
 
     def archive(self) -> Path | None:
@@ -122,7 +122,7 @@ def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def stored_config(path: Path) -> Config:
-    """The configuration in the folder of a run."""
+    """Read the configuration in the folder of a run."""
     try:
         return read_stored_config(tomllib.loads((path / "config.toml").read_text(encoding="utf-8")))
     except (OSError, tomllib.TOMLDecodeError, ConfigError) as error:

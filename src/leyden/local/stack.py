@@ -107,7 +107,7 @@ def _server_options(config: Config, folder: Path, source: ModelSource, engine: E
 
 
 def admin_key(folder: Path) -> str:
-    """The admin key that a server writes into its home folder."""
+    """Read the admin key that a server writes into its home folder."""
     return (folder / "admin.key").read_text().strip()
 
 

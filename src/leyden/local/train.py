@@ -45,7 +45,7 @@ class TrainingResult(Struct, frozen=True):
     """The duration of this process; earlier processes of a resumed run are not counted."""
 
     def episodes(self, group: str) -> list[Episode]:
-        """The episodes of a group: `step-7-0`, or `eval-20-TASK` for the evaluation after step 20."""
+        """Return the episodes of a group: `step-7-0`, or `eval-20-TASK` for the evaluation after step 20."""
         database = Database(str(self.folder / "leyden.db"), readonly=True)
         try:
             with database.reader.begin() as connection:
@@ -62,7 +62,7 @@ class TrainingResult(Struct, frozen=True):
 async def train(config: Config, restart: bool = False, console: Console | None = None) -> TrainingResult:
     """Train until the last step or SIGINT: the first one finishes the step and saves, the second one stops at once."""
     console = console or Console(stderr=True)
-    began = time.monotonic()
+    started = time.monotonic()
     algorithm = algorithm_of(config)
     tasks = read_tasks(config)
     for note in (*unused_settings(config.algorithm), *_too_few_tasks(config, tasks)):
@@ -77,10 +77,10 @@ async def train(config: Config, restart: bool = False, console: Console | None =
             note = f"the configuration has changed: what was recorded with the earlier one is now {archive}"
             console.print(note, highlight=False, soft_wrap=True)
         state = await _train(config, tasks, algorithm, source, folder, console)
-    rows = read_metrics(folder.metrics_file)
-    draw_image(rows, f"{config.run}: {config.model}", folder.curve)
-    console.print(draw_text(rows), highlight=False)
-    measured = metric_points(rows, "held_out/reward")
+    metrics = read_metrics(folder.metrics_file)
+    draw_image(metrics, f"{config.run}: {config.model}", folder.curve)
+    console.print(draw_text(metrics), highlight=False)
+    measured = metric_points(metrics, "held_out/reward")
     return TrainingResult(
         run=config.run,
         folder=folder.path,
@@ -89,7 +89,7 @@ async def train(config: Config, restart: bool = False, console: Console | None =
         before=measured[0][1] if measured and measured[0][0] == 0 else None,
         after=measured[-1][1] if measured and measured[-1][0] > 0 else None,
         best_step=state.best_step,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - started,
     )
 
 
@@ -141,7 +141,7 @@ async def _train(
 
 @contextmanager
 def _interruptible(console: Console) -> Iterator[asyncio.Event]:
-    """An event that SIGINT or SIGTERM sets; a second signal cancels the current task."""
+    """Yield an event that SIGINT or SIGTERM sets; a second signal cancels the current task."""
     stop = asyncio.Event()
     if threading.current_thread() is not threading.main_thread():  # as in a notebook: signals go to the main thread
         yield stop

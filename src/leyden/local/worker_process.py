@@ -34,7 +34,7 @@ class LocalWorker:
         raise AssertionError("supervising ends only with an error")
 
     async def stop(self) -> None:
-        """End the worker at once: nobody needs the results of its rollouts any longer."""
+        """End the worker at once: the results of its rollouts are no longer needed."""
         self._supervising.cancel()
         self._worker.end()
         await asyncio.to_thread(self._worker.process.wait)
@@ -69,7 +69,7 @@ async def running_worker(options: WorkerOptions, key: str, log_file: Path) -> As
 
 
 def worker_options(config: Config, url: str, run: str) -> WorkerOptions:
-    """The options of a run's worker, from its configuration."""
+    """Return the options of a run's worker, from its configuration."""
     return WorkerOptions(
         server=url,
         run=run,

@@ -1,6 +1,6 @@
 """Computes logprobs without holding all logits: in chunks of tokens, recomputed in the backward pass.
 
-The gradient of a chunk's logits is written down here rather than left to autograd, which would keep several tensors of
+The gradient of a chunk's logits is computed here rather than by autograd, which would keep several tensors of
 the size of the logits. On a GPU the element-wise parts are compiled, so that each reads the logits once.
 """
 
@@ -39,7 +39,7 @@ def logprobs(
 
 
 class _ChunkLogprobs(torch.autograd.Function):
-    """Logprobs and entropies of some tokens. Keeps their hidden states, and their logits only where told to."""
+    """Logprobs and entropies of some tokens. Keeps their hidden states, and their logits only with `keep_logits`."""
 
     @staticmethod
     def forward(
@@ -69,14 +69,14 @@ _chunk_logprobs: Callable[..., tuple[Tensor, Tensor]] = _ChunkLogprobs.apply
 
 
 def _apply(head: Head, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden states cut off from the graph before them, and their logits, with a graph between the two."""
+    """Return detached hidden states and their logits, with a graph between the two."""
     with torch.enable_grad():
         inner = hidden.detach().requires_grad_()
         return inner, head(inner)
 
 
 def _statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The logprobs of the targets, the entropies, and the log of the sum of exponentials."""
+    """Return the logprobs of the targets, the entropies, and the log of the sum of exponentials."""
     scores = _scores(logits, temperatures)
     normaliser = scores.logsumexp(-1)
     entropy = normaliser - ((scores - normaliser[:, None]).exp() * scores).sum(-1)
@@ -92,7 +92,7 @@ def _logits_gradient(
     of_logprob: Tensor,
     of_entropy: Tensor,
 ) -> Tensor:
-    """The gradient of the logits from those of the logprobs and of the entropies."""
+    """Return the gradient of the logits from those of the logprobs and of the entropies."""
     scores = _scores(logits, temperatures)
     probability = (scores - normaliser[:, None]).exp()
     mean = (normaliser - entropy)[:, None]

@@ -16,7 +16,7 @@ from leyden.rl.tree import Tokens, common_prefix, lexicographic_order
 
 
 class Cost(Struct, frozen=True):
-    """What trees cost, in tokens of a plain sequence."""
+    """The cost of trees, in tokens of a plain sequence."""
 
     max_tokens: int
     """Tokens of a tree, unless a single sequence has more."""

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Declaration(Struct, frozen=True, kw_only=True):
-    """What an algorithm says of itself."""
+    """What an algorithm declares: the keys it reads and the algorithms it works with."""
 
     kind: Kind
     reads: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ def load(kind: Kind, name: str) -> Callable[..., Any]:
 
 
 def declaration(kind: Kind, name: str) -> Declaration | None:
-    """What an algorithm declares; None for a user's function, for `none`, and for a name that does not exist."""
+    """Return what an algorithm declares; None for a user's function, for `none`, and for a name that does not exist."""
     if name not in names(kind):
         return None
     found: Declaration = load(kind, name).declaration  # type: ignore[attr-defined]  # set by the decorator
@@ -124,7 +124,7 @@ def declaration(kind: Kind, name: str) -> Declaration | None:
 
 
 def readers(key: str) -> dict[Kind, list[str]]:
-    """The algorithms that read a key of `[algorithm]`, by kind."""
+    """Return the algorithms that read a key of `[algorithm]`, by kind."""
     found = {kind: [name for name in names(kind) if key in _declared(kind, name).reads] for kind in KINDS}
     return {kind: readers for kind, readers in found.items() if readers}
 

@@ -54,7 +54,7 @@ def lexicographic_order(sequences: Sequence[Tokens]) -> list[int]:
 
 
 def common_prefix(left: Ints, right: Ints) -> int:
-    """The length of the longest common prefix of two sequences."""
+    """Return the length of the longest common prefix of two sequences."""
     length = min(len(left), len(right))
     differ = np.flatnonzero(left[:length] != right[:length])
     return int(differ[0]) if len(differ) else length

@@ -146,7 +146,7 @@ class LastJsonLine:
             self._line, self._too_long = bytearray(), True
 
     def value(self) -> Any:
-        """The decoded line, which may lack its newline at the end of the output; None where there is none."""
+        """Return the decoded line, which may lack its newline at the end of the output; None where there is none."""
         last = bytes(self._line) if _is_json(self._line) else self._last
         return None if last is None else msgspec.json.decode(last)
 

@@ -25,7 +25,7 @@ _ENDED_UNRESPONSIVE = "its process was ended because code of one attempt let not
 
 
 class TimeLimits(Struct, frozen=True):
-    """How long attempts may run, and how long a runner may not respond."""
+    """Time limits of attempts and of a runner that does not respond."""
 
     attempt_s: float
     """Time limit of one attempt."""

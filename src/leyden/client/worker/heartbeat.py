@@ -18,7 +18,7 @@ class Heartbeat:
         self._idle.set()
 
     def tracked(self) -> list[ActiveAttempt]:
-        """The attempts that are kept alive now."""
+        """Return the attempts that are kept alive now."""
         return list(self._attempts.values())
 
     def track(self, active: ActiveAttempt) -> None:

@@ -34,7 +34,7 @@ _MAX_ALONE = 8
 
 
 class LeaseLoopOptions(Struct, frozen=True, kw_only=True):
-    """How a lease loop is set up."""
+    """Options of a lease loop."""
 
     worker: str
     run: str | None

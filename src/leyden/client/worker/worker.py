@@ -45,7 +45,7 @@ def _default_name() -> str:
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a worker is set up."""
+    """Options of a worker."""
 
     server: str
     agent: str
@@ -195,12 +195,12 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingClient, mark: st
 
 
 def _share(total: int, index: int, parts: int) -> int:
-    """The size of one of `parts` nearly equal parts of `total`."""
+    """Return the size of one of `parts` nearly equal parts of `total`."""
     return total // parts + (index < total % parts)
 
 
 def _service_share(name: str, service: ServiceConfig, index: int, loops: int) -> ServiceConfig:
-    """A service as one lease loop has it: Python objects live in its host process, so their count is divided."""
+    """Return a service for one lease loop. Python objects are created in each host, so their count is divided."""
     if service.make is None:
         return service
     if service.count < loops:
@@ -216,7 +216,7 @@ def _load_reward(options: WorkerOptions) -> RewardFunction | None:
 
 
 def _services(options: WorkerOptions, reward: RewardFunction | None) -> ServiceRegistry:
-    """The services of the worker's own process: all commands, and the objects that the reward function takes."""
+    """Return the services of the worker's process: all commands, and the objects that the reward function takes."""
     reward_services = reward.services if reward is not None else ()
     for_agent = [n for n, service in options.services.items() if service.make is not None and n not in reward_services]
     if for_agent and kind_of(options.agent, options.base) is not AgentKind.PYTHON:
@@ -227,6 +227,6 @@ def _services(options: WorkerOptions, reward: RewardFunction | None) -> ServiceR
 
 
 def _first_error(group: ExceptionGroup[Exception]) -> Exception:
-    """The first error of a group, out of the groups nested in it."""
+    """Return the first error of a group and the groups nested in it."""
     error = group.exceptions[0]
     return _first_error(error) if isinstance(error, ExceptionGroup) else error

@@ -310,7 +310,7 @@ class TorchEngine:
         self._prefix_cache.release(finished)
 
     def _schedule(self) -> list[tuple[Slot, Segment]]:
-        """Choose the tokens to compute: one for each decoding request, by slot; then up to `prefill_tokens` of prompts."""
+        """Choose the tokens to compute: one per decoding request, by slot; then up to `prefill_tokens` of prompts."""
         decode, prefill, budget = [], [], self._prefill_tokens
         for slot in self._prefix_cache.active:
             missing = len(slot.tokens) - slot.computed

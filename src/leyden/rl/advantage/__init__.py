@@ -41,11 +41,11 @@ class CallBatch(Struct, frozen=True):
     """Calls with equal numbers are in the same state of the same group."""
 
     def mean(self, of: Floats, by: Ints) -> Floats:
-        """The weighted mean of each class, for each of its calls."""
+        """Return the weighted mean of each class, for each of its calls."""
         return total(self.weight * of, by) / total(self.weight, by)
 
     def deviation(self, of: Floats, by: Ints) -> Floats:
-        """The sample standard deviation of each class, for each of its calls, with weights as frequencies.
+        """Return the sample standard deviation of each class, for each of its calls, with weights as frequencies.
 
         sqrt(sum w (x - mean)^2 / (sum w - 1)); 0 where a class has one member, or its values are equal up to rounding.
         """
@@ -69,7 +69,7 @@ Advantage = Callable[[CallBatch, Hyperparameters], Floats]
 
 
 class GroupCounts(Struct, frozen=True):
-    """How many groups have nothing to compare."""
+    """Counts of groups that have nothing to compare."""
 
     alone: int
     """Groups of one rollout."""
@@ -85,18 +85,18 @@ def groups(calls: CallBatch) -> GroupCounts:
 
 
 def weights(rollout: Ints, level: Literal["rollout", "transition"]) -> Floats:
-    """The weight of each call in statistics: 1/(calls of its rollout) at level `rollout`, 1 at level `transition`."""
+    """Return the weight of each call in statistics: 1/(calls of its rollout) at level `rollout`, else 1."""
     ones = np.ones(len(rollout))
     return ones if level == "transition" else 1 / total(ones, rollout)
 
 
 def total(of: Floats, by: Ints) -> Floats:
-    """The sum of each class, for each of its members."""
+    """Return the sum of each class, for each of its members."""
     return _gathered(np.add, 0.0, of, by)
 
 
 def largest(of: Floats, by: Ints) -> Floats:
-    """The largest of each class, for each of its members."""
+    """Return the largest of each class, for each of its members."""
     return _gathered(np.maximum, -np.inf, of, by)
 
 

@@ -1,8 +1,8 @@
 """Credit functions turn the rewards of one rollout into a value for each of its calls.
 
 A credit function takes `RolloutRewards` and `Hyperparameters` and returns one value per call, in order.
-None means that the call is not trained on. The values of calls that are not selected are ignored, but such calls keep
-their place in the sequence.
+None means that the call is not trained on. The values of calls that are not selected are ignored, but such calls stay
+in the sequence.
 """
 
 from collections.abc import Callable, Sequence

@@ -23,5 +23,5 @@ def number_classes(groups: Sequence[int], keys: Sequence[Hashable]) -> Ints:
 
 
 def shared_fraction(states: Ints) -> float:
-    """The share of calls that have another call in their state; the step level of `gigpo` compares only those."""
+    """Return the share of calls with another call in their state; the step level of `gigpo` compares only those."""
     return float((total(np.ones(len(states)), states) > 1.5).mean()) if len(states) else 0.0

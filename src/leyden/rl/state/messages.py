@@ -1,4 +1,4 @@
-"""A state is what came in since the model last answered: two rollouts can meet again after different histories."""
+"""A state is the messages since the model's last answer: rollouts with different histories can reach the same state."""
 
 from collections.abc import Hashable
 
@@ -11,7 +11,7 @@ from leyden.rl.registry import state
 
 @state()
 def messages(episode: Episode, call: Call) -> Hashable:
-    """The role, and the messages after the last answer; without the ids of tool calls, which always differ."""
+    """Return the role and the messages after the last answer, without the ids of tool calls, which always differ."""
     new = []
     for message in reversed(episode.messages(call)):
         if message["role"] == "assistant":

@@ -9,5 +9,5 @@ from leyden.rl.registry import state
 
 @state()
 def prompt(episode: Episode, call: Call) -> Hashable:
-    """Every token of the prompt."""
+    """Return every token of the prompt."""
     return episode.prompt_ids(call)

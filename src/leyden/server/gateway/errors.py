@@ -1,4 +1,4 @@
-"""Why the gateway refuses a model call. Each dialect writes these errors in the format that its SDK reads."""
+"""Errors of the gateway. Each dialect writes them in the format that its SDK reads."""
 
 from enum import StrEnum
 
