@@ -456,5 +456,5 @@ def test_it_loads_as_a_custom_renderer_of_the_package() -> None:
     assert isinstance(renderer, ChatMLRenderer) and isinstance(renderer, Renderer)
     assert renderer.form == ours("qwen2.5").form and renderer.is_prefix_stable
     assert renderer.get_stop_token_ids() == [2, 0]
-    with pytest.raises(TokenizerError, match="does not speak ChatML"):
+    with pytest.raises(TokenizerError, match="does not use ChatML"):
         create_renderer(like("llama", "{{ messages }}"), config)

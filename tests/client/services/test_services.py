@@ -256,9 +256,9 @@ async def test_a_worker_whose_services_cannot_be_started_says_why(
     broken, database = ServiceConfig(make="serviced.py:broken"), ServiceConfig(make="serviced.py:Database")
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("serviced.py:solve", {"services": {"db": broken}}, "service 'db' cannot be started: OSError: no disk"),
-        ("serviced.py:solve", {}, "and services by their names (there are none)"),
+        ("serviced.py:solve", {}, "and with services by name (there are none)"),
         ("serviced.py:solve", {"services": {"db": database}, "processes": 2}, "each of 2 processes needs at least one"),
-        ("sh -c true", {"services": {"db": database}}, "made in Python, which the agent is not"),
+        ("sh -c true", {"services": {"db": database}}, "the agent does not run in Python"),
         ("serviced.py:solve", {"services": {"db": ServiceConfig(make="serviced.py:nobody")}}, "has no 'nobody'"),
     ]
     for agent, options, says in cases:

@@ -104,11 +104,11 @@ def test_a_refusal_says_what_would_fit_and_what_fits_is_loaded(tmp_path: Path, m
     monkeypatch.setattr("leyden.trainer.policy.loading.device", lambda: torch.device("cpu"))
     monkeypatch.setattr("leyden.trainer.policy.loading._free_memory", lambda: 16 * weights)
     load_model(source, "float32", training=True)
-    with pytest.raises(ConfigError, match=r"take a smaller model, a larger machine or `training.lora`$"):
+    with pytest.raises(ConfigError, match=r"use a smaller model, a larger machine or `training.lora`$"):
         load_model(source, "float32", True, reference=True)
     load_model(source, "float32", True, LORA, reference=True)
     monkeypatch.setattr("leyden.trainer.policy.loading._free_memory", lambda: 4 * weights)
     with pytest.raises(ConfigError, match=r'a larger machine or `engine.dtype = "bfloat16"`$'):
         load_model(source, "float32", True, LORA)
-    with pytest.raises(ConfigError, match=r"take a smaller model or a larger machine$"):
+    with pytest.raises(ConfigError, match=r"use a smaller model or a larger machine$"):
         load_model(source, "bfloat16", True, LORA)

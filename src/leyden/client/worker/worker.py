@@ -220,7 +220,9 @@ def _services(options: WorkerOptions, reward: RewardFunction | None) -> ServiceR
     reward_services = reward.services if reward is not None else ()
     for_agent = [n for n, service in options.services.items() if service.make is not None and n not in reward_services]
     if for_agent and kind_of(options.agent, options.base) is not AgentKind.PYTHON:
-        raise LoadError(f"service {for_agent[0]!r} is made in Python, which the agent is not: give it a `command`")
+        raise LoadError(
+            f"service {for_agent[0]!r} is a Python object, and the agent does not run in Python: give it a `command`"
+        )
     base = str(Path(options.base).resolve())
     objects = ServiceRegistry.objects(options.services, reward_services, base, loop=background_loop())
     return ServiceRegistry.commands(options.services, base) | objects
