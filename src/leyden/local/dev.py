@@ -27,21 +27,25 @@ from leyden.wire import GroupSpec
 
 
 class DevReport(Struct, frozen=True):
-    """Counts of what some rollouts left in the record."""
+    """Counts of what was recorded for some rollouts."""
 
     rollouts: int
     outcomes: dict[str, int]
+    """Rollouts by ending."""
     messages: tuple[str, ...]
     """The distinct messages of rollouts that did not succeed."""
     calls: int
     roles: dict[str, int]
+    """Calls by role."""
     prompts: dict[str, int]
     """Calls by how their prompt was built, with the reason where it was rendered again."""
     tools: dict[str, int]
+    """Tool calls by tool."""
     tools_failed: dict[str, int]
+    """Failed tool calls by tool."""
     rewards: tuple[float, ...]
     failures: int
-    """How many of the rewards are `failure_reward`."""
+    """Number of rewards that are `failure_reward`."""
     failure_reward: float
     trained: int
     """Rollouts that training would use."""
@@ -54,7 +58,7 @@ class DevReport(Struct, frozen=True):
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean of the rewards; None without any."""
+        """The mean of the rewards; None if there are none."""
         return fmean(self.rewards) if self.rewards else None
 
 
@@ -80,11 +84,11 @@ async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[De
 
 
 def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevReport:
-    """Count what the episodes hold."""
-    accounts = StepAccounting()
-    admission = replace(algorithm_of(config).sample_filter, min_group=1)  # here one rollout is enough to look at
-    scored = select_rollouts(episodes, admission, accounts) or []
-    trained = [transition.call for one in scored for _, transition in one.transitions]
+    """Count what the episodes contain and what training would use of them."""
+    accounting = StepAccounting()
+    sample_filter = replace(algorithm_of(config).sample_filter, min_group=1)  # a report needs no complete groups
+    selected = select_rollouts(episodes, sample_filter, accounting) or []
+    trained = [transition.call for rollout in selected for _, transition in rollout.transitions]
     outcomes, roles, prompts = Counter[str](), Counter[str](), Counter[str]()
     called, failed = Counter[str](), Counter[str]()
     messages: dict[str, None] = {}
@@ -102,7 +106,7 @@ def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevR
         for call in episode.calls:
             roles[episode.role(call) or "(none)"] += 1
             prompts[f"{call.made}: {call.made_why}" if call.made_why else str(call.made)] += 1
-            called.update(used.name for used in tool_calls_of(call, call.response))
+            called.update(tool_call.name for tool_call in tool_calls_of(call, call.response))
         failed.update(str(signal.tool) for signal in find_signals(episode) if signal.kind is SignalKind.TOOL_FAILED)
     return DevReport(
         rollouts=len(episodes),
@@ -116,10 +120,10 @@ def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevR
         rewards=tuple(rewards),
         failures=failures,
         failure_reward=config.rollout.failure_reward,
-        trained=accounts.trained,
+        trained=accounting.trained,
         calls_trained=len(trained),
         tokens_trained=sum(len(call.chosen) for call in trained),
-        left_out={**accounts.excluded, **{f"call: {why}": count for why, count in accounts.calls_excluded.items()}},
+        left_out={**accounting.excluded, **{f"call: {why}": count for why, count in accounting.calls_excluded.items()}},
         folder=folder,
         run=folder.name,
     )

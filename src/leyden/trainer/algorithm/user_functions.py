@@ -1,4 +1,7 @@
-"""A user's own function in the place of one of ours: called with as much, held to as much, and named where it errs."""
+"""Loads a user's function that replaces a built-in one, and checks its signature and everything that it returns.
+
+An error names the configuration key and says in one line what the function should return.
+"""
 
 import inspect
 import math
@@ -19,119 +22,114 @@ from leyden.trainer.errors import TrainingError
 
 
 class FunctionKind(Struct, frozen=True):
-    """Where a function of one's own may stand."""
+    """How functions under one configuration key are called and checked."""
 
-    given: tuple[str, ...]
-    """What it is called with."""
-    wrong: Callable[..., str | None]
-    """What is wrong with what it gave for that, in words; None where nothing is."""
+    parameters: tuple[str, ...]
+    """Names of the positional arguments."""
+    check: Callable[..., str | None]
+    """Takes the returned value and the arguments; returns what is wrong with the value, None if nothing is."""
 
 
 def load_user_function(key: str, reference: str, base: str) -> Callable[..., Any]:
-    """The user's function that the configuration names under `key`."""
-    place = FUNCTION_KINDS[key]
+    """Load the function that a configuration names under `key`; the result checks every call of it."""
+    kind = FUNCTION_KINDS[key]
     try:
         with placeholder_keys():
             function = load_function(reference, base)
     except LoadError as error:
         raise ConfigError(f"`{key}`: {error}") from error
     try:
-        inspect.signature(function).bind(*place.given)
+        inspect.signature(function).bind(*kind.parameters)
     except TypeError as error:
-        raise ConfigError(f"`{key}`: {reference!r} is called with ({', '.join(place.given)}): {error}") from error
-    except ValueError:  # one written in C does not say what it takes
+        raise ConfigError(f"`{key}`: {reference!r} is called with ({', '.join(kind.parameters)}): {error}") from error
+    except ValueError:  # a function written in C has no signature
         pass
 
     @wraps(function)
-    def called(*given: Any) -> Any:
+    def checked(*arguments: Any) -> Any:
         try:
-            found = function(*given)
+            value = function(*arguments)
         except Exception as error:
             raise TrainingError(f"`{key}` failed: {one_line(error)}") from error
-        if (what := place.wrong(found, *given)) is not None:
-            raise TrainingError(f"`{key}` gave {what}")
-        return found
+        if (problem := kind.check(value, *arguments)) is not None:
+            raise TrainingError(f"`{key}` returned {problem}")
+        return value
 
-    return called
+    return checked
 
 
-def _credit(found: Any, rewards: RolloutRewards, _: Any) -> str | None:
-    if (what := _not_one_each(found, len(rewards.steps), "calls")) is not None:
-        return what
-    bad = [f"{value!r} for call {n}" for n, value in enumerate(found) if value is not None and not _is_number(value)]
+def _check_credit(values: Any, rewards: RolloutRewards, _: Any) -> str | None:
+    if (problem := _check_length(values, len(rewards.steps), "calls")) is not None:
+        return problem
+    bad = [f"{value!r} for call {n}" for n, value in enumerate(values) if value is not None and not _is_number(value)]
     return f"{bad[0]} of a rollout: return a finite number, or None" if bad else None
 
 
-def _advantage(found: Any, calls: CallBatch, _: Any) -> str | None:
-    if (what := _not_one_each(found, len(calls.value), "calls")) is not None:
-        return what
-    return _first_bad(found, "call")
+def _check_advantage(values: Any, calls: CallBatch, _: Any) -> str | None:
+    return _check_length(values, len(calls.value), "calls") or _check_numbers(values, "call")
 
 
-def _aggregation(found: Any, lengths: Sequence[Sequence[int]], _: Any) -> str | None:
-    if (what := _not_one_each(found, len(lengths), "rollouts")) is not None:
-        return what
-    for weights, calls in zip(found, lengths, strict=True):
-        if (
-            what := _not_one_each(weights, len(calls), "calls of a rollout") or _first_bad(weights, "call")
-        ) is not None:
-            return what
+def _check_aggregation(values: Any, lengths: Sequence[Sequence[int]], _: Any) -> str | None:
+    if (problem := _check_length(values, len(lengths), "rollouts")) is not None:
+        return problem
+    for weights, calls in zip(values, lengths, strict=True):
+        problem = _check_length(weights, len(calls), "calls of a rollout") or _check_numbers(weights, "call")
+        if problem is not None:
+            return problem
     return None
 
 
-def _loss(found: Any, tokens: TokenBatch, _: Any) -> str | None:
-    match found:
+def _check_loss(value: Any, tokens: TokenBatch, _: Any) -> str | None:
+    match value:
         case (Tensor() as losses, dict() as metrics):
             pass
         case _:
-            return (
-                f"a {type(found).__name__}: return the losses of the tokens, and a dict of metrics (which may be empty)"
-            )
+            return f"a {type(value).__name__}: return a tensor with the loss of each token, and a dict of metrics"
     for name, metric in metrics.items():
         if not isinstance(metric, Tensor) or metric.shape != tokens.current.shape:
-            return f"{_described(metric)} for the metric {name!r}: return one number for each token"
+            return f"{_describe(metric)} for the metric {name!r}: return one number for each token"
     if losses.shape == tokens.current.shape and not losses.requires_grad:
         return "losses without a gradient: compute them from `tokens.current`"
-    return _not_of_tokens(losses, tokens.current)
+    return _check_tokens(losses, tokens.current)
 
 
-def _correction(found: Any, ratios: Tensor, _: Any) -> str | None:
-    return _not_of_tokens(found, ratios)
+def _check_correction(weights: Any, ratios: Tensor, _: Any) -> str | None:
+    return _check_tokens(weights, ratios)
 
 
-def _state(found: Any, *_: Any) -> str | None:
+def _check_state(key: Any, *_: Any) -> str | None:
     try:
-        hash(found)
+        hash(key)
     except TypeError:
-        return f"a {type(found).__name__}, which cannot be hashed: return a string, a number, or a tuple of such"
+        return f"a {type(key).__name__}, which cannot be hashed: return a string, a number, or a tuple of such"
     return None
 
 
-def _rule(found: Any, signal: Any) -> str | None:
-    if found is None or _is_number(found):
+def _check_rule(weight: Any, signal: Any) -> str | None:
+    if weight is None or _is_number(weight):
         return None
-    return f"{found!r} for {signal.name}: return a finite number, or None"
+    return f"{weight!r} for {signal.name}: return a finite number, or None"
 
 
-def _not_one_each(found: Any, count: int, of: str) -> str | None:
-    if not hasattr(found, "__len__") or isinstance(found, (str, dict, set)):
-        return f"{_described(found)} for {count} {of}: return one value for each"
-    return f"{len(found)} values for {count} {of}: return one for each" if len(found) != count else None
+def _check_length(values: Any, count: int, of: str) -> str | None:
+    if not hasattr(values, "__len__") or isinstance(values, (str, dict, set)):
+        return f"{_describe(values)} for {count} {of}: return one value for each"
+    return f"{len(values)} values for {count} {of}: return one for each" if len(values) != count else None
 
 
-def _first_bad(found: Any, of: str) -> str | None:
-    bad = [f"{value!r} for {of} {n}: return finite numbers" for n, value in enumerate(found) if not _is_number(value)]
+def _check_numbers(values: Any, of: str) -> str | None:
+    bad = [f"{value!r} for {of} {n}: return finite numbers" for n, value in enumerate(values) if not _is_number(value)]
     return bad[0] if bad else None
 
 
-def _not_of_tokens(found: Any, like: Tensor) -> str | None:
-    if not isinstance(found, Tensor) or found.shape != like.shape:
-        return f"{_described(found)} for {len(like)} tokens: return one number for each"
-    return None if bool(found.isfinite().all()) else "what is not a number for some of the tokens"
+def _check_tokens(values: Any, like: Tensor) -> str | None:
+    if not isinstance(values, Tensor) or values.shape != like.shape:
+        return f"{_describe(values)} for {len(like)} tokens: return a tensor with one number for each"
+    return None if bool(values.isfinite().all()) else "nan or infinity for some tokens: return finite numbers"
 
 
-def _described(found: Any) -> str:
-    return f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+def _describe(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _is_number(value: Any) -> bool:
@@ -139,11 +137,11 @@ def _is_number(value: Any) -> bool:
 
 
 FUNCTION_KINDS = {
-    "algorithm.credit": FunctionKind(("rewards", "hyperparameters"), _credit),
-    "algorithm.advantage": FunctionKind(("calls", "hyperparameters"), _advantage),
-    "algorithm.aggregation": FunctionKind(("lengths", "hyperparameters"), _aggregation),
-    "algorithm.loss": FunctionKind(("tokens", "hyperparameters"), _loss),
-    "algorithm.correction": FunctionKind(("ratios", "hyperparameters"), _correction),
-    "algorithm.state": FunctionKind(("episode", "call"), _state),
-    "signals.rule": FunctionKind(("signal",), _rule),
+    "algorithm.credit": FunctionKind(("rewards", "hyperparameters"), _check_credit),
+    "algorithm.advantage": FunctionKind(("calls", "hyperparameters"), _check_advantage),
+    "algorithm.aggregation": FunctionKind(("lengths", "hyperparameters"), _check_aggregation),
+    "algorithm.loss": FunctionKind(("tokens", "hyperparameters"), _check_loss),
+    "algorithm.correction": FunctionKind(("ratios", "hyperparameters"), _check_correction),
+    "algorithm.state": FunctionKind(("episode", "call"), _check_state),
+    "signals.rule": FunctionKind(("signal",), _check_rule),
 }

@@ -1,8 +1,8 @@
-"""Attention along paths: the tokens that a row adds to a tree attend to the row's whole path, and to nothing else.
+"""Attention over a prefix tree on a CPU: the tokens that a sample adds to the tree attend to the sample's path.
 
-Every token of a tree is some row's own, and a row's own tokens see only what its path has: so keys are gathered by
-path, and no pair of tokens is computed of which one does not see the other, padding apart. Rows that add about as much
-are computed together.
+Every token of the tree is added by exactly one sample, and it attends only to ancestors, which are on that sample's
+path. So keys are gathered by path, and apart from padding no masked pair of tokens is computed. Samples that add a
+similar number of tokens are computed together.
 """
 
 from collections import defaultdict
@@ -17,68 +17,75 @@ from torch.nn.functional import scaled_dot_product_attention
 from leyden.rl.tree import Ints
 
 
-class PathRows(Struct, frozen=True):
-    """Rows that are computed together."""
+class PathBatch(Struct, frozen=True):
+    """Samples that are computed together."""
 
     queries: Tensor
-    """The nodes that each adds, one row after another, padded."""
+    """The nodes that each sample adds, padded and flattened."""
     keys: Tensor
-    """The nodes of each path, likewise."""
+    """The nodes of each sample's path, padded and flattened."""
     shape: tuple[int, int, int]
-    """Rows, queries of each, keys of each."""
+    """Samples, queries per sample, keys per sample."""
     mask: Tensor
-    """[rows, 1, queries, keys]: who sees whom."""
+    """[samples, 1, queries, keys]: whether the query attends to the key."""
 
 
-class Paths(Tensor):
-    """A mask in the form of paths. Models pass a mask of four dimensions on as it is, and so this has four."""
+class PathMask(Tensor):
+    """An attention mask that holds paths. It has four dimensions, because models pass such a mask on unchanged."""
 
-    batches: list[PathRows]
-    places: Tensor
-    """Of every node: where among the queries of all batches it is."""
+    batches: list[PathBatch]
+    query_indices: Tensor
+    """For every node, its index among the queries of all batches."""
 
     @classmethod
-    def of(cls, paths: Sequence[Ints], kept: Sequence[int], width: int, window: int | None) -> "Paths":
-        """The mask of trees of which each row has a path and keeps so many of its nodes of others."""
-        alike: dict[int, list[int]] = defaultdict(list)
-        for row, path in enumerate(paths):
-            if adds := len(path) - kept[row]:
-                alike[adds.bit_length()].append(row)
+    def of(cls, paths: Sequence[Ints], kept: Sequence[int], width: int, window: int | None) -> "PathMask":
+        """Build the mask of samples with these paths, of which the first `kept` nodes are shared with earlier samples.
+
+        `width` is the number of nodes with padding; `window` is the sliding window of the layer, if it has one.
+        """
+        by_size: dict[int, list[int]] = defaultdict(list)
+        for sample, path in enumerate(paths):
+            if added := len(path) - kept[sample]:
+                by_size[added.bit_length()].append(sample)
         mask = torch.empty(1, 1, 1, 1).as_subclass(cls)
         mask.batches = []
-        places, done = np.zeros(width, dtype=np.int64), 0
-        for rows in alike.values():
-            longest, most = max(len(paths[row]) for row in rows), max(len(paths[row]) - kept[row] for row in rows)
-            queries, keys = np.zeros((len(rows), most), dtype=np.int64), np.zeros((len(rows), longest), dtype=np.int64)
-            for line, row in enumerate(rows):
-                path, own = paths[row], paths[row][kept[row] :]
-                keys[line, : len(path)], queries[line, : len(own)] = path, own
-                places[own] = done + line * most + np.arange(len(own))
-            depth = torch.tensor([kept[row] for row in rows])[:, None, None] + torch.arange(most)[None, :, None]
-            seen = torch.arange(longest)[None, None, :] <= depth
+        query_indices, offset = np.zeros(width, dtype=np.int64), 0
+        for samples in by_size.values():
+            max_keys = max(len(paths[sample]) for sample in samples)
+            max_queries = max(len(paths[sample]) - kept[sample] for sample in samples)
+            queries = np.zeros((len(samples), max_queries), dtype=np.int64)
+            keys = np.zeros((len(samples), max_keys), dtype=np.int64)
+            for row, sample in enumerate(samples):
+                path, added_nodes = paths[sample], paths[sample][kept[sample] :]
+                keys[row, : len(path)], queries[row, : len(added_nodes)] = path, added_nodes
+                query_indices[added_nodes] = offset + row * max_queries + np.arange(len(added_nodes))
+            first_depth = torch.tensor([kept[sample] for sample in samples])[:, None, None]
+            query_depth = first_depth + torch.arange(max_queries)[None, :, None]
+            key_depth = torch.arange(max_keys)[None, None, :]
+            attends = key_depth <= query_depth
             if window is not None:
-                seen &= torch.arange(longest)[None, None, :] > depth - window
-            shape = (len(rows), most, longest)
+                attends &= key_depth > query_depth - window
+            shape = (len(samples), max_queries, max_keys)
             flat = torch.from_numpy(queries.reshape(-1)), torch.from_numpy(keys.reshape(-1))
-            mask.batches.append(PathRows(*flat, shape, seen[:, None]))
-            done += len(rows) * most
-        mask.places = torch.from_numpy(places)
+            mask.batches.append(PathBatch(*flat, shape, attends[:, None]))
+            offset += len(samples) * max_queries
+        mask.query_indices = torch.from_numpy(query_indices)
         return mask
 
 
-def path_attention(query: Tensor, key: Tensor, value: Tensor, mask: Paths, scaling: float | None) -> Tensor:
-    """[1, heads, tokens, size] to [1, tokens, heads, size]."""
+def path_attention(query: Tensor, key: Tensor, value: Tensor, mask: PathMask, scaling: float | None) -> Tensor:
+    """Compute attention: [1, heads, tokens, size] to [1, tokens, heads, size]."""
     query_N, key_N, value_N = (each[0].transpose(0, 1) for each in (query, key, value))
-    found = []
-    for rows in mask.batches:
-        number, queries, keys = rows.shape
-        some = query_N.index_select(0, rows.queries).unflatten(0, (number, queries)).transpose(1, 2)
-        seen_keys, seen_values = (
-            each.index_select(0, rows.keys).unflatten(0, (number, keys)).transpose(1, 2) for each in (key_N, value_N)
+    grouped_queries = query.shape[1] != key.shape[1]
+    outputs = []
+    for batch in mask.batches:
+        samples, queries, keys = batch.shape
+        batch_queries = query_N.index_select(0, batch.queries).unflatten(0, (samples, queries)).transpose(1, 2)
+        batch_keys, batch_values = (
+            each.index_select(0, batch.keys).unflatten(0, (samples, keys)).transpose(1, 2) for each in (key_N, value_N)
         )
-        shared = query.shape[1] != key.shape[1]
-        seen = scaled_dot_product_attention(
-            some, seen_keys, seen_values, attn_mask=rows.mask, scale=scaling, enable_gqa=shared
+        output = scaled_dot_product_attention(
+            batch_queries, batch_keys, batch_values, attn_mask=batch.mask, scale=scaling, enable_gqa=grouped_queries
         )
-        found.append(seen.transpose(1, 2).flatten(0, 1))
-    return torch.cat(found).index_select(0, mask.places)[None]
+        outputs.append(output.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, mask.query_indices)[None]

@@ -1,7 +1,7 @@
-"""Attention over trees: each token sees its ancestors, and where a layer has a window only the near ones.
+"""Attention over prefix trees: each token attends to its ancestors, within the window of layers that have one.
 
-Along paths on a CPU; on a GPU by FlexAttention, which skips the blocks of 128 x 128 in which nobody sees anybody, or by
-a dense mask where tokens are few.
+On a CPU it is computed along paths (`path_attention`). On a GPU it is computed by FlexAttention, which skips blocks of
+128 x 128 tokens that are masked entirely, or with a dense mask if there are few tokens.
 """
 
 from functools import cache
@@ -15,20 +15,20 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from leyden.trainer.batch.microbatch import TreeNodes
-from leyden.trainer.policy.path_attention import Paths, path_attention
+from leyden.trainer.policy.path_attention import PathMask, path_attention
 
 Mask = Tensor | BlockMask
 NAME = "leyden"
-"""Under which Hugging Face's models find our attention."""
+"""Name under which the attention is registered in transformers."""
 BLOCK = 128
-"""FlexAttention goes by blocks of so many tokens."""
-_FEW = 2048
-"""So few tokens attend to each other faster by a dense mask, also on a GPU."""
+"""Block size of FlexAttention, in tokens."""
+_MAX_DENSE = 2048
+"""Up to this many tokens a dense mask is faster on a GPU."""
 _KINDS = {"full_attention", "sliding_attention"}
 
 
 class TreeMasks:
-    """The masks that a model's layers need for a batch of trees."""
+    """Sets a model's attention to `_attend`, and builds the masks of its layers for micro-batches of trees."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
@@ -44,10 +44,10 @@ class TreeMasks:
 
     @staticmethod
     def fit(model: PreTrainedModel) -> str | None:
-        """Why a model cannot be given a mask of ours; None where it can."""
+        """Return why a model cannot use a tree mask; None if it can."""
         config = model.config.get_text_config()
-        if odd := set(getattr(config, "layer_types", None) or ()) - _KINDS:
-            return f"it has layers of {', '.join(sorted(odd))}"
+        if unknown := set(getattr(config, "layer_types", None) or ()) - _KINDS:
+            return f"it has layers of {', '.join(sorted(unknown))}"
         if getattr(model, "_is_stateful", False) or not getattr(model, "_supports_attention_backend", False):
             return "not all of its layers are attention"
         if config._attn_implementation not in ("sdpa", NAME):
@@ -55,62 +55,62 @@ class TreeMasks:
         return None
 
     def __call__(self, nodes: TreeNodes) -> Mask | dict[str, Mask]:
-        """One mask, or one for each kind of layer."""
+        """Return one mask, or one for each kind of layer if there are several kinds."""
         masks = {kind: self._mask(nodes, window) for kind, window in self._windows.items()}
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _mask(self, nodes: TreeNodes, window: int | None) -> Mask:
         width = nodes.ends.shape[1]
         if self._device.type == "cpu":
-            return Paths.of(nodes.paths, nodes.kept, width, window)
-        make = _blocks if width > _FEW else _dense
-        return make(
+            return PathMask.of(nodes.paths, nodes.kept, width, window)
+        build = _block_mask if width > _MAX_DENSE else _dense_mask
+        return build(
             torch.from_numpy(nodes.ends).to(self._device), torch.from_numpy(nodes.depths).to(self._device), window
         )
 
 
-def _dense(ends: Tensor, depths: Tensor, window: int | None) -> Mask:
-    place = torch.arange(ends.shape[1], device=ends.device)
-    seen = (place[None, None, :] <= place[None, :, None]) & (place[None, :, None] < ends[:, None, :])
+def _dense_mask(ends: Tensor, depths: Tensor, window: int | None) -> Mask:
+    node = torch.arange(ends.shape[1], device=ends.device)
+    attends = (node[None, None, :] <= node[None, :, None]) & (node[None, :, None] < ends[:, None, :])
     if window is not None:
-        seen &= depths[:, :, None] - depths[:, None, :] < window
-    return seen[:, None]
+        attends &= depths[:, :, None] - depths[:, None, :] < window
+    return attends[:, None]
 
 
-def _blocks(ends: Tensor, depths: Tensor, window: int | None) -> Mask:
-    """The mask in blocks: those that are seen in part, and those that are seen whole."""
-    lines, width = ends.shape
-    number = width // BLOCK
-    ends_B, depths_B = ends.view(lines, number, BLOCK), depths.view(lines, number, BLOCK)
-    begins = torch.arange(0, width, BLOCK, device=ends.device)
-    block = torch.arange(number, device=ends.device)
-    before = block[None, None, :] < block[None, :, None]  # [line, who sees, who is seen]
-    some = before & (ends_B.amax(-1)[:, None, :] > begins[None, :, None])
-    whole = before & (ends_B.amin(-1)[:, None, :] >= begins[None, :, None] + BLOCK)
+def _block_mask(ends: Tensor, depths: Tensor, window: int | None) -> Mask:
+    """Build the mask in blocks: FlexAttention evaluates `attends` only in partial blocks, not in full ones."""
+    rows, width = ends.shape
+    count = width // BLOCK
+    ends_B, depths_B = ends.view(rows, count, BLOCK), depths.view(rows, count, BLOCK)
+    starts = torch.arange(0, width, BLOCK, device=ends.device)
+    block = torch.arange(count, device=ends.device)
+    earlier = block[None, None, :] < block[None, :, None]  # [row, query block, key block]
+    touched = earlier & (ends_B.amax(-1)[:, None, :] > starts[None, :, None])
+    full = earlier & (ends_B.amin(-1)[:, None, :] >= starts[None, :, None] + BLOCK)
     if window is not None:
-        nearest = depths_B.amin(-1)[:, :, None] - depths_B.amax(-1)[:, None, :]
-        furthest = depths_B.amax(-1)[:, :, None] - depths_B.amin(-1)[:, None, :]
-        some &= nearest < window
-        whole &= furthest < window
-    part = (some & ~whole) | (block[None, None, :] == block[None, :, None])
+        min_distance = depths_B.amin(-1)[:, :, None] - depths_B.amax(-1)[:, None, :]
+        max_distance = depths_B.amax(-1)[:, :, None] - depths_B.amin(-1)[:, None, :]
+        touched &= min_distance < window
+        full &= max_distance < window
+    partial = (touched & ~full) | (block[None, None, :] == block[None, :, None])
 
-    def seen(line: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        sees = (key <= query) & (query < ends[line, key])
-        return sees if window is None else sees & (depths[line, query] - depths[line, key] < window)
+    def attends(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        is_ancestor = (key <= query) & (query < ends[row, key])
+        return is_ancestor if window is None else is_ancestor & (depths[row, query] - depths[row, key] < window)
 
     return BlockMask.from_kv_blocks(
-        *_listed(part), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(width, width)
+        *_block_lists(partial), *_block_lists(full), BLOCK_SIZE=BLOCK, mask_mod=attends, seq_lengths=(width, width)
     )
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks are set for each block of queries, and which, those first."""
-    which = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-    return blocks.sum(-1, dtype=torch.int32)[:, None], which.to(torch.int32)[:, None]
+def _block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of key blocks that are set for each query block, and their indices, those set first."""
+    indices = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[:, None], indices.to(torch.int32)[:, None]
 
 
 @cache
-def _compiled() -> Any:
+def _compiled_flex_attention() -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
@@ -121,17 +121,17 @@ def _attend(
     value: Tensor,
     attention_mask: Mask | None,
     scaling: float | None = None,
-    **more: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Ours where the mask is ours, and what models do otherwise where it is not."""
-    if isinstance(attention_mask, Paths):
+    """Compute attention for a tree mask, or as transformers does for any other mask."""
+    if isinstance(attention_mask, PathMask):
         return path_attention(query, key, value, attention_mask, scaling), None
     if not isinstance(attention_mask, BlockMask):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
-    # A kernel of the backward pass goes over all queries that see a block of keys, of all heads that share them: for a
-    # prompt that a whole group shares that takes long, and everybody waits. So every head has its own keys.
-    sharing = query.shape[1] // key.shape[1]
-    if sharing > 1:
-        key, value = (each.repeat_interleave(sharing, dim=1) for each in (key, value))
-    seen = _compiled()(query, key, value, block_mask=attention_mask, scale=scaling)
-    return seen.transpose(1, 2).contiguous(), None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    # One kernel of the backward pass covers all queries that attend to a block of keys, of all heads that share the
+    # keys. For a prompt that a whole group shares it runs long after the others, so every head gets its own keys.
+    heads_per_key = query.shape[1] // key.shape[1]
+    if heads_per_key > 1:
+        key, value = (each.repeat_interleave(heads_per_key, dim=1) for each in (key, value))
+    output = _compiled_flex_attention()(query, key, value, block_mask=attention_mask, scale=scaling)
+    return output.transpose(1, 2).contiguous(), None

@@ -1,22 +1,22 @@
-"""A run's curve: reward in training and on the tasks held out, as an image and in the terminal."""
+"""Plots a run's reward in training and on the held-out tasks, as a PNG and as text for the terminal."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_ROWS, _COLUMNS = 10, 60
+_HEIGHT, _WIDTH = 10, 60
 _HELD_OUT, _TRAIN = "●", "·"
 
 Points = list[tuple[int, float]]
 
 
-def metric_points(rows: Sequence[dict[str, Any]], name: str) -> Points:
-    """The steps of a journal at which a number was written down, with the number."""
-    return [(row["step"], row[name]) for row in rows if name in row]
+def metric_points(lines: Sequence[dict[str, Any]], name: str) -> Points:
+    """Return step and value of a metric for each line of a metrics file that has it."""
+    return [(line["step"], line[name]) for line in lines if name in line]
 
 
-def draw_image(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """Draw the curve into a PNG."""
+def draw_image(lines: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+    """Plot the metrics into a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -24,30 +24,30 @@ def draw_image(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for name, label, style in (("reward/mean", "training", "-"), ("held_out/reward", "held out", "o-")):
-        found = metric_points(rows, name)
-        if found:
-            axes.plot(*zip(*found, strict=True), style, label=label, alpha=0.9 if style == "o-" else 0.5)
+        points = metric_points(lines, name)
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label, alpha=0.9 if style == "o-" else 0.5)
     axes.set(xlabel="step", ylabel="reward", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
 
 
-def draw_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Draw the curve in characters."""
-    train, held_out = metric_points(rows, "reward/mean"), metric_points(rows, "held_out/reward")
-    every = train + held_out
-    if not every:
+def draw_text(lines: Sequence[dict[str, Any]]) -> str:
+    """Plot the metrics in characters."""
+    train, held_out = metric_points(lines, "reward/mean"), metric_points(lines, "held_out/reward")
+    points = train + held_out
+    if not points:
         return "no rewards yet"
-    low, high = min(value for _, value in every), max(value for _, value in every)
-    last = max(max(step for step, _ in every), 1)
-    grid = [[" "] * (_COLUMNS + 1) for _ in range(_ROWS + 1)]
-    for found, mark in ((train, _TRAIN), (held_out, _HELD_OUT)):
-        for step, value in found:
-            row = round((high - value) / ((high - low) or 1) * _ROWS)
-            grid[row][round(step / last * _COLUMNS)] = mark
-    labels = {0: f"{high:.2f}", _ROWS: f"{low:.2f}"}
-    lines = [f"{labels.get(number, ''):>6} │{''.join(row).rstrip()}" for number, row in enumerate(grid)]
-    lines.append(f"{'':>6} └{'─' * _COLUMNS}")
-    lines.append(f"{'':>8}step 0{f'step {last}':>{_COLUMNS - 6}}   {_TRAIN} training  {_HELD_OUT} held out")
-    return "\n".join(lines)
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    last = max(max(step for step, _ in points), 1)
+    grid = [[" "] * (_WIDTH + 1) for _ in range(_HEIGHT + 1)]
+    for series, mark in ((train, _TRAIN), (held_out, _HELD_OUT)):
+        for step, value in series:
+            y = round((high - value) / ((high - low) or 1) * _HEIGHT)
+            grid[y][round(step / last * _WIDTH)] = mark
+    labels = {0: f"{high:.2f}", _HEIGHT: f"{low:.2f}"}
+    text = [f"{labels.get(y, ''):>6} │{''.join(cells).rstrip()}" for y, cells in enumerate(grid)]
+    text.append(f"{'':>6} └{'─' * _WIDTH}")
+    text.append(f"{'':>8}step 0{f'step {last}':>{_WIDTH - 6}}   {_TRAIN} training  {_HELD_OUT} held out")
+    return "\n".join(text)
