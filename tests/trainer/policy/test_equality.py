@@ -155,7 +155,7 @@ def both_ways(
     ):
         torch.manual_seed(0)
         policy = Policy(model, TrainingConfig(layout=layout, batch_tokens=most, **config), critic, reference=True)  # type: ignore[arg-type]
-        policy._cost = replace(policy._cost, tree=1e9 if as_lines else 0.0)  # which of the two is never in doubt
+        policy._cost = replace(policy._cost, tree_token=1e9 if as_lines else 0.0)  # which of the two is never in doubt
         assert policy.no_trees_reason is None
         for parameter in policy.extra_parameters.values():  # some begin at zero, and would hide what comes before them
             torch.nn.init.normal_(parameter, std=0.1)
