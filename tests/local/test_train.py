@@ -239,7 +239,7 @@ def test_a_function_of_ones_own_that_errs_ends_the_run_in_one_line(tmp_path: Pat
     (tmp_path / "own.py").write_text("def loss(tokens, terms):\n    return -tokens.current.mean(), {}\n")
     done = leyden(training.folder, "train", "small.toml", "algorithm.loss=own.py:loss")
     assert done.returncode == 1
-    assert "leyden: `algorithm.loss` returned a tensor of shape () for " in done.stderr and "Traceback" not in done.stderr
+    assert "leyden: `algorithm.loss` returned a tensor of shape () " in done.stderr and "Traceback" not in done.stderr
 
 
 def test_leyden_dev_says_what_was_caught_and_fails_where_nothing_could_be_trained(tmp_path: Path) -> None:
