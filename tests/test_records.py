@@ -119,14 +119,14 @@ def test_only_calls_of_the_policy_under_training_are_trained_on() -> None:
 
 
 @pytest.mark.parametrize("ending", Ending)
-def test_what_an_attempt_is_worth_follows_from_the_table(ending: Ending) -> None:
+def test_the_reward_of_an_attempt_follows_from_the_outcome_table(ending: Ending) -> None:
     rewards = (Reward("f", 1.0),) if ending is Ending.SUCCEEDED else ()
     whole = episode(sampled("a", (1,), (2,)), rewards=rewards, ending=ending)
     expected = {"given": 1.0, "failure_reward": -1.0, "none": None}[MEANING[ending].reward]
     assert whole.final_reward(failure_reward=-1.0) == expected
 
 
-def test_a_rescoring_takes_the_place_of_every_final_reward_before_it() -> None:
+def test_a_rescoring_replaces_every_earlier_final_reward() -> None:
     given = (Reward("a", 1.0, name="truth"), Reward("b", 0.5, name="style"), Reward("c", 0.1, RewardKind.STEP))
     assert episode(rewards=given).final_reward(0.0) == 1.5
     rescored = episode(rewards=(*given, Reward("d", 0.25, source="rescore f"), Reward("e", 0.75, source="rescore f")))
@@ -202,7 +202,7 @@ DISTORTED = [
 
 
 @pytest.mark.parametrize(("sampling", "why"), DISTORTED)
-def test_tokens_that_are_no_fair_draw_are_trained_on_only_where_asked_for(sampling: Sampling, why: str) -> None:
+def test_biased_samples_are_trained_on_only_where_allowed(sampling: Sampling, why: str) -> None:
     fair = sampled("fair", (1,), (2,), sampling=Sampling(temperature=0.7, max_tokens=1, stop=("x",)), finish="length")
     whole = episode(fair, sampled("other", (1,), (2,), sampling=sampling), rewards=(Reward("r", 1.0),))
     assert [call.untrainable for call in whole.calls] == [None, why]
@@ -211,7 +211,7 @@ def test_tokens_that_are_no_fair_draw_are_trained_on_only_where_asked_for(sampli
 
 
 @pytest.mark.parametrize(("sampling", "why"), DISTORTED)
-def test_a_run_cannot_draw_so_that_it_never_trains(sampling: Sampling, why: str) -> None:
+def test_a_run_cannot_sample_so_that_it_never_trains(sampling: Sampling, why: str) -> None:
     with pytest.raises(ValueError, match=f"{why}.*train_distorted"):
         RunSettings(sampling=sampling)
     assert RunSettings(sampling=sampling, allow_biased_sampling=True).sampling == sampling

@@ -248,7 +248,7 @@ def test_a_rollout_may_be_named_after_options(leyden: Leyden, where: list[str]) 
     assert between == leyden("show", "calc", "sums.0", "--json", *where).document
 
 
-def test_a_rollout_that_nobody_has_begun(leyden: Leyden, where: list[str]) -> None:
+def test_a_rollout_without_attempts(leyden: Leyden, where: list[str]) -> None:
     assert leyden("show", "calc", "sums.2", "--json", *where).document["episodes"] == []
     assert "sums.2  queued" in leyden("show", "calc", "sums.2", *where).text
 
@@ -325,7 +325,7 @@ def test_a_command_that_makes_no_sense_is_answered_in_one_line(leyden: Leyden, a
 
 
 @pytest.mark.parametrize("command", [["runs"], ["show", "calc"]])
-def test_a_home_where_no_server_ever_was_is_a_failure(leyden: Leyden, tmp_path: Path, command: list[str]) -> None:
+def test_a_home_folder_without_a_store_is_a_failure(leyden: Leyden, tmp_path: Path, command: list[str]) -> None:
     said = leyden(*command, "--home", tmp_path / "nowhere").mistake(1)
     assert str(tmp_path / "nowhere") in said and "--home" in said
     assert not (tmp_path / "nowhere").exists()
@@ -397,7 +397,7 @@ def test_a_timeout_within_a_command_is_not_called_an_unreachable_server(
         main(["train", str(tmp_path / "one.toml"), "--home", str(tmp_path)])
 
 
-def test_a_training_that_is_stopped_at_once_says_how_to_go_on(leyden: Leyden, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_is_stopped_at_once_says_how_to_resume(leyden: Leyden, monkeypatch: pytest.MonkeyPatch) -> None:
     async def stopped(*_: object) -> None:
         raise asyncio.CancelledError
 

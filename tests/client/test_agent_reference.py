@@ -9,7 +9,7 @@ from leyden.client.agent_reference import AgentKind, kind_of, read_command
 from leyden.loading import LoadError
 
 
-def test_references_are_told_apart(tmp_path: Path) -> None:
+def test_kinds_of_references_are_distinguished(tmp_path: Path) -> None:
     (tmp_path / "my folder").mkdir()
     (tmp_path / "my folder" / "agent.py").touch()
     (tmp_path / "agent.sh").touch(0o755)

@@ -8,7 +8,7 @@ from worksite import AGENTS, Worksite
 from leyden.outcomes import Ending
 
 
-async def test_a_reward_belongs_to_the_latest_call_unless_told_otherwise(site: Worksite) -> None:
+async def test_a_reward_belongs_to_the_latest_call_unless_another_is_named(site: Worksite) -> None:
     await site.open()
     await site.queue("g", {"do": "all"})
     with site.worker("rewarding.py:act"):

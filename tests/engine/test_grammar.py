@@ -155,7 +155,7 @@ async def test_greedy_sampling_follows_the_grammar_too(engine: TorchEngine) -> N
     assert first == second and json.loads(TOKENIZER.decode(first[:-1]))
 
 
-async def test_an_engine_refuses_a_grammar_that_it_cannot_follow_and_goes_on(
+async def test_an_engine_refuses_a_grammar_that_it_cannot_follow_and_continues(
     engine: TorchEngine, spark: PreTrainedModel
 ) -> None:
     with pytest.raises(EngineError):

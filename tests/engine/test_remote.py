@@ -70,7 +70,7 @@ async def test_many_requests_at_once_get_the_chunks_of_the_engine(connection: Co
     assert (connection.remote.context_length, connection.remote.vocab_size) == (1000, 500)
 
 
-async def test_a_request_that_fails_says_why_and_others_go_on(connection: Connection) -> None:
+async def test_a_request_that_fails_says_why_and_others_continue(connection: Connection) -> None:
     good, bad = await asyncio.gather(
         all_of(connection.remote, make_request(1)), all_of(connection.remote, make_request(666)), return_exceptions=True
     )

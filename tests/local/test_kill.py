@@ -24,7 +24,7 @@ def after_lines(process: object, number: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_a_trainer_that_is_killed_goes_on_to_the_same_weights(seed: int, undisturbed: Training, tmp_path: Path) -> None:
+def test_a_trainer_that_is_killed_resumes_to_the_same_weights(seed: int, undisturbed: Training, tmp_path: Path) -> None:
     rng = random.Random(seed)
     training = Training(tmp_path, "deterministic=true")
     for lines in (1, 2):
@@ -54,7 +54,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(undisturbed:
     assert training.accounts() == undisturbed.accounts()
 
 
-def test_a_server_that_is_killed_ends_the_run_and_the_next_one_goes_on(undisturbed: Training, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_ends_the_run_and_the_next_one_resumes(undisturbed: Training, tmp_path: Path) -> None:
     training = Training(tmp_path)
     process = training.start()
     after_lines(process, 1)

@@ -52,7 +52,7 @@ def test_a_run_that_is_done_has_nothing_left_to_do(trained: Training) -> None:
     assert trained.journal() == before
 
 
-def test_a_run_goes_on_for_more_steps_but_not_with_another_meaning(trained: Training) -> None:
+def test_a_run_resumes_for_more_steps_but_not_with_another_meaning(trained: Training) -> None:
     refused = leyden(trained.folder, "train", "small.toml", "run=small", "--json", "training.group_size=5")
     assert refused.returncode == 1
     assert "`training.group_size` is not what run 'small' started with" in refused.stderr
@@ -192,7 +192,7 @@ def test_what_is_wrong_is_one_line_before_any_work(setting: str, says: str, tmp_
     assert says in refusal(tmp_path, setting)
 
 
-def test_too_little_memory_is_said_before_any_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported_before_any_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Training(tmp_path)
     monkeypatch.setattr("leyden.trainer.policy.loading._free_memory", lambda: 10 * 2**20)
     assert "takes about 0.029 GiB and 0.0098 are free" in refusal(tmp_path)
@@ -224,7 +224,7 @@ def test_an_agent_that_is_broken_is_not_trained(tmp_path: Path) -> None:
     assert "none of the first 2 rollouts succeeded; one ended agent_error: KeyError: 'qestion'" in done.stderr
 
 
-def test_settings_that_do_nothing_or_name_nobody_are_said(tmp_path: Path) -> None:
+def test_settings_that_do_nothing_or_name_nothing_are_reported(tmp_path: Path) -> None:
     settings = ("algorithm.gamma=0.5", "training.tasks_per_step=99", 'training.roles=["plannner"]')
     done = leyden(Training(tmp_path).folder, "train", "small.toml", *settings)
     assert done.returncode == 1
@@ -234,7 +234,7 @@ def test_settings_that_do_nothing_or_name_nobody_are_said(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_a_function_of_ones_own_that_errs_ends_the_run_in_one_line(tmp_path: Path) -> None:
+def test_a_user_function_that_fails_ends_the_run_in_one_line(tmp_path: Path) -> None:
     training = Training(tmp_path)
     (tmp_path / "own.py").write_text("def loss(tokens, terms):\n    return -tokens.current.mean(), {}\n")
     done = leyden(training.folder, "train", "small.toml", "algorithm.loss=own.py:loss")

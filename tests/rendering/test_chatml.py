@@ -172,7 +172,9 @@ def test_a_fresh_prompt_has_the_tokens_of_the_models_template(name: str, data: s
 @each
 @given(messages=conversations(quoting), tools=specs)
 @settings(deadline=None, max_examples=40)
-def test_no_word_in_a_message_a_call_or_a_tool_is_ever_a_mark(name: str, messages: list[Any], tools: Any) -> None:
+def test_no_text_in_a_message_a_call_or_a_tool_becomes_a_control_token(
+    name: str, messages: list[Any], tools: Any
+) -> None:
     def harmless(thing: Any) -> Any:
         if isinstance(thing, dict):
             return {key: harmless(value) if key not in ("role", "name") else value for key, value in thing.items()}
@@ -196,7 +198,7 @@ def test_no_word_in_a_message_a_call_or_a_tool_is_ever_a_mark(name: str, message
 @each
 @given(messages=conversations(tools=True), data=st.data())
 @settings(deadline=None, max_examples=40)
-def test_what_an_assistant_said_is_read_back(name: str, messages: list[Any], data: st.DataObject) -> None:
+def test_a_rendered_answer_parses_to_itself(name: str, messages: list[Any], data: st.DataObject) -> None:
     renderer = ours(name)
     text = said if renderer.tool_call_texts else quoting
     drawn = data.draw(conversations(text, reasoning=renderer.form.keeps_reasoning))
@@ -265,7 +267,7 @@ def test_reasoning_is_kept_where_the_template_keeps_it() -> None:
     assert read.content == "" and read.reasoning_content and "Hm.\nWell.".startswith(read.reasoning_content)
 
 
-def test_reasoning_that_the_template_drops_is_rendered_anew_unless_asked_for() -> None:
+def test_a_prompt_whose_template_drops_reasoning_is_rendered_again_unless_retained() -> None:
     tokenizer, ask = TOKENIZERS["smollm2 with marks"], {"role": "user", "content": "Why?"}
     completion = tokenizer.encode("<think>\nHm.\n</think>\n\nSo.<|im_end|>")
     result = {"role": "tool", "content": "1"}
@@ -276,7 +278,7 @@ def test_reasoning_that_the_template_drops_is_rendered_anew_unless_asked_for() -
         assert (renderer.bridge_to_next_turn(prompt, completion, [result]) is not None) == of_tool
 
 
-def test_a_model_without_marks_for_it_thinks_aloud() -> None:
+def test_a_model_without_reasoning_tokens_has_its_reasoning_in_the_text() -> None:
     tokenizer = TOKENIZERS["qwen2.5"]
     parsed = ours("qwen2.5").parse_response(tokenizer.encode("<think>Hm.</think>So.<|im_end|>"))
     assert parsed.content == "<think>Hm.</think>So." and parsed.reasoning_content is None
@@ -322,7 +324,7 @@ def test_what_cannot_be_continued_exactly_is_not(name: str) -> None:
         ('\n{"name": "f", "arguments": "a"}\n</tool_call>', "malformed_structure", "f"),
     ],
 )
-def test_a_call_that_is_not_one_is_told_apart(name: str, block: str, status: str, call: str | None) -> None:
+def test_a_malformed_call_is_recognised(name: str, block: str, status: str, call: str | None) -> None:
     good = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
     ids = TOKENIZERS[name].encode(f"I will.\n{good}\n<tool_call>{block}<|im_end|>")
     parsed = ours(name).parse_response(ids)
@@ -335,7 +337,7 @@ def test_a_call_that_is_not_one_is_told_apart(name: str, block: str, status: str
 
 
 @marked
-def test_only_a_mark_begins_a_call(name: str) -> None:
+def test_only_the_control_token_begins_a_call(name: str) -> None:
     text = 'Write <tool_call>{"name": "f"}</tool_call>'
     ids = TOKENIZERS[name].encode_text(text)[0]
     assert ours(name).parse_response(ids).content == text
@@ -344,7 +346,7 @@ def test_only_a_mark_begins_a_call(name: str) -> None:
 
 
 @each
-def test_what_is_said_around_calls_is_not_lost(name: str) -> None:
+def test_text_around_calls_is_kept(name: str) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     parsed = ours(name).parse_response(TOKENIZERS[name].encode(f"{call}\nThen\n{call} Done.<|im_end|>\nNever"))
     assert parsed.content == "Then\nDone." and len(parsed.tool_calls) == 2
@@ -371,7 +373,7 @@ def test_sparks_template_takes_parts_too() -> None:
     assert ours("spark").render_ids(messages) == SPARK.apply_chat_template(messages)
 
 
-def test_a_model_that_knows_no_tools_is_told_of_them_in_our_words() -> None:
+def test_a_template_without_tools_gets_our_wording() -> None:
     tool = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {}}}
     call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
     ids = ours("smollm2").render_ids(

@@ -53,7 +53,7 @@ def test_half_a_surrogate_pair_is_no_crash() -> None:
     assert tokenizer.decode(tokenizer.encode_text("\ud83d\ude00")[0]) == "😀"
 
 
-def test_what_renderers_asks_of_a_tokenizer() -> None:
+def test_the_interface_that_renderers_requires_of_a_tokenizer() -> None:
     from renderers import ChatTemplateTokenizer, OffsetTokenizer
 
     assert isinstance(tokenizer, OffsetTokenizer) and isinstance(tokenizer, ChatTemplateTokenizer)
@@ -89,7 +89,7 @@ def test_of_several_templates_the_one_for_tools_is_used_with_tools() -> None:
         ({"tokenizer.json": "{}"}, "not a tokenizer"),
     ],
 )
-def test_what_is_wrong_with_the_files_is_said_in_one_line(tmp_path: Path, files: dict[str, str], says: str) -> None:
+def test_invalid_files_are_reported_in_one_line(tmp_path: Path, files: dict[str, str], says: str) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(TokenizerError, match=says) as caught:

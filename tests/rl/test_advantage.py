@@ -74,7 +74,7 @@ def test_dr_grpo_is_the_distance_to_the_mean() -> None:
     assert told(dr_grpo, TWO) == pytest.approx([-2.5, -0.5, 1.5])
 
 
-def test_rloo_leaves_the_own_rollout_out() -> None:
+def test_rloo_leaves_out_the_rollout_itself() -> None:
     assert told(rloo, TWO) == pytest.approx([-4.0, -2.0, 3.0])
     three = [[[1.0, 3.0], [5.0], [6.0]]]
     # the last against (2 + 5) / 2 where rollouts count, against (1 + 3 + 5) / 3 where calls do
@@ -128,7 +128,7 @@ def test_ppo_is_what_the_critic_had_not_expected() -> None:
 
 @pytest.mark.parametrize("level", ["rollout", "transition"])
 @pytest.mark.parametrize("advantage", GROUP_RELATIVE)
-def test_a_group_of_one_rollout_has_nobody_to_be_compared_with(advantage: Advantage, level: str) -> None:
+def test_a_group_of_one_rollout_has_no_other_to_compare_with(advantage: Advantage, level: str) -> None:
     update = calls([[[1.0, 2.0, 7.0]], [[1.0], [2.0]]], level)
     assert told(advantage, update)[:3] == [0.0, 0.0, 0.0]
     assert np.all(advantage(update, Hyperparameters())[3:] != 0)

@@ -45,7 +45,7 @@ def test_rollouts_meet_where_the_same_has_come_in_since_the_model_spoke() -> Non
     assert messages(*one) != messages(one[0], one[0].calls[0])
 
 
-def test_the_beginning_of_a_task_is_a_state_of_its_own() -> None:
+def test_the_beginning_of_a_task_is_its_own_state() -> None:
     one, other = (two_turns(id, "a door")[0] for id in ("x", "y"))
     assert messages(one, one.calls[0]) == messages(other, other.calls[0])
 

@@ -38,7 +38,7 @@ def finished(*batches: Sequence[tuple[int, Call]], loss: object = ppo_clip) -> d
     return statistics.finish()
 
 
-def test_figures_by_hand() -> None:
+def test_metrics_by_hand() -> None:
     found = finished([(0, [(LN2, 0.0, 0.0), (0.0, 0.0, LN2)]), (1, [(-1.0, -1.0 + LN2, -1.0)])])
     assert found == pytest.approx(
         {
@@ -62,7 +62,7 @@ def test_figures_by_hand() -> None:
     )
 
 
-def test_a_loss_without_a_ratio_of_its_own_reports_that_of_tokens() -> None:
+def test_a_loss_without_its_own_ratio_reports_that_of_tokens() -> None:
     found = finished([(0, [(LN2, 0.0, 0.0)])], loss=reinforce)
     assert found["ratio_mean"] == pytest.approx(2.0)
     assert "clipped_low" not in found
@@ -82,7 +82,7 @@ def test_nothing_counted_is_nothing_reported() -> None:
     assert finished([]) == {}
 
 
-def test_policies_that_are_worlds_apart_have_finite_figures() -> None:
+def test_very_different_policies_have_finite_metrics() -> None:
     found = finished([(0, [(-0.1, -900.0, -0.1), (-900.0, -0.1, -900.0)])])
     assert all(torch.isfinite(torch.tensor(value)) for value in found.values())
 
@@ -97,7 +97,7 @@ CALLS = st.lists(
 
 @settings(deadline=None)
 @given(CALLS, st.data())
-def test_an_update_divided_into_batches_has_the_same_figures(
+def test_an_update_divided_into_batches_has_the_same_metrics(
     calls: list[tuple[int, Call]], data: st.DataObject
 ) -> None:
     cuts = sorted({0, len(calls), *data.draw(st.lists(st.integers(0, len(calls)), max_size=4))})

@@ -38,7 +38,7 @@ def test_everything_recorded_is_compared() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_loss_gradient_and_figures_are_those_of_trl(name: str) -> None:
+def test_loss_gradient_and_metrics_are_those_of_trl(name: str) -> None:
     loss, aggregation = OURS[name]
     settings, told = RECORD["cases"][name]["settings"], RECORD["cases"][name]
     given = {key: torch.tensor(samples, dtype=torch.float64) for key, samples in RECORD["tensors"].items()}

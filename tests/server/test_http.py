@@ -161,7 +161,7 @@ async def test_json_and_messagepack_say_the_same_both_ways(client: Client) -> No
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/html", "application/json, */*;q=0.1"])
-async def test_an_answer_is_json_unless_messagepack_is_asked_for(client: Client, accept: str) -> None:
+async def test_an_answer_is_json_unless_the_client_accepts_messagepack(client: Client, accept: str) -> None:
     reply = await client.ask("GET", "/healthz", accept=accept)
     assert (reply.headers["content-type"], msgspec.json.decode(reply.body)) == (JSON, {"status": "ok"})
 

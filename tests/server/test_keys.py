@@ -168,7 +168,7 @@ def test_the_table_names_every_route_and_every_asker(keys: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
-async def test_a_route_lets_in_those_it_is_for_and_nobody_else(
+async def test_a_route_accepts_only_keys_with_its_permission(
     route: Route, server: ServerProcess, keys: dict[str, str]
 ) -> None:
     async with aiohttp.ClientSession() as session:
@@ -247,11 +247,11 @@ async def test_a_key_made_lives_no_longer_than_its_maker(server: ServerProcess) 
         assert soon.expires <= time.time() + 5
 
 
-async def test_no_key_of_an_attempt_can_be_asked_for(remote: Remote) -> None:
+async def test_attempt_keys_cannot_be_requested(remote: Remote) -> None:
     assert await refused(400, remote.make_key(KeySpec("attempt"))) == "invalid_request"
 
 
-async def test_every_pool_key_is_of_a_pool_of_its_own(remote: Remote) -> None:
+async def test_every_pool_key_has_its_own_pool(remote: Remote) -> None:
     one, another = [await remote.make_key(KeySpec("pool")) for _ in range(2)]
     assert one.pool
     assert another.pool not in (None, one.pool)

@@ -115,9 +115,7 @@ def test_every_kind_of_key_has_a_limit() -> None:
     assert set(LIMITS) == set(KeyKind)
 
 
-async def test_an_agent_that_runs_wild_is_told_to_wait_and_nobody_else_is(
-    server: ServerProcess, remote: Remote
-) -> None:
+async def test_a_runaway_agent_is_rate_limited_and_no_other_is(server: ServerProcess, remote: Remote) -> None:
     await remote.create_run(RunSpec("wild", RunSettings(lease_s=3600)))
     await remote.enqueue("wild", GroupSpec("wild-g", Task("t", None), size=2))
     wild, calm = await remote.lease(LeaseRequest("w", 2, run="wild"))

@@ -111,7 +111,7 @@ async def test_metrics_count_what_happens(server: ServerProcess, remote: Remote)
     assert after["leyden_store_bytes"] > 0
 
 
-async def test_an_agent_is_told_the_advertised_address(tmp_path: Path) -> None:
+async def test_an_agent_receives_the_advertised_address(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, "--advertise", "https://leyden.example:8443") as server:
         assert server.running.advertised == "https://leyden.example:8443"
         async with Remote(server.url, server.admin_key) as remote:
@@ -120,7 +120,7 @@ async def test_an_agent_is_told_the_advertised_address(tmp_path: Path) -> None:
             assert lease.url == "https://leyden.example:8443"
 
 
-async def test_an_agent_is_told_where_the_server_listens(server: ServerProcess, remote: Remote) -> None:
+async def test_an_agent_receives_the_address_that_the_server_listens_on(server: ServerProcess, remote: Remote) -> None:
     await work(remote, "told")
     (lease,) = await remote.lease(LeaseRequest("w", run="told"))
     assert lease.url == server.url
@@ -259,7 +259,7 @@ async def test_a_server_that_stops_lets_go_who_waits_and_finishes_what_it_began(
             assert [run.id for run in await remote.runs()] == ["r", "begun"]
 
 
-async def test_a_worker_that_asks_again_at_once_does_not_keep_a_server_from_stopping(tmp_path: Path) -> None:
+async def test_a_worker_that_polls_again_at_once_does_not_keep_a_server_from_stopping(tmp_path: Path) -> None:
     async def ask_again_and_again(remote: Remote) -> None:
         with contextlib.suppress(ConnectionError, RemoteError):
             while True:

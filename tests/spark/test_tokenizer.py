@@ -21,7 +21,7 @@ def test_making_it_again_gives_the_same_bytes(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), f"run {make_tokenizer.__file__}"
 
 
-def test_it_has_1024_tokens_and_every_mark_is_one() -> None:
+def test_it_has_1024_tokens_and_every_control_token_is_one() -> None:
     assert len(tokenizer) == 1024
     assert [tokenizer.encode(mark) for mark in (*make_tokenizer.SPECIAL, *make_tokenizer.MARKS)] == [
         [id] for id in range(16)
@@ -29,7 +29,7 @@ def test_it_has_1024_tokens_and_every_mark_is_one() -> None:
     assert tokenizer.special_ids == {0, 1, 2}
 
 
-def test_digits_and_line_feeds_are_tokens_of_their_own() -> None:
+def test_digits_and_line_feeds_are_single_tokens() -> None:
     assert [tokenizer.decode(id) for id in tokenizer.encode("12 345\n\n\n 6.70")] == [*"12 345\n\n\n 6.70"]
 
 

@@ -172,7 +172,7 @@ async def test_deleting_a_run_frees_its_space(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(tmp_path: Path) -> None:
+async def test_an_interrupted_deletion_continues_at_the_next_start(tmp_path: Path) -> None:
     path = tmp_path / "leyden.db"
     await fill(path, 5)
     with sqlite3.connect(path) as connection:

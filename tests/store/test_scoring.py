@@ -68,7 +68,7 @@ async def test_a_group_is_finished_when_it_is_scored(store: Store) -> None:
     assert [episode.final_reward(0.0) for episode in await episodes(store)] == [0.25, 0.0, 0.75]
 
 
-async def test_a_group_in_which_nobody_waits_to_be_scored_is_finished_at_once(store: Store) -> None:
+async def test_a_group_without_rollouts_to_score_is_finished_at_once(store: Store) -> None:
     await run_group(store, FAILED, FAILED)
     assert await finished(store)
     assert await store.lease_scoring("w", "r") is None

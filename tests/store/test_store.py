@@ -124,7 +124,7 @@ async def test_a_lease_lives_on_heartbeats_and_dies_without(store: Store) -> Non
     assert "w sent no heartbeat" in (ended[0].outcome.message if ended[0].outcome else "")
 
 
-async def test_somebody_elses_heartbeat_prolongs_nothing(store: Store) -> None:
+async def test_a_heartbeat_of_another_worker_renews_nothing(store: Store) -> None:
     await queue(store, "g")
     (attempt,) = await lease(store)
     reply = await store.heartbeat("stranger", [attempt])
@@ -158,7 +158,7 @@ async def test_what_must_be_tried_again_comes_first(store: Store) -> None:
     assert await lease(store) == ["g.0.2"]
 
 
-async def test_each_retry_waits_longer_unless_it_is_nobodys_fault(store: Store) -> None:
+async def test_each_retry_waits_longer_unless_it_is_free(store: Store) -> None:
     await store.enqueue("r", GroupSpec("g", Task("t", {"q": 1}), max_attempts=9))
     for number, pause in enumerate([0.5, 1.0, 2.0, 4.0], start=1):
         assert await lease(store) == [f"g.0.{number}"]

@@ -22,7 +22,7 @@ async def test_writers_at_the_same_time_share_commits(store: Store) -> None:
     assert store.writer.commits - before < 100
 
 
-async def test_one_that_is_refused_disturbs_nobody(store: Store) -> None:
+async def test_one_that_is_refused_affects_no_other(store: Store) -> None:
     results = await asyncio.gather(
         *(store.record_metrics("r" if step % 2 else "nowhere", [Metric(step, "x", 0.0)]) for step in range(50)),
         return_exceptions=True,
@@ -31,7 +31,7 @@ async def test_one_that_is_refused_disturbs_nobody(store: Store) -> None:
     assert await steps(store) == list(range(1, 50, 2))
 
 
-async def test_one_that_breaks_disturbs_nobody(store: Store) -> None:
+async def test_one_that_breaks_affects_no_other(store: Store) -> None:
 
     def broken(tx: Transaction) -> int:
         recording.record_metrics(tx, "r", [Metric(999, "x", 0.0)])

@@ -46,7 +46,7 @@ def weights(policy: Policy) -> torch.Tensor:
     ],
     ids=["weights", "critic", "lora", "mixed precision", "lora in mixed precision"],
 )
-def test_going_on_is_the_same_as_never_having_stopped(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_resuming_equals_never_having_stopped(tmp_path: Path, more: dict[str, Any]) -> None:
     training = {"schedule": "cosine", "steps": 6, "warmup_steps": 2, **more}
     undisturbed = small_policy(**training)
     checkpoints = Checkpoints(tmp_path, SPARK, keep=2)

@@ -59,7 +59,7 @@ def test_the_proximal_policy_is_that_before_the_first_update() -> None:
 @pytest.mark.parametrize(
     ("number", "sizes"), [(1, [7]), (3, [2, 2, 3]), (5, [1, 1, 2, 1, 2]), (7, [1] * 7), (9, [1] * 7)]
 )
-def test_groups_are_divided_evenly_into_the_updates_asked_for(number: int, sizes: list[int]) -> None:
+def test_groups_are_divided_evenly_into_the_configured_updates(number: int, sizes: list[int]) -> None:
     many = [group for _ in range(7) for group in groups()[:1]]
     updates = prepare_updates(many, number, small_policy(), algorithm(), StepAccounting())
     assert [len(update.samples) // 3 for update in updates] == sizes  # a group has three calls
@@ -147,7 +147,7 @@ def worth(signal): return 0.5
 
 
 @pytest.mark.parametrize("place", ["my_functions", "my_functions.py"])
-def test_functions_of_the_users_own_are_found_as_an_agent_is(place: str, tmp_path: Path) -> None:
+def test_user_functions_are_loaded_like_agents(place: str, tmp_path: Path) -> None:
     (tmp_path / "my_functions.py").write_text(OWN)
     rooms = {"credit": "value", "advantage": "above", "loss": "loss", "aggregation": "even", "correction": "plain"}
     named = {key: f"{place}:{name}" for key, name in {**rooms, "state": "place"}.items()}
@@ -161,7 +161,7 @@ def test_functions_of_the_users_own_are_found_as_an_agent_is(place: str, tmp_pat
     assert found.signals.rule is not None and found.signals.rule(None) == 0.5  # type: ignore[arg-type]
 
 
-def test_what_is_set_and_read_by_nobody_is_said() -> None:
+def test_settings_that_no_algorithm_reads_are_reported() -> None:
     said = unused_settings(AlgorithmConfig(gamma=0.5, state="prompt", normalize_by="source", kl_estimate="k2"))
     assert [line.split("`")[1] for line in said] == [
         f"algorithm.{key}" for key in ("gamma", "state", "normalize_by", "kl_in")
@@ -185,7 +185,7 @@ def test_each_algorithm_declares_the_hyperparameters_that_its_file_reads() -> No
             assert read == set(declared.reads) & set(Hyperparameters.__struct_fields__), name
 
 
-def test_hyperparameters_that_nobody_sets_are_those_of_a_configuration() -> None:
+def test_default_hyperparameters_are_those_of_a_configuration() -> None:
     named = algorithm().objective.hyperparameters
     assert all(getattr(named, key) == getattr(Hyperparameters(), key) for key in Hyperparameters.__struct_fields__)
 

@@ -16,7 +16,7 @@ from leyden.outcomes import Ending
 MESSAGES: Any = [{"role": "user", "content": "Say number 1"}]
 
 
-async def test_failures_of_the_engine_are_told_from_those_of_the_agent(tmp_path: Path) -> None:
+async def test_failures_of_the_engine_are_distinguished_from_those_of_the_agent(tmp_path: Path) -> None:
     async with model_server(tmp_path) as server:
         key = await server.new_attempt(max_calls=4)
         server.engine.script = lambda _: (5, 6, 7, 8, 9, -1)
@@ -63,7 +63,7 @@ async def test_no_connection_to_the_server_is_not_the_agents_fault() -> None:
     assert outcome_of_error(error, "http://127.0.0.1:1").ending is Ending.AGENT_ERROR  # some tool of its own, say
 
 
-async def test_an_agents_own_impatience_is_its_own() -> None:
+async def test_a_timeout_of_the_agents_client_is_an_agent_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=0.2) as client:

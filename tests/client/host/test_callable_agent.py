@@ -10,7 +10,7 @@ from leyden.loading import LoadError
 ABOUT = Invocation("a", "r", "http://server/v1", "key", "00-0-0-01")
 
 
-def test_an_agent_takes_the_task_and_the_attempt_if_it_asks_by_name() -> None:
+def test_an_agent_takes_the_task_and_the_attempt_by_name() -> None:
     assert CallableAgent(lambda task: task, "f").bind(1, ABOUT)() == 1
     assert CallableAgent(lambda question, attempt: (question, attempt.id), "f").bind(1, ABOUT)() == (1, "a")
     assert CallableAgent(lambda task, *, attempt=None, tries=3: (attempt.key, tries), "f").bind(1, ABOUT)() == (

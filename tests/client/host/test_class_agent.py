@@ -28,7 +28,7 @@ async def test_an_instance_is_kept_between_rollouts_and_closed_at_the_end(site: 
         await eventually(lambda: log.read_text() == "closed 1\nclosed 2\n")
 
 
-async def test_attempts_at_once_have_instances_of_their_own(site: Worksite, tmp_path: Path) -> None:
+async def test_concurrent_attempts_have_different_instances(site: Worksite, tmp_path: Path) -> None:
     await site.open()
     for n in range(12):
         await site.queue(f"g{n}", {"log": str(tmp_path / "log"), "s": 0.05})

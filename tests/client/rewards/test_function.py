@@ -44,7 +44,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward_function, "_BACKOFF", Backoff(0.001, 0.001))
 
 
-async def test_a_reward_that_fails_is_asked_for_again() -> None:
+async def test_a_reward_function_that_fails_is_called_again() -> None:
     calls: list[int] = []
 
     def fallible(result: int) -> Any:
@@ -88,7 +88,7 @@ async def test_a_function_that_exits_has_failed_and_the_next_call_is_none_the_wo
         assert await function(call).score({}, 0, no_episode) == 1.0
 
 
-async def test_none_says_that_there_is_no_reward_and_is_not_asked_again() -> None:
+async def test_none_means_no_reward_and_is_not_retried() -> None:
     calls: list[int] = []
     with pytest.raises(NoReward, match="returned None"):
         await function(lambda: calls.append(1)).score({}, 1, no_episode)

@@ -167,9 +167,7 @@ async def test_nothing_is_left_of_a_worker_that_is_killed(site: Worksite, tmp_pa
         await gone(family)
 
 
-async def test_a_worker_goes_on_when_the_process_between_it_and_its_commands_is_killed(
-    site: Worksite, tmp_path: Path
-) -> None:
+async def test_a_worker_continues_when_its_command_host_is_killed(site: Worksite, tmp_path: Path) -> None:
     await site.open()
     await site.queue("g", {"do": "leave children", "hang": True, "file": str(tmp_path / "family")})
     with site.worker(PYTHON) as worker:

@@ -63,7 +63,7 @@ async def test_each_service_has_one_borrower_at_a_time(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("healthy", [False, None])
-async def test_an_unhealthy_service_is_replaced_before_it_is_lent(
+async def test_an_unhealthy_service_is_replaced_before_it_is_borrowed(
     healthy: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with things(monkeypatch) as services:
@@ -108,7 +108,7 @@ def refused(port: int) -> bool:
         return asking.connect_ex(("127.0.0.1", port)) != 0
 
 
-async def test_a_command_is_lent_by_its_address_and_replaced_when_it_dies(tmp_path: Path) -> None:
+async def test_a_command_is_borrowed_by_its_address_and_replaced_when_it_dies(tmp_path: Path) -> None:
     me = psutil.Process()
     async with ServiceRegistry.commands({"site": SITE}, str(tmp_path)) as services:
         family = me.children(recursive=True)

@@ -21,7 +21,7 @@ def test_a_request_carries_the_attempts_trace_and_baggage() -> None:
     assert signed({}) == {}
 
 
-def test_a_framework_that_starts_a_trace_of_its_own_does_not_hide_the_attempt() -> None:
+def test_a_framework_that_starts_its_own_trace_does_not_hide_the_attempt() -> None:
     tracer = TracerProvider().get_tracer("framework")
 
     def agent() -> dict[str, str]:

@@ -7,7 +7,7 @@ from leyden.outcomes import Ending
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_provider_of_the_agents_own_is_joined(
+async def test_a_tracer_provider_of_the_agent_is_used(
     site: Worksite, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if late:

@@ -6,7 +6,7 @@ import contextvars
 from leyden.client.tracing import latest_call
 
 
-def test_a_call_of_a_task_is_also_the_latest_of_whoever_started_it() -> None:
+def test_a_call_of_a_task_is_also_the_latest_of_its_creator() -> None:
     async def ask(call: str) -> None:
         latest_call.record(call)
 

@@ -23,7 +23,7 @@ async def test_200_rollouts_in_one_process_with_every_client_at_once_land_on_the
             assert episode.final_reward(0.0) == 1.0
 
 
-async def test_a_trace_of_the_frameworks_own_still_belongs_to_the_attempt(site: Worksite) -> None:
+async def test_a_trace_started_by_a_framework_still_belongs_to_the_attempt(site: Worksite) -> None:
     await site.open()
     for n in range(4):
         await site.queue(f"g{n}", {"n": n})
@@ -66,7 +66,7 @@ def elsewhere() -> Iterator[str]:
         server.shutdown()
 
 
-async def test_other_servers_are_told_nothing_and_processes_are(site: Worksite, elsewhere: str) -> None:
+async def test_the_context_is_sent_to_processes_and_not_to_other_servers(site: Worksite, elsewhere: str) -> None:
     await site.open()
     await site.queue("g", {"url": elsewhere})
     with site.worker("clients.py:tell"):

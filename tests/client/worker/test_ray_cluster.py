@@ -209,7 +209,7 @@ async def until_lost(site: Worksite) -> str:
     return event.subject
 
 
-async def test_a_worker_that_dies_is_started_again_and_stops_when_told_to(
+async def test_a_worker_that_dies_is_started_again_and_stops_on_request(
     site: Worksite, here: Path, place: Callable[..., Driver]
 ) -> None:
     await site.open(lease_s=LEASE_S)
@@ -249,7 +249,7 @@ async def test_workers_and_agents_end_when_the_command_is_killed(
         ("posted.py:solve", ("--ray-address", "127.0.0.1:1"), "there is no Ray cluster at '127.0.0.1:1'"),
     ],
 )
-async def test_what_cannot_work_is_said_in_a_line(
+async def test_what_cannot_work_is_reported_in_one_line(
     site: Worksite, place: Callable[..., Driver], agent: str, more: tuple[str, ...], says: str
 ) -> None:
     await site.open()
@@ -258,7 +258,7 @@ async def test_what_cannot_work_is_said_in_a_line(
     assert driver.output.read_text().splitlines()[-1].startswith(f"leyden: {says}")
 
 
-def test_without_ray_it_is_said_what_to_install(tmp_path: Path) -> None:
+def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('agent = "a:b"\ntasks = "none.jsonl"\n')
     code = "import sys; sys.modules['ray'] = None; from leyden.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(

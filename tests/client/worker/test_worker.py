@@ -158,7 +158,7 @@ async def test_a_time_limit_ends_tasks_and_threads_at_once(site: Worksite, tmp_p
     assert following.final_reward(0.0) == 1.0
 
 
-async def test_a_worker_that_is_told_to_stop_gives_back_what_it_has(site: Worksite) -> None:
+async def test_a_worker_that_is_stopped_gives_back_its_attempts(site: Worksite) -> None:
     await site.open(max_attempts=1)  # it is not charged for
     await site.queue("short", {"do": "sleep", "s": 1.0})
     await site.queue("long", {"do": "sleep", "s": 600})
@@ -203,7 +203,7 @@ async def test_a_host_that_is_still_loading_dies_with_its_worker(site: Worksite,
         await gone(hosts)
 
 
-async def test_a_worker_ends_with_whoever_started_it(site: Worksite) -> None:
+async def test_a_worker_ends_with_its_parent(site: Worksite) -> None:
     await site.open()
     await site.queue("g", {"do": "sleep", "s": 600})
     with site.worker("moody.py:act") as worker:

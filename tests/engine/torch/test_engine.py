@@ -249,7 +249,9 @@ async def test_the_context_is_the_limit(model: PreTrainedModel, engine: TorchEng
         make_request((1,), repetition_penalty=0.0),
     ],
 )
-async def test_an_invalid_request_is_refused_and_others_go_on(llama: PreTrainedModel, request_: EngineRequest) -> None:
+async def test_an_invalid_request_is_refused_and_others_continue(
+    llama: PreTrainedModel, request_: EngineRequest
+) -> None:
     engine = TorchEngine(llama)
     other = asyncio.create_task(complete(engine, make_request(prompt(0, 10), 50)))
     with pytest.raises(EngineError):
@@ -355,7 +357,7 @@ async def test_they_share_no_prefix_when_an_update_comes_in_the_middle_of_a_prom
     engine.close()
 
 
-async def test_an_update_that_fails_raises_and_the_engine_goes_on(llama: PreTrainedModel) -> None:
+async def test_an_update_that_fails_raises_and_the_engine_continues(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama)
     going = asyncio.create_task(complete(engine, make_request(prompt(0, 10), 100)))
 

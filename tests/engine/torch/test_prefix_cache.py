@@ -43,7 +43,7 @@ def test_common_prefix_lengths() -> None:
     assert common_prefix_length(list(range(500)), list(range(500)), 77) == 77
 
 
-def test_a_conversation_goes_on_in_its_own_slot() -> None:
+def test_a_conversation_continues_in_its_own_slot() -> None:
     cache = make(3)
     assert run(cache, "a", range(100)) == 0
     assert run(cache, "b", range(1000, 1100)) == 0

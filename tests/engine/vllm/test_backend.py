@@ -101,7 +101,7 @@ async def test_it_starts_with_the_trainers_weights_and_serves_what_is_published(
     await engine.close()
 
 
-async def test_text_of_a_grammar_is_never_a_mark(backend: VllmBackend) -> None:
+async def test_text_of_a_grammar_never_matches_a_control_token(backend: VllmBackend) -> None:
     engine = VllmEngine(backend.address)
     marks = set(Tokenizer.load(SPARK).control_tokens.values())
     sampling = Sampling(temperature=2.0)  # the highest that vLLM takes

@@ -99,7 +99,7 @@ async def test_published_weights_are_served(backend: VllmBackend, model: PreTrai
     await engine.close()
 
 
-async def test_running_generations_go_on_under_the_new_weights(backend: VllmBackend, model: PreTrainedModel) -> None:
+async def test_running_generations_continue_with_the_new_weights(backend: VllmBackend, model: PreTrainedModel) -> None:
     engine = VllmEngine(replace(backend.address, version=3))
     generations = [asyncio.create_task(collect(engine, request(prompt(seed), 900))) for seed in range(64)]
     await asyncio.sleep(1.0)

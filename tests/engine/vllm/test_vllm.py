@@ -159,7 +159,7 @@ async def test_new_weights_are_seen_in_the_next_logprobs(engine: VllmEngine, pub
     assert versions(after) == [1] * 24
 
 
-async def test_running_generations_go_on_under_the_new_weights(engine: VllmEngine, publisher: VllmPublisher) -> None:
+async def test_running_generations_continue_with_the_new_weights(engine: VllmEngine, publisher: VllmPublisher) -> None:
     old, new = spark(), changed(2)
     started = asyncio.Semaphore(0)
 

@@ -23,7 +23,7 @@ async def server(tmp_path: Path) -> AsyncIterator[ModelServer]:
         yield running
 
 
-async def test_a_process_that_hosts_many_rollouts_is_told_apart_by_its_context(server: ModelServer) -> None:
+async def test_rollouts_in_one_process_are_distinguished_by_their_context(server: ModelServer) -> None:
     store = server.service.store
     await store.create_run(RunSpec("r"))
     await store.enqueue("r", GroupSpec("g", Task("t", {}), 3))

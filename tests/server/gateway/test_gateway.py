@@ -30,7 +30,7 @@ async def end_attempt(server: ModelServer) -> None:
     await server.service.store.finish(server.run, server.attempt, FinishRequest(Outcome(Ending.AGENT_ERROR)))
 
 
-async def test_runs_of_the_same_seed_draw_the_same_whatever_they_are_called(tmp_path: Path) -> None:
+async def test_runs_of_the_same_seed_sample_the_same_tokens_under_any_name(tmp_path: Path) -> None:
     seeds = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -44,7 +44,7 @@ async def test_runs_of_the_same_seed_draw_the_same_whatever_they_are_called(tmp_
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == 2
 
 
-async def test_calls_made_at_the_same_time_are_drawn_with_seeds_of_their_own(server: ModelServer) -> None:
+async def test_concurrent_calls_are_sampled_with_different_seeds(server: ModelServer) -> None:
     await server.new_attempt()
     async with client_of(server) as client:
         await asyncio.gather(*(client.chat.completions.create(**ASK, n=n) for n in (1, 2, 1, 2)))
@@ -61,13 +61,13 @@ async def test_calls_made_at_the_same_time_share_a_budget(server: ModelServer) -
     await server.check(calls=3)
 
 
-async def test_the_engine_is_told_when_an_attempt_is_over(server: ModelServer) -> None:
+async def test_the_session_of_an_attempt_ends_with_it(server: ModelServer) -> None:
     await server.new_attempt()
     await end_attempt(server)
     assert server.engine.ended_sessions == [server.attempt]
 
 
-async def test_the_engine_is_told_again_when_a_call_ends_after_its_attempt(server: ModelServer) -> None:
+async def test_the_session_is_ended_again_when_a_call_ends_after_its_attempt(server: ModelServer) -> None:
     await server.new_attempt()
     server.engine.delay_s = 0.2
     async with client_of(server) as client:
@@ -79,7 +79,7 @@ async def test_the_engine_is_told_again_when_a_call_ends_after_its_attempt(serve
     assert server.engine.ended_sessions == [server.attempt] * 2
 
 
-async def test_each_choice_waits_for_a_turn_of_its_own(server: ModelServer) -> None:
+async def test_each_choice_waits_for_its_own_slot(server: ModelServer) -> None:
     assert server.service.gateway is not None
     scheduler = server.service.gateway.models["spark"].scheduler
     scheduler._free, scheduler._max_wait_s = 1, 0.3

@@ -108,7 +108,7 @@ class Watched(ChatMLRenderer):
         return super().render_ids(*args, **kwargs)
 
 
-async def test_calls_made_at_the_same_time_keep_their_places_when_long_ones_are_made_aside(
+async def test_concurrent_calls_match_their_prefixes_when_long_prompts_are_built_in_threads(
     server: ModelServer,
 ) -> None:
     policy = ServedModel("spark", server.engine, Watched(server.tokenizer), server.tokenizer, Scheduler())

@@ -19,7 +19,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_each_rollout_has_its_turn() -> None:
+async def test_rollouts_are_served_round_robin() -> None:
     scheduler, order, leave = Scheduler(slots=1), [], asyncio.Event()
     leave.set()
     scheduler.hold()
@@ -41,7 +41,7 @@ async def test_no_more_are_let_in_than_there_is_room_for() -> None:
     assert len(order) == 5
 
 
-async def test_one_who_gives_up_waiting_takes_nobodys_turn() -> None:
+async def test_a_call_that_stops_waiting_takes_no_slot() -> None:
     scheduler, order, leave = Scheduler(slots=1), [], asyncio.Event()
     visits = [asyncio.create_task(visit(scheduler, name, order, leave)) for name in "abc"]
     await settle()

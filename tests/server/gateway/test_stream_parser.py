@@ -32,7 +32,7 @@ def write(text: str, sizes: list[int], end: str = "stop", **more: Any) -> tuple[
 
 
 @given(text=TEXTS, sizes=st.lists(st.integers(1, 7), min_size=1, max_size=4))
-def test_the_pieces_make_up_the_whole(text: str, sizes: list[int]) -> None:
+def test_the_deltas_add_up_to_the_whole_answer(text: str, sizes: list[int]) -> None:
     plain = text.replace("<", "(")  # marks are another test's business
     parser, events = write(plain, sizes)
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == parser.content == plain
@@ -55,7 +55,9 @@ def test_nothing_of_a_stop_string_is_let_out(text: str, stop: list[str], size: i
 
 
 @given(text=TEXTS, calls=st.integers(1, 3), size=st.integers(1, 9), streamed=st.booleans())
-def test_tool_calls_come_whole_and_their_marks_never_as_text(text: str, calls: int, size: int, streamed: bool) -> None:
+def test_tool_calls_arrive_complete_and_their_tokens_never_as_text(
+    text: str, calls: int, size: int, streamed: bool
+) -> None:
     said = text.replace("<", "(").strip()
     parser, events = write(said + CALL * calls, [size], streamed=streamed)
     assert [event.call.name for event in events if isinstance(event, ToolCallDelta)] == ["f"] * calls

@@ -68,7 +68,9 @@ async def client(server: ModelServer) -> AsyncIterator[openai.AsyncOpenAI]:
         yield made
 
 
-async def test_the_openai_client_parses_what_it_asked_for(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+async def test_the_openai_client_parses_the_format_it_requested(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
     asked: dict[str, Any] = {"model": "m", "messages": [QUESTION], "n": 3, "response_format": Verdict}
     answer = await client.chat.completions.parse(**asked)
     assert all(isinstance(choice.message.parsed, Verdict) for choice in answer.choices)
@@ -93,7 +95,7 @@ async def test_an_answer_in_a_format_is_streamed_and_continued(server: ModelServ
     await server.check(calls=2)
 
 
-async def test_any_object_can_be_asked_for(client: openai.AsyncOpenAI) -> None:
+async def test_any_object_can_be_requested(client: openai.AsyncOpenAI) -> None:
     asked: dict[str, Any] = {"model": "m", "messages": [QUESTION], "max_tokens": 40, "n": 8}
     answer = await client.chat.completions.create(**asked, response_format={"type": "json_object"})
     for choice in answer.choices:
@@ -111,7 +113,7 @@ async def test_the_caller_may_take_the_likeliest_in_evaluation(server: ModelServ
     assert first.choices[0].message.parsed == second.choices[0].message.parsed is not None
 
 
-async def test_the_anthropic_client_parses_what_it_asked_for(server: ModelServer) -> None:
+async def test_the_anthropic_client_parses_the_format_it_requested(server: ModelServer) -> None:
     async with anthropic.AsyncAnthropic(base_url=server.url, api_key=server.key, max_retries=0) as client:
         asked: dict[str, Any] = {"model": "m", "max_tokens": 200, "messages": [QUESTION], "output_format": Bare}
         answer = await client.messages.parse(**asked)
@@ -235,20 +237,20 @@ async def test_nothing_else_is_an_answer(text: str) -> None:
     assert not await follows(text)
 
 
-async def test_an_answer_may_think_first_where_the_model_has_marks_for_that() -> None:
+async def test_an_answer_may_reason_first_where_the_model_has_tokens_for_that() -> None:
     assert await follows(f"<think>\nHm.\n</think>\n\n{SAID}") and await follows(f"<think></think>{SAID}")
     assert not await follows(f"<think>{SAID}") and not await follows(f"Hm.</think>{SAID}")
     assert not await follows(f"<think>Hm.</think>{SAID}", tokenizer=without_marks("<think>", "</think>"))
 
 
-async def test_a_thought_that_the_prompt_has_begun_is_ended_first() -> None:
+async def test_reasoning_that_the_prompt_has_started_is_ended_first() -> None:
     assert await follows(f"Hm.\n</think>\n\n{SAID}", prompt="<|im_start|>assistant\n<think>\n")
     assert not await follows(SAID, prompt="<|im_start|>assistant\n<think>\n")
     assert await follows(SAID, prompt="<think>\nHm.</think><|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, without_marks("<tool_call>", "</tool_call>")], ids=["mark", "text"])
-async def test_tool_calls_may_take_the_place_of_an_answer_where_tools_are_offered(tokenizer: Tokenizer) -> None:
+async def test_tool_calls_may_replace_an_answer_where_tools_are_offered(tokenizer: Tokenizer) -> None:
     assert await follows(CALL, calls=True, tokenizer=tokenizer)
     assert await follows(f"{CALL}\n{CALL}", calls=True, tokenizer=tokenizer)
     assert await follows(f"<think>Hm.</think>\n{CALL}", calls=True, tokenizer=tokenizer)
@@ -269,7 +271,7 @@ async def test_a_model_whose_answers_have_another_form_is_not_held_to_one() -> N
 
 
 @pytest.mark.parametrize("why", ["takes one call", "takes no call"])
-async def test_a_template_that_refuses_calls_is_asked_for_less_and_then_refused(why: str) -> None:
+async def test_a_template_that_refuses_calls_is_tried_with_one_call_and_then_refused(why: str) -> None:
     renderer = renderer_for(TOKENIZER)
 
     class Picky(type(renderer)):  # type: ignore[misc]

@@ -43,7 +43,7 @@ def valued(
     )
 
 
-def test_rows_carry_the_advantage_of_their_rollout_and_the_weight_of_their_tokens() -> None:
+def test_samples_have_the_advantage_of_their_rollout_and_the_weight_of_their_tokens() -> None:
     accounting = StepAccounting()
     group = [episode(0, 1.0, [call("a", 2), call("b", 6)]), episode(1, 0.0, [call("c", 4)])]
     scored = select_rollouts(group, RULES, accounting)

@@ -58,7 +58,7 @@ def test_calls_that_may_not_be_trained_on_are_counted_by_why() -> None:
     assert accounting.calls_excluded == dict.fromkeys(why, 1)
 
 
-def test_calls_that_were_not_drawn_fairly_are_trained_on_where_asked_for() -> None:
+def test_calls_of_biased_sampling_are_trained_on_where_allowed() -> None:
     whole = episode(0, 1.0, [call("a", sampling=Sampling(top_p=0.9))])
     asked = algorithm_of(
         read_config({"run": "r", "agent": "a", "tasks": "t", "training": {"allow_biased_sampling": True}})

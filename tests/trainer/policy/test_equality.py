@@ -193,7 +193,7 @@ some = settings(max_examples=8, deadline=None, suppress_health_check=list(Health
 @pytest.mark.parametrize("name", OBJECTIVES)
 @some
 @given(samples=episodes())
-def test_every_loss_has_the_gradient_of_one_row_a_call(name: str, samples: list[Sample]) -> None:
+def test_every_loss_has_the_gradient_of_one_sequence_per_call(name: str, samples: list[Sample]) -> None:
     assert_equal(both_ways(small("llama"), samples, OBJECTIVES[name]), 1e-9)
 
 
@@ -201,7 +201,7 @@ def test_every_loss_has_the_gradient_of_one_row_a_call(name: str, samples: list[
 @pytest.mark.parametrize("kind", MODELS)
 @some
 @given(samples=episodes())
-def test_every_kind_of_model_has_the_gradient_of_one_row_a_call(kind: str, samples: list[Sample]) -> None:
+def test_every_kind_of_model_has_the_gradient_of_one_sequence_per_call(kind: str, samples: list[Sample]) -> None:
     assert_equal(both_ways(small(kind), samples, OBJECTIVES["ppo_clip"]), 1e-9)
 
 
@@ -228,7 +228,7 @@ def test_models_as_they_are_agree_to_single_precision(kind: str, samples: list[S
 
 @some
 @given(samples=episodes())
-def test_the_critics_values_are_those_of_one_row_a_call(samples: list[Sample]) -> None:
+def test_the_critics_values_are_those_of_one_sequence_per_call(samples: list[Sample]) -> None:
     found = []
     for layout in "rows", "tree":
         torch.manual_seed(0)
@@ -263,7 +263,7 @@ def test_what_a_grammar_chose_is_context(layout: str) -> None:
         torch.testing.assert_close(found[name], each.grad)
 
 
-def test_a_model_whose_layers_are_not_attention_is_computed_row_by_row_and_it_is_said() -> None:
+def test_a_model_whose_layers_are_not_attention_is_computed_by_sequences_and_says_why() -> None:
     config = MambaConfig(vocab_size=48, hidden_size=16, state_size=4, num_hidden_layers=2)
     policy = Policy(AutoModelForCausalLM.from_config(config).eval(), TrainingConfig())
     assert policy.no_trees_reason is not None and "linear_attention" in policy.no_trees_reason

@@ -96,7 +96,7 @@ def test_a_bound_that_small_logits_hardly_feel_is_kept() -> None:
     check(model, policy)
 
 
-def test_a_model_whose_code_does_not_come_apart_is_asked_for_all_of_its_logits() -> None:
+def test_a_model_without_a_separable_head_computes_all_logits() -> None:
     model = make(OPTConfig(**SHAPE, ffn_dim=48, word_embed_proj_dim=32))
     policy = Policy(model, TrainingConfig())
     assert policy._forward._head is None

@@ -51,14 +51,14 @@ def test_every_model_is_loaded_with_attention_that_it_has(
     assert Policy(model, TrainingConfig()).no_trees_reason == reason
 
 
-def test_attention_that_was_saved_with_a_model_is_not_asked_for(tmp_path: Path) -> None:
+def test_the_attention_implementation_saved_with_a_model_is_ignored(tmp_path: Path) -> None:
     source = saved(LlamaConfig(**SHAPE), tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "_attn_implementation": "flash_attention_2"}))
     assert load_model(source, "float32", training=False).config._attn_implementation == "sdpa"
 
 
-def test_a_model_that_nobody_knows_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_an_unknown_model_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "tomorrow"}')
     with pytest.raises(ConfigError, match="small cannot be loaded: "):
         load_model(ModelSource("small", tmp_path), "float32", training=True)

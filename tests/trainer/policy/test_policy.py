@@ -34,7 +34,7 @@ def test_logprobs_are_the_models_with_temperature_applied(layout: str) -> None:
 
 @pytest.mark.parametrize("batch_tokens", [64, 200, 100_000])
 @pytest.mark.parametrize("layout", ["tree", "rows"])
-def test_the_gradient_is_that_of_the_textbook_however_rows_are_divided(batch_tokens: int, layout: str) -> None:
+def test_the_gradient_is_that_of_the_textbook_however_samples_are_divided(batch_tokens: int, layout: str) -> None:
     policy, samples = small_policy(batch_tokens=batch_tokens, layout=layout), some_samples()
     expected_loss = torch.zeros(())
     for sample in samples:

@@ -69,7 +69,7 @@ def gradient(model: PreTrainedModel, samples: list[Sample], layout: str) -> torc
 
 @pytest.mark.parametrize("turns", [3, 12], ids=["dense", "blocks"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tree_has_the_gradient_of_rows(kind: str, turns: int) -> None:
+def test_a_tree_has_the_gradient_of_sequences(kind: str, turns: int) -> None:
     model, samples = small(kind), rollouts(turns)
     by_rows, by_tree = gradient(model, samples, "rows"), gradient(model, samples, "tree")
     assert (by_tree - by_rows).norm() <= 1e-4 * by_rows.norm()

@@ -18,7 +18,7 @@ def line(report: StepReport, held_out: float | None = None) -> str:
     return console.file.getvalue()
 
 
-def test_a_run_that_goes_on_shows_its_last_measurement_until_the_next() -> None:
+def test_a_resumed_run_shows_its_last_evaluation_until_the_next() -> None:
     assert "held-out 0.625 " in line(StepReport(1, [1.0], StepAccounting()), 0.625)
     console = Console(file=io.StringIO())
     display = ConsoleReport(console, 9, 0.625)
@@ -28,7 +28,7 @@ def test_a_run_that_goes_on_shows_its_last_measurement_until_the_next() -> None:
     assert "held-out 0.750*" in console.file.getvalue()
 
 
-def test_what_was_drawn_before_the_step_is_not_in_its_speed() -> None:
+def test_tokens_sampled_before_the_step_are_not_in_its_speed() -> None:
     report = StepReport(1, [1.0], StepAccounting(), started=100.0, sampling_s=2.0)
     report.count_tokens([call("earlier", 1000, started=90.0)])
     assert "1000 tokens  sampled before" in line(report)

@@ -40,7 +40,7 @@ async def test_a_step_is_written_down_and_sent(remote: Remote, tmp_path: Path) -
     }
 
 
-async def test_a_run_that_goes_on_forgets_what_will_happen_again(remote: Remote, tmp_path: Path) -> None:
+async def test_a_resumed_run_removes_the_metrics_of_steps_that_are_repeated(remote: Remote, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(6)) + '{"step": 6, "rew')
     MetricsLog(path, 3, remote, "r", ())
@@ -49,7 +49,7 @@ async def test_a_run_that_goes_on_forgets_what_will_happen_again(remote: Remote,
     assert read_metrics(path) == []
 
 
-async def test_policies_write_lines_of_their_own(remote: Remote, tmp_path: Path) -> None:
+async def test_each_policy_writes_its_own_lines(remote: Remote, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     await remote.create_run(RunSpec("r"))
     logs = [MetricsLog(path, 0, remote, "r", ()), MetricsLog(path, 0, remote, "r", (), "critic")]
@@ -63,7 +63,7 @@ async def test_policies_write_lines_of_their_own(remote: Remote, tmp_path: Path)
     assert read_metrics(path) == [default]
 
 
-def test_a_curve_is_drawn_from_whatever_there_is(tmp_path: Path) -> None:
+def test_a_curve_is_plotted_from_incomplete_metrics(tmp_path: Path) -> None:
     rows = [{"step": 0, "held_out/reward": 0.25}, {"step": 1, "reward/mean": 0.5}, {"step": 2, "held_out/reward": 1.0}]
     text = draw_text(rows)
     assert "1.00" in text and "0.25" in text and text.count("●") == 3  # two points and the legend

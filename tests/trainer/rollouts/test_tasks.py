@@ -18,7 +18,7 @@ def tasks_of(folder: Path, rows: list[dict[str, object]], **settings: object) ->
 ROWS: list[dict[str, object]] = [{"question": f"{n} + 1", "answer": n + 1} for n in range(20)]
 
 
-def test_every_task_once_an_epoch_in_an_order_of_its_own(tmp_path: Path) -> None:
+def test_every_epoch_has_every_task_once_in_its_own_order(tmp_path: Path) -> None:
     tasks = tasks_of(tmp_path, ROWS, held_out=4, seed=3)
     assert len(tasks.train) == 16
     first = [tasks.at(position).id for position in range(16)]

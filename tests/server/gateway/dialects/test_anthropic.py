@@ -255,7 +255,7 @@ async def test_thinking_is_shown_and_recognised(
     assert episode.calls[0].request["thinking"]["budget_tokens"] == 1024
 
 
-async def test_evaluation_samples_as_the_caller_asks(server: ModelServer) -> None:
+async def test_evaluation_samples_as_the_caller_requests(server: ModelServer) -> None:
     key = await server.new_attempt("eval", Purpose.EVAL)
     server.lines = ["Hi" + END]
     async with anthropic.AsyncAnthropic(base_url=server.url, api_key=key) as client:
@@ -378,9 +378,7 @@ async def test_errors_are_of_the_classes_that_agents_catch(
     assert told(missing)[0] == "not_found_error"
 
 
-async def test_a_model_that_is_asked_for_too_much_says_when_to_come_again(
-    server: ModelServer, client: anthropic.AsyncAnthropic
-) -> None:
+async def test_an_overloaded_model_says_when_to_retry(server: ModelServer, client: anthropic.AsyncAnthropic) -> None:
     assert server.service.gateway is not None
     scheduler = server.service.gateway.models["spark"].scheduler
     scheduler._max_waiting = 0

@@ -107,7 +107,9 @@ def test_the_synchronous_client_works_too(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-async def test_branches_and_edited_histories_find_their_place(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+async def test_branches_and_edited_histories_match_their_prefix(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
     server.lines = [f"Line {n}" + END for n in range(9)]
 
     async def say(*contents: str) -> str:
@@ -189,7 +191,9 @@ async def test_an_answer_cut_by_length_is_closed_with_unsampled_tokens(
     assert episode.calls[1].made is PromptOrigin.CONTINUED
 
 
-async def test_an_answer_cut_after_a_whole_tool_call_was_cut(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+async def test_an_answer_cut_after_a_complete_tool_call_finishes_by_length(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
     whole = call("add", '{"a": 1, "b": 2}')
     server.lines = [whole + call("add", '{"a": 3, "b": 4}') + END]
     room = len(server.tokenizer.text_ids(whole)) + 3
@@ -200,7 +204,7 @@ async def test_an_answer_cut_after_a_whole_tool_call_was_cut(server: ModelServer
     assert (await server.check(calls=1)).calls[0].finish == "length"
 
 
-async def test_training_samples_as_the_run_says_and_evaluation_as_the_caller_asks(server: ModelServer) -> None:
+async def test_training_samples_as_the_run_says_and_evaluation_as_the_caller_requests(server: ModelServer) -> None:
     for purpose in (Purpose.TRAIN, Purpose.EVAL):
         key = await server.new_attempt(f"s-{purpose}", purpose, sampling=Sampling(temperature=0.9, max_tokens=50))
         server.lines = ["Hi" + END]
@@ -215,7 +219,7 @@ async def test_training_samples_as_the_run_says_and_evaluation_as_the_caller_ask
         assert made.request["temperature"] == 0.0
 
 
-async def test_logprobs_are_given_when_asked_for(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+async def test_logprobs_are_returned_when_requested(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     server.lines = ["Hi there" + END]
     answer = await client.chat.completions.create(model="m", messages=[QUESTION], logprobs=True, top_logprobs=2)  # type: ignore[list-item]
     shown = answer.choices[0].logprobs
@@ -233,7 +237,7 @@ async def test_a_malformed_tool_call_is_shown_and_not_swallowed(
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_a_tool_that_must_be_called_is_begun_for_the_model(
+async def test_a_required_tool_call_is_started_for_the_model(
     server: ModelServer, client: openai.AsyncOpenAI, named: bool
 ) -> None:
     server.lines = ['{"a": 2, "b": 3}}\n</tool_call>' + END if named else call("add", '{"a": 2, "b": 3}')[12:] + END]
@@ -368,7 +372,7 @@ async def test_calls_wait_while_the_engine_changes_its_weights(server: ModelServ
     assert [run.number for run in made.versions] == [7]
 
 
-async def test_a_conversation_goes_on_after_the_server_has_forgotten_it(
+async def test_a_conversation_continues_after_a_restart_of_the_server(
     server: ModelServer, client: openai.AsyncOpenAI
 ) -> None:
     server.lines = ["One" + END, "Two" + END]

@@ -54,7 +54,7 @@ async def test_a_call_is_passed_on_and_recorded_without_tokens(tmp_path: Path) -
         assert (await far.check(calls=2)).calls[1].made == "continued"
 
 
-async def test_an_upstream_that_is_away_or_refuses_is_said_to(tmp_path: Path) -> None:
+async def test_an_upstream_that_is_unreachable_or_refuses_is_named_in_the_error(tmp_path: Path) -> None:
     async with model_server(tmp_path) as near:
         key = await near.new_attempt(routes={"gpt": "upstream"})
         assert near.service.gateway is not None
@@ -145,7 +145,7 @@ async def test_choices_and_logprobs_are_passed_back_streamed_or_not(far: ModelSe
     assert [made.choice for made in (await near.check(calls=4)).calls] == [0, 1, 0, 1]
 
 
-async def test_a_format_is_asked_of_the_upstream_too(far: ModelServer, near: ModelServer) -> None:
+async def test_a_format_is_requested_of_the_upstream_too(far: ModelServer, near: ModelServer) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     far.lines = ['{"a": 1}' + END] * 2
     async with openai_at(near) as client:
@@ -328,7 +328,7 @@ async def test_other_models_are_called_at_the_upstream_with_its_own_key(near: Mo
         ("POST", "/v1/audio/../../admin", 400, "path"),
     ],
 )
-async def test_what_is_not_served_is_said_to_be_so(
+async def test_paths_that_are_not_served_get_an_error_that_says_so(
     near: ModelServer, method: str, path: str, status: int, says: str
 ) -> None:
     assert near.service.gateway is not None
