@@ -3,16 +3,16 @@
 import subprocess
 import sys
 
-from worksite import AGENTS, Worksite
+from worker_harness import AGENTS, WorkerHarness
 
 from leyden.outcomes import Ending
 
 
-async def test_a_reward_belongs_to_the_latest_call_unless_another_is_named(site: Worksite) -> None:
-    await site.open()
-    await site.queue("g", {"do": "all"})
-    with site.worker("rewarding.py:act"):
-        episode = await site.episode("g")
+async def test_a_reward_belongs_to_the_latest_call_unless_another_is_named(harness: WorkerHarness) -> None:
+    await harness.open()
+    await harness.queue("g", {"do": "all"})
+    with harness.worker("rewarding.py:act"):
+        episode = await harness.episode("g")
     assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.SUCCEEDED, episode.attempt.outcome
     first, streamed, second, in_span = [call.id for call in episode.calls]
     (span,) = [span for span in episode.spans if span.scope == "leyden"]
@@ -30,35 +30,35 @@ async def test_a_reward_belongs_to_the_latest_call_unless_another_is_named(site:
     assert episode.final_reward(0.0) == 1.0
 
 
-async def test_branches_reward_their_own_calls(site: Worksite) -> None:
-    await site.open()
+async def test_branches_reward_their_own_calls(harness: WorkerHarness) -> None:
+    await harness.open()
     for n in range(8):
-        await site.queue(f"g{n}", {})
-    with site.worker("rewarding.py:branches"):
+        await harness.queue(f"g{n}", {})
+    with harness.worker("rewarding.py:branches"):
         for n in range(8):
-            episode = await site.episode(f"g{n}")
+            episode = await harness.episode(f"g{n}")
             said = {call.id: float(call.response["content"]) for call in episode.calls}
             assert {r.call: r.value for r in episode.rewards if r.kind == "step"} == said
 
 
-async def test_a_reward_function_sees_them_and_a_timeout_keeps_them(site: Worksite) -> None:
-    await site.open()
-    await site.queue("seen", {"do": "all"})
-    await site.queue("late", {"do": "late"})
-    with site.worker("rewarding.py:act", reward="rewarding.py:on_the_way", time_limit_s=5.0):
-        seen, late = await site.episode("seen"), await site.episode("late")
+async def test_a_reward_function_sees_them_and_a_timeout_keeps_them(harness: WorkerHarness) -> None:
+    await harness.open()
+    await harness.queue("seen", {"do": "all"})
+    await harness.queue("late", {"do": "late"})
+    with harness.worker("rewarding.py:act", reward="rewarding.py:on_the_way", time_limit_s=5.0):
+        seen, late = await harness.episode("seen"), await harness.episode("late")
     assert round(seen.final_reward(0.0) or 0, 6) == round(0.1 + 0.2 + 1.0 + 0.4 + 0.5 + 0.6 + 0.7, 6)
     assert late.attempt.outcome and late.attempt.outcome.ending is Ending.TIMEOUT
     assert [(r.value, r.call) for r in late.rewards] == [(0.3, late.calls[0].id)]
     assert late.role(late.calls[0]) == "asker"  # its spans are there too
 
 
-async def test_what_cannot_be_a_reward_is_the_agents_error(site: Worksite) -> None:
-    await site.open()
+async def test_what_cannot_be_a_reward_is_the_agents_error(harness: WorkerHarness) -> None:
+    await harness.open()
     for kind in ("nan", "unknown"):
-        await site.queue(kind, {"do": kind})
-    with site.worker("rewarding.py:act"):
-        found = {kind: (await site.episode(kind)).attempt.outcome for kind in ("nan", "unknown")}
+        await harness.queue(kind, {"do": kind})
+    with harness.worker("rewarding.py:act"):
+        found = {kind: (await harness.episode(kind)).attempt.outcome for kind in ("nan", "unknown")}
     assert all(outcome and outcome.ending is Ending.AGENT_ERROR for outcome in found.values())
     assert found["nan"] and "leyden.reward gave nan" in found["nan"].message
     assert found["unknown"] and "call-of-nobody" in found["unknown"].message

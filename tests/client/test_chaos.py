@@ -16,7 +16,7 @@ from uuid import uuid4
 import psutil
 import pytest
 from modelserving import eventually
-from worksite import AGENTS, Worksite
+from worker_harness import AGENTS, WorkerHarness
 
 from leyden.backoff import Backoff
 from leyden.client.worker.process import WorkerProcess
@@ -54,13 +54,15 @@ def shuffled_tasks(rollouts: int, rng: random.Random) -> list[tuple[str, str]]:
 
 
 @asynccontextmanager
-async def killed_at_random(site: Worksite, rng: random.Random, every_s: float) -> AsyncIterator[list[WorkerProcess]]:
+async def killed_at_random(
+    harness: WorkerHarness, rng: random.Random, every_s: float
+) -> AsyncIterator[list[WorkerProcess]]:
     """Run two workers for each run; now and then kill one and start another."""
 
     def start(run: str) -> WorkerProcess:
-        key = site.server.service.keyring.create(KeyKind.WORKER, 3600, run=run)[0]
+        key = harness.server.service.keyring.create(KeyKind.WORKER, 3600, run=run)[0]
         options = WorkerOptions(
-            server=site.server.url,
+            server=harness.server.url,
             run=run,
             agent=RUNS[run],
             base=str(AGENTS),
@@ -102,16 +104,16 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-async def log_of(site: Worksite, run: str) -> list[Event]:
+async def log_of(harness: WorkerHarness, run: str) -> list[Event]:
     found: list[Event] = []
-    while more := (await site.remote.events(run, found[-1].seq if found else 0)).events:
+    while more := (await harness.remote.events(run, found[-1].seq if found else 0)).events:
         found += more
     return found
 
 
 @pytest.mark.parametrize("rollouts", [100, pytest.param(2000, marks=pytest.mark.slow, id="2000")])
 async def test_every_rollout_ends_once_with_the_outcome_of_its_own_behaviour(
-    site: Worksite, rollouts: int, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, rollouts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = int(os.environ.get("LEYDEN_SEED") or random.randrange(10**6))
     print(f"LEYDEN_SEED={seed}")
@@ -121,27 +123,27 @@ async def test_every_rollout_ends_once_with_the_outcome_of_its_own_behaviour(
     monkeypatch.setattr(attempts, "RETRY_BACKOFF", Backoff(first_s=0.5, max_s=2.0))
     expected: dict[str, dict[str, Ending]] = {run: {} for run in RUNS}
     for run in RUNS:
-        await site.remote.create_run(RunSpec(run, RunSettings(lease_s=3.0, max_attempts=50)))
+        await harness.remote.create_run(RunSpec(run, RunSettings(lease_s=3.0, max_attempts=50)))
     for n, (run, kind) in enumerate(shuffled_tasks(rollouts, rng)):
-        await site.remote.enqueue(run, GroupSpec(f"{kind}-{n}", Task(f"t{n}", {"do": kind, "n": n})))
+        await harness.remote.enqueue(run, GroupSpec(f"{kind}-{n}", Task(f"t{n}", {"do": kind, "n": n})))
         expected[run][f"{kind}-{n}.0"] = EXPECTED[kind]
-    async with killed_at_random(site, rng, every_s=5.0):
+    async with killed_at_random(harness, rng, every_s=5.0):
         for run in RUNS:
             after, left = 0, len(expected[run])
             while left:
-                log = await site.remote.events(run, after, wait=120, kind="rollout.finished")
+                log = await harness.remote.events(run, after, wait=120, kind="rollout.finished")
                 after, left = log.after, left - len(log.events)
-                assert log.events, await site.remote.summary(run)
+                assert log.events, await harness.remote.summary(run)
     for run in RUNS:
-        log = await log_of(site, run)
+        log = await log_of(harness, run)
         finished = [event for event in log if event.kind == "rollout.finished"]
         wrong = [event.subject for event in finished if event.data["ending"] != expected[run][event.subject]]
-        assert not wrong, [attempt.outcome for attempt in (await site.remote.rollout(run, wrong[0])).attempts]
+        assert not wrong, [attempt.outcome for attempt in (await harness.remote.rollout(run, wrong[0])).attempts]
         assert sorted(event.subject for event in finished) == sorted(expected[run])
         started = Counter(event.subject for event in log if event.kind == "attempt.started")
         ended = Counter(event.subject for event in log if event.kind == "attempt.ended")
         assert started == ended and set(started.values()) == {1}
-        summary = await site.remote.summary(run)
+        summary = await harness.remote.summary(run)
         assert summary.rollouts == Counter(expected[run].values())
         assert summary.groups == summary.groups_finished == len(expected[run])
     await eventually(lambda: not marked(mark))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from serving import ServerProcess
-from worksite import AGENTS
+from worker_harness import AGENTS
 
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions

@@ -9,12 +9,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "client"))
 
-from worksite import Worksite, worksite
+from worker_harness import WorkerHarness, worker_harness
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Worksite]:
-    async with worksite(tmp_path) as running:
+async def harness(tmp_path: Path) -> AsyncIterator[WorkerHarness]:
+    async with worker_harness(tmp_path) as running:
         yield running
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from modelserving import END, model_server
-from worksite import Worksite
+from worker_harness import WorkerHarness
 
 from leyden.config import override, read_config, read_file
 from leyden.loading import load_callable, placeholder_keys
@@ -70,24 +70,24 @@ async def test_outside_of_leyden_it_needs_only_an_openai_endpoint(tmp_path: Path
 
 
 @pytest.mark.parametrize("rules", [True, False], ids=["by the rules of the TOML", "by the nodes of the graph"])
-async def test_the_three_roles_are_caught(site: Worksite, singers: str, rules: bool) -> None:
-    await site.open(roles=read_file(EXAMPLE / "sql.toml")["roles"] if rules else {})
-    site.server.say = say
-    await site.queue("g", {"question": QUESTION, "database": singers, "query": GOLD})
-    with site.worker("agent.py:solve", base=str(EXAMPLE), reward="reward.py:reward"):
-        episode = await site.episode("g")
+async def test_the_three_roles_are_caught(harness: WorkerHarness, singers: str, rules: bool) -> None:
+    await harness.open(roles=read_file(EXAMPLE / "sql.toml")["roles"] if rules else {})
+    harness.server.say = say
+    await harness.queue("g", {"question": QUESTION, "database": singers, "query": GOLD})
+    with harness.worker("agent.py:solve", base=str(EXAMPLE), reward="reward.py:reward"):
+        episode = await harness.episode("g")
     assert episode.final_reward(-1.0) == 1.0, episode.attempt.outcome
     assert [episode.role(call) for call in episode.calls] == ROLES
     assert all(call.role == (role if rules else None) for call, role in zip(episode.calls, ROLES, strict=True))
     assert episode.attempt.result == GOLD
 
 
-async def test_a_query_that_fails_is_never_accepted_and_the_rounds_end(site: Worksite, singers: str) -> None:
-    await site.open()
-    site.server.say = lambda prompt: f"VERDICT: CORRECT{END}" if "the checker" in prompt else f"SELECT nothing{END}"
-    await site.queue("g", {"question": QUESTION, "database": singers, "query": GOLD})
-    with site.worker("agent.py:solve", base=str(EXAMPLE), reward="reward.py:reward"):
-        episode = await site.episode("g")
+async def test_a_query_that_fails_is_never_accepted_and_the_rounds_end(harness: WorkerHarness, singers: str) -> None:
+    await harness.open()
+    harness.server.say = lambda prompt: f"VERDICT: CORRECT{END}" if "the checker" in prompt else f"SELECT nothing{END}"
+    await harness.queue("g", {"question": QUESTION, "database": singers, "query": GOLD})
+    with harness.worker("agent.py:solve", base=str(EXAMPLE), reward="reward.py:reward"):
+        episode = await harness.episode("g")
     assert [episode.role(call) for call in episode.calls] == ["writer", "checker", "rewriter", "checker", "rewriter"]
     assert episode.final_reward(-1.0) == 0.0
 

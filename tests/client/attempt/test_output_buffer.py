@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from worksite import Worksite
+from worker_harness import WorkerHarness
 
 from leyden.client.attempt.output_buffer import HEAD_BYTES, TAIL_BYTES, OutputBuffer
 from leyden.client.runners.command_process import LastJsonLine
@@ -44,26 +44,26 @@ def printed(n: int, last: str) -> str:
 
 @pytest.mark.parametrize(("name", "last"), [("act", "\nno\\ud800end"), ("act_async", "")])
 async def test_what_each_of_many_attempts_prints_is_kept_with_it(
-    site: Worksite, tmp_path: Path, name: str, last: str, capfd: pytest.CaptureFixture[str]
+    harness: WorkerHarness, tmp_path: Path, name: str, last: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "talking.py").write_text(AGENT)
-    await site.open()
+    await harness.open()
     for n in range(16):
-        await site.queue(f"g{n}", {"n": n, "lines": 20})
-    with site.worker(f"talking.py:{name}", reward="talking.py:score", base=str(tmp_path), concurrency=16):
+        await harness.queue(f"g{n}", {"n": n, "lines": 20})
+    with harness.worker(f"talking.py:{name}", reward="talking.py:score", base=str(tmp_path), concurrency=16):
         for n in range(16):
-            episode = await site.episode(f"g{n}")
+            episode = await harness.episode(f"g{n}")
             assert (episode.output, episode.final_reward(0.0)) == (printed(n, last), 1.0)
     said = capfd.readouterr()
     assert said.out.count(" says ") == 16 * 20 and said.err.count(" logs") == 16
 
 
-async def test_what_an_attempt_printed_before_its_time_was_up_is_kept(site: Worksite, tmp_path: Path) -> None:
+async def test_what_an_attempt_printed_before_its_time_was_up_is_kept(harness: WorkerHarness, tmp_path: Path) -> None:
     (tmp_path / "talking.py").write_text(AGENT)
-    await site.open()
-    await site.queue("g", {"n": 1, "lines": 2, "s": 2.0})
-    with site.worker("talking.py:act", base=str(tmp_path), time_limit_s=1.0):
-        episode = await site.episode("g")
+    await harness.open()
+    await harness.queue("g", {"n": 1, "lines": 2, "s": 2.0})
+    with harness.worker("talking.py:act", base=str(tmp_path), time_limit_s=1.0):
+        episode = await harness.episode("g")
     assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.TIMEOUT
     assert episode.output.startswith("1 says 0\n1 says 1\n1 in a thread\n")
 

@@ -5,21 +5,23 @@ from pathlib import Path
 
 import pytest
 from modelserving import eventually
-from worksite import Worksite
+from worker_harness import WorkerHarness
 
 from leyden.outcomes import Ending
 
 
-async def test_an_instance_is_kept_between_rollouts_and_closed_at_the_end(site: Worksite, tmp_path: Path) -> None:
-    await site.open()
+async def test_an_instance_is_kept_between_rollouts_and_closed_at_the_end(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    await harness.open()
     log = tmp_path / "log"
-    with site.worker("keeping.py:Kept", concurrency=1, grace_s=5.0) as worker:
+    with harness.worker("keeping.py:Kept", concurrency=1, grace_s=5.0) as worker:
         seen = []
         for n, task in enumerate(
             ({}, {}, {"do": "raise", "ill": False}, {}, {"do": "raise", "ill": True}, {"do": "x"}, {})
         ):
-            await site.queue(f"g{n}", {"log": str(log), **task})
-            episode = await site.episode(f"g{n}")
+            await harness.queue(f"g{n}", {"log": str(log), **task})
+            episode = await harness.episode(f"g{n}")
             seen.append(tuple(episode.attempt.result.values()) if episode.attempt.result else None)
         assert seen == [(1, 1), (1, 2), None, (1, 4), None, (2, 1), (2, 2)]
         assert log.read_text() == "closed 1\n"
@@ -28,33 +30,33 @@ async def test_an_instance_is_kept_between_rollouts_and_closed_at_the_end(site: 
         await eventually(lambda: log.read_text() == "closed 1\nclosed 2\n")
 
 
-async def test_concurrent_attempts_have_different_instances(site: Worksite, tmp_path: Path) -> None:
-    await site.open()
+async def test_concurrent_attempts_have_different_instances(harness: WorkerHarness, tmp_path: Path) -> None:
+    await harness.open()
     for n in range(12):
-        await site.queue(f"g{n}", {"log": str(tmp_path / "log"), "s": 0.05})
-    with site.worker("keeping.py:Kept", concurrency=3):
-        found = [await site.episode(f"g{n}") for n in range(12)]
+        await harness.queue(f"g{n}", {"log": str(tmp_path / "log"), "s": 0.05})
+    with harness.worker("keeping.py:Kept", concurrency=3):
+        found = [await harness.episode(f"g{n}") for n in range(12)]
     assert {episode.attempt.outcome.ending for episode in found if episode.attempt.outcome} == {Ending.SUCCEEDED}
     assert {episode.attempt.result["instance"] for episode in found} <= {1, 2, 3}
     assert max(episode.attempt.result["calls"] for episode in found) > 1
 
 
-async def test_an_async_class_is_closed_on_the_loop_that_it_ran_on(site: Worksite, tmp_path: Path) -> None:
-    await site.open()
+async def test_an_async_class_is_closed_on_the_loop_that_it_ran_on(harness: WorkerHarness, tmp_path: Path) -> None:
+    await harness.open()
     log = tmp_path / "log"
-    with site.worker("keeping.py:KeptAsync", concurrency=1, grace_s=5.0) as worker:
+    with harness.worker("keeping.py:KeptAsync", concurrency=1, grace_s=5.0) as worker:
         for n in range(2):
-            await site.queue(f"g{n}", {"log": str(log)})
-            assert (await site.episode(f"g{n}")).attempt.result == n + 1
+            await harness.queue(f"g{n}", {"log": str(log)})
+            assert (await harness.episode(f"g{n}")).attempt.result == n + 1
         worker.end()  # not in peace: its host sees to it all the same
         await eventually(lambda: log.exists() and log.read_text() == "closed True")
 
 
-async def test_a_set_up_that_fails_is_not_held_against_the_model(site: Worksite) -> None:
-    await site.open(max_attempts=2)
-    await site.queue("g", {})
-    with site.worker("keeping.py:Unmakeable"):
-        episode = await site.episode("g")
+async def test_a_set_up_that_fails_is_not_held_against_the_model(harness: WorkerHarness) -> None:
+    await harness.open(max_attempts=2)
+    await harness.queue("g", {})
+    with harness.worker("keeping.py:Unmakeable"):
+        episode = await harness.episode("g")
     assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.LOST and episode.attempt.number == 2
     assert "could not be set up: OSError: no emulator here" in episode.attempt.outcome.message
 
@@ -64,10 +66,10 @@ async def test_a_set_up_that_fails_is_not_held_against_the_model(site: Worksite)
     [("Wants", "is created without arguments: give port defaults"), ("Mute", "give it a method __call__(self, task)")],
 )
 async def test_a_class_that_cannot_be_an_agent_is_one_line(
-    site: Worksite, name: str, says: str, capfd: pytest.CaptureFixture[str]
+    harness: WorkerHarness, name: str, says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    await site.open()
-    with site.worker(f"keeping.py:{name}") as worker:
+    await harness.open()
+    with harness.worker(f"keeping.py:{name}") as worker:
         assert await asyncio.to_thread(worker.process.wait, 15) == 2
     said = capfd.readouterr().err
     assert says in said and said.count("\n") == 1

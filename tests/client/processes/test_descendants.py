@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from modelserving import eventually
-from worksite import Worksite, alive, gone, hosts_of, kill
+from worker_harness import WorkerHarness, alive, gone, hosts_of, kill
 
 AGENT = """
 import json, subprocess, time
@@ -24,12 +24,12 @@ def act(task):
 
 
 @pytest.mark.parametrize("victim", ["worker", "host"])
-async def test_nothing_that_an_agent_started_is_left(site: Worksite, tmp_path: Path, victim: str) -> None:
+async def test_nothing_that_an_agent_started_is_left(harness: WorkerHarness, tmp_path: Path, victim: str) -> None:
     (tmp_path / "starting_sleeps.py").write_text(AGENT)
     file = tmp_path / "children"
-    await site.open(max_attempts=1)
-    await site.queue("g", {"file": str(file)})
-    with site.worker("starting_sleeps.py:act", base=str(tmp_path)) as worker:
+    await harness.open(max_attempts=1)
+    await harness.queue("g", {"file": str(file)})
+    with harness.worker("starting_sleeps.py:act", base=str(tmp_path)) as worker:
         await eventually(file.exists)
         children = [psutil.Process(pid) for pid in json.loads(file.read_text())]
         (host,) = [process for process in hosts_of(worker) if process not in children]

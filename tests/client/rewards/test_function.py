@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from modelserving import eventually
 from serving import ServerProcess
-from worksite import AGENTS, Worksite
+from worker_harness import AGENTS, WorkerHarness
 
 from leyden.backoff import Backoff
 from leyden.client.rewards import function as reward_function
@@ -116,94 +116,100 @@ def test_what_cannot_be_given_is_refused() -> None:
     assert (asks.services, asks.takes_group) == (("db",), False)
 
 
-async def test_a_rollout_makes_room_for_the_next_while_its_reward_is_computed(site: Worksite, tmp_path: Path) -> None:
-    await site.open(lease_s=1.0)
+async def test_a_rollout_makes_room_for_the_next_while_its_reward_is_computed(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    await harness.open(lease_s=1.0)
     door = tmp_path / "door"
     for name in ("a", "b"):
-        await site.queue(name, {"door": str(door)})
-    with site.worker("grading.py:act", reward="grading.py:wait_for_door", concurrency=1):
-        await site.event("attempt.started", "b.0.1")  # though the only place is a's, which is not scored yet
+        await harness.queue(name, {"door": str(door)})
+    with harness.worker("grading.py:act", reward="grading.py:wait_for_door", concurrency=1):
+        await harness.event("attempt.started", "b.0.1")  # though the only place is a's, which is not scored yet
         await asyncio.sleep(1.5)  # longer than a lease: heartbeats go on
         door.touch()
         for name in ("a", "b"):
-            found = await site.episode(name)
+            found = await harness.episode(name)
             assert (found.attempt.number, found.final_reward(0.0)) == (1, 1.0)
 
 
 async def test_a_function_that_blocks_its_event_loop_does_not_cost_the_worker_its_leases(
-    site: Worksite, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
-    await site.open(lease_s=0.6)
-    await site.queue("g", {"door": str(tmp_path / "door")})
-    with site.worker("grading.py:act", reward="grading.py:block"):
+    await harness.open(lease_s=0.6)
+    await harness.queue("g", {"door": str(tmp_path / "door")})
+    with harness.worker("grading.py:act", reward="grading.py:block"):
         await eventually((tmp_path / "door.asked").exists)
         await asyncio.sleep(1.5)
         (tmp_path / "door").touch()
-        found = await site.episode("g")
+        found = await harness.episode("g")
     assert (found.attempt.number, found.final_reward(0.0)) == (1, 1.0)
 
 
-async def test_a_group_is_scored_together_when_its_last_rollout_has_ended(site: Worksite) -> None:
-    await site.open()
-    await site.queue("g", {"do": "rank"}, size=4)
-    with site.worker("grading.py:act", reward="grading.py:rank", concurrency=3, processes=2):
-        found = await site.episodes("g")
+async def test_a_group_is_scored_together_when_its_last_rollout_has_ended(harness: WorkerHarness) -> None:
+    await harness.open()
+    await harness.queue("g", {"do": "rank"}, size=4)
+    with harness.worker("grading.py:act", reward="grading.py:rank", concurrency=3, processes=2):
+        found = await harness.episodes("g")
         assert sorted(episode.final_reward(-1.0) or 0.0 for episode in found) == [0.0, 1.0, 2.0, 3.0]
         by_length = sorted(found, key=lambda episode: episode.attempt.result)
         assert [episode.final_reward(-1.0) for episode in by_length] == [0.0, 1.0, 2.0, 3.0]
         assert {reward.source for episode in found for reward in episode.rewards} == {"reward"}
-        await site.queue("some", {"do": "fail some"}, size=4)
-        some = await site.episodes("some")
+        await harness.queue("some", {"do": "fail some"}, size=4)
+        some = await harness.episodes("some")
         endings = [str(episode.attempt.outcome.ending) for episode in some if episode.attempt.outcome]
         assert endings == ["agent_error", "succeeded", "agent_error", "succeeded"]
         assert sorted(filter(None, (episode.final_reward(0.0) for episode in some))) == [1.0]
-        await site.queue("ill", {"do": "ill"}, size=2)
-        for episode in await site.episodes("ill"):
+        await harness.queue("ill", {"do": "ill"}, size=2)
+        for episode in await harness.episodes("ill"):
             outcome = episode.attempt.outcome
             assert outcome and outcome.ending is Ending.NO_REWARD and "the judge is ill" in outcome.message
             assert episode.attempt.result is not None
 
 
-async def test_a_worker_that_dies_while_it_scores_leaves_the_group_to_another(site: Worksite, tmp_path: Path) -> None:
-    await site.open(lease_s=1.0)
+async def test_a_worker_that_dies_while_it_scores_leaves_the_group_to_another(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    await harness.open(lease_s=1.0)
     door = tmp_path / "door"
-    await site.queue("g", {"do": "wait", "door": str(door)}, size=2)
+    await harness.queue("g", {"do": "wait", "door": str(door)}, size=2)
 
     def worker() -> Any:
-        return site.worker("grading.py:act", reward="grading.py:rank_slowly", reward_tries=1)
+        return harness.worker("grading.py:act", reward="grading.py:rank_slowly", reward_tries=1)
 
     with worker() as first:
-        await scoring_started(site, 1)
+        await scoring_started(harness, 1)
         first.process.kill()
         with worker() as second:
-            await scoring_started(site, 2)
+            await scoring_started(harness, 2)
             second.stop()  # it gives back what it has
             await asyncio.to_thread(second.process.wait, 20)
             with worker():
-                await scoring_started(site, 3)
+                await scoring_started(harness, 3)
                 door.touch()
-                found = await site.episodes("g")
+                found = await harness.episodes("g")
     assert [episode.attempt.outcome for episode in found] == [Outcome(Ending.SUCCEEDED)] * 2
     assert [episode.attempt.number for episode in found] == [1, 1]
     assert [episode.final_reward(-1.0) for episode in found] == [0.0, 1.0]
 
 
-async def scoring_started(site: Worksite, number: int) -> None:
+async def scoring_started(harness: WorkerHarness, number: int) -> None:
     after, found = 0, 0
     async with asyncio.timeout(20):
         while found < number:
-            log = await site.remote.events("r", after, wait=20, kind="scoring.started")
+            log = await harness.remote.events("r", after, wait=20, kind="scoring.started")
             after, found = log.after, log.events[-1].data["number"]
 
 
-async def test_a_function_that_never_returns_does_not_keep_a_worker_from_ending(site: Worksite, tmp_path: Path) -> None:
-    await site.open()
-    await site.queue("g", {"door": str(tmp_path / "never")})
-    with site.worker("grading.py:act", reward="grading.py:wait_for_door") as worker:
+async def test_a_function_that_never_returns_does_not_keep_a_worker_from_ending(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    await harness.open()
+    await harness.queue("g", {"door": str(tmp_path / "never")})
+    with harness.worker("grading.py:act", reward="grading.py:wait_for_door") as worker:
         await eventually((tmp_path / "never.asked").exists)
         worker.stop()
         assert await asyncio.to_thread(worker.process.wait, 20) == 0
-    assert (await site.remote.rollout("r", "g.0")).rollout.state is State.QUEUED
+    assert (await harness.remote.rollout("r", "g.0")).rollout.state is State.QUEUED
 
 
 async def test_a_group_outlives_a_server_that_is_killed_while_it_is_scored(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from modelserving import eventually
-from worksite import AGENTS, Worksite, alive, gone, hosts_of, is_reaper, kill
+from worker_harness import AGENTS, WorkerHarness, alive, gone, hosts_of, is_reaper, kill
 
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
@@ -37,31 +37,31 @@ def read_family(file: Path) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in json.loads(file.read_text()) if psutil.pid_exists(pid)]
 
 
-async def test_a_shell_script_asks_with_curl(site: Worksite) -> None:
-    await site.open()
+async def test_a_shell_script_asks_with_curl(harness: WorkerHarness) -> None:
+    await harness.open()
     for n in range(6):
-        await site.queue(f"g{n}", {"n": n})
-    with site.worker("./ask.sh", reward="commands_reward.py:said", concurrency=3):
+        await harness.queue(f"g{n}", {"n": n})
+    with harness.worker("./ask.sh", reward="commands_reward.py:said", concurrency=3):
         for n in range(6):
-            episode = await site.episode(f"g{n}")
+            episode = await harness.episode(f"g{n}")
             assert (episode.attempt.result, episode.final_reward(-1.0)) == ({"said": n}, 1.0), message(episode)
             assert [call.response["content"] for call in episode.calls] == [f"{n}"]
             assert sorted(episode.output.splitlines()) == sorted([f"asking for {n}", f'{{"said": {n}}}', "done"])
             assert episode.attempt.pool is None
 
 
-async def test_a_node_script_asks_with_fetch_and_sends_a_span(site: Worksite) -> None:
-    await site.open()
-    await site.queue("g", {"n": 12})
-    with site.worker("node ask.mjs"):
-        episode = await site.episode("g")
+async def test_a_node_script_asks_with_fetch_and_sends_a_span(harness: WorkerHarness) -> None:
+    await harness.open()
+    await harness.queue("g", {"n": 12})
+    with harness.worker("node ask.mjs"):
+        episode = await harness.episode("g")
     assert (episode.attempt.result, episode.final_reward(-1.0)) == ({"said": 12, "sent": 200}, 0.5), message(episode)
     assert [call.response["content"] for call in episode.calls] == ["12"]
     assert [span.name for span in episode.spans] == ["node agent"]
 
 
-async def test_every_way_a_command_can_end_has_its_outcome(site: Worksite) -> None:
-    await site.open()
+async def test_every_way_a_command_can_end_has_its_outcome(harness: WorkerHarness) -> None:
+    await harness.open()
     tasks: dict[str, Any] = {
         "number": {"do": "print", "lines": ["{}", "0.75", "good bye", "NaN"]},
         "nothing": {"do": "print", "lines": ["no JSON here"]},
@@ -74,9 +74,9 @@ async def test_every_way_a_command_can_end_has_its_outcome(site: Worksite) -> No
         "raise": {"do": "no such thing"},
     }
     for name, task in tasks.items():
-        await site.queue(name, task)
-    with site.worker(f"{PYTHON} --fast 'two words'", concurrency=4):
-        found = {name: await site.episode(name) for name in tasks}
+        await harness.queue(name, task)
+    with harness.worker(f"{PYTHON} --fast 'two words'", concurrency=4):
+        found = {name: await harness.episode(name) for name in tasks}
     assert {name: str(ending(episode)) for name, episode in found.items()} == {
         "number": "succeeded",
         "nothing": "no_reward",
@@ -99,13 +99,13 @@ async def test_every_way_a_command_can_end_has_its_outcome(site: Worksite) -> No
     assert len(spewed) < 66_000 and "bytes dropped" in spewed
 
 
-async def test_a_command_has_its_own_attempts_key_and_no_other(site: Worksite) -> None:
-    await site.open()
-    await site.queue("g", {"do": "environment", "prefix": ""})
-    with site.worker(PYTHON):
-        episode = await site.episode("g")
+async def test_a_command_has_its_own_attempts_key_and_no_other(harness: WorkerHarness) -> None:
+    await harness.open()
+    await harness.queue("g", {"do": "environment", "prefix": ""})
+    with harness.worker(PYTHON):
+        episode = await harness.episode("g")
     variables = episode.attempt.result
-    url = site.server.url
+    url = harness.server.url
     assert json.loads(variables["LEYDEN_TASK"]) == {"do": "environment", "prefix": ""}
     assert variables["OPENAI_BASE_URL"] == f"{url}/v1"
     assert variables["ANTHROPIC_BASE_URL"] == variables["LEYDEN_URL"] == variables["OTEL_EXPORTER_OTLP_ENDPOINT"] == url
@@ -114,63 +114,63 @@ async def test_a_command_has_its_own_attempts_key_and_no_other(site: Worksite) -
     key = variables["LEYDEN_KEY"]
     assert variables["OPENAI_API_KEY"] == variables["ANTHROPIC_API_KEY"] == key
     assert variables["OTEL_EXPORTER_OTLP_HEADERS"] == f"authorization=Bearer%20{key}"
-    read = site.server.service.keyring.verify(key)
+    read = harness.server.service.keyring.verify(key)
     assert (read.kind, read.attempt) == (KeyKind.ATTEMPT, "g.0.1")
 
 
-async def test_a_command_need_not_read_its_task(site: Worksite, capfd: pytest.CaptureFixture[str]) -> None:
-    await site.open()
-    await site.queue("g", {"padding": "x" * 200_000}, size=20)
-    with site.worker("echo 0.5", concurrency=4):
-        assert [episode.final_reward(-1.0) for episode in await site.episodes("g")] == [0.5] * 20
+async def test_a_command_need_not_read_its_task(harness: WorkerHarness, capfd: pytest.CaptureFixture[str]) -> None:
+    await harness.open()
+    await harness.queue("g", {"padding": "x" * 200_000}, size=20)
+    with harness.worker("echo 0.5", concurrency=4):
+        assert [episode.final_reward(-1.0) for episode in await harness.episodes("g")] == [0.5] * 20
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
 async def test_a_time_limit_ends_the_command_and_all_that_it_started(
-    site: Worksite, tmp_path: Path, stubborn: bool
+    harness: WorkerHarness, tmp_path: Path, stubborn: bool
 ) -> None:
-    await site.open()
+    await harness.open()
     file = tmp_path / "children"
-    await site.queue("g", {"do": "leave children", "hang": True, "stubborn": stubborn, "file": str(file)})
-    await site.queue("next", {"do": "print", "lines": ["1"]})
-    with site.worker(PYTHON, time_limit_s=1.5, concurrency=1):
+    await harness.queue("g", {"do": "leave children", "hang": True, "stubborn": stubborn, "file": str(file)})
+    await harness.queue("next", {"do": "print", "lines": ["1"]})
+    with harness.worker(PYTHON, time_limit_s=1.5, concurrency=1):
         family = await family_in(file)
-        episode = await site.episode("g")
-        assert (await site.episode("next")).final_reward(-1.0) == 1.0
+        episode = await harness.episode("g")
+        assert (await harness.episode("next")).final_reward(-1.0) == 1.0
         assert not any(map(alive, family))
     assert ending(episode) is Ending.TIMEOUT and episode.output == "hanging\n"
 
 
 async def test_what_a_command_leaves_behind_ends_with_it_and_with_a_cancelled_attempt(
-    site: Worksite, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
-    await site.open(lease_s=1.0)
-    await site.queue("ends", {"do": "leave children", "hang": False, "file": str(tmp_path / "ends")})
-    await site.queue("hangs", {"do": "leave children", "hang": True, "file": str(tmp_path / "hangs")})
-    with site.worker(PYTHON):
-        assert (await site.episode("ends")).final_reward(-1.0) == 1.0
+    await harness.open(lease_s=1.0)
+    await harness.queue("ends", {"do": "leave children", "hang": False, "file": str(tmp_path / "ends")})
+    await harness.queue("hangs", {"do": "leave children", "hang": True, "file": str(tmp_path / "hangs")})
+    with harness.worker(PYTHON):
+        assert (await harness.episode("ends")).final_reward(-1.0) == 1.0
         assert not any(map(alive, read_family(tmp_path / "ends")))
         family = await family_in(tmp_path / "hangs")
         assert all(map(alive, family))
-        await site.remote.cancel_group("r", "hangs")
+        await harness.remote.cancel_group("r", "hangs")
         await gone(family)
 
 
-async def test_nothing_is_left_of_a_worker_that_is_killed(site: Worksite, tmp_path: Path) -> None:
-    await site.open()
-    await site.queue("g", {"do": "leave children", "hang": True, "file": str(tmp_path / "family")})
-    with site.worker(PYTHON) as worker:
+async def test_nothing_is_left_of_a_worker_that_is_killed(harness: WorkerHarness, tmp_path: Path) -> None:
+    await harness.open()
+    await harness.queue("g", {"do": "leave children", "hang": True, "file": str(tmp_path / "family")})
+    with harness.worker(PYTHON) as worker:
         family = await family_in(tmp_path / "family") + hosts_of(worker)
         assert len({process.pid for process in family}) >= 5
         kill(psutil.Process(worker.process.pid))
         await gone(family)
 
 
-async def test_a_worker_continues_when_its_command_host_is_killed(site: Worksite, tmp_path: Path) -> None:
-    await site.open()
-    await site.queue("g", {"do": "leave children", "hang": True, "file": str(tmp_path / "family")})
-    with site.worker(PYTHON) as worker:
+async def test_a_worker_continues_when_its_command_host_is_killed(harness: WorkerHarness, tmp_path: Path) -> None:
+    await harness.open()
+    await harness.queue("g", {"do": "leave children", "hang": True, "file": str(tmp_path / "family")})
+    with harness.worker(PYTHON) as worker:
         await family_in(tmp_path / "family")
         (between,) = [child for child in psutil.Process(worker.process.pid).children() if not is_reaper(child)]
         (command,) = [child for child in between.children() if "command.py" in child.cmdline()]
@@ -179,18 +179,18 @@ async def test_a_worker_continues_when_its_command_host_is_killed(site: Worksite
         kill(between)
         await gone([command])
         await family_in(tmp_path / "family")
-        (lost, _) = (await site.remote.rollout("r", "g.0")).attempts
+        (lost, _) = (await harness.remote.rollout("r", "g.0")).attempts
         await gone(family)
     assert lost.outcome and lost.outcome.ending is Ending.LOST
 
 
-async def test_limits_of_memory_and_cpu_end_a_command_and_say_so(site: Worksite) -> None:
-    await site.open()
-    await site.queue("within", {"do": "memory", "mb": 10})
-    await site.queue("memory", {"do": "memory", "mb": 1000})
-    await site.queue("cpu", {"do": "burn"})
-    with site.worker(PYTHON, memory_mb=300, cpu_s=1.0):
-        within, memory, cpu = [await site.episode(name) for name in ("within", "memory", "cpu")]
+async def test_limits_of_memory_and_cpu_end_a_command_and_say_so(harness: WorkerHarness) -> None:
+    await harness.open()
+    await harness.queue("within", {"do": "memory", "mb": 10})
+    await harness.queue("memory", {"do": "memory", "mb": 1000})
+    await harness.queue("cpu", {"do": "burn"})
+    with harness.worker(PYTHON, memory_mb=300, cpu_s=1.0):
+        within, memory, cpu = [await harness.episode(name) for name in ("within", "memory", "cpu")]
     assert ending(within) is Ending.SUCCEEDED
     assert ending(memory) is Ending.AGENT_ERROR and "more than 300 MB of memory" in message(memory)
     assert ending(cpu) is Ending.AGENT_ERROR
@@ -206,11 +206,11 @@ async def test_limits_of_memory_and_cpu_end_a_command_and_say_so(site: Worksite)
     ],
 )
 async def test_a_command_that_cannot_be_run_is_one_line_before_any_work(
-    site: Worksite, agent: str, says: str, capfd: pytest.CaptureFixture[str]
+    harness: WorkerHarness, agent: str, says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    await site.open()
+    await harness.open()
     assert not os.access(AGENTS / "command.py", os.X_OK)
-    with site.worker(agent) as worker:
+    with harness.worker(agent) as worker:
         assert await asyncio.to_thread(worker.process.wait, 15) == 2
     said = capfd.readouterr().err
     assert says in said and said.count("\n") == 1

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from worksite import AGENTS
+from worker_harness import AGENTS
 
 from leyden.client.host_protocol import HostSetup
 from leyden.client.runners.host_process import HostProcess

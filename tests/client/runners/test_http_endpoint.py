@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from worksite import Worksite
+from worker_harness import WorkerHarness
 
 from leyden.outcomes import Ending
 
@@ -84,15 +84,15 @@ def bind_endpoint() -> tuple[socket.socket, str]:
     return listener, f"http://127.0.0.1:{listener.getsockname()[1]}/act"
 
 
-async def test_an_endpoint_receives_all_it_needs_and_every_response_has_its_outcome(site: Worksite) -> None:
-    await site.open()
+async def test_an_endpoint_receives_all_it_needs_and_every_response_has_its_outcome(harness: WorkerHarness) -> None:
+    await harness.open()
     names = ("ask", "number", "nothing", "fail", "prose", "break off")
     for name in names:
-        await site.queue(name.replace(" ", "-"), {"do": name, "n": 5})
+        await harness.queue(name.replace(" ", "-"), {"do": name, "n": 5})
     listener, url = bind_endpoint()
     async with serving(listener) as service:
-        with site.worker(url, concurrency=2):
-            found = {name: await site.episode(name.replace(" ", "-")) for name in names}
+        with harness.worker(url, concurrency=2):
+            found = {name: await harness.episode(name.replace(" ", "-")) for name in names}
     outcomes = {name: episode.attempt.outcome for name, episode in found.items()}
     assert {name: str(outcome.ending) for name, outcome in outcomes.items() if outcome} == {
         "ask": "succeeded",
@@ -108,32 +108,34 @@ async def test_an_endpoint_receives_all_it_needs_and_every_response_has_its_outc
     assert outcomes["fail"] and outcomes["fail"].message == f"{url} answered 500: the database is gone"
     assert outcomes["prose"] and "not JSON" in outcomes["prose"].message
     (told,) = [body for body in service.received if body["task"]["do"] == "ask"]
-    assert (told["attempt"], told["base_url"]) == ("ask.0.1", f"{site.server.url}/v1")
+    assert (told["attempt"], told["base_url"]) == ("ask.0.1", f"{harness.server.url}/v1")
     assert told["traceparent"] == told["header"] and asked.attempt.trace_id in told["header"]
 
 
-async def test_a_time_limit_cancels_the_request_and_the_key_ends_with_the_attempt(site: Worksite) -> None:
-    await site.open()
-    await site.queue("g", {"do": "hang"})
+async def test_a_time_limit_cancels_the_request_and_the_key_ends_with_the_attempt(harness: WorkerHarness) -> None:
+    await harness.open()
+    await harness.queue("g", {"do": "hang"})
     listener, url = bind_endpoint()
     async with serving(listener) as service:
-        with site.worker(url, time_limit_s=0.5):
-            episode = await site.episode("g")
+        with harness.worker(url, time_limit_s=0.5):
+            episode = await harness.episode("g")
             await asyncio.wait_for(service.hung_up.wait(), 10)
             body = service.received[0]
             assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.TIMEOUT
             assert await status_of_asking(body) in (401, 403)
 
 
-async def test_an_endpoint_that_is_down_loses_attempts_and_one_that_starts_late_does_not(site: Worksite) -> None:
-    await site.open(max_attempts=1)
-    await site.queue("away", {"do": "number"})
+async def test_an_endpoint_that_is_down_loses_attempts_and_one_that_starts_late_does_not(
+    harness: WorkerHarness,
+) -> None:
+    await harness.open(max_attempts=1)
+    await harness.queue("away", {"do": "number"})
     listener, url = bind_endpoint()  # nothing listens yet
-    with site.worker(url, concurrency=1):
-        away = await site.episode("away")
+    with harness.worker(url, concurrency=1):
+        away = await harness.episode("away")
         assert away.attempt.outcome and away.attempt.outcome.ending is Ending.LOST
         assert "does not answer" in away.attempt.outcome.message
-        await site.queue("late", {"do": "number"})
-        await site.event("attempt.started", "late.0.1")
+        await harness.queue("late", {"do": "number"})
+        await harness.event("attempt.started", "late.0.1")
         async with serving(listener):
-            assert (await site.episode("late")).final_reward(-1.0) == 0.75
+            assert (await harness.episode("late")).final_reward(-1.0) == 0.75

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 from modelserving import eventually
-from worksite import AGENTS, Worksite, alive
+from worker_harness import AGENTS, WorkerHarness, alive
 
 from leyden.client.worker.worker import WorkerOptions, work
 from leyden.episodes import Episode
@@ -33,19 +33,19 @@ async def processes_in(file: Path) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("how", ["block", "burn"])
 async def test_code_that_hangs_times_out_and_its_process_ends_while_another_attempt_continues(
-    site: Worksite, tmp_path: Path, how: str
+    harness: WorkerHarness, tmp_path: Path, how: str
 ) -> None:
-    await site.open(max_attempts=1)
-    await site.queue("hangs", {"do": how, "file": str(tmp_path / "family")})
-    with site.worker("hanging.py:act", time_limit_s=5.0, drain_s=10.0, concurrency=2):
+    await harness.open(max_attempts=1)
+    await harness.queue("hangs", {"do": how, "file": str(tmp_path / "family")})
+    with harness.worker("hanging.py:act", time_limit_s=5.0, drain_s=10.0, concurrency=2):
         family = await processes_in(tmp_path / "family")
         await asyncio.sleep(3.0)  # so that the one is out of time while the other has some left
-        await site.queue("beside", {"do": "wait", "for": str(tmp_path / "go")})
-        hangs = await site.episode("hangs")
+        await harness.queue("beside", {"do": "wait", "for": str(tmp_path / "go")})
+        hangs = await harness.episode("hangs")
         (tmp_path / "go").touch()
-        beside = await site.episode("beside")
-        await site.queue("next", {"do": "sleep", "s": 0.1})
-        following = await site.episode("next")
+        beside = await harness.episode("beside")
+        await harness.queue("next", {"do": "sleep", "s": 0.1})
+        following = await harness.episode("next")
         assert all(map(alive, family))  # for as long as others could have wanted to finish
         await eventually(lambda: not any(map(alive, family)))
     assert ending(hangs) is Ending.TIMEOUT
@@ -55,65 +55,67 @@ async def test_code_that_hangs_times_out_and_its_process_ends_while_another_atte
 
 
 async def test_attempts_lost_with_a_process_that_hangs_are_retried_at_once_and_for_free(
-    site: Worksite, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
-    await site.open(max_attempts=1)
-    await site.queue("hangs", {"do": "block", "file": str(tmp_path / "family")})
-    with site.worker("hanging.py:act", time_limit_s=5.0, drain_s=0.0):
+    await harness.open(max_attempts=1)
+    await harness.queue("hangs", {"do": "block", "file": str(tmp_path / "family")})
+    with harness.worker("hanging.py:act", time_limit_s=5.0, drain_s=0.0):
         await processes_in(tmp_path / "family")
         await asyncio.sleep(2.0)
-        await site.queue("beside", {"do": "wait", "for": str(tmp_path / "go")})
-        await site.event("attempt.ended", "beside.0.1")
+        await harness.queue("beside", {"do": "wait", "for": str(tmp_path / "go")})
+        await harness.event("attempt.ended", "beside.0.1")
         (tmp_path / "go").touch()
-        beside = await site.episode("beside")
+        beside = await harness.episode("beside")
     assert (ending(beside), beside.attempt.number) == (Ending.SUCCEEDED, 2)
-    (lost, retried) = (await site.remote.rollout("r", "beside.0")).attempts
+    (lost, retried) = (await harness.remote.rollout("r", "beside.0")).attempts
     assert lost.outcome and lost.outcome.ending is Ending.LOST and "another attempt in it hung" in lost.outcome.message
     assert retried.started - (lost.ended or 0) < 0.5
 
 
-async def test_code_that_lets_no_thread_run_is_attributed_to_its_attempt(site: Worksite) -> None:
-    await site.open(max_attempts=1)
-    await site.queue("hangs", {"do": "hold the lock"})
-    await site.queue("beside", {"do": "sleep", "s": 0.5}, size=2)
-    with site.worker("hanging.py:act", time_limit_s=2.0, drain_s=0.0):
-        beside, hangs = await site.episodes("beside"), await site.episode("hangs")
+async def test_code_that_lets_no_thread_run_is_attributed_to_its_attempt(harness: WorkerHarness) -> None:
+    await harness.open(max_attempts=1)
+    await harness.queue("hangs", {"do": "hold the lock"})
+    await harness.queue("beside", {"do": "sleep", "s": 0.5}, size=2)
+    with harness.worker("hanging.py:act", time_limit_s=2.0, drain_s=0.0):
+        beside, hangs = await harness.episodes("beside"), await harness.episode("hangs")
     assert (ending(hangs), hangs.attempt.number) == (Ending.TIMEOUT, 2)
     assert [ending(one) for one in beside] == [Ending.SUCCEEDED] * 2
     assert hangs.output == "about to hold the lock\n"
 
 
-async def test_no_process_of_a_killed_worker_is_left_where_no_thread_can_run(site: Worksite, tmp_path: Path) -> None:
-    await site.open()
-    await site.queue("hangs", {"do": "hold the lock", "file": str(tmp_path / "family")})
-    with site.worker("hanging.py:act") as worker:
+async def test_no_process_of_a_killed_worker_is_left_where_no_thread_can_run(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    await harness.open()
+    await harness.queue("hangs", {"do": "hold the lock", "file": str(tmp_path / "family")})
+    with harness.worker("hanging.py:act") as worker:
         family = await processes_in(tmp_path / "family")
         worker.process.kill()
         await eventually(lambda: not any(map(alive, family)))
 
 
-async def test_an_attempt_that_another_keeps_from_running_has_not_timed_out(site: Worksite) -> None:
-    await site.open(max_attempts=1)
-    await site.queue("innocent", {"do": "sleep", "s": 1.0})
-    await site.queue("blocks", {"do": "block", "first_s": 0.5})
-    with site.worker("hanging.py:act_async", time_limit_s=2.5, drain_s=2.0):
-        innocent, blocks = await site.episode("innocent"), await site.episode("blocks")
+async def test_an_attempt_that_another_keeps_from_running_has_not_timed_out(harness: WorkerHarness) -> None:
+    await harness.open(max_attempts=1)
+    await harness.queue("innocent", {"do": "sleep", "s": 1.0})
+    await harness.queue("blocks", {"do": "block", "first_s": 0.5})
+    with harness.worker("hanging.py:act_async", time_limit_s=2.5, drain_s=2.0):
+        innocent, blocks = await harness.episode("innocent"), await harness.episode("blocks")
     assert ending(blocks) is Ending.TIMEOUT and blocks.attempt.number == 1
     assert ending(innocent) is Ending.SUCCEEDED and innocent.attempt.number == 2
-    (lost, _) = (await site.remote.rollout("r", "innocent.0")).attempts
+    (lost, _) = (await harness.remote.rollout("r", "innocent.0")).attempts
     assert lost.outcome and lost.outcome.ending is Ending.LOST
     assert lost.outcome.message.startswith("attempt blocks.0.1 blocked the event loop")
 
 
-async def test_a_blocked_event_loop_is_noticed_and_its_blocker_retried_alone(site: Worksite) -> None:
-    await site.open(max_attempts=1)
-    await site.queue("innocent", {"do": "sleep", "s": 1.0})
-    await site.queue("blocks", {"do": "block", "first_s": 0.3})
-    with site.worker("hanging.py:act_async", time_limit_s=6, unresponsive_s=1.0, drain_s=0.5):
-        innocent, blocks = await site.episode("innocent"), await site.episode("blocks")
+async def test_a_blocked_event_loop_is_noticed_and_its_blocker_retried_alone(harness: WorkerHarness) -> None:
+    await harness.open(max_attempts=1)
+    await harness.queue("innocent", {"do": "sleep", "s": 1.0})
+    await harness.queue("blocks", {"do": "block", "first_s": 0.3})
+    with harness.worker("hanging.py:act_async", time_limit_s=6, unresponsive_s=1.0, drain_s=0.5):
+        innocent, blocks = await harness.episode("innocent"), await harness.episode("blocks")
     assert (ending(innocent), innocent.attempt.number) == (Ending.SUCCEEDED, 2)
     assert (ending(blocks), blocks.attempt.number) == (Ending.TIMEOUT, 2)
-    (lost, alone) = (await site.remote.rollout("r", "blocks.0")).attempts
+    (lost, alone) = (await harness.remote.rollout("r", "blocks.0")).attempts
     assert lost.outcome and lost.outcome.message == "it blocked the event loop of its process, which was ended"
     assert alone.started - (lost.ended or 0) > 0.4  # not at once
 
@@ -121,12 +123,14 @@ async def test_a_blocked_event_loop_is_noticed_and_its_blocker_retried_alone(sit
 @pytest.mark.parametrize(
     ("how", "says"), [("exit", "exit status 9"), ("segfault", "killed by SIGSEGV"), ("die", "killed by SIGKILL")]
 )
-async def test_an_attempt_that_kills_its_process_is_blamed_and_no_other_is(site: Worksite, how: str, says: str) -> None:
-    await site.open(max_attempts=1)
-    await site.queue("innocent", {"do": "sleep", "s": 1.0}, size=3)
-    await site.queue("guilty", {"do": how})
-    with site.worker("hanging.py:act"):
-        innocent, guilty = await site.episodes("innocent"), await site.episode("guilty")
+async def test_an_attempt_that_kills_its_process_is_blamed_and_no_other_is(
+    harness: WorkerHarness, how: str, says: str
+) -> None:
+    await harness.open(max_attempts=1)
+    await harness.queue("innocent", {"do": "sleep", "s": 1.0}, size=3)
+    await harness.queue("guilty", {"do": how})
+    with harness.worker("hanging.py:act"):
+        innocent, guilty = await harness.episodes("innocent"), await harness.episode("guilty")
     assert ending(guilty) is Ending.AGENT_ERROR and guilty.attempt.number == 2
     assert message(guilty).startswith(f"the agent's process died for the second time: {says}\n")
     assert message(guilty).endswith(f"about to {how}") and guilty.output.endswith(f"about to {how}\n")
@@ -134,24 +138,24 @@ async def test_an_attempt_that_kills_its_process_is_blamed_and_no_other_is(site:
         assert "Fatal Python error: Segmentation fault\nCurrent thread" in message(guilty)
         assert 'hanging.py", line' in message(guilty) and "in fall\n" in message(guilty)
     assert [ending(one) for one in innocent] == [Ending.SUCCEEDED] * 3
-    (lost, *_) = (await site.remote.rollout("r", "guilty.0")).attempts
+    (lost, *_) = (await harness.remote.rollout("r", "guilty.0")).attempts
     assert lost.outcome and lost.outcome.ending is Ending.LOST and says in lost.outcome.message
 
 
-async def test_spans_that_are_open_at_the_time_limit_are_recorded_as_failed(site: Worksite) -> None:
-    await site.open()
-    await site.queue("g", {"do": "think"})
-    with site.worker("hanging.py:act", time_limit_s=8):
-        episode = await site.episode("g")
+async def test_spans_that_are_open_at_the_time_limit_are_recorded_as_failed(harness: WorkerHarness) -> None:
+    await harness.open()
+    await harness.queue("g", {"do": "think"})
+    with harness.worker("hanging.py:act", time_limit_s=8):
+        episode = await harness.episode("g")
     assert ending(episode) is Ending.TIMEOUT and episode.output == "about to think\n"
     assert [(span.name, span.status) for span in episode.spans] == [("thinking", "error")]
     assert [episode.role(call) for call in episode.calls] == ["thinker"]
 
 
 async def test_a_lease_that_comes_while_the_worker_stops_is_given_back(
-    site: Worksite, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await site.open(max_attempts=1)
+    await harness.open(max_attempts=1)
     stop, lease = asyncio.Event(), Remote.lease
 
     async def lease_late(remote: Any, request: LeaseRequest) -> list[Lease]:
@@ -161,10 +165,10 @@ async def test_a_lease_that_comes_while_the_worker_stops_is_given_back(
         return leases
 
     monkeypatch.setattr(Remote, "lease", lease_late)
-    options = WorkerOptions(server=site.server.url, run="r", agent="hanging.py:act", base=str(AGENTS), grace_s=0.0)
-    await site.queue("g", {"do": "sleep", "s": 0})
-    await work(options, site.server.service.keyring.create(KeyKind.WORKER, 600, run="r")[0], stop)
-    detail = await site.remote.rollout("r", "g.0")
+    options = WorkerOptions(server=harness.server.url, run="r", agent="hanging.py:act", base=str(AGENTS), grace_s=0.0)
+    await harness.queue("g", {"do": "sleep", "s": 0})
+    await work(options, harness.server.service.keyring.create(KeyKind.WORKER, 600, run="r")[0], stop)
+    detail = await harness.remote.rollout("r", "g.0")
     assert detail.rollout.state is State.QUEUED
     (attempt,) = detail.attempts
     assert attempt.outcome and "gave it back" in attempt.outcome.message

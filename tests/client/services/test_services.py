@@ -11,7 +11,7 @@ import psutil
 import pytest
 from aiohttp import web
 from modelserving import eventually
-from worksite import AGENTS, Worksite, alive, gone, hosts_of, kill
+from worker_harness import AGENTS, WorkerHarness, alive, gone, hosts_of, kill
 
 from leyden.backoff import Backoff
 from leyden.client.services import pool
@@ -57,9 +57,9 @@ async def test_each_service_has_one_borrower_at_a_time(monkeypatch: pytest.Monke
             third = asyncio.create_task(services.borrow(["thing"]).__aenter__())
             done, _ = await asyncio.wait({third}, timeout=0.1)
             assert not done
-        lent = (await third)["thing"]
-        assert lent in (one["thing"], two["thing"]) and Thing.made == 2
-    assert not lent.closed and sum(thing["thing"].closed for thing in (one, two)) == 1  # not the borrowed one
+        borrowed = (await third)["thing"]
+        assert borrowed in (one["thing"], two["thing"]) and Thing.made == 2
+    assert not borrowed.closed and sum(thing["thing"].closed for thing in (one, two)) == 1  # not the borrowed one
 
 
 @pytest.mark.parametrize("healthy", [False, None])
@@ -67,10 +67,10 @@ async def test_an_unhealthy_service_is_replaced_before_it_is_borrowed(
     healthy: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with things(monkeypatch) as services:
-        async with services.borrow(["thing"]) as lent:
-            lent["thing"].is_healthy = healthy
+        async with services.borrow(["thing"]) as borrowed:
+            borrowed["thing"].is_healthy = healthy
         async with services.borrow(["thing"]) as another:
-            assert another["thing"] is not lent["thing"] and lent["thing"].closed
+            assert another["thing"] is not borrowed["thing"] and borrowed["thing"].closed
 
 
 class Moody(Thing):
@@ -93,8 +93,8 @@ async def test_a_service_that_cannot_be_started_is_an_error_that_says_why(monkey
     with pytest.raises(ServiceFailed, match="service 'thing' cannot be started: OSError: no disk"):
         await things(monkeypatch, "Broken").__aenter__()
     async with things(monkeypatch, "Moody") as services:
-        async with services.borrow(["thing"]) as lent:
-            lent["thing"].is_healthy = False
+        async with services.borrow(["thing"]) as borrowed:
+            borrowed["thing"].is_healthy = False
         for _ in range(2):  # the pool does not shrink
             with pytest.raises(ServiceFailed, match="no disk"):
                 await services.borrow(["thing"]).__aenter__()
@@ -112,8 +112,8 @@ async def test_a_command_is_borrowed_by_its_address_and_replaced_when_it_dies(tm
     me = psutil.Process()
     async with ServiceRegistry.commands({"site": SITE}, str(tmp_path)) as services:
         family = me.children(recursive=True)
-        async with services.borrow(["site"]) as lent:
-            port = lent["site"].rpartition(":")[2]
+        async with services.borrow(["site"]) as borrowed:
+            port = borrowed["site"].rpartition(":")[2]
             (serving,) = [p for p in family if port in p.cmdline() and "http.server" in p.cmdline()[2]]
             kill(serving)
         await eventually(lambda: refused(int(port)))  # its last threads may live a moment longer
@@ -130,9 +130,9 @@ async def test_a_command_is_ready_when_it_says_so(tmp_path: Path) -> None:
     service = ServiceConfig(command=talking, ready="up at {port}", address="x:{port}")
     async with (
         ServiceRegistry.commands({"talker": service}, str(tmp_path)) as services,
-        services.borrow(["talker"]) as lent,
+        services.borrow(["talker"]) as borrowed,
     ):
-        assert lent["talker"].startswith("x:")
+        assert borrowed["talker"].startswith("x:")
     answering = ServiceConfig(command=SITE.command, ready="http://127.0.0.1:{port}/there")
     async with ServiceRegistry.commands({"site": answering}, str(tmp_path)) as services, services.borrow(["site"]):
         pass
@@ -160,17 +160,17 @@ async def test_a_command_that_does_not_come_up_says_why(
 
 @pytest.mark.parametrize("agent", ["solve", "solve_async", "Agent"])
 async def test_a_python_agent_borrows_the_services_it_takes_by_name(
-    agent: str, site: Worksite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: str, harness: WorkerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICED", str(tmp_path))
-    await site.open()
-    await site.queue("g", {}, size=12)
+    await harness.open()
+    await harness.queue("g", {}, size=12)
     database = ServiceConfig(
         make="serviced.py:make_slowly" if agent == "solve_async" else "serviced.py:Database", count=3
     )
     options: dict[str, Any] = {"processes": 2, "concurrency": 12, "services": {"db": database}}
-    with site.worker(f"serviced.py:{agent}", reward="serviced.py:score", **options) as worker:
-        found = await site.episodes("g")
+    with harness.worker(f"serviced.py:{agent}", reward="serviced.py:score", **options) as worker:
+        found = await harness.episodes("g")
         worker.stop()
         await asyncio.to_thread(worker.process.wait, 20)
     assert [episode.attempt.outcome and episode.attempt.outcome.message for episode in found] == [""] * 12
@@ -187,29 +187,29 @@ def marked(folder: Path, how: str) -> set[str]:
 
 
 async def test_a_service_that_becomes_unhealthy_is_replaced_while_the_worker_runs(
-    site: Worksite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICED", str(tmp_path))
-    await site.open()
-    with site.worker(
+    await harness.open()
+    with harness.worker(
         "serviced.py:solve", reward="moody.py:score_slowly", services={"db": ServiceConfig(make="serviced.py:Database")}
     ):
         names = []
         for name, task in (("a", {}), ("b", {"do": "hurt"}), ("c", {})):
-            await site.queue(name, task)
-            names.append((await site.episode(name)).attempt.result)
+            await harness.queue(name, task)
+            names.append((await harness.episode(name)).attempt.result)
     assert names[0] == names[1] != names[2]
 
 
 async def test_commands_and_endpoints_borrow_addresses_and_the_reward_receives_the_same(
-    site: Worksite,
+    harness: WorkerHarness,
 ) -> None:
-    await site.open()
-    await site.queue("g", {}, size=4)
+    await harness.open()
+    await harness.queue("g", {}, size=4)
     services = {"site": SITE, "grader": ServiceConfig(command=SITE.command, agent=False)}
     command = f"{sys.executable} serviced.py"
-    with site.worker(command, reward="serviced.py:same_site", services=services, concurrency=4) as worker:
-        found = await site.episodes("g")
+    with harness.worker(command, reward="serviced.py:same_site", services=services, concurrency=4) as worker:
+        found = await harness.episodes("g")
         family = hosts_of(worker)
         assert sum("http.server" in " ".join(p.cmdline()) for p in family) == 6  # three, each with who looks after it
         worker.process.kill()  # without a chance to clean up
@@ -227,32 +227,32 @@ async def test_commands_and_endpoints_borrow_addresses_and_the_reward_receives_t
     runner = web.AppRunner(app)
     await runner.setup()
     await (tcp := web.TCPSite(runner, "127.0.0.1", 0)).start()
-    await site.queue("h", {})
-    with site.worker(f"{tcp.name}/", reward="serviced.py:same_site", services=services):
-        assert (await site.episode("h")).final_reward(0.0) == 1.0
+    await harness.queue("h", {})
+    with harness.worker(f"{tcp.name}/", reward="serviced.py:same_site", services=services):
+        assert (await harness.episode("h")).final_reward(0.0) == 1.0
     await runner.cleanup()
     assert posted[0]["services"].keys() == {"site"}
 
 
-async def test_a_python_agent_borrows_the_address_of_a_command(site: Worksite) -> None:
-    await site.open()
-    await site.queue("g", {}, size=3)
+async def test_a_python_agent_borrows_the_address_of_a_command(harness: WorkerHarness) -> None:
+    await harness.open()
+    await harness.queue("g", {}, size=3)
     one = {"site": ServiceConfig(command=SITE.command)}  # for both hosts
-    with site.worker("serviced.py:visit", reward="serviced.py:same_site", services=one, processes=2) as worker:
-        found = await site.episodes("g")
+    with harness.worker("serviced.py:visit", reward="serviced.py:same_site", services=one, processes=2) as worker:
+        found = await harness.episodes("g")
         serving = [p for p in hosts_of(worker) if "http.server" in " ".join(p.cmdline())]
         for process in serving:
             kill(process)
         await gone(serving)
-        await site.queue("again", {}, size=2)
-        found += await site.episodes("again")
+        await harness.queue("again", {}, size=2)
+        found += await harness.episodes("again")
     assert [episode.final_reward(0.0) for episode in found] == [1.0] * 5
 
 
 async def test_a_worker_whose_services_cannot_be_started_says_why(
-    site: Worksite, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await site.open()
+    await harness.open()
     broken, database = ServiceConfig(make="serviced.py:broken"), ServiceConfig(make="serviced.py:Database")
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("serviced.py:solve", {"services": {"db": broken}}, "service 'db' cannot be started: OSError: no disk"),
@@ -262,6 +262,6 @@ async def test_a_worker_whose_services_cannot_be_started_says_why(
         ("serviced.py:solve", {"services": {"db": ServiceConfig(make="serviced.py:nobody")}}, "has no 'nobody'"),
     ]
     for agent, options, says in cases:
-        with site.worker(agent, **options) as worker:
+        with harness.worker(agent, **options) as worker:
             assert await asyncio.to_thread(worker.process.wait, 30) == 2
         assert says in capfd.readouterr().err

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from modelserving import END, call
-from worksite import Worksite, echo
+from worker_harness import WorkerHarness, echo
 
 from leyden.episodes import Episode
 from leyden.records import Call, Span, trace_id
@@ -61,9 +61,9 @@ def say(prompt: str) -> str:
     return n + END
 
 
-async def episode_of(site: Worksite, group: str) -> Episode:
+async def episode_of(harness: WorkerHarness, group: str) -> Episode:
     """Wait for a group of one: frameworks take long to import where others compute."""
-    (episode,) = await site.episodes(group, within_s=300)
+    (episode,) = await harness.episodes(group, timeout_s=300)
     return episode
 
 
@@ -90,13 +90,13 @@ def said(episode: Episode) -> set[str]:
 
 
 @pytest.mark.parametrize("agent", CALLS)
-async def test_a_trace_reads_from_agent_to_tool_to_call(site: Worksite, agent: str) -> None:
-    await site.open()
-    site.server.say = say
+async def test_a_trace_reads_from_agent_to_tool_to_call(harness: WorkerHarness, agent: str) -> None:
+    await harness.open()
+    harness.server.say = say
     for n in range(4):
-        await site.queue(f"g{n}", {"n": n})
-    with site.worker(agent):
-        found = [await episode_of(site, f"g{n}") for n in range(4)]
+        await harness.queue(f"g{n}", {"n": n})
+    with harness.worker(agent):
+        found = [await episode_of(harness, f"g{n}") for n in range(4)]
     for n, episode in enumerate(found):
         assert episode.final_reward(-1.0) == n, episode.attempt.outcome
         assert paths(episode) == CALLS[agent]
@@ -105,27 +105,27 @@ async def test_a_trace_reads_from_agent_to_tool_to_call(site: Worksite, agent: s
         assert episode.output == ""
 
 
-async def test_200_rollouts_of_all_frameworks_in_one_process_keep_apart(site: Worksite) -> None:
-    await site.open()
-    site.server.say = say
+async def test_200_rollouts_of_all_frameworks_in_one_process_keep_apart(harness: WorkerHarness) -> None:
+    await harness.open()
+    harness.server.say = say
     agents = [*CALLS, ROOTED]
     tasks = [{"n": n, "of": 200, "agent": agents[n % len(agents)]} for n in range(200)]
-    await asyncio.gather(*(site.queue(f"g{task['n']}", task) for task in tasks))
-    with site.worker("mixed.py:solve", concurrency=200):
+    await asyncio.gather(*(harness.queue(f"g{task['n']}", task) for task in tasks))
+    with harness.worker("mixed.py:solve", concurrency=200):
         for n in range(200):
-            episode = await episode_of(site, f"g{n}")
+            episode = await episode_of(harness, f"g{n}")
             assert episode.final_reward(-1.0) == n, episode.attempt.outcome
             assert paths(episode) == CALLS.get(agents[n % len(agents)], [(None, ["root"])])
             assert said(episode) == {f"{n}"}
 
 
 @pytest.mark.parametrize("agent", ["solve", "solve_async"])
-async def test_the_nodes_of_a_langgraph_are_roles(site: Worksite, agent: str) -> None:
-    await site.open()
+async def test_the_nodes_of_a_langgraph_are_roles(harness: WorkerHarness, agent: str) -> None:
+    await harness.open()
     for n in range(8):
-        await site.queue(f"g{n}", {"n": n})
-    with site.worker(f"graph.py:{agent}"):
-        found = [(n, await episode_of(site, f"g{n}")) for n in range(8)]
+        await harness.queue(f"g{n}", {"n": n})
+    with harness.worker(f"graph.py:{agent}"):
+        found = [(n, await episode_of(harness, f"g{n}")) for n in range(8)]
     for n, episode in found:
         assert [c.response["content"] for c in episode.calls] == [f"{n}", f"{n + 1}"], episode.attempt.outcome
         look = ["look"] if agent == "solve" else []
@@ -135,12 +135,12 @@ async def test_the_nodes_of_a_langgraph_are_roles(site: Worksite, agent: str) ->
             assert (given.call, given.value, given.name) == (episode.calls[0].id, 0.25, "planned")
 
 
-async def test_a_framework_that_is_imported_late_has_spans_too(site: Worksite) -> None:
-    await site.open()
-    site.server.say = lambda text: call("transfer_to_adder", "{}") + END if "Hand it over." in text else echo(text)
-    await site.queue("g", {"n": 5})
-    with site.worker("handing.py:solve"):
-        episode = await episode_of(site, "g")
+async def test_a_framework_that_is_imported_late_has_spans_too(harness: WorkerHarness) -> None:
+    await harness.open()
+    harness.server.say = lambda text: call("transfer_to_adder", "{}") + END if "Hand it over." in text else echo(text)
+    await harness.queue("g", {"n": 5})
+    with harness.worker("handing.py:solve"):
+        episode = await episode_of(harness, "g")
     assert episode.final_reward(0.0) == 5.0, episode.attempt.outcome
     assert paths(episode) == [("triage", ["triage"]), ("adder", ["adder"])]
     assert any("handoff" in span.name for span in episode.spans)

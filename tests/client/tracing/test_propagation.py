@@ -6,42 +6,46 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from worksite import Worksite
+from worker_harness import WorkerHarness
 
 from leyden.client.tracing.propagation import ServerOrigin
 from leyden.records import trace_id
 
 
-async def test_200_rollouts_in_one_process_with_every_client_at_once_land_on_their_own_attempts(site: Worksite) -> None:
-    await site.open()
+async def test_200_rollouts_in_one_process_with_every_client_at_once_land_on_their_own_attempts(
+    harness: WorkerHarness,
+) -> None:
+    await harness.open()
     for n in range(200):
-        await site.queue(f"g{n}", {"n": n, "of": 200})
-    with site.worker("clients.py:solve", reward="scores.py:all_said", concurrency=200):
+        await harness.queue(f"g{n}", {"n": n, "of": 200})
+    with harness.worker("clients.py:solve", reward="scores.py:all_said", concurrency=200):
         for n in range(200):
-            (episode,) = await site.episodes(f"g{n}", within_s=120)
+            (episode,) = await harness.episodes(f"g{n}", timeout_s=120)
             assert [call.response["content"] for call in episode.calls] == [f"{n}"] * 5, episode.attempt.outcome
             assert episode.final_reward(0.0) == 1.0
 
 
-async def test_a_trace_started_by_a_framework_still_belongs_to_the_attempt(site: Worksite) -> None:
-    await site.open()
+async def test_a_trace_started_by_a_framework_still_belongs_to_the_attempt(harness: WorkerHarness) -> None:
+    await harness.open()
     for n in range(4):
-        await site.queue(f"g{n}", {"n": n})
-    with site.worker("clients.py:solve_rooted"):
+        await harness.queue(f"g{n}", {"n": n})
+    with harness.worker("clients.py:solve_rooted"):
         for n in range(4):
-            episode = await site.episode(f"g{n}")
+            episode = await harness.episode(f"g{n}")
             (call,), (span,) = episode.calls, episode.spans
             assert (call.response["content"], call.span) == (f"{n}", span.span_id)
             assert span.trace_id != trace_id(episode.attempt.id)
 
 
-async def test_a_call_without_a_known_context_is_refused_and_counted(site: Worksite) -> None:
-    await site.open()
-    await site.queue("lonely", {"n": 1, "lonely": True})
-    with site.worker("asking.py:solve"):
-        episode = await site.episode("lonely")
+async def test_a_call_without_a_known_context_is_refused_and_counted(harness: WorkerHarness) -> None:
+    await harness.open()
+    await harness.queue("lonely", {"n": 1, "lonely": True})
+    with harness.worker("asking.py:solve"):
+        episode = await harness.episode("lonely")
     assert episode.attempt.outcome and "403" in episode.attempt.outcome.message and not episode.calls
-    assert 'leyden_requests_refused_total{reason="no_context"} 1.0' in site.server.service.telemetry.render().decode()
+    assert (
+        'leyden_requests_refused_total{reason="no_context"} 1.0' in harness.server.service.telemetry.render().decode()
+    )
 
 
 class _Echo(BaseHTTPRequestHandler):
@@ -66,11 +70,13 @@ def elsewhere() -> Iterator[str]:
         server.shutdown()
 
 
-async def test_the_context_is_sent_to_processes_and_not_to_other_servers(site: Worksite, elsewhere: str) -> None:
-    await site.open()
-    await site.queue("g", {"url": elsewhere})
-    with site.worker("clients.py:tell"):
-        episode = await site.episode("g")
+async def test_the_context_is_sent_to_processes_and_not_to_other_servers(
+    harness: WorkerHarness, elsewhere: str
+) -> None:
+    await harness.open()
+    await harness.queue("g", {"url": elsewhere})
+    with harness.worker("clients.py:tell"):
+        episode = await harness.episode("g")
     told = episode.attempt.result
     assert told is not None, episode.attempt.outcome
     assert len(told["told"]) == 4

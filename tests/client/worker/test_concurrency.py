@@ -6,7 +6,7 @@ import time
 
 import pytest
 from msgspec.structs import replace
-from worksite import Worksite
+from worker_harness import WorkerHarness
 
 from leyden.client.worker.concurrency import ConcurrencyLimit
 from leyden.server.gateway.scheduler import Scheduler
@@ -39,28 +39,28 @@ async def test_the_limit_falls_while_calls_wait_and_rises_again() -> None:
 
 
 async def test_a_slow_engine_has_fewer_rollouts_at_the_same_time_and_is_no_slower(
-    site: Worksite, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway = site.server.service.gateway
+    gateway = harness.server.service.gateway
     assert gateway is not None
     gateway.models = {"spark": replace(gateway.models["spark"], scheduler=Scheduler(slots=4))}
-    site.server.engine.delay_s = 0.1
+    harness.server.engine.delay_s = 0.1
 
     async def finish(group: str) -> tuple[float, float]:
         """The seconds it took, and how many rollouts were at work on average in the second half of them."""
-        await site.queue(group, {"n": 7}, size=200)
+        await harness.queue(group, {"n": 7}, size=200)
         began, alive = time.monotonic(), []
-        finished = asyncio.create_task(site.episodes(group, within_s=60))
+        finished = asyncio.create_task(harness.episodes(group, timeout_s=60))
         while not finished.done():
-            alive.append(len(site.server.service.leases))
+            alive.append(len(harness.server.service.leases))
             await asyncio.sleep(0.05)
         assert all(episode.final_reward(0.0) == 1.0 for episode in await finished)
         return time.monotonic() - began, statistics.mean(alive[len(alive) // 2 : -len(alive) // 6])
 
-    await site.open()
-    with site.worker("plain.py:act", concurrency=48):
-        await site.queue("first", {"n": 7})
-        await site.episode("first")
+    await harness.open()
+    with harness.worker("plain.py:act", concurrency=48):
+        await harness.queue("first", {"n": 7})
+        await harness.episode("first")
         with monkeypatch.context() as unknown:
             unknown.setattr(Scheduler, "queue_pressure", None)
             took_all, at_work_all = await finish("all")

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from worksite import AGENTS, Worksite, alive
+from worker_harness import AGENTS, WorkerHarness, alive
 
 from leyden.outcomes import Ending
 from leyden.server.keys import KeyKind
@@ -69,13 +69,13 @@ def here(tmp_path: Path) -> Path:
 class Driver:
     """The command as a process, with all that Ray started for it."""
 
-    def __init__(self, site: Worksite, home: Path, agent: str, *more: str) -> None:
-        self.key = site.server.service.keyring.create(KeyKind.WORKER, 600, run="r")[0]
+    def __init__(self, harness: WorkerHarness, home: Path, agent: str, *more: str) -> None:
+        self.key = harness.server.service.keyring.create(KeyKind.WORKER, 600, run="r")[0]
         (home / "worker.key").write_text(self.key)
         config = home / "r.toml"
         config.write_text(f'agent = "{agent}"\ntasks = "none.jsonl"\nbase = "{AGENTS}"\nworkers.concurrency = 1\n')
         self.output = home / "output"
-        command = [sys.executable, "-m", "leyden.cli", "worker", str(config), "--server", site.server.url]
+        command = [sys.executable, "-m", "leyden.cli", "worker", str(config), "--server", harness.server.url]
         command += ["--key-file", str(home / "worker.key"), "--ray", *more]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output)
@@ -112,12 +112,12 @@ def _is_worker(process: psutil.Process) -> bool:
 
 
 @pytest.fixture
-def place(site: Worksite, cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+def start_driver(harness: WorkerHarness, cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     """Start the command, which finds the cluster by itself unless told."""
     drivers: list[Driver] = []
 
     def start(agent: str = "posted.py:solve", *more: str) -> Driver:
-        drivers.append(Driver(site, tmp_path, agent, *more))
+        drivers.append(Driver(harness, tmp_path, agent, *more))
         return drivers[-1]
 
     yield start
@@ -140,25 +140,25 @@ def there(here: Path) -> set[str]:
     return {file.name for file in here.iterdir()} - {"go"}
 
 
-async def queue(site: Worksite, here: Path, *numbers: int) -> None:
+async def queue(harness: WorkerHarness, here: Path, *numbers: int) -> None:
     for n in numbers:
-        await site.queue(f"g{n}", {"n": n, "here": str(here)})
+        await harness.queue(f"g{n}", {"n": n, "here": str(here)})
 
 
 async def test_every_suitable_node_has_a_worker_and_so_has_one_that_joins_later(
-    site: Worksite, cluster: Cluster, here: Path, place: Callable[..., Driver]
+    harness: WorkerHarness, cluster: Cluster, here: Path, start_driver: Callable[..., Driver]
 ) -> None:
-    await site.open()
-    await queue(site, here, 1, 2)
+    await harness.open()
+    await queue(harness, here, 1, 2)
     with another_node(cluster), another_node(cluster, UNFIT="1"):
-        driver = place()
+        driver = start_driver()
         await until(lambda: len(there(here)) == 2, driver)
         with another_node(cluster):
-            await queue(site, here, 3)
+            await queue(harness, here, 3)
             await until(lambda: len(there(here)) == 3, driver)
             assert_unseen(driver)
             (here / "go").touch()
-            episodes = [await site.episode(f"g{n}") for n in (1, 2, 3)]
+            episodes = [await harness.episode(f"g{n}") for n in (1, 2, 3)]
     assert [episode.final_reward(0.0) for episode in episodes] == [1.0, 2.0, 3.0]
     assert [[call.response["content"] for call in episode.calls] for episode in episodes] == [["1"], ["2"], ["3"]]
     assert len({episode.attempt.worker for episode in episodes}) == 3
@@ -180,48 +180,48 @@ def assert_unseen(driver: Driver) -> None:
 
 
 async def test_a_node_that_dies_loses_no_rollout_and_disturbs_no_other(
-    site: Worksite, cluster: Cluster, here: Path, place: Callable[..., Driver]
+    harness: WorkerHarness, cluster: Cluster, here: Path, start_driver: Callable[..., Driver]
 ) -> None:
-    await site.open(lease_s=LEASE_S)
-    await queue(site, here, 1, 2)
+    await harness.open(lease_s=LEASE_S)
+    await queue(harness, here, 1, 2)
     with another_node(cluster) as node:
-        driver = place("posted.py:solve", "--ray-address", cluster.address)
+        driver = start_driver("posted.py:solve", "--ray-address", cluster.address)
         await until(lambda: len(there(here)) == 2, driver)
         family = driver.family(on=node)
         assert len(family) > 1
         raylet(node).kill()  # and nobody reaps it yet, as in a container without an init
-        lost = await until_lost(site)
+        lost = await until_lost(harness)
         await until(lambda: not any(map(alive, family)))
         (here / "go").touch()
-        episodes = {n: await site.episode(f"g{n}") for n in (1, 2)}
+        episodes = {n: await harness.episode(f"g{n}") for n in (1, 2)}
     assert {n: episode.final_reward(0.0) for n, episode in episodes.items()} == {1: 1.0, 2: 2.0}
     numbers = {episode.attempt.rollout: episode.attempt.number for episode in episodes.values()}
     assert sorted(numbers.values()) == [1, 2] and numbers[lost.rpartition(".")[0]] == 2
     assert len({episode.attempt.worker for episode in episodes.values()}) == 1
 
 
-async def until_lost(site: Worksite) -> str:
+async def until_lost(harness: WorkerHarness) -> str:
     """Wait for the end of an attempt; which it was."""
     async with asyncio.timeout(TIMEOUT_S):
-        log = await site.remote.events("r", 0, wait=TIMEOUT_S, kind="attempt.ended")
+        log = await harness.remote.events("r", 0, wait=TIMEOUT_S, kind="attempt.ended")
     (event,) = log.events
     assert event.data["ending"] == Ending.LOST
     return event.subject
 
 
 async def test_a_worker_that_dies_is_started_again_and_stops_on_request(
-    site: Worksite, here: Path, place: Callable[..., Driver]
+    harness: WorkerHarness, here: Path, start_driver: Callable[..., Driver]
 ) -> None:
-    await site.open(lease_s=LEASE_S)
-    await queue(site, here, 1)
-    driver = place()
+    await harness.open(lease_s=LEASE_S)
+    await queue(harness, here, 1)
+    driver = start_driver()
     await until(lambda: there(here) == {"g1.0.1"}, driver)
     (worker,), before = driver.workers(), driver.family()
     worker.kill()
     await until(lambda: there(here) == {"g1.0.1", "g1.0.2"}, driver)
     await until(lambda: not any(map(alive, before)))
     (here / "go").touch()
-    assert (await site.episode("g1")).final_reward(0.0) == 1.0
+    assert (await harness.episode("g1")).final_reward(0.0) == 1.0
     family = driver.family()
     assert len(family) > 1
     driver.process.send_signal(signal.SIGTERM)
@@ -230,11 +230,11 @@ async def test_a_worker_that_dies_is_started_again_and_stops_on_request(
 
 
 async def test_workers_and_agents_end_when_the_command_is_killed(
-    site: Worksite, here: Path, place: Callable[..., Driver]
+    harness: WorkerHarness, here: Path, start_driver: Callable[..., Driver]
 ) -> None:
-    await site.open()
-    await queue(site, here, 1)
-    driver = place()
+    await harness.open()
+    await queue(harness, here, 1)
+    driver = start_driver()
     await until(lambda: there(here), driver)
     family = driver.family()
     assert len(family) > 1
@@ -250,10 +250,10 @@ async def test_workers_and_agents_end_when_the_command_is_killed(
     ],
 )
 async def test_what_cannot_work_is_reported_in_one_line(
-    site: Worksite, place: Callable[..., Driver], agent: str, more: tuple[str, ...], says: str
+    harness: WorkerHarness, start_driver: Callable[..., Driver], agent: str, more: tuple[str, ...], says: str
 ) -> None:
-    await site.open()
-    driver = place(agent, *more)
+    await harness.open()
+    driver = start_driver(agent, *more)
     assert await driver.ended() == 1
     assert driver.output.read_text().splitlines()[-1].startswith(f"leyden: {says}")
 

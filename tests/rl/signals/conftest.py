@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "client"))
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Any]:
-    from worksite import worksite
+async def harness(tmp_path: Path) -> AsyncIterator[Any]:
+    from worker_harness import worker_harness
 
-    async with worksite(tmp_path) as running:
+    async with worker_harness(tmp_path) as running:
         yield running

@@ -9,7 +9,7 @@ import openai
 import pytest
 from modelserving import END, ModelServer, call, model_server
 from talks import DIVIDE, USER
-from worksite import Worksite
+from worker_harness import WorkerHarness
 
 from leyden.episodes import Episode
 from leyden.rl.signals import Signal, find
@@ -44,14 +44,14 @@ FIRST = [(0, "tool_failed/1"), (0, "tool_succeeded/2"), (1, "bad_arguments/1"), 
 
 
 @pytest.mark.parametrize("agent", ["graph", "autogen", "anthropic_client"])
-async def test_tools_that_raise_are_seen_where_they_were_called(site: Worksite, agent: str) -> None:
+async def test_tools_that_raise_are_seen_where_they_were_called(harness: WorkerHarness, agent: str) -> None:
     if agent == "autogen":
         pytest.importorskip("autogen_agentchat")
-    site.server.say = divides
-    await site.open()
-    await site.queue("g", {})
-    with site.worker(f"breaking.py:{agent}", base=str(AGENTS)):
-        episode = await site.episode("g")
+    harness.server.say = divides
+    await harness.open()
+    await harness.queue("g", {})
+    with harness.worker(f"breaking.py:{agent}", base=str(AGENTS)):
+        episode = await harness.episode("g")
     assert named(episode) == [*FIRST, (2, "unknown_tool/1"), (2, "tool_failed/1")], episode.attempt.outcome
     ran = [signal.span is not None for signal in about_tools(episode)]
     assert ran == ([False] * 4 if agent == "anthropic_client" else [True, True, True, False])
@@ -61,12 +61,12 @@ async def test_tools_that_raise_are_seen_where_they_were_called(site: Worksite, 
         assert told == [(signal.name, None) for signal in about_tools(episode)]
 
 
-async def test_tools_of_the_openai_agents_sdk_that_raise_are_seen(site: Worksite) -> None:
-    site.server.say = divides
-    await site.open()
-    await site.queue("g", {})
-    with site.worker("breaking.py:openai_agents", base=str(AGENTS)):
-        episode = await site.episode("g")
+async def test_tools_of_the_openai_agents_sdk_that_raise_are_seen(harness: WorkerHarness) -> None:
+    harness.server.say = divides
+    await harness.open()
+    await harness.queue("g", {})
+    with harness.worker("breaking.py:openai_agents", base=str(AGENTS)):
+        episode = await harness.episode("g")
     assert named(episode) == [*FIRST, (2, "unknown_tool/1")]  # it has no answer to that but to raise
     assert all(signal.span is not None for signal in about_tools(episode))
     uninstrumented = Episode(episode.rollout, episode.attempt, episode.task, episode.calls)

@@ -29,7 +29,7 @@ def echo(prompt: str) -> str:
     return re.findall(r"number (-?\d+)", prompt)[-1] + END
 
 
-class Worksite:
+class WorkerHarness:
     """A run `r` on a server: queues groups, starts workers and reads episodes."""
 
     def __init__(self, server: ModelServer, remote: Remote) -> None:
@@ -45,11 +45,11 @@ class Worksite:
         """Queue a group, named like its task."""
         await self.remote.enqueue("r", GroupSpec(group, Task(group, input), size, Purpose.TRAIN))
 
-    async def episodes(self, group: str, within_s: float = 30.0) -> list[Episode]:
+    async def episodes(self, group: str, timeout_s: float = 30.0) -> list[Episode]:
         """Wait until a group is finished and return its episodes."""
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(timeout_s):
             while group not in self._finished:
-                log = await self.remote.events("r", self._after, wait=within_s, kind="group.finished")
+                log = await self.remote.events("r", self._after, wait=timeout_s, kind="group.finished")
                 self._after = log.after
                 self._finished |= {event.subject for event in log.events}
         return await self.remote.group_episodes("r", group)
@@ -59,12 +59,12 @@ class Worksite:
         (episode,) = await self.episodes(group)
         return episode
 
-    async def event(self, kind: str, subject: str, within_s: float = 20.0) -> None:
+    async def event(self, kind: str, subject: str, timeout_s: float = 20.0) -> None:
         """Wait for an event."""
         after = 0
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(timeout_s):
             while True:
-                log = await self.remote.events("r", after, wait=within_s, kind=kind)
+                log = await self.remote.events("r", after, wait=timeout_s, kind=kind)
                 if any(event.subject == subject for event in log.events):
                     return
                 after = log.after
@@ -79,12 +79,12 @@ class Worksite:
         try:
             yield worker
         finally:
-            family = hosts_of(worker) if worker.process.poll() is None else []
+            descendants = hosts_of(worker) if worker.process.poll() is None else []
             worker.process.kill()
             worker.process.wait()
             deadline = time.monotonic() + 10
-            while any(map(alive, family)):
-                assert time.monotonic() < deadline, family
+            while any(map(alive, descendants)):
+                assert time.monotonic() < deadline, descendants
                 time.sleep(0.02)
 
 
@@ -121,11 +121,11 @@ def kill(process: psutil.Process) -> None:
 
 
 @asynccontextmanager
-async def worksite(home: Path) -> AsyncIterator[Worksite]:
+async def worker_harness(home: Path) -> AsyncIterator[WorkerHarness]:
     """Start one."""
     async with model_server(home) as server:
         server.say = echo
-        sweeping = asyncio.create_task(server.service.store.expire_loop())
+        expiring = asyncio.create_task(server.service.store.expire_loop())
         async with Remote(server.url, server.service.keyring.create(KeyKind.ADMIN, 7200)[0]) as remote:
-            yield Worksite(server, remote)
-        sweeping.cancel()
+            yield WorkerHarness(server, remote)
+        expiring.cancel()
