@@ -118,7 +118,7 @@ async def test_a_reward_function_sees_the_episode_and_its_failure_is_no_reward(h
     assert found[3].attempt.result == 3  # with a reward function, what the agent returns is its result
     assert (calls.attempt.result, calls.final_reward(0.0)) == ("7", 1.0)
     assert two.attempt.outcome and two.attempt.outcome.ending is Ending.AGENT_ERROR
-    assert "configure no `reward`" in two.attempt.outcome.message
+    assert "remove `reward` from the configuration" in two.attempt.outcome.message
     assert error.attempt.outcome and error.attempt.outcome.ending is Ending.AGENT_ERROR
 
 
