@@ -1,4 +1,4 @@
-"""Signals of what the real gateway records of real clients and frameworks."""
+"""Finds signals in what the real gateway records of real clients and frameworks."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from conversations import DIVIDE, USER
 from modelserving import END, ModelServer, call, model_server
-from talks import DIVIDE, USER
 from worker_harness import WorkerHarness
 
 from leyden.episodes import Episode
@@ -20,18 +20,18 @@ ZERO, SIX, TEXT = '{"a": 1, "b": 0}', '{"a": 6, "b": 2}', '{"a": "x", "b": 2}'
 
 
 def divides(prompt: str) -> str:
-    """What the model says after so many results: a bad call and a good one, bad arguments, no such tool, the answer."""
-    asked = {
+    """The model's answer after this many results: a bad and a good call, bad arguments, an unknown tool, the answer."""
+    answers = {
         0: call("divide", ZERO) + call("divide", SIX),
         2: call("divide", TEXT),
         3: call("multiply", SIX),
         4: "It is 3.",
     }
-    return asked[prompt.count("<tool_response>")] + END
+    return answers[prompt.count("<tool_response>")] + END
 
 
 def named(episode: Episode) -> list[tuple[int, str]]:
-    """An episode's signals: on which of its calls, and which."""
+    """Index of the call and name of each signal of an episode."""
     numbers = {made.id: number for number, made in enumerate(episode.calls)}
     return [(numbers[signal.call.id], signal.name) for signal in find(episode)]
 
@@ -56,9 +56,9 @@ async def test_tools_that_raise_are_seen_where_they_were_called(harness: WorkerH
     ran = [signal.span is not None for signal in about_tools(episode)]
     assert ran == ([False] * 4 if agent == "anthropic_client" else [True, True, True, False])
     uninstrumented = Episode(episode.rollout, episode.attempt, episode.task, episode.calls)
-    told = [(signal.name, signal.span) for signal in about_tools(uninstrumented)]
+    found = [(signal.name, signal.span) for signal in about_tools(uninstrumented)]
     if agent != "autogen":  # which gives the model the bare text of an exception: that looks like a result
-        assert told == [(signal.name, None) for signal in about_tools(episode)]
+        assert found == [(signal.name, None) for signal in about_tools(episode)]
 
 
 async def test_tools_of_the_openai_agents_sdk_that_raise_are_seen(harness: WorkerHarness) -> None:

@@ -1,11 +1,11 @@
-"""Every signal is found on the call that caused it, whatever the dialect, and nothing else is."""
+"""Every signal is found on the call that caused it, in any dialect, and there are no others."""
 
 from typing import Any
 
 import pytest
+from conversations import DIVIDE, SIX, USER, Conversation, assistant, result, tool_call
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from talks import DIVIDE, SIX, USER, Talk, result, said, tool_call
 
 from leyden.records import CallStatus, PromptOrigin, Span
 from leyden.rl.signals import SignalKind
@@ -24,44 +24,54 @@ WORDS = [
 ]
 
 
-def test_a_failure_is_the_call_s_that_made_the_tool_call_not_the_one_s_that_shows_the_result() -> None:
-    talk = Talk().turn([USER], said("", tool_call("1"), tool_call("2", "look", "{}")))
-    talk.turn([result("2"), result("1", "Error: nothing can be divided by zero")], said("I am sorry."))
-    assert talk.found == [("a", "tool_failed/1"), ("a", "tool_succeeded/2")]
-    signal = talk.signals[0]
+def test_a_failure_belongs_to_the_call_that_made_the_tool_call_not_to_the_one_that_shows_the_result() -> None:
+    conversation = Conversation().turn([USER], assistant("", tool_call("1"), tool_call("2", "look", "{}")))
+    conversation.turn([result("2"), result("1", "Error: nothing can be divided by zero")], assistant("I am sorry."))
+    assert conversation.found == [("a", "tool_failed/1"), ("a", "tool_succeeded/2")]
+    signal = conversation.signals[0]
     assert (signal.tool_call, signal.tool, signal.arguments) == ("1", "divide", {"a": 6, "b": 2})
     assert signal.result == "Error: nothing can be divided by zero"
 
 
-def test_a_result_that_is_marked_as_an_error_is_one_whatever_it_says() -> None:
-    talk = Talk().turn([USER], said("", tool_call("1"))).turn([result("1", "3", is_error=True)], said("Oh."))
-    assert talk.found == [("a", "tool_failed/1")]
+def test_a_result_marked_as_an_error_is_a_failure_whatever_its_text() -> None:
+    conversation = (
+        Conversation()
+        .turn([USER], assistant("", tool_call("1")))
+        .turn([result("1", "3", is_error=True)], assistant("Oh."))
+    )
+    assert conversation.found == [("a", "tool_failed/1")]
 
 
-def test_a_tool_call_without_a_result_says_nothing() -> None:
-    assert Talk().turn([USER], said("", tool_call("1"))).found == []
+def test_a_tool_call_without_a_result_has_no_signal() -> None:
+    assert Conversation().turn([USER], assistant("", tool_call("1"))).found == []
 
 
-def test_a_result_that_is_shown_again_counts_once_and_as_it_was_first_shown() -> None:
-    talk = Talk().turn([USER], said("", tool_call("1"))).turn([result("1", "Error: no such thing")], said("Oh."))
-    whole = [USER, said("", tool_call("1")), result("1", "(removed)"), said("Oh."), USER]
-    talk.turn(whole, said("Yes."), parent="a", kept_messages=0, made=PromptOrigin.RERENDERED)
-    assert talk.found == [("a", "tool_failed/1")]
+def test_a_result_that_several_prompts_show_counts_once_and_as_first_shown() -> None:
+    conversation = (
+        Conversation()
+        .turn([USER], assistant("", tool_call("1")))
+        .turn([result("1", "Error: no such thing")], assistant("Oh."))
+    )
+    whole = [USER, assistant("", tool_call("1")), result("1", "(removed)"), assistant("Oh."), USER]
+    conversation.turn(whole, assistant("Yes."), parent="a", kept_messages=0, made=PromptOrigin.RERENDERED)
+    assert conversation.found == [("a", "tool_failed/1")]
 
 
-def test_ids_that_are_not_unique_belong_to_the_conversation_they_are_in() -> None:
-    talk = Talk().turn([USER], said("", tool_call("call_0")))
-    talk.turn([USER], said("", tool_call("call_0", "look", "{}")), parent=None, kept_messages=0, tools=(DIVIDE,))
-    talk.turn([result("call_0", "Error: it broke")], said("Oh."), parent="a", kept_messages=2)
-    talk.turn([result("call_0", "3")], said("Fine."), parent="b", kept_messages=2)
-    assert talk.found == [("a", "tool_failed/1"), ("b", "unknown_tool/1"), ("b", "tool_succeeded/1")]
+def test_a_reused_tool_call_id_belongs_to_its_own_conversation() -> None:
+    conversation = Conversation().turn([USER], assistant("", tool_call("call_0")))
+    conversation.turn(
+        [USER], assistant("", tool_call("call_0", "look", "{}")), parent=None, kept_messages=0, tools=(DIVIDE,)
+    )
+    conversation.turn([result("call_0", "Error: it broke")], assistant("Oh."), parent="a", kept_messages=2)
+    conversation.turn([result("call_0", "3")], assistant("Fine."), parent="b", kept_messages=2)
+    assert conversation.found == [("a", "tool_failed/1"), ("b", "unknown_tool/1"), ("b", "tool_succeeded/1")]
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 6, "b":', "6, 2", "[6, 2]", "null", '{"a": NaN}'])
-def test_arguments_that_are_no_json_object_are_malformed(arguments: str) -> None:
-    talk = Talk().turn([USER], said("", tool_call("1", "divide", arguments)), policy="upstream")
-    assert talk.found == [("a", "malformed_call/1")]
-    assert talk.signals[0].arguments == arguments
+def test_arguments_that_are_not_a_json_object_are_malformed(arguments: str) -> None:
+    conversation = Conversation().turn([USER], assistant("", tool_call("1", "divide", arguments)), policy="upstream")
+    assert conversation.found == [("a", "malformed_call/1")]
+    assert conversation.signals[0].arguments == arguments
 
 
 @pytest.mark.parametrize(
@@ -75,53 +85,58 @@ def test_arguments_that_are_no_json_object_are_malformed(arguments: str) -> None
         '<|python_tag|>{"name": "divide", "parameters": }',
     ],
 )
-def test_a_tool_call_that_cannot_be_read_stands_in_the_text(text: str) -> None:
-    assert Talk().turn([USER], said(text)).found == [("a", "malformed_call")]
+def test_a_tool_call_that_cannot_be_parsed_is_found_in_the_text(text: str) -> None:
+    assert Conversation().turn([USER], assistant(text)).found == [("a", "malformed_call")]
 
 
 @pytest.mark.parametrize(
     "text", ["Write `<tool_call>` first.", 'The tag is "<tool_call>".', "2 < 3 and tool_call is a word"]
 )
-def test_text_about_tool_calls_is_no_tool_call(text: str) -> None:
-    assert Talk().turn([USER], said(text)).found == []
+def test_text_about_tool_calls_is_not_a_tool_call(text: str) -> None:
+    assert Conversation().turn([USER], assistant(text)).found == []
 
 
-def test_where_no_tools_are_offered_text_is_text() -> None:
-    assert Talk(tools=()).turn([USER], said("<tool_call>{")).found == []
+def test_without_tools_no_text_is_a_malformed_call() -> None:
+    assert Conversation(tools=()).turn([USER], assistant("<tool_call>{")).found == []
 
 
-def test_both_a_good_and_a_bad_call_of_one_answer_are_seen() -> None:
-    talk = Talk().turn([USER], said("<tool_call>{</tool_call>", tool_call("1")))
-    assert talk.turn([result("1")], said("3")).found == [("a", "malformed_call"), ("a", "tool_succeeded/1")]
+def test_a_good_and_a_bad_call_of_one_answer_both_have_signals() -> None:
+    conversation = Conversation().turn([USER], assistant("<tool_call>{</tool_call>", tool_call("1")))
+    assert conversation.turn([result("1")], assistant("3")).found == [
+        ("a", "malformed_call"),
+        ("a", "tool_succeeded/1"),
+    ]
 
 
-def test_several_signals_of_one_kind_on_one_call_all_have_names() -> None:
+def test_signals_of_one_kind_on_one_call_have_different_names() -> None:
     calls = [tool_call(str(n), f"multiply_{n}") for n in range(3)]
-    assert Talk().turn([USER], said("", *calls)).found == [("a", f"unknown_tool/{n}") for n in (1, 2, 3)]
+    assert Conversation().turn([USER], assistant("", *calls)).found == [("a", f"unknown_tool/{n}") for n in (1, 2, 3)]
 
 
-def test_a_tool_is_unknown_where_others_or_none_are_offered_and_not_where_nobody_knows() -> None:
-    answer = said("", tool_call("1", "multiply"))
-    assert Talk().turn([USER], answer).found == [("a", "unknown_tool/1")]
-    assert Talk(tools=()).turn([USER], answer).found == [("a", "unknown_tool/1")]
-    assert Talk(tools=None).turn([USER], answer).found == []
+def test_a_tool_is_unknown_if_it_was_not_offered_but_not_if_the_record_has_no_tools() -> None:
+    answer = assistant("", tool_call("1", "multiply"))
+    assert Conversation().turn([USER], answer).found == [("a", "unknown_tool/1")]
+    assert Conversation(tools=()).turn([USER], answer).found == [("a", "unknown_tool/1")]
+    assert Conversation(tools=None).turn([USER], answer).found == []
 
 
 def test_the_tools_of_a_call_are_those_of_the_conversation_it_continues() -> None:
-    talk = Talk().turn([USER], said("Yes.")).turn([USER], said("", tool_call("1", "multiply")))
-    assert talk.found == [("b", "unknown_tool/1")]
+    conversation = (
+        Conversation().turn([USER], assistant("Yes.")).turn([USER], assistant("", tool_call("1", "multiply")))
+    )
+    assert conversation.found == [("b", "unknown_tool/1")]
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 6}', '{"a": 6, "b": "2"}', '{"a": 6, "b": 2.5}'])
 def test_arguments_that_break_the_schema_are_bad(arguments: str) -> None:
-    talk = Talk().turn([USER], said("", tool_call("1", "divide", arguments)))
-    assert talk.found == [("a", "bad_arguments/1")]
-    assert "$" in talk.signals[0].why
+    conversation = Conversation().turn([USER], assistant("", tool_call("1", "divide", arguments)))
+    assert conversation.found == [("a", "bad_arguments/1")]
+    assert "$" in conversation.signals[0].why
 
 
 @pytest.mark.parametrize("arguments", [SIX, '{"a": 6.0, "b": 2, "c": 1}'])
-def test_arguments_that_keep_to_the_schema_are_not(arguments: str) -> None:
-    assert Talk().turn([USER], said("", tool_call("1", "divide", arguments))).found == []
+def test_arguments_that_match_the_schema_are_not_bad(arguments: str) -> None:
+    assert Conversation().turn([USER], assistant("", tool_call("1", "divide", arguments))).found == []
 
 
 @pytest.mark.parametrize(
@@ -135,40 +150,48 @@ def test_arguments_that_keep_to_the_schema_are_not(arguments: str) -> None:
         {"properties": {"a": {"type": "string", "pattern": "("}}, "$schema": []},
     ],
 )
-def test_a_schema_that_is_not_sound_breaks_nothing(schema: Any) -> None:
+def test_an_invalid_schema_gives_no_signal(schema: Any) -> None:
     tool = {"type": "function", "function": {"name": "divide", "parameters": schema}}
-    assert Talk(tools=[tool]).turn([USER], said("", tool_call("1"))).found == []
+    assert Conversation(tools=[tool]).turn([USER], assistant("", tool_call("1"))).found == []
 
 
-def test_an_answer_that_was_cut_is_that_and_nothing_else() -> None:
-    assert Talk().turn([USER], said("<tool_call>{"), finish="length").found == [("a", "cut")]
-    assert Talk().turn([USER], said(""), finish="length").found == [("a", "cut")]
-    talk = Talk().turn([USER], said("", tool_call("1", "divide", '{"a": ')), finish="length", policy="upstream")
-    assert talk.found == [("a", "cut")]
+def test_an_answer_that_was_cut_has_no_other_signal() -> None:
+    assert Conversation().turn([USER], assistant("<tool_call>{"), finish="length").found == [("a", "cut")]
+    assert Conversation().turn([USER], assistant(""), finish="length").found == [("a", "cut")]
+    conversation = Conversation().turn(
+        [USER], assistant("", tool_call("1", "divide", '{"a": ')), finish="length", policy="upstream"
+    )
+    assert conversation.found == [("a", "cut")]
 
 
-def test_an_answer_without_text_or_tool_call_is_empty_whatever_it_thought() -> None:
-    assert Talk().turn([USER], said(" \n")).found == [("a", "empty_answer")]
-    assert Talk().turn([USER], {**said(""), "reasoning_content": "Hm."}).found == [("a", "empty_answer")]
-    assert Talk().turn([USER], said("Hm.")).found == []
+def test_an_answer_without_text_or_tool_call_is_empty_even_with_reasoning() -> None:
+    assert Conversation().turn([USER], assistant(" \n")).found == [("a", "empty_answer")]
+    assert Conversation().turn([USER], {**assistant(""), "reasoning_content": "Hm."}).found == [("a", "empty_answer")]
+    assert Conversation().turn([USER], assistant("Hm.")).found == []
 
 
 @pytest.mark.parametrize("status", [CallStatus.ABANDONED, CallStatus.FAILED])
-def test_calls_that_did_not_come_to_their_end_have_no_signals(status: CallStatus) -> None:
-    talk = Talk().turn([USER], said("<tool_call>{"), status=status, finish=str(status))
-    talk.turn([USER], None, status=status, finish=str(status))
-    assert talk.found == []
+def test_calls_that_did_not_complete_have_no_signals(status: CallStatus) -> None:
+    conversation = Conversation().turn([USER], assistant("<tool_call>{"), status=status, finish=str(status))
+    conversation.turn([USER], None, status=status, finish=str(status))
+    assert conversation.found == []
 
 
-def test_further_choices_of_a_request_have_signals_of_their_own() -> None:
-    talk = Talk().turn([USER], said("Yes.")).turn([], said("", tool_call("1", "multiply")), choice=1, kept_messages=1)
-    assert talk.found == [("b", "unknown_tool/1")]
+def test_further_choices_of_a_request_have_their_own_signals() -> None:
+    conversation = (
+        Conversation()
+        .turn([USER], assistant("Yes."))
+        .turn([], assistant("", tool_call("1", "multiply")), choice=1, kept_messages=1)
+    )
+    assert conversation.found == [("b", "unknown_tool/1")]
 
 
 def test_a_signal_knows_the_role_of_its_call() -> None:
-    talk = Talk().turn([USER], said(""), span="1" * 16).turn([USER], said(""), role="writer")
-    talk.spans.append(Span("0" * 32, "1" * 16, None, "node", "internal", 0, 1, attributes={"agent.name": "planner"}))
-    assert [(signal.kind, signal.role) for signal in talk.signals] == [
+    conversation = Conversation().turn([USER], assistant(""), span="1" * 16).turn([USER], assistant(""), role="writer")
+    conversation.spans.append(
+        Span("0" * 32, "1" * 16, None, "node", "internal", 0, 1, attributes={"agent.name": "planner"})
+    )
+    assert [(signal.kind, signal.role) for signal in conversation.signals] == [
         (SignalKind.EMPTY_ANSWER, "planner"),
         (SignalKind.EMPTY_ANSWER, "writer"),
     ]
@@ -183,8 +206,6 @@ JSON = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(JSON, max_size=3), JSON, st.none() | st.lists(JSON, max_size=2), JSON)
-def test_whatever_was_recorded_can_be_read(
-    messages: list[Any], response: Any, tools: list[Any] | None, other: Any
-) -> None:
-    talk = Talk(tools=tools).turn(messages, response).turn(messages, other)
-    assert all(signal.name and signal.why for signal in talk.signals)
+def test_any_record_can_be_read(messages: list[Any], response: Any, tools: list[Any] | None, other: Any) -> None:
+    conversation = Conversation(tools=tools).turn(messages, response).turn(messages, other)
+    assert all(signal.name and signal.why for signal in conversation.signals)

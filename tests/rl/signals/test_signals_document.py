@@ -1,4 +1,4 @@
-"""docs/signals.md tells the truth: what it shows works."""
+"""The examples in docs/signals.md work."""
 
 import re
 import tomllib
@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from talks import USER, Talk, result, said, tool_call
+from conversations import USER, Conversation, assistant, result, tool_call
 
 from leyden.config.schema import SignalsConfig
 from leyden.rl.signals import SignalKind, SignalRules, automatic
 
 TEXT = (Path(__file__).parents[3] / "docs" / "signals.md").read_text()
 LATE = (
-    Talk()
-    .turn([USER], said("", tool_call("1")))
-    .turn([result("1", "Error: timed out")], said("It is"), finish="length")
+    Conversation()
+    .turn([USER], assistant("", tool_call("1")))
+    .turn([result("1", "Error: timed out")], assistant("It is"), finish="length")
 )
 
 
@@ -23,7 +23,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
 
 
-def test_the_configuration_shown_is_one() -> None:
+def test_the_configuration_shown_is_valid() -> None:
     (block,) = blocks("toml")
     config = msgspec.convert(tomllib.loads(block)["signals"], SignalsConfig)
     assert (config.tool_failed, config.rule, config.exempt) == (-0.1, "my_rules.py:worth", ("check_status",))

@@ -1,4 +1,4 @@
-"""The words in which frameworks tell a model that a tool failed are known; words that only sound like them are not."""
+"""The error texts of frameworks are recognised; texts that only resemble them are not."""
 
 import pytest
 
@@ -74,20 +74,20 @@ WELL = [
 
 
 @pytest.mark.parametrize("text", FAILED.values(), ids=FAILED.keys())
-def test_what_frameworks_and_people_write_of_a_failure_is_one(text: str) -> None:
+def test_error_texts_of_frameworks_and_people_are_failures(text: str) -> None:
     assert failed(text) is True
 
 
 @pytest.mark.parametrize("text", DOUBTFUL)
-def test_what_only_sounds_like_a_failure_is_neither_that_nor_a_success(text: str) -> None:
+def test_a_text_that_only_resembles_an_error_is_neither_a_failure_nor_a_success(text: str) -> None:
     assert failed(text) is None
 
 
 @pytest.mark.parametrize("text", WELL)
-def test_all_else_is_a_success(text: str) -> None:
+def test_any_other_text_is_a_success(text: str) -> None:
     assert failed(text) is False
 
 
-def test_a_long_result_takes_no_long_time() -> None:
+def test_a_long_result_is_checked_quickly() -> None:
     for text in ("Error" * 200_000, "A." * 500_000, "Traceback (most recent call last):\n" + "x \n" * 300_000):
         assert failed(text) is not True

@@ -1,4 +1,4 @@
-"""Episodes written by hand, as the gateway records them, and signals in a form that is easy to compare."""
+"""Builds episodes by hand, as the gateway records them, and lists their signals in a form that is easy to compare."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,20 +29,20 @@ def result(id: str, text: str = "3", **fields: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": id, "content": text, **fields}
 
 
-def said(text: str = "", *calls: dict[str, Any]) -> dict[str, Any]:
+def assistant(text: str = "", *calls: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {})}
 
 
-class Talk:
-    """One conversation: each call continues the one before with what is new, and is named a, b, c, ..."""
+class Conversation:
+    """A conversation: each call continues the previous one with new messages; ids are a, b, c, ..."""
 
     def __init__(self, tools: Sequence[Any] | None = (DIVIDE, LOOK)) -> None:
         self.calls: list[Call] = []
         self.spans: list[Span] = []
         self._tools = None if tools is None else tuple(tools)
 
-    def turn(self, new: Sequence[Any], response: Any, **fields: Any) -> "Talk":
-        """A call with these new messages, and what it answers."""
+    def turn(self, new: Sequence[Any], response: Any, **fields: Any) -> "Conversation":
+        """Add a call with these new messages and this answer."""
         before = self.calls[-1] if self.calls else None
         kept = before.kept_messages + len(before.messages) + 1 if before is not None else 0
         own = {
@@ -55,8 +55,8 @@ class Talk:
         self.calls.append(Call(messages=tuple(new), response=response, **{**own, **fields}))
         return self
 
-    def span(self, id: str, name: str, status: Any = "ok", at: int = 0, **fields: Any) -> "Talk":
-        """A span in which a tool ran, as OpenInference writes it unless its attributes say otherwise."""
+    def span(self, id: str, name: str, status: Any = "ok", at: int = 0, **fields: Any) -> "Conversation":
+        """Add the span of a tool, in OpenInference's format unless its attributes say otherwise."""
         attributes = {"openinference.span.kind": "TOOL", "tool.name": name, **fields.pop("attributes", {})}
         own = {"trace_id": "0" * 32, "span_id": id * 16, "parent_id": None, "name": name, "kind": "internal"}
         self.spans.append(
@@ -72,7 +72,7 @@ class Talk:
 
     @property
     def found(self) -> list[tuple[str, str]]:
-        """Its signals: on which call, and which."""
+        """Call and name of each signal."""
         return [(signal.call.id, signal.name) for signal in self.signals]
 
     @property
