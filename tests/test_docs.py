@@ -1,4 +1,4 @@
-"""The documents tell the truth: what they say to type works."""
+"""The commands, files and keys in the documentation are correct."""
 
 import re
 import subprocess
@@ -12,21 +12,21 @@ from leyden.config import Config
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def test_the_walk_through_the_api_works_as_written(server: ServerProcess) -> None:
+def test_the_commands_of_the_api_page_work(server: ServerProcess) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", (DOCS / "api.md").read_text(), re.DOTALL)
     settings = (
         blocks[0].replace("http://127.0.0.1:8484", server.url).replace("runs/admin.key", f"{server.home}/admin.key")
     )
-    said = subprocess.run(
+    output = subprocess.run(
         ["bash", "-e", "-c", "\n".join([settings, *blocks[1:]]).replace("wait=60", "wait=1")],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     ).stdout
-    assert '"error"' not in said
-    assert '"counted":true' in said
-    assert '"ending":"succeeded"' in said
+    assert '"error"' not in output
+    assert '"counted":true' in output
+    assert '"ending":"succeeded"' in output
     assert len(re.findall("curl", "".join(blocks))) >= 8
 
 
@@ -36,7 +36,7 @@ def test_the_readme_names_files_that_exist() -> None:
         assert (root / named).exists(), named
 
 
-def test_architecture_names_rooms_that_exist() -> None:
+def test_architecture_names_packages_that_exist() -> None:
     listed = re.search(r"```\nsrc/leyden/\n(.*?)```", (DOCS / "architecture.md").read_text(), re.DOTALL)
     assert listed is not None
     source = DOCS.parent / "src" / "leyden"
