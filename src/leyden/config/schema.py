@@ -185,7 +185,7 @@ class TrainingConfig(_Section, frozen=True):
     """The largest norm of the gradient; larger gradients are scaled down."""
     updates_per_step: AtLeastOne = 1
     """Optimiser updates per step, among which its groups are divided."""
-    batch_tokens: Annotated[int, Meta(ge=64)] = 16_384
+    batch_tokens: Annotated[int, Meta(ge=64)] = 8_192
     """Tokens of a micro-batch: fewer take less memory and give the same gradient."""
     layout: Literal["tree", "rows"] = "tree"
     """`tree` computes tokens that calls share once, `rows` computes every call by itself; the gradient is the same."""

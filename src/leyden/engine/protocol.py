@@ -5,7 +5,7 @@ with temperature and grammar applied; each chunk names the version of the weight
 """
 
 from collections.abc import AsyncGenerator, Iterator
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
 from msgspec import Struct
 
@@ -130,6 +130,9 @@ class EngineBackend(Protocol):
 
     async def serve(self, reader: "StreamReader", writer: "StreamWriter") -> None:
         """Serve the server process at the other end of a socket until that process is gone."""
+
+    async def wait_failed(self) -> NoReturn:
+        """Wait until it has failed for good, and raise the reason."""
 
     async def publish(self, update: WeightUpdate, version: int) -> Publication:
         """Apply an update and serve it. No token is sampled from a mixture of old and new weights."""

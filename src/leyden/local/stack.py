@@ -41,9 +41,10 @@ class LocalStack(Struct, frozen=True):
     """None where `workers.processes` is 0."""
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine that needs server and worker; raises their error when one of them fails."""
+        """Run a coroutine that needs engine, server and worker; raises their error when one of them fails."""
         task = asyncio.create_task(work)
-        failures = [asyncio.create_task(one.wait_failed()) for one in (self.server, self.worker) if one is not None]
+        parts = (self.engine, self.server, self.worker)
+        failures = [asyncio.create_task(part.wait_failed()) for part in parts if part is not None]
         try:
             await asyncio.wait({task, *failures}, return_when=asyncio.FIRST_COMPLETED)
             if task.done() and isinstance(task.exception(), OSError):  # probably because the server died

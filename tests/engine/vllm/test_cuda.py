@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 import torch
 from msgspec.structs import replace
-from spark_vllm import OPTIONS, SPARK, collect, ids, logprobs, needs_vllm, prompt, request, scored, versions
+from spark_vllm import NEVER, OPTIONS, SPARK, collect, ids, logprobs, needs_vllm, prompt, request, scored, versions
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -109,7 +109,8 @@ async def test_running_generations_continue_with_the_new_weights(backend: VllmBa
     continued = 0
     for seed, chunks in enumerate(await asyncio.gather(*generations)):
         of = versions(chunks)
-        assert len(of) == 900 and of == sorted(of) and set(of) <= {3, 4}
+        assert of == sorted(of) and set(of) <= {3, 4}
+        assert len(of) == 900 or ids(chunks)[-1] == NEVER  # which random weights sample now and then
         if 3 in of and 4 in of:
             continued += 1
             assert mean_difference(model, seed, chunks, slice(of.index(4), None)) < TOLERANCE

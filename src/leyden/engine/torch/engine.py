@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from transformers import PreTrainedModel
@@ -142,6 +143,11 @@ class TorchEngine:
                     return
         finally:
             active.cancelled = True
+
+    async def wait_failed(self) -> NoReturn:
+        """Wait forever: a step that fails fails its requests, and the engine goes on."""
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nothing completes this future")
 
     async def publish(self, update: WeightUpdate, version: int) -> Publication:
         """Apply an update to the shared parameters between two steps; later tokens are sampled by the new weights.

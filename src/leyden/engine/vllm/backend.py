@@ -62,9 +62,9 @@ class VllmBackend:
         await self._process.start()
         await self._deliver()
 
-    async def failed(self) -> NoReturn:
+    async def wait_failed(self) -> NoReturn:
         """Wait until vLLM is gone for good, and raise `EngineError` with the reason."""
-        await self._process.failed()
+        await self._process.wait_failed()
 
     async def close(self) -> None:
         """End vLLM."""

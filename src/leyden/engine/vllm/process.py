@@ -103,7 +103,7 @@ class VllmProcess:
     def __init__(
         self, options: VllmOptions, log: Path, on_restart: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Without `on_restart` a crash is final: `failed` raises at once."""
+        """Without `on_restart` a crash is final: `wait_failed` raises at once."""
         self._options, self._log, self._on_restart = options, log, on_restart
         self._folder = Path(tempfile.mkdtemp(prefix="leyden-vllm-"))  # mode 0700
         self.socket = self._folder / "vllm.sock"
@@ -125,19 +125,19 @@ class VllmProcess:
         self._up.set()
         self._supervisor = asyncio.create_task(self._supervise())
 
-    async def failed(self) -> NoReturn:
+    async def wait_failed(self) -> NoReturn:
         """Wait until the server is gone for good, and raise `EngineError` with the reason."""
         assert self._supervisor is not None
         await asyncio.shield(self._supervisor)
         raise AssertionError("only an error ends the supervisor")
 
     async def recovered(self) -> bool:
-        """Whether the server has just crashed; if so, return once it is restarted. Raises as `failed` does."""
+        """Whether the server has just crashed; if so, return once it is restarted. Raises as `wait_failed` does."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._down.wait(), _NOTICED_S)
         if not self._down.is_set():
             return False
-        failing = asyncio.create_task(self.failed())
+        failing = asyncio.create_task(self.wait_failed())
         up = asyncio.create_task(self._up.wait())
         try:
             await asyncio.wait({failing, up}, return_when=asyncio.FIRST_COMPLETED)
