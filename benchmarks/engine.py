@@ -138,14 +138,14 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     model = load()
-    figures = {n: measure(model, n, options.prompt, options.tokens, options.rounds) for n in REQUESTS}
+    rates_by_load = {n: measure(model, n, options.prompt, options.tokens, options.rounds) for n in REQUESTS}
     ratios, defaults = {}, {}
-    for requests, rates in figures.items():
+    for requests, rates in rates_by_load.items():
         theirs = max(rates["generate"], rates["generate_all_cores"])
         ratios[requests] = round(max(rates["leyden"], rates["leyden_all_cores"]) / theirs, 2)
         defaults[requests] = round(rates["leyden"] / theirs, 2)
     report = {"ratio": ratios[32], "ratio_default": defaults[32], "ratios": ratios, "ratios_default": defaults}
-    report |= {"tokens_per_s": figures}
+    report |= {"tokens_per_s": rates_by_load}
     report |= {"prompt": options.prompt, "tokens": options.tokens, "cores": os.cpu_count()}
     print(json.dumps(report))
 

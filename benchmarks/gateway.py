@@ -88,7 +88,7 @@ async def ask(session: aiohttp.ClientSession, base: str, headers: Headers, messa
 
 async def ask_streamed(session: aiohttp.ClientSession, base: str, headers: Headers) -> float:
     """One call, streamed; the time to its first text."""
-    asked, first, said = time.perf_counter(), None, ""
+    sent, first, answer = time.perf_counter(), None, ""
     body = {"model": "model", "messages": QUESTION, "stream": True}
     async with session.post(f"{base}/v1/chat/completions", json=body, headers=headers) as reply:
         assert reply.status == 200, await reply.text()
@@ -97,9 +97,9 @@ async def ask_streamed(session: aiohttp.ClientSession, base: str, headers: Heade
                 for choice in json.loads(line[6:])["choices"]:
                     text = choice["delta"].get("content") or ""
                     if text and first is None:
-                        first = time.perf_counter() - asked
-                    said += text
-    assert said == ANSWER, said
+                        first = time.perf_counter() - sent
+                    answer += text
+    assert answer == ANSWER, answer
     assert first is not None
     return first
 
@@ -166,13 +166,13 @@ async def measure_leyden(seconds: float, folder: Path) -> dict[str, Any]:
     with leyden_server(folder) as (base, key, _):
         async with Remote(base, key) as remote:
             headers = await lease_rollouts(remote)
-            figures: dict[str, Any] = {str(n): await drive(base, headers, n, seconds) for n in CLIENTS}
+            measured: dict[str, Any] = {str(n): await drive(base, headers, n, seconds) for n in CLIENTS}
             summary = await remote.summary("bench")
-            made = sum(figures[str(n)]["per_s"] for n in CLIENTS) * seconds
+            made = sum(measured[str(n)]["per_s"] for n in CLIENTS) * seconds
             assert summary.calls >= 0.8 * made, (summary, made)
-            figures["captured_calls"] = summary.calls
-            figures |= await late_over_early(base, headers[0])
-    return figures
+            measured["captured_calls"] = summary.calls
+            measured |= await late_over_early(base, headers[0])
+    return measured
 
 
 async def lease_rollouts(remote: Remote) -> list[Headers]:

@@ -114,9 +114,9 @@ class TimedPolicy(Policy):
     def accumulate(self, *args: Any) -> UpdateMetrics:
         """Forward and backward."""
         began = time.perf_counter()
-        figures = super().accumulate(*args)
+        metrics = super().accumulate(*args)
         self.clock.spend("gradient", time.perf_counter() - began)
-        return figures
+        return metrics
 
     def apply(self, grad_norm: float) -> None:
         """Clipping and AdamW."""
@@ -139,7 +139,7 @@ class TimedCheckpoints(Checkpoints):
 
 
 def draw_to_the_end(engine: TorchEngine) -> None:
-    """Have an engine go on until a completion's length is reached, whatever it draws."""
+    """Make an engine sample until a completion's length is reached, whatever it samples."""
     generate = engine.generate
 
     def endless(request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -226,7 +226,7 @@ def measure_trl(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def read_questions(needed: int) -> Tasks:
-    """As many questions as are drawn, each as the messages that both sides send."""
+    """Return this many questions, each as the messages that both sides send."""
     lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in random.Random(0).sample(lines, min(needed, len(lines)))]
     asked = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": row["question"]}] for row in rows]
@@ -263,10 +263,10 @@ def report(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], pla
     )
     rest = statistics.fmean(seconds for one in theirs for seconds in one["step_s"]) - generating - scoring
     trl_parts = {"sampling": generating, "scoring": scoring, "gradient, optimiser": rest}
-    for name, figures, shares in (("leyden", leyden, parts), ("trl", trl, trl_parts)):
-        low, high = figures["quartiles_s"]
-        fastest = f"the fastest {figures['fastest_s']:.3f}"
-        print(f"\n{name:24}{figures['median_s']:8.3f} s a step, half of them {low:.3f} to {high:.3f}, {fastest}")
+    for name, result, shares in (("leyden", leyden, parts), ("trl", trl, trl_parts)):
+        low, high = result["quartiles_s"]
+        fastest = f"the fastest {result['fastest_s']:.3f}"
+        print(f"\n{name:24}{result['median_s']:8.3f} s a step, half of them {low:.3f} to {high:.3f}, {fastest}")
         for part, seconds in shares.items():
             print(f"  {part:22}{seconds:8.3f} s {seconds / sum(shares.values()):6.0%}")
     share = checkpoint / (checkpoint + 10 * whole)
@@ -316,13 +316,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="times that each side has its turn")
     parser.add_argument("--out", type=Path, help="a file to keep the result in")
     options = parser.parse_args()
-    drawn = (options.warmup + options.steps) * options.tasks
-    tasks = read_questions(drawn)
+    questions = (options.warmup + options.steps) * options.tasks
+    tasks = read_questions(questions)
     plan = {
         **{name: getattr(options, name) for name in (*ASKED, "warmup", "steps")},
         "learning_rate": LEARNING_RATE,
         "model": str(find_model("spark", ".").folder),
-        "prompts": [tasks.at(position).input["messages"] for position in range(drawn)],
+        "prompts": [tasks.at(position).input["messages"] for position in range(questions)],
     }
     plan |= best_settings(plan)
     ours: list[dict[str, Any]] = []

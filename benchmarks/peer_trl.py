@@ -111,5 +111,5 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    figures = main(json.loads(Path(sys.argv[1]).read_text()))
-    print(json.dumps(figures))
+    report = main(json.loads(Path(sys.argv[1]).read_text()))
+    print(json.dumps(report))

@@ -191,7 +191,7 @@ async def measure_leyden(seconds: float, home: Path) -> dict[str, Any]:
         async with aiohttp.ClientSession() as session:
             await load.check(session, base, total)
         memory = resident(process) - before
-    return figures(rates, total, memory, stored(home))
+    return summarise(rates, total, memory, stored(home))
 
 
 async def compare(other: Path, rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
@@ -238,7 +238,7 @@ async def measure_peer(seconds: float) -> dict[str, Any]:
         total = next(numbers)
         async with aiohttp.ClientSession() as session:
             await peer.check(session, base, total)
-        return figures(rates, total, resident(process) - before, disk=0)
+        return summarise(rates, total, resident(process) - before, disk=0)
 
 
 def stored(home: Path) -> int:
@@ -246,7 +246,7 @@ def stored(home: Path) -> int:
     return sum(file.stat().st_size for file in home.glob("leyden.db*"))
 
 
-def figures(rates: list[float], total: int, memory: int, disk: int) -> dict[str, Any]:
+def summarise(rates: list[float], total: int, memory: int, disk: int) -> dict[str, Any]:
     """What both sides report."""
     return {
         **{f"at_{workers}": round(rate, 1) for workers, rate in zip(WORKERS, rates, strict=True)},

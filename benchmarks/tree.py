@@ -5,14 +5,14 @@ The calls are of real runs (`tree_runs/`, recorded by `tree_record.py`): an agen
 others do: a call that is a prefix of another is computed with it. All three go through the same code with the same
 budget of tokens at once, and give the same gradient; the tree's work may not be less than its distinct tokens,
 so naive over distinct tokens is the limit of its speed-up. Where a tree would share little more than merging does, the
-trainer lays merged samples, whose attention is faster, and so does `tree` here; `forced` lays a tree all the same.
+trainer lays out merged samples, whose attention is faster, and so does `tree` here; `forced` always lays out a tree.
 
     python benchmarks/tree.py                                  # a model of two million parameters on the CPU
     python benchmarks/tree.py --model smollm2-135m qwen2.5-1.5b  # their shapes, random weights, bfloat16, on a GPU
 
 Peak memory is beyond weights and gradients. The last line is one JSON object: `ratio` is one sequence a call over the
 tree in time for the agent of ten turns (of the last model named), `of_limit` that ratio's share of the limit, and
-`merged_over_tree` the worst of the three runs. `lays` says of each run what `tree` came to be.
+`merged_over_tree` the worst of the three runs. `lays` says which layout `tree` chose for each run.
 """
 
 import argparse
@@ -58,22 +58,22 @@ SHAPES: dict[str, Any] = {
 
 
 class Forced(Policy):
-    """A policy that lays trees whatever they share."""
+    """A policy that lays out trees, however little they share."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._cost = replace(self._cost, tree=0.0)
+        self._cost = replace(self._cost, tree_token=0.0)
 
 
 class Merging(Policy):
-    """A policy that lays calls into the sample of one that goes on from them exactly, and shares nothing else."""
+    """A policy that computes a call together with one that it is a prefix of, and shares nothing else."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._lay = line_microbatches
+        self._microbatches = line_microbatches
 
 
-def load_rows(run: str, copies: int) -> list[Sample]:
+def load_samples(run: str, copies: int) -> list[Sample]:
     """The calls of a recorded run, as the trainer has them; `copies` groups of it, with other tokens each."""
     rollouts = json.loads(gzip.decompress((HERE / "tree_runs" / f"{run}.json.gz").read_bytes()))
     samples = []
@@ -128,7 +128,7 @@ def policies(model: Any, tokens: int) -> dict[str, Policy]:
 
 def measure(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[str, dict[str, float]]:
     """The ways take turns, and of each the best round counts; the first also compiles."""
-    samples, model = load_rows(run, copies), load_model(name)
+    samples, model = load_samples(run, copies), load_model(name)
     found: dict[str, dict[str, float]] = {}
     for turn in range(rounds + 1):
         for way, policy in policies(model, tokens).items():
@@ -174,7 +174,7 @@ def compare(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[
     """One run, all ways."""
     ways = measure(name, run, copies, rounds, tokens)
     tree, samples, merged = ways["tree"], ways["rows"], ways["merged"]
-    calls = [(*sample.prompt_ids, *sample.completion_ids) for sample in load_rows(run, copies)]
+    calls = [(*sample.prompt_ids, *sample.completion_ids) for sample in load_samples(run, copies)]
     ratio, limit = samples["seconds"] / tree["seconds"], sum(map(len, calls)) / len(build_tree(calls).ids)
     summary = {
         "ratio": round(ratio, 2),
@@ -203,7 +203,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         name, run, way, copies, tokens = options.one
-        print(peak_mib(policies(load_model(name), int(tokens))[way], load_rows(run, int(copies))))
+        print(peak_mib(policies(load_model(name), int(tokens))[way], load_samples(run, int(copies))))
         return
     found = [
         compare(name, run, options.copies, options.rounds, options.tokens) for name in options.model for run in RUNS

@@ -55,11 +55,11 @@ def ten_turns(task: dict[str, Any]) -> float:
     messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": task["question"]}]
     for turn in range(10):
         answer = client.chat.completions.create(model="any", messages=messages, tools=[_LOOK_UP], max_tokens=48)  # type: ignore[list-item]
-        said = answer.choices[0].message
-        messages.append(said.model_dump(exclude_none=True))
-        found = _passage(f"{task['question']} {said.content} {turn}", turn)
-        if said.tool_calls:
-            messages += [{"role": "tool", "tool_call_id": used.id, "content": found} for used in said.tool_calls]
+        reply = answer.choices[0].message
+        messages.append(reply.model_dump(exclude_none=True))
+        found = _passage(f"{task['question']} {reply.content} {turn}", turn)
+        if reply.tool_calls:
+            messages += [{"role": "tool", "tool_call_id": used.id, "content": found} for used in reply.tool_calls]
         else:
             messages.append({"role": "user", "content": f"Passage {turn + 1}: {found} Go on."})
     return 0.0
@@ -91,6 +91,6 @@ def _ask(role: str, task: dict[str, Any], more: str) -> str:
 
 
 def _passage(query: str, turn: int) -> str:
-    place = sum(map(ord, query))
-    numbers = [1600 + place % 300, 10 + place % 900, 3 + place % 40, 2 + place % 17]
-    return _SHELF[turn % len(_SHELF)].format(_TOWNS[place % len(_TOWNS)], *numbers)
+    number = sum(map(ord, query))
+    numbers = [1600 + number % 300, 10 + number % 900, 3 + number % 40, 2 + number % 17]
+    return _SHELF[turn % len(_SHELF)].format(_TOWNS[number % len(_TOWNS)], *numbers)

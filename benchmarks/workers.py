@@ -131,11 +131,9 @@ async def main() -> None:
             functions = await measure(remote, "functions", "workers_agent.py:answer", options.rollouts, options)
             commands = await measure(remote, "commands", "./workers_agent.sh", options.rollouts // 5, options)
     print(f"{'calls alone':12}{limit:>8} a second")
-    for name, figures in (("functions", functions), ("commands", commands)):
-        cpu = ", ".join(f"{part} {ms}" for part, ms in figures["cpu_ms"].items())
-        print(
-            f"{name:12}{figures['per_s']:>8} a second; ms of CPU each: {cpu}; first call {figures['first_call_ms']} ms"
-        )
+    for name, result in (("functions", functions), ("commands", commands)):
+        cpu = ", ".join(f"{part} {ms}" for part, ms in result["cpu_ms"].items())
+        print(f"{name:12}{result['per_s']:>8} a second; ms of CPU each: {cpu}; first call {result['first_call_ms']} ms")
     result = {
         "ratio": round(functions["per_s"] / limit, 2),
         "callables_per_s": functions["per_s"],

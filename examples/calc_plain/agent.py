@@ -39,11 +39,11 @@ def solve(task: dict[str, Any]) -> str | None:
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["question"]}]
     for _ in range(4):
         reply = client.chat.completions.create(model="spark", messages=messages, tools=[CALCULATOR], max_tokens=80)
-        said = reply.choices[0].message
-        if not said.tool_calls:
-            return (said.content or "").rpartition("####")[2].strip()
-        messages.append(said)
-        for call in said.tool_calls:
+        message = reply.choices[0].message
+        if not message.tool_calls:
+            return (message.content or "").rpartition("####")[2].strip()
+        messages.append(message)
+        for call in message.tool_calls:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": calculate(call.function.arguments)})
     return None
 

@@ -44,13 +44,13 @@ def main() -> None:
         (f"leyden dev {config}", "then put your own agent into that file"),
     ):
         console.print(f"  .venv/bin/{command}   [dim]# {about}[/]", highlight=False, soft_wrap=True)
-    figures = {
+    report = {
         "before": trained.before,
         "after": trained.after,
         "steps": trained.step,
         "seconds": round(trained.seconds, 1),
     }
-    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
 
 
 def transcript(episode: Episode) -> str:
@@ -61,8 +61,8 @@ def transcript(episode: Episode) -> str:
         calls = [f"calculator({call['function']['arguments']})" for call in message.get("tool_calls") or ()]
         lines.append(f"  {message['role']:>9}  {escape(' '.join(filter(None, [message.get('content'), *calls])))}")
     reward = sum(reward.value for reward in episode.effective_rewards)
-    mark = "[green]right[/]" if reward else "[red]wrong[/]"
-    return "\n".join([*lines, f"  {mark}: the answer is {episode.task.input['answer']}\n"])
+    verdict = "[green]right[/]" if reward else "[red]wrong[/]"
+    return "\n".join([*lines, f"  {verdict}: the answer is {episode.task.input['answer']}\n"])
 
 
 if __name__ == "__main__":

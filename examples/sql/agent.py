@@ -66,8 +66,8 @@ class State(TypedDict, total=False):
 async def ask(role: str, state: State) -> str:
     """Have the model act in a role."""
     system = SYSTEM.format(schema=describe(state["database"]), instruction=INSTRUCTIONS[role])
-    said = await model.ainvoke([SystemMessage(system), HumanMessage(REQUESTS[role].format(**state))])
-    return str(said.content)
+    answer = await model.ainvoke([SystemMessage(system), HumanMessage(REQUESTS[role].format(**state))])
+    return str(answer.content)
 
 
 async def write(state: State) -> State:
