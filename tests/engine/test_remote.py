@@ -76,7 +76,7 @@ async def test_a_request_that_fails_says_why_and_others_continue(connection: Con
     )
     assert isinstance(good, list)
     assert isinstance(bad, EngineError)
-    assert str(bad) == "the script says that the engine dies here"
+    assert str(bad) == "the script makes the engine fail here"
 
 
 async def test_an_unexpected_error_of_the_engine_fails_the_request(connection: Connection) -> None:
