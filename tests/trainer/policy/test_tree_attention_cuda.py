@@ -60,7 +60,7 @@ def rollouts(turns: int) -> list[Sample]:
 
 def gradient(model: PreTrainedModel, samples: list[Sample], layout: str) -> torch.Tensor:
     policy = Policy(model, TrainingConfig(layout=layout, batch_tokens=8192))  # type: ignore[arg-type]
-    policy._cost = replace(policy._cost, tree=0.0)  # trees, whatever they share
+    policy._cost = replace(policy._cost, tree_token=0.0)  # trees, whatever they share
     policy.accumulate(samples, OldLogprobs(), OBJECTIVE)
     found = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
     policy.optimiser.zero_grad(set_to_none=True)
