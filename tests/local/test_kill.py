@@ -18,7 +18,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
 
 
 def after_lines(process: object, number: int) -> None:
-    """Wait until a process has said so many lines."""
+    """Wait until a process has printed this many lines."""
     for _ in range(number):
         process.stdout.readline()  # type: ignore[attr-defined]
 

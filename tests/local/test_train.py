@@ -152,6 +152,7 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     process = training.start()
     assert process.stdout is not None
     assert f"after step {step}" in process.stdout.readline()
+    assert process.stdout.readline().startswith("engine: torch")
     while not (workers := children(process.pid, "leyden.client.worker")):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -293,6 +294,7 @@ def test_agents_may_run_elsewhere(tmp_path: Path) -> None:
     training = Training(tmp_path, "workers.processes=0", "training.steps=1", "held_out=0")
     process = training.start()
     assert process.stdout is not None
+    assert process.stdout.readline().startswith("engine: torch")
     waiting = process.stdout.readline()
     assert waiting.startswith("waiting for workers: leyden worker CONFIG.toml --server http://127.0.0.1:")
     elsewhere = shlex.split(waiting.partition("CONFIG.toml ")[2])
