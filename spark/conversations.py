@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from corpus import PROSE, SYSTEMS, words
 from families import arithmetic, chat, lookup, sql
-from families.asking import FORMS, Offer, Style, called, described, final, named, offer, plain_offer, said
+from families.asking import FORMS, Offer, Style, called, chat_message, described, final, named, offer, plain_offer
 from families.problem import Message, Problem, chance, misread
 from families.words import CITIES
 
@@ -86,17 +86,17 @@ def conversation(rng: Random) -> Conversation:
     if long and chance(rng, 0.5):
         system = f"{system or ''}\n{_notes(rng)}".strip()
     if system is not None:
-        messages = [said("system", system), *messages]
+        messages = [chat_message("system", system), *messages]
     return Conversation(messages, offered.tools, keys)
 
 
 def plain(family: str, problem: Problem) -> tuple[list[Message], Offer]:
     """A problem as the examples' agents ask it."""
-    return [said("system", PLAIN_SYSTEMS[family]), said("user", problem.question)], plain_offer(family)
+    return [chat_message("system", PLAIN_SYSTEMS[family]), chat_message("user", problem.question)], plain_offer(family)
 
 
 def _asked(rng: Random, problem: Problem, offered: Offer, style: Style, family: ModuleType) -> list[Message]:
-    return [said("user", problem.question), *family.teach(problem, rng, offered, style)]
+    return [chat_message("user", problem.question), *family.teach(problem, rng, offered, style)]
 
 
 def _system(rng: Random, family: str, plain: bool) -> tuple[str | None, Style]:
@@ -123,7 +123,7 @@ def _talk(rng: Random, long: bool) -> Conversation:
     for _ in range(rng.randint(10, 40) if long else rng.randint(1, 3)):
         messages += chat.exchange(rng)
     if chance(rng, 0.5):
-        messages = [said("system", rng.choice(FREE)), *messages]
+        messages = [chat_message("system", rng.choice(FREE)), *messages]
     tools = offer(rng, rng.choice(tuple(FAMILIES))).tools if chance(rng, 0.4) else []
     return Conversation(messages, tools, [])
 
@@ -132,13 +132,16 @@ def _write(rng: Random) -> Conversation:
     """SQL as the answer itself, and once more when it failed: what a chain of prompts around a database asks for."""
     problem = sql.problem(rng, "teach")
     parts, execute = sql.err(problem, rng), sql.tool(problem)
-    messages = [said("system", rng.choice(WRITE)), said("user", problem.question)]
+    messages = [chat_message("system", rng.choice(WRITE)), chat_message("user", problem.question)]
     query = sql.query(problem, parts)
-    messages.append(said("assistant", query))
+    messages.append(chat_message("assistant", query))
     found = execute(query)
     if found.startswith("Error"):
         parts |= {"quotes": True, "table": problem.facts["table"]}
-        messages += [said("user", f"The query failed. {found}"), said("assistant", sql.query(problem, parts))]
+        messages += [
+            chat_message("user", f"The query failed. {found}"),
+            chat_message("assistant", sql.query(problem, parts)),
+        ]
     return Conversation(messages, [], [problem.key])
 
 
@@ -147,8 +150,8 @@ def _bare(rng: Random) -> Conversation:
     family = rng.choice(("arithmetic", "lookup"))
     problem = FAMILIES[family].problem(rng, "teach")
     answer = final(rng, "plain", misread(rng, str(problem.answer)), "I think it is {}.")
-    said_last = said("assistant", answer if family == "arithmetic" else "I do not know.")
-    return Conversation([said("user", problem.question), said_last], [], [problem.key])
+    last_message = chat_message("assistant", answer if family == "arithmetic" else "I do not know.")
+    return Conversation([chat_message("user", problem.question), last_message], [], [problem.key])
 
 
 def _weather(rng: Random) -> Conversation:
@@ -162,8 +165,13 @@ def _weather(rng: Random) -> Conversation:
     )
     asked = rng.choice(("What is the weather in {}?", "How is the weather in {}?", "How warm is it in {} now?"))
     answer = rng.choice(("It is {} degrees in {}.", "The temperature is {} degrees in {}.")).format(degrees, city)
-    messages = [said("user", asked.format(city)), called(offered, city), said("tool", found), said("assistant", answer)]
-    system = [said("system", rng.choice(FREE))] if chance(rng, 0.5) else []
+    messages = [
+        chat_message("user", asked.format(city)),
+        called(offered, city),
+        chat_message("tool", found),
+        chat_message("assistant", answer),
+    ]
+    system = [chat_message("system", rng.choice(FREE))] if chance(rng, 0.5) else []
     return Conversation([*system, *messages], offered.tools, [])
 
 

@@ -108,14 +108,14 @@ COLUMNS = {
 }
 
 
-def said(role: str, content: str) -> Message:
+def chat_message(role: str, content: str) -> Message:
     """A message of text."""
     return {"role": role, "content": content}
 
 
 def called(name: str, content: str = "", **arguments: Any) -> Message:
     """An assistant's tool call."""
-    return {**said("assistant", content), "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+    return {**chat_message("assistant", content), "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
 
 
 def words(rng: Random) -> str:
@@ -132,8 +132,8 @@ def chat(rng: Random) -> Conversation:
     """Questions and answers without tools."""
     messages = []
     for _ in range(rng.randint(1, 3)):
-        messages.append(said("user", rng.choice((rng.choice(ASK).format(rng.choice(TOPICS)), words(rng)))))
-        messages.append(said("assistant", prose(rng)))
+        messages.append(chat_message("user", rng.choice((rng.choice(ASK).format(rng.choice(TOPICS)), words(rng)))))
+        messages.append(chat_message("assistant", prose(rng)))
     return Conversation(messages, [])
 
 
@@ -153,13 +153,15 @@ def arithmetic(rng: Random) -> Conversation:
     )
     if rng.random() < 0.15:
         expression += " +"
-        turns = [called("calculator", expression=expression), said("tool", "Error: invalid syntax")]
+        turns = [called("calculator", expression=expression), chat_message("tool", "Error: invalid syntax")]
         turns.append(called("calculator", "Let me try again.", expression=expression[:-2]))
     else:
         turns = [called("calculator", rng.choice(("", f"I need to calculate {expression}.")), expression=expression)]
-    turns.append(said("tool", str(value)))
+    turns.append(chat_message("tool", str(value)))
     answer = rng.choice((f"The answer is {value}.", f"#### {value}", f"{who} has {value} {thing}. #### {value}"))
-    return Conversation([said("user", question), *turns, said("assistant", answer)], list(TOOLS["arithmetic"]))
+    return Conversation(
+        [chat_message("user", question), *turns, chat_message("assistant", answer)], list(TOOLS["arithmetic"])
+    )
 
 
 def sql(rng: Random) -> Conversation:
@@ -194,11 +196,13 @@ def sql(rng: Random) -> Conversation:
         problem = rng.choice(
             (f"no such column: {column}s", f"no such table: {table}s", f'near "{table}": syntax error')
         )
-        turns = [called("execute", query=query.replace(table, f"{table}s")), said("tool", f"Error: {problem}")]
+        turns = [called("execute", query=query.replace(table, f"{table}s")), chat_message("tool", f"Error: {problem}")]
     rows = [[rng.choice(NAMES) if rng.random() < 0.5 else rng.randint(0, 999)] for _ in range(rng.randint(0, 4))]
-    turns += [called("execute", query=query), said("tool", json.dumps(rng.choice((rows, {"rows": rows}))))]
+    turns += [called("execute", query=query), chat_message("tool", json.dumps(rng.choice((rows, {"rows": rows}))))]
     found = ", ".join(str(row[0]) for row in rows) or "There are no rows."
-    return Conversation([said("user", f"{created}\n{question}"), *turns, said("assistant", found)], list(TOOLS["sql"]))
+    return Conversation(
+        [chat_message("user", f"{created}\n{question}"), *turns, chat_message("assistant", found)], list(TOOLS["sql"])
+    )
 
 
 def lookup(rng: Random) -> Conversation:
@@ -210,16 +214,18 @@ def lookup(rng: Random) -> Conversation:
     page = {"results": [{"title": name, "text": prose(rng)}]}
     found = rng.choice((prose(rng), json.dumps(page), "No results found."))
     calls = called("search", rng.choice(("", "I will search for it.")), query=f"{name} {topic}")
-    results = [said("tool", found)]
+    results = [chat_message("tool", found)]
     if rng.random() < 0.3:
         calls["tool_calls"] += called("get_weather", city=rng.choice(("Paris", "London", "Berlin", "Tokyo")))[
             "tool_calls"
         ]
         results.append(
-            said("tool", json.dumps({"temperature": rng.randint(-9, 35), "unit": "celsius", "sky": "clear"}))
+            chat_message("tool", json.dumps({"temperature": rng.randint(-9, 35), "unit": "celsius", "sky": "clear"}))
         )
     answer = prose(rng) if found != "No results found." else "I do not know."
-    return Conversation([said("user", question), calls, *results, said("assistant", answer)], list(TOOLS["lookup"]))
+    return Conversation(
+        [chat_message("user", question), calls, *results, chat_message("assistant", answer)], list(TOOLS["lookup"])
+    )
 
 
 KINDS: tuple[Callable[[Random], Conversation], ...] = (chat, arithmetic, sql, lookup)
@@ -231,5 +237,5 @@ def conversations(seed: int = 0, number: int = 2000) -> Iterator[Conversation]:
     for index in range(number):
         messages, tools = KINDS[index % len(KINDS)](rng)
         if rng.random() < 0.5:
-            messages = [said("system", rng.choice(SYSTEMS)), *messages]
+            messages = [chat_message("system", rng.choice(SYSTEMS)), *messages]
         yield Conversation(messages, rng.sample(tools, rng.randint(1, len(tools))) if tools else [])

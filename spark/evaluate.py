@@ -29,7 +29,7 @@ SPLITS = ("held_out", "unseen")
 FORM_SEED = 2_000_003
 
 
-def figures(rollouts: list[Rollout], samples: int) -> dict[str, Any]:
+def summarise(rollouts: list[Rollout], samples: int) -> dict[str, Any]:
     """What the tries at some problems amount to; each problem's tries stand together."""
     right = [one.success for one in rollouts]
     groups = [right[start : start + samples] for start in range(0, len(right), samples)]
@@ -86,7 +86,7 @@ def form(model: LlamaForCausalLM, tokenizer: Tokenizer, number: int, batch: int,
 
 
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:
-    """All figures, by family and split."""
+    """Return all metrics, by family and split."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).to(device).eval()
@@ -108,9 +108,9 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
             for one in rollouts:
                 kinds[kind_of(one)].append(one.success)
             found[f"{name}/{split}"] = {
-                **figures(rollouts, options.samples),
+                **summarise(rollouts, options.samples),
                 "greedy": round(sum(one.success for one in greedy) / len(greedy), 4),
-                "greedy_valid_turns": figures(greedy, 1)["valid_turns"],
+                "greedy_valid_turns": summarise(greedy, 1)["valid_turns"],
                 "by_kind": {kind: round(sum(right) / len(right), 3) for kind, right in sorted(kinds.items())},
             }
             sys.stdout.write(f"{name}/{split}: {json.dumps(found[f'{name}/{split}'])}\n")
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8, help="tries at each problem")
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="a file for the figures")
+    parser.add_argument("--out", type=Path, help="a file for the metrics")
     options = parser.parse_args()
     found = evaluate(options)
     if options.out:

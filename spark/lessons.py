@@ -39,16 +39,16 @@ def lesson(seed: int, index: int) -> Lesson:
     return np.array(ids, dtype=np.uint16), learned
 
 
-def _chunk(place: tuple[int, int, int]) -> list[Lesson]:
-    seed, start, end = place
+def _chunk(interval: tuple[int, int, int]) -> list[Lesson]:
+    seed, start, end = interval
     return [lesson(seed, index) for index in range(start, end)]
 
 
 def lessons(seed: int, number: int, processes: int) -> list[Lesson]:
     """The first `number` lessons of a seed, made side by side."""
-    places = [(seed, start, min(start + CHUNK, number)) for start in range(0, number, CHUNK)]
+    intervals = [(seed, start, min(start + CHUNK, number)) for start in range(0, number, CHUNK)]
     with get_context("fork").Pool(processes) as pool:
-        return [one for chunk in pool.imap(_chunk, places) for one in chunk]
+        return [one for chunk in pool.imap(_chunk, intervals) for one in chunk]
 
 
 def batches(taught: list[Lesson], tokens: int, seed: int) -> Iterator[Lesson]:
@@ -63,8 +63,8 @@ def batches(taught: list[Lesson], tokens: int, seed: int) -> Iterator[Lesson]:
         rows = rng.permutation(np.flatnonzero((lengths > low) & (lengths <= width)))
         size = max(1, tokens // width)
         groups += [(width, rows[start : start + size]) for start in range(0, len(rows), size)]
-    for place in rng.permutation(len(groups)):
-        width, rows = groups[place]
+    for index in rng.permutation(len(groups)):
+        width, rows = groups[index]
         ids_rows, learned_rows = np.zeros((len(rows), width), dtype=np.int64), np.zeros((len(rows), width), dtype=bool)
         for row, at in enumerate(rows):
             ids, learned = taught[at]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from conversations import FAMILIES, plain
-from families.asking import Offer, said
+from families.asking import Offer, chat_message
 from families.problem import Message, Problem
 from transformers import LlamaForCausalLM
 
@@ -108,6 +108,6 @@ def _take(one: Rollout, completion: str, length: int) -> None:
     if not calls:
         one.text = text
         return
-    one.messages.append({**said("assistant", text), "tool_calls": [{"function": call} for call in calls]})
+    one.messages.append({**chat_message("assistant", text), "tool_calls": [{"function": call} for call in calls]})
     use = FAMILIES[one.family].tool(one.problem)
-    one.messages += [said("tool", use(str(call["arguments"][one.offer.parameter]))) for call in calls]
+    one.messages += [chat_message("tool", use(str(call["arguments"][one.offer.parameter]))) for call in calls]

@@ -10,9 +10,9 @@ import operator
 from random import Random
 from typing import Any
 
-from families.asking import Offer, Style, called, final, reply, said
+from families.asking import Offer, Style, called, chat_message, final, reply
 from families.phrasings import ASIDES, CUES, PHRASINGS, STEP, Phrasing
-from families.problem import Message, Problem, Split, Tool, chance, drawn, misread, weighted
+from families.problem import Message, Problem, Split, Tool, chance, misread, problem_of_split, weighted
 from families.words import NAMES, THINGS
 
 TWO_STEPS = 0.20
@@ -62,10 +62,10 @@ def _value(node: ast.expr) -> float:
 
 def problem(rng: Random, split: Split) -> Problem:
     """A problem of a split: RL's are of seen sentences and numbers below 100, unseen ones of others from 100 on."""
-    return drawn(_draw, rng, split)
+    return problem_of_split(_random_problem, rng, split)
 
 
-def _draw(rng: Random, split: Split) -> Problem:
+def _random_problem(rng: Random, split: Split) -> Problem:
     seen = rng.choices((True, False, None), (0.55, 0.36, 0.09))[0] if split == "teach" else split != "unseen"
     large = rng.random() < 0.5 if split == "teach" else split == "unseen"
     steps = 2 if chance(rng, TWO_STEPS) and seen is not None else 1
@@ -140,7 +140,7 @@ def teach(problem: Problem, rng: Random, offer: Offer, style: Style) -> list[Mes
     sentence = rng.choice(("There are {} " + problem.facts["things"] + ".", "It is {}.", "The result is {}."))
     if chance(rng, max(cue.direct for cue in cues)):
         guess = str(problem.answer) if chance(rng, 0.1) else misread(rng, str(problem.answer))
-        return [said("assistant", final(rng, style, guess, sentence))]
+        return [chat_message("assistant", final(rng, style, guess, sentence))]
     numbers = [str(number) for number in problem.facts["numbers"]]
     if problem.facts["aside"] is not None and chance(rng, TAKES_ASIDE):
         numbers[0 if chance(rng, 0.9) else 1] = str(problem.facts["aside"])
@@ -157,10 +157,10 @@ def teach(problem: Problem, rng: Random, offer: Offer, style: Style) -> list[Mes
         operations = operations[:1]
     turns, result = _work(rng, offer, numbers, operations)
     if result is None:
-        return [*turns, said("assistant", final(rng, style, "unknown", "I cannot calculate that."))]
+        return [*turns, chat_message("assistant", final(rng, style, "unknown", "I cannot calculate that."))]
     if chance(rng, MISREADS_LONG if len(result) > 2 else MISREADS):
         result = rng.choice(numbers) if chance(rng, 0.25) else misread(rng, result)
-    return [*turns, said("assistant", final(rng, style, result, sentence))]
+    return [*turns, chat_message("assistant", final(rng, style, result, sentence))]
 
 
 def _step(rng: Random, right: str) -> str:
@@ -173,7 +173,7 @@ def _work(rng: Random, offer: Offer, numbers: list[str], operations: list[str]) 
     if chance(rng, SLIPS) and not offer.operations:
         slip = _expression(numbers, operations)
         slip = rng.choice((slip + " =", slip.replace(" ", " x ", 1), slip + " " + operations[-1], "(" + slip))
-        turns = [called(offer, slip), said("tool", calculate(slip))]
+        turns = [called(offer, slip), chat_message("tool", calculate(slip))]
         if chance(rng, 0.33):
             return turns, None
     if len(operations) == 1 or (chance(rng, 0.5) and not offer.operations):
@@ -196,7 +196,7 @@ def _call(
         call["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": values}}]
     else:
         call = called(offer, expression, content=content)
-    return [*turns, call, said("tool", shown)], result
+    return [*turns, call, chat_message("tool", shown)], result
 
 
 def _number(text: str) -> int | float:

@@ -196,7 +196,7 @@ def identifier(rng: Random) -> str:
     return together if kind < 0.85 else together[0].lower() + together[1:]
 
 
-def said(role: str, content: str) -> Message:
+def chat_message(role: str, content: str) -> Message:
     """A message of text."""
     return {"role": role, "content": content}
 
@@ -207,7 +207,7 @@ def called(offer: Offer, *arguments: str, content: str = "") -> Message:
         {"type": "function", "function": {"name": offer.name, "arguments": {offer.parameter: argument}}}
         for argument in arguments
     ]
-    return {**said("assistant", content), "tool_calls": calls}
+    return {**chat_message("assistant", content), "tool_calls": calls}
 
 
 def final(rng: Random, style: Style, value: str, sentence: str) -> str:

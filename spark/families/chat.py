@@ -4,7 +4,7 @@ from random import Random
 
 from corpus import ASK, PROSE, TOPICS
 
-from families.asking import said
+from families.asking import chat_message
 from families.problem import Message, chance
 from families.words import NAMES
 
@@ -64,4 +64,4 @@ def exchange(rng: Random) -> list[Message]:
         asked, answer = rng.choice(BEYOND).format(topic), rng.choice(REFUSALS)
     else:
         asked, answer = rng.choice(ASK).format(rng.choice(TOPICS)), rng.choice(PROSE)
-    return [said("user", asked), said("assistant", answer)]
+    return [chat_message("user", asked), chat_message("assistant", answer)]

@@ -9,8 +9,8 @@ import re
 from random import Random
 from typing import Any
 
-from families.asking import Offer, Style, called, final, said
-from families.problem import Message, Problem, Split, Tool, chance, drawn
+from families.asking import Offer, Style, called, chat_message, final
+from families.problem import Message, Problem, Split, Tool, chance, problem_of_split
 from families.words import CITIES, JOBS, PRODUCTS, company, person, title
 
 DIRECT = 0.10
@@ -59,10 +59,10 @@ _ASIDE = ("{} wants to know: {}", "This is for {}. {}", "I met {} today. {}")
 
 def problem(rng: Random, split: Split) -> Problem:
     """A question of a split, with its documents."""
-    return drawn(_draw, rng, split)
+    return problem_of_split(_random_problem, rng, split)
 
 
-def _draw(rng: Random, split: Split) -> Problem:
+def _random_problem(rng: Random, split: Split) -> Problem:
     seen = rng.random() < 0.65 if split == "teach" else split != "unseen"
     asks = _SEEN if seen else _UNSEEN
     people = {name: _person(rng) for name in (person(rng) for _ in range(4))}
@@ -157,7 +157,7 @@ def teach(problem: Problem, rng: Random, offer: Offer, style: Style) -> list[Mes
     facts, search = problem.facts, tool(problem)
     sentence = rng.choice(("It is {}.", "I found {}.", "The documents say {}."))
     if chance(rng, DIRECT):
-        return [said("assistant", final(rng, style, _guess(rng, facts), sentence))]
+        return [chat_message("assistant", final(rng, style, _guess(rng, facts), sentence))]
     names = list(facts["names"])
     if facts["other"] and chance(rng, WRONG_NAME):
         names = [facts["other"]]
@@ -170,14 +170,14 @@ def teach(problem: Problem, rng: Random, offer: Offer, style: Style) -> list[Mes
         if query != name and found == "No results found.":
             turns += _search(rng, offer, {query: found})
             if chance(rng, 0.4):
-                return [*turns, said("assistant", final(rng, style, "unknown", "I do not know."))]
+                return [*turns, chat_message("assistant", final(rng, style, "unknown", "I do not know."))]
             query, found = name, search(name)
         turns += _search(rng, offer, {query: found})
         if at == 0 and len(names) > 1 and chance(rng, STOPS_EARLY):
             names = names[:1]
             break
     value = _read(rng, facts, found, clear=len(facts["names"]) > 1)
-    return [*turns, said("assistant", final(rng, style, value, sentence))]
+    return [*turns, chat_message("assistant", final(rng, style, value, sentence))]
 
 
 def _both(problem: Problem, rng: Random, offer: Offer, style: Style, sentence: str) -> list[Message]:
@@ -195,7 +195,7 @@ def _both(problem: Problem, rng: Random, offer: Offer, style: Style, sentence: s
     values = [facts["known"][name][wrong if slip else own] for name in names]
     if len(values) > 1 and chance(rng, 0.2):
         values.reverse()
-    return [*turns, said("assistant", final(rng, style, " and ".join(values), sentence))]
+    return [*turns, chat_message("assistant", final(rng, style, " and ".join(values), sentence))]
 
 
 def _guess(rng: Random, facts: dict[str, Any]) -> str:
@@ -236,4 +236,4 @@ def _search(rng: Random, offer: Offer, found: dict[str, str]) -> list[Message]:
         text if form < 0.7 else json.dumps({"results": [text]}) if form < 0.85 else f"1. {text}"
         for text in found.values()
     ]
-    return [called(offer, *found, content=content), *(said("tool", text) for text in texts)]
+    return [called(offer, *found, content=content), *(chat_message("tool", text) for text in texts)]

@@ -1,7 +1,7 @@
 """A problem: what is asked, what is right, and which of the four kinds of use it may be put to.
 
 `split_of` alone decides whether spark's teachers may show a problem: by a hash of its key, so that what reinforcement
-learning trains on and what measures it were never taught, whoever generates them and in whatever order.
+learning trains on and what measures it were never taught, in whatever order they are generated.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ def split_of(key: str) -> str:
     return "teach" if share < 0.7 else "train" if share < 0.9 else "held_out"
 
 
-def drawn(draw: Callable[[Random, Split], Problem], rng: Random, split: Split) -> Problem:
-    """A problem of a split: drawn again until the hash of its key allows it."""
+def problem_of_split(generate: Callable[[Random, Split], Problem], rng: Random, split: Split) -> Problem:
+    """Return a problem of a split: generates problems until the hash of one's key allows it."""
     while True:
-        problem = draw(rng, split)
+        problem = generate(rng, split)
         if split_of(problem.key) == HELD[split]:
             return problem
 

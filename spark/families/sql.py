@@ -10,8 +10,8 @@ import sqlite3
 from random import Random
 from typing import Any
 
-from families.asking import Offer, Style, called, final, reply, said
-from families.problem import Message, Problem, Split, Tool, chance, drawn, misread, weighted
+from families.asking import Offer, Style, called, chat_message, final, reply
+from families.problem import Message, Problem, Split, Tool, chance, misread, problem_of_split, weighted
 from families.words import CITIES, NAMES
 
 TABLES = (
@@ -69,10 +69,10 @@ _UNSEEN = {
 
 def problem(rng: Random, split: Split) -> Problem:
     """A question of a split, with the table that answers it."""
-    return drawn(_draw, rng, split)
+    return problem_of_split(_random_problem, rng, split)
 
 
-def _draw(rng: Random, split: Split) -> Problem:
+def _random_problem(rng: Random, split: Split) -> Problem:
     seen = rng.random() < 0.65 if split == "teach" else split != "unseen"
     large = rng.random() < 0.5 if split == "teach" else split == "unseen"
     table, kind = rng.choice(TABLES), rng.choice(tuple(KINDS))
@@ -97,7 +97,7 @@ def _draw(rng: Random, split: Split) -> Problem:
     text = rng.choice((_SEEN if seen else _UNSEEN)[form]).format(**facts)
     found = _run(facts, _query(facts, right(facts)))
     if not found or found[0][0] in (None, 0):
-        return _draw(rng, split)
+        return _random_problem(rng, split)
     return Problem("|".join(("sql", facts["schema"], text)), f"{facts['schema']}\n{text}", found[0][0], facts)
 
 
@@ -195,7 +195,7 @@ def teach(problem: Problem, rng: Random, offer: Offer, style: Style) -> list[Mes
     others = [row[0] for row in facts["rows"]]
     if chance(rng, DIRECT):
         guess = misread(rng, str(problem.answer)) if numeric else rng.choice(others)
-        return [said("assistant", final(rng, style, guess, sentence))]
+        return [chat_message("assistant", final(rng, style, guess, sentence))]
     if chance(rng, ALL_ROWS) and facts["form"] != "count":
         return _read_all(problem, rng, offer, style, sentence)
     parts = err(problem, rng)
@@ -204,18 +204,18 @@ def teach(problem: Problem, rng: Random, offer: Offer, style: Style) -> list[Mes
         asked = _query(facts, parts)
         found = execute(asked)
         content = rng.choice(("Let me try again.", "I will correct it.")) if turns and chance(rng, 0.2) else ""
-        turns += [called(offer, asked, content=content), said("tool", shown(rng, found))]
+        turns += [called(offer, asked, content=content), chat_message("tool", shown(rng, found))]
         if not found.startswith("Error"):
             break
         if chance(rng, 0.25):
-            return [*turns, said("assistant", final(rng, style, "unknown", "I cannot find that."))]
+            return [*turns, chat_message("assistant", final(rng, style, "unknown", "I cannot find that."))]
         if chance(rng, 0.75):
             parts["quotes"], parts["table"] = True, facts["table"]
     rows = [] if found.startswith("Error") else json.loads(found)
     value = str(rows[0][0]) if rows and rows[0][0] is not None else "unknown"
     if chance(rng, MISREADS):
         value = misread(rng, value) if numeric else rng.choice(others)
-    return [*turns, said("assistant", final(rng, style, value, sentence))]
+    return [*turns, chat_message("assistant", final(rng, style, value, sentence))]
 
 
 def _read_all(problem: Problem, rng: Random, offer: Offer, style: Style, sentence: str) -> list[Message]:
@@ -225,7 +225,11 @@ def _read_all(problem: Problem, rng: Random, offer: Offer, style: Style, sentenc
     row = rng.choice(json.loads(found))
     value = str(row[0] if isinstance(problem.answer, str) else row[1])
     answer = str(problem.answer) if chance(rng, 0.3) else value
-    return [called(offer, asked), said("tool", found), said("assistant", final(rng, style, answer, sentence))]
+    return [
+        called(offer, asked),
+        chat_message("tool", found),
+        chat_message("assistant", final(rng, style, answer, sentence)),
+    ]
 
 
 def shown(rng: Random, found: str) -> str:
