@@ -254,7 +254,7 @@ RESERVED = ("task", "attempt", "result", "episode", "group")
 
 
 class ServiceConfig(_Section, frozen=True):
-    """Something costly that a worker starts once and lends to one rollout at a time: an object or a command."""
+    """A costly resource that a worker starts once and that one rollout uses at a time: an object or a command."""
 
     make: str | None = None
     """`module:name` or `file.py:name`: a class or a function without arguments, called in the process that uses it."""
@@ -270,7 +270,7 @@ class ServiceConfig(_Section, frozen=True):
     start_limit_s: Positive = 60.0
     """Seconds that a command may take to be ready."""
     agent: bool = True
-    """Whether agents that are commands or endpoints are lent one. Python agents request it by a parameter's name."""
+    """Whether agents that are commands or endpoints borrow one. Python agents request it by a parameter's name."""
 
     def __post_init__(self) -> None:
         if (self.make is None) == (self.command is None):
@@ -340,7 +340,7 @@ class Config(_Section, frozen=True):
     workers: WorkerConfig = field(default_factory=WorkerConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     services: dict[str, ServiceConfig] = {}
-    """By name, services that a worker starts once and lends to one rollout at a time."""
+    """By name, services that a worker starts once and that one rollout uses at a time."""
     routes: dict[str, Name] = {}
     """By model name, `policy` or `upstream`; empty: the policy serves every name."""
     roles: dict[Name, str] = {}
