@@ -89,7 +89,7 @@ def test_a_critic_and_adapters_resume_as_if_never_stopped(tmp_path: Path) -> Non
     ("settings", "says"),
     [
         (("training.group_size=1", "training.min_group=1"), "`training.group_size` is 1, and `algorithm.advantage = "),
-        (('training.lora={modules=["c_attn"]}',), "the model's linear layers are down_proj, gate_proj"),
+        (('training.lora={modules=["c_attn"]}',), "its linear layers are down_proj, gate_proj"),
         (("algorithm.advantage=ppo",), 'write `algorithm.credit = "gae"`'),
         (("algorithm.aggregation=constant",), "set `algorithm.length`"),
     ],

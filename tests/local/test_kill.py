@@ -18,9 +18,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
 
 
 def after_lines(process: object, number: int) -> None:
-    """Wait until a process has printed this many lines."""
-    for _ in range(number):
-        process.stdout.readline()  # type: ignore[attr-defined]
+    """Wait until a process has printed this many lines after the one that names its engine."""
+    while number:
+        number -= not process.stdout.readline().startswith("engine:")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
