@@ -41,7 +41,7 @@ from typing import Any
 from gpu_step_replay import Call, replay, vllm_server
 from gpu_step_train import CONFIG
 
-from leyden.config import EngineConfig, read_file
+from leyden.config import read_file
 from leyden.episodes import Episode
 from leyden.store import queries
 from leyden.store.database import Database
@@ -92,6 +92,7 @@ def settings(options: argparse.Namespace, engine: str, home: Path) -> list[str]:
     rollouts = options.tasks * options.group
     chosen: dict[str, Any] = {
         "run": engine,
+        "engine.kind": engine,
         "home": home,
         "model": options.model,
         "tasks": (options.data / "train.jsonl").resolve(),
@@ -105,8 +106,6 @@ def settings(options: argparse.Namespace, engine: str, home: Path) -> list[str]:
     }
     if engine == "torch":
         chosen["engine.slots"] = rollouts
-    if engine == "vllm" or "kind" in EngineConfig.__struct_fields__:
-        chosen["engine.kind"] = engine
     if options.reward == "noise":
         chosen["reward"] = f"{HERE / 'gpu_step_reward.py'}:noise"
     return [*(f"{key}={value}" for key, value in chosen.items()), *options.set]
