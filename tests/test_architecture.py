@@ -128,3 +128,15 @@ def _sets_environment(node: ast.AST) -> bool:
         called = ast.unparse(node.func).removeprefix("os.")
         return called in ("putenv", "unsetenv", *(f"environ.{method}" for method in ("setdefault", "update", "pop")))
     return False
+
+
+def test_no_two_helper_modules_of_tests_have_one_name() -> None:
+    """Tests import their helpers by a bare name from folders on the path: the first of two would hide the other."""
+    tests = Path(__file__).parent
+    folders = [conftest.parent for conftest in tests.rglob("conftest.py")] + [tests.parent / "spark"]
+    named = defaultdict(list)
+    for folder in folders:
+        for path in folder.glob("*.py"):
+            if path.stem != "conftest" and not path.stem.startswith("test_"):
+                named[path.stem].append(str(path.relative_to(tests.parent)))
+    assert not {name: paths for name, paths in named.items() if len(paths) > 1}

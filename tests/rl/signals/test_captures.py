@@ -7,8 +7,8 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from conversations import DIVIDE, USER
 from modelserving import END, ModelServer, call, model_server
+from toolconversations import DIVIDE, USER
 from worker_harness import WorkerHarness
 
 from leyden.episodes import Episode

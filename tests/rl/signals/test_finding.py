@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from conversations import DIVIDE, SIX, USER, Conversation, assistant, result, tool_call
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toolconversations import DIVIDE, SIX, USER, Conversation, assistant, result, tool_call
 
 from leyden.records import CallStatus, PromptOrigin, Span
 from leyden.rl.signals import SignalKind

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from conversations import SIX, USER, Conversation, assistant, result, tool_call
+from toolconversations import SIX, USER, Conversation, assistant, result, tool_call
 
 READ, WRITE = ("look", '{"at": "file"}'), ("divide", SIX)
 

@@ -4,8 +4,8 @@ from collections import defaultdict
 
 import msgspec
 import pytest
-from conversations import USER, Conversation, assistant, result, tool_call
 from msgspec.structs import replace
+from toolconversations import USER, Conversation, assistant, result, tool_call
 
 from leyden.config.schema import SignalsConfig
 from leyden.outcomes import Ending, Outcome

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from conversations import USER, Conversation, assistant, result, tool_call
+from toolconversations import USER, Conversation, assistant, result, tool_call
 
 from leyden.config.schema import SignalsConfig
 from leyden.rl.signals import SignalKind, SignalRules, automatic

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from conversations import SIX, USER, Conversation, assistant, result, tool_call
+from toolconversations import SIX, USER, Conversation, assistant, result, tool_call
 
 OTHER = '{"a": 1, "b": 0}'
 GENAI: dict[str, Any] = {"openinference.span.kind": None, "gen_ai.operation.name": "execute_tool"}
