@@ -210,9 +210,15 @@ class PromptOrigin(StrEnum):
 
 
 class CallStatus(StrEnum):
-    """Whether a call completed."""
+    """How a call ended: complete, cut off by its rollout's limit, abandoned by its client, or failed.
+
+    The tokens of a `cut` call are what the model had sampled when the rollout ran out of time or of its token budget.
+    They are trained on, because the model chose them. A client that disconnects for another reason leaves an
+    `abandoned` call, which is not.
+    """
 
     OK = "ok"
+    CUT = "cut"
     ABANDONED = "abandoned"
     FAILED = "failed"
 
@@ -292,7 +298,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
     @property
     def unusable(self) -> str | None:
         """Why this call cannot contribute a gradient; None if it can."""
-        if self.status is not CallStatus.OK:
+        if self.status not in (CallStatus.OK, CallStatus.CUT):
             return str(self.status)
         if not self.completion_ids:
             return "no tokens"

@@ -55,6 +55,32 @@ def test_samples_have_the_advantage_of_their_rollout_and_the_weight_of_their_tok
     assert (accounting.requested, accounting.trained, accounting.calls_trained) == (2, 2, 3)
 
 
+def test_a_rollout_without_a_sampled_token_counts_in_the_statistics_of_its_group() -> None:
+    accounting = StepAccounting()
+    group = [
+        episode(0, 1.0, [call("a"), call("b")]),
+        episode(1, None, [], Ending.TIMEOUT),
+        episode(2, None, [call("c", 0, status=CallStatus.CUT)], Ending.TIMEOUT),
+    ]
+    scored = select_rollouts(group, RULES, accounting)
+    assert scored is not None
+    samples = valued([scored], accounting=accounting)
+    # rewards 1, -1, -1: mean -1/3, deviation sqrt(4/3)
+    assert [sample.call for sample in samples] == ["a", "b"]
+    assert [sample.advantage for sample in samples] == pytest.approx([(4 / 3) / (4 / 3) ** 0.5] * 2)
+    assert [sample.weight for sample in samples] == pytest.approx([1 / 6] * 2)
+    assert (accounting.groups_single, accounting.groups_flat) == (0, 0)
+    assert (accounting.trained, accounting.excluded) == (1, {"no call to train on": 2})
+    assert accounting.requested == accounting.trained + accounting.excluded.total()
+
+
+def test_a_group_without_any_call_to_train_on_is_dropped() -> None:
+    accounting = StepAccounting()
+    group = [episode(0, 1.0, []), episode(1, None, [], Ending.TIMEOUT)]
+    assert select_rollouts(group, RULES, accounting) is None
+    assert (accounting.groups_dropped, accounting.excluded) == (1, {"no call to train on": 2})
+
+
 def test_step_rewards_are_part_of_the_return() -> None:
     step = Reward("s", 0.5, RewardKind.STEP, weight=0.5, call="a")
     scored = select_rollouts(

@@ -34,7 +34,7 @@ def test_a_failure_of_the_agent_counts_and_one_of_the_machinery_does_not() -> No
 def test_a_group_that_is_too_small_is_dropped_whole() -> None:
     accounting = StepAccounting()
     group = [episode(0, 1.0, [call("a")]), episode(1, None, [], Ending.LOST), episode(2, 1.0, [])]
-    assert select_rollouts(group, RULES, accounting) is None
+    assert select_rollouts(group, replace(RULES, min_group=3), accounting) is None
     assert accounting.excluded == {"lost": 1, "no call to train on": 1, "group too small": 1}
     assert (accounting.trained, accounting.groups_dropped) == (0, 1)
     assert accounting.requested == accounting.excluded.total()

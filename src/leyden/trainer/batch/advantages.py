@@ -47,7 +47,11 @@ def compute_advantages(
     estimator: AdvantageEstimator,
     accounting: StepAccounting,
 ) -> list[Sample]:
-    """Return the samples that get credit, with their advantages. `samples` are those of `groups`, in order."""
+    """Return the samples that get credit, with their advantages. `samples` are those of `groups`, in order.
+
+    A rollout without samples is one entry of the statistics, with its return as value; otherwise the baseline would
+    leave out failures before the first token. With a critic it is left out, because the critic has no value for it.
+    """
     rollouts = [rollout for group in groups for rollout in group]
     samples_R: list[list[int]] = [[] for _ in rollouts]
     for index, sample in enumerate(samples):
@@ -63,34 +67,37 @@ def compute_advantages(
     accounting.calls_trained += len(value_of)
     if missing := len(samples) - len(value_of):
         accounting.calls_excluded["no credit"] += missing
-    rollout_C = np.array([samples[index].rollout for index in value_of], dtype=np.int64)
+    silent = [number for number, indices in enumerate(samples_R) if not indices and inputs.values is None]
+    rollout_C = np.array([*(samples[index].rollout for index in value_of), *silent], dtype=np.int64)
     group_R = np.array([number for number, group in enumerate(groups) for _ in group], dtype=np.int64)
+    states = _states(rollouts, [samples[index] for index in value_of], group_R, estimator)
     calls = CallBatch(
-        value=np.array(list(value_of.values()), dtype=np.float64),
+        value=np.array([*value_of.values(), *(rewards_R[number].total for number in silent)], dtype=np.float64),
         weight=advantages.weights(rollout_C, estimator.level),
         group=group_R[rollout_C],
         rollout=rollout_C,
         part=number_classes([0] * len(rollouts), [_part(one, estimator.normalize_by) for one in rollouts])[rollout_C],
         returns=np.array([rewards.total for rewards in rewards_R])[rollout_C],
-        baseline=np.array([inputs.values[index] if inputs.values else 0.0 for index in value_of]),
-        state=_states(rollouts, [samples[index] for index in value_of], group_R, estimator),
+        baseline=np.array(
+            [*(inputs.values[index] if inputs.values else 0.0 for index in value_of), *(0.0 for _ in silent)]
+        ),
+        state=np.concatenate([states, states.max(initial=-1) + 1 + np.arange(len(silent))]),
     )
     compared = advantages.groups(calls)
     accounting.groups_single += compared.alone
     accounting.groups_flat += compared.flat
     if estimator.state is not None:
-        accounting.states_shared.append(shared_fraction(calls.state))
+        accounting.states_shared.append(shared_fraction(states))
     if inputs.values is not None and (variance := calls.value.var()) > 0:
         accounting.critic_explained.append(float(1 - (calls.value - calls.baseline).var() / variance))
     tokens_R_C = [
         [len(samples[index].token_indices) for index in indices if index in value_of] for indices in samples_R
     ]
     weights_R_C = estimator.aggregation(tokens_R_C, estimator.hyperparameters)
+    advantages_C = estimator.advantage(calls, estimator.hyperparameters)[: len(value_of)]
     return [
         replace(samples[index], advantage=float(advantage), weight=weight, target=target)
-        for (index, target), advantage, weight in zip(
-            value_of.items(), estimator.advantage(calls, estimator.hyperparameters), chain(*weights_R_C), strict=True
-        )
+        for (index, target), advantage, weight in zip(value_of.items(), advantages_C, chain(*weights_R_C), strict=True)
     ]
 
 

@@ -61,7 +61,10 @@ class StepAccounting(Struct):
 
 
 class SelectedRollout(Struct, frozen=True):
-    """A rollout to train on: its final reward, and for each call why it is excluded, or None."""
+    """A rollout that counts in its group: its final reward, and for each call why it is excluded, or None.
+
+    A rollout without a call to train on counts in the group's statistics too: it has a reward.
+    """
 
     episode: Episode
     final: float
@@ -89,8 +92,12 @@ class SampleFilter(Struct, frozen=True):
 def select_rollouts(
     group: Sequence[Episode], sample_filter: SampleFilter, accounting: StepAccounting
 ) -> list[SelectedRollout] | None:
-    """Select the rollouts of a group to train on; None if they are fewer than `min_group`, and the group is dropped."""
+    """Select the rollouts of a group that count; None where the group is dropped.
+
+    That is where they are fewer than `min_group`, or none has a call to train on.
+    """
     selected: list[SelectedRollout] = []
+    trained = 0
     excluded: Counter[str] = Counter()
     calls_excluded: Counter[str] = Counter()
     for episode in group:
@@ -108,20 +115,21 @@ def select_rollouts(
             for call in episode.calls
         )
         calls_excluded.update(reason for reason in reasons if reason is not None)
+        selected.append(SelectedRollout(episode, final, reasons))
         if None in reasons:
-            selected.append(SelectedRollout(episode, final, reasons))
+            trained += 1
         else:
             excluded["no call to train on"] += 1
     accounting.requested += len(group)
     accounting.groups += 1
     accounting.excluded += excluded
     accounting.calls_excluded += calls_excluded
-    if len(selected) < sample_filter.min_group:
+    if len(selected) < sample_filter.min_group or not trained:
         accounting.groups_dropped += 1
-        if selected:
-            accounting.excluded["group too small"] += len(selected)
+        if trained:
+            accounting.excluded["group too small"] += trained
         return None
-    accounting.trained += len(selected)
+    accounting.trained += trained
     return selected
 
 
