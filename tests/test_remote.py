@@ -8,7 +8,7 @@ import pytest
 
 from leyden import remote
 from leyden.cli import main
-from leyden.remote import Remote, ReplyTimeout, ServerUnreachable
+from leyden.remote import Remote, RemoteError, ReplyTimeout, ServerUnreachable
 
 
 def unused_port() -> int:
@@ -41,6 +41,24 @@ async def test_no_reply_in_time_is_a_timeout(monkeypatch: pytest.MonkeyPatch) ->
     finally:
         over.set()
         silent.close()
+
+
+@pytest.mark.parametrize("status", [200, 400, 502])
+async def test_a_reply_that_is_not_utf8_is_a_remote_error(status: int) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'{"error": {"type": "no", "message": "caf\xe9"}}'
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        async with Remote(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+            expected = "does not answer like a Leyden server" if status == 200 else "caf\N{REPLACEMENT CHARACTER}"
+            with pytest.raises(RemoteError, match=expected):
+                await client.runs()
+    finally:
+        server.close()
 
 
 def test_the_command_line_says_which_of_the_two_it_was(

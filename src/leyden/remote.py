@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import msgspec
 
+from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.episodes import Episode
 from leyden.records import Call, EventKind, Group, Metric, Reward, Run, Version
 from leyden.wire import (
@@ -104,8 +105,8 @@ class Remote:
         try:
             if response.content_type == _MSGPACK:
                 return msgspec.msgpack.decode(reply, type=returns)
-            return msgspec.json.decode(reply or b"null", type=returns)
-        except msgspec.DecodeError as error:
+            return decode_json(reply or b"null", returns)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, NotJson) as error:
             raise RemoteError(
                 response.status, "unknown", f"{self.url} does not answer like a Leyden server of this version: {error}"
             ) from error
@@ -238,7 +239,7 @@ def _encode(body: Any) -> tuple[bytes | None, str]:
 
 def _error(status: int, data: bytes) -> RemoteError:
     try:
-        error = msgspec.json.decode(data)["error"]
+        error = decode_json(data, dict[str, Any])["error"]
         return RemoteError(status, error["type"], error["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return RemoteError(status, "unknown", data[:200].decode(errors="replace"))
+    except (NotJson, KeyError, TypeError):
+        return RemoteError(status, "unknown", decode_text(data[:200]))

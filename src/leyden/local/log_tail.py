@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from leyden.decoding import decode_text
+
 
 class LogTail:
     """Reads what is appended to a log file after this object is created."""
@@ -12,5 +14,5 @@ class LogTail:
 
     def last_line(self) -> str | None:
         """Return the last line that is not blank; None where there is none."""
-        lines = self.path.read_bytes()[self._start :].decode(errors="replace").strip().splitlines()
+        lines = decode_text(self.path.read_bytes()[self._start :]).strip().splitlines()
         return lines[-1] if lines else None

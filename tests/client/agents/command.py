@@ -13,6 +13,10 @@ match task["do"]:
     case "print":
         for line in task["lines"]:
             print(line)
+    case "bytes":
+        sys.stdout.buffer.write(bytes.fromhex(task["hex"]) * task.get("times", 1))
+        if "then" in task:
+            print(task["then"])
     case "environment":
         print(json.dumps({name: value for name, value in os.environ.items() if name.startswith(task["prefix"])}))
     case "folder":

@@ -60,6 +60,27 @@ async def test_a_node_script_asks_with_fetch_and_sends_a_span(harness: WorkerHar
     assert [span.name for span in episode.spans] == ["node agent"]
 
 
+async def test_bytes_that_are_not_utf8_change_no_outcome(harness: WorkerHarness) -> None:
+    await harness.open()
+    bad = b"caf\xe9\n"
+    tasks: dict[str, Any] = {
+        "before": {"do": "bytes", "hex": bad.hex(), "then": "0.75"},
+        "quoted": {"do": "bytes", "hex": b'{"reward": "caf\xe9\n'.hex(), "then": "0.75"},
+        "inside": {"do": "bytes", "hex": b'{"reward": 0.75, "result": "caf\xe9"}'.hex()},
+        "surrogate": {"do": "bytes", "hex": b'{"reward": 0.75, "result": "caf\\udce9"}'.hex()},
+        "much": {"do": "bytes", "hex": b'"caf\xe9"\n'.hex(), "times": 100_000, "then": "0.75"},
+        "last": {"do": "bytes", "hex": b'0.75\n"caf\xe9'.hex()},
+    }
+    for name, task in tasks.items():
+        await harness.queue(name, task)
+    with harness.worker(PYTHON, concurrency=4):
+        found = {name: await harness.episode(name) for name in tasks}
+    for name, episode in found.items():
+        assert (ending(episode), episode.final_reward(-1.0)) == (Ending.SUCCEEDED, 0.75), (name, message(episode))
+    assert found["inside"].attempt.result == found["surrogate"].attempt.result == "caf\N{REPLACEMENT CHARACTER}"
+    assert found["before"].output == "caf\N{REPLACEMENT CHARACTER}\n0.75\n"
+
+
 async def test_every_way_a_command_can_end_has_its_outcome(harness: WorkerHarness) -> None:
     await harness.open()
     tasks: dict[str, Any] = {

@@ -28,6 +28,10 @@ class Service:
                 return web.json_response({"result": await ask(body), "reward": 0.25})
             case "number":
                 return web.json_response(0.75)
+            case "latin":
+                return web.Response(body=b'{"reward": 0.5, "result": "caf\xe9"}')
+            case "latin failure":
+                return web.Response(status=500, body=b"caf\xe9")
             case "nothing":
                 return web.Response()
             case "fail":
@@ -86,7 +90,7 @@ def bind_endpoint() -> tuple[socket.socket, str]:
 
 async def test_an_endpoint_receives_all_it_needs_and_every_response_has_its_outcome(harness: WorkerHarness) -> None:
     await harness.open()
-    names = ("ask", "number", "nothing", "fail", "prose", "break off")
+    names = ("ask", "number", "nothing", "fail", "prose", "break off", "latin", "latin failure")
     for name in names:
         await harness.queue(name.replace(" ", "-"), {"do": name, "n": 5})
     listener, url = bind_endpoint()
@@ -101,10 +105,14 @@ async def test_an_endpoint_receives_all_it_needs_and_every_response_has_its_outc
         "fail": "agent_error",
         "prose": "agent_error",
         "break off": "agent_error",
+        "latin": "succeeded",
+        "latin failure": "agent_error",
     }
     asked = found["ask"]
     assert (asked.attempt.result, asked.final_reward(-1.0), len(asked.calls)) == (5, 0.25, 1)
     assert found["number"].final_reward(-1.0) == 0.75
+    assert found["latin"].attempt.result == "caf\N{REPLACEMENT CHARACTER}"
+    assert outcomes["latin failure"] and "500: caf\N{REPLACEMENT CHARACTER}" in outcomes["latin failure"].message
     assert outcomes["fail"] and outcomes["fail"].message == f"{url} answered 500: the database is gone"
     assert outcomes["prose"] and "not JSON" in outcomes["prose"].message
     (told,) = [body for body in service.received if body["task"]["do"] == "ask"]

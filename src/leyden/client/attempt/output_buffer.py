@@ -2,6 +2,8 @@
 
 import threading
 
+from leyden.decoding import decode_text
+
 HEAD_BYTES = TAIL_BYTES = 32 * 1024
 """Bytes kept of the beginning and of the end."""
 
@@ -32,4 +34,4 @@ class OutputBuffer:
             tail = self._tail[-TAIL_BYTES:]
             dropped = self._written - len(self._head) - len(tail)
             note = f"\n... ({dropped} bytes dropped) ...\n".encode() if dropped else b""
-            return (bytes(self._head) + note + bytes(tail)).decode(errors="replace")
+            return decode_text(self._head + note + tail)

@@ -4,6 +4,8 @@ import faulthandler
 import os
 from tempfile import TemporaryFile
 
+from leyden.decoding import decode_text
+
 _MAX_BYTES = 64 * 1024
 _MAX_LINES = 20
 
@@ -20,7 +22,7 @@ class CrashReport:
 
     def read(self) -> str:
         """Return the fatal error and the stack of its thread, innermost first; empty where there was none."""
-        text = os.pread(self.fileno(), _MAX_BYTES, 0).decode(errors="replace")
+        text = decode_text(os.pread(self.fileno(), _MAX_BYTES, 0))
         fatal, _, threads = text.partition("\n\n")
         current = [block for block in threads.split("\n\n") if block.startswith("Current thread")]
         stack = current[0].splitlines()[: _MAX_LINES + 1] if current else []

@@ -17,6 +17,7 @@ from leyden.client.attempt.output_buffer import OutputBuffer
 from leyden.client.attempt.result import MAX_RESULT_BYTES
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.processes.descendants import die_with_parent
+from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.outcomes import Ending, Outcome
 
 _TERM_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 1.0
@@ -117,7 +118,7 @@ class CommandProcess:
         return end_of_attempt(attempt, result_from_json(self._result.value()), has_reward_function)
 
     def _describe_failure(self, status: int) -> str:
-        stderr = self._stderr_tail.decode(errors="replace")
+        stderr = decode_text(self._stderr_tail)
         message = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
         if -status == signal.SIGXCPU:
             message += f": it used more than {self._limits.cpu_s:g} s of CPU time (`cpu_s`)"
@@ -148,15 +149,15 @@ class LastJsonLine:
     def value(self) -> Any:
         """Return the decoded line, which may lack its newline at the end of the output; None where there is none."""
         last = bytes(self._line) if _is_json(self._line) else self._last
-        return None if last is None else msgspec.json.decode(last)
+        return None if last is None else decode_json(last)
 
 
 def _is_json(line: bytes | bytearray) -> bool:
     if not line.strip()[:1] or line.strip()[:1] not in b'{["-0123456789tfn':
         return False
     try:
-        msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError):
+        decode_json(line)
+    except NotJson:
         return False
     return True
 

@@ -16,6 +16,7 @@ from leyden.client.attempt.outcome import end_of_attempt, result_from_json
 from leyden.client.attempt.result import MAX_RESULT_BYTES
 from leyden.client.host_protocol import AttemptEnd, HostSetup, StopReply
 from leyden.client.services.registry import addressed_services
+from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.outcomes import Ending, Outcome
 from leyden.wire import Lease
 
@@ -123,11 +124,11 @@ class HttpEndpoint:
         if len(data) > _MAX_RESPONSE:
             return self._failed(attempt, f"answered with more than {_MAX_RESPONSE} bytes")
         if status >= 300:
-            return self._failed(attempt, f"answered {status}: {data[:_MAX_MESSAGE].decode(errors='replace')}")
+            return self._failed(attempt, f"answered {status}: {decode_text(data[:_MAX_MESSAGE])}")
         try:
-            document = msgspec.json.decode(data) if data.strip() else None
-        except (msgspec.DecodeError, RecursionError) as error:
-            shown = data[:_MAX_MESSAGE].decode(errors="replace")
+            document = decode_json(data) if data.strip() else None
+        except NotJson as error:
+            shown = decode_text(data[:_MAX_MESSAGE])
             return self._failed(attempt, f"answered with something that is not JSON ({error}): {shown}")
         return end_of_attempt(attempt, result_from_json(document), self._setup.has_reward_function)
 

@@ -12,6 +12,7 @@ from leyden.client.agent_reference import read_command
 from leyden.client.processes.environment import without_secrets
 from leyden.client.services.pool import ServiceFailed
 from leyden.config.schema import ServiceConfig
+from leyden.decoding import decode_text
 
 _POLL_S, _CONNECT_TIMEOUT_S, _LAST_OUTPUT_S = 0.05, 5.0, 1.0
 _MAX_OUTPUT = 2000
@@ -103,7 +104,7 @@ class ProcessService:
         """Copy its output to the worker's own, and watch for the line that announces it as ready."""
         assert self._process.stdout is not None
         while data := await self._process.stdout.read(1 << 16):
-            text = data.decode(errors="replace")
+            text = decode_text(data)
             sys.stderr.write(text)
             output = self._output + text
             if self._ready is not None and self._ready in output:

@@ -22,6 +22,7 @@ from typing import Literal, NoReturn
 import aiohttp
 from msgspec import Struct
 
+from leyden.decoding import decode_text
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.extension import leyden_weights
 from leyden.engine.vllm.http import call, control
@@ -245,7 +246,7 @@ class VllmProcess:
 
     def _last_lines(self) -> str:
         """The reason, as far as the log has it."""
-        text = self._log.read_bytes()[self._log_start :].decode(errors="replace")
+        text = decode_text(self._log.read_bytes()[self._log_start :])
         return f"{last_words(text)} (see {self._log})"
 
 

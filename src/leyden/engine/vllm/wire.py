@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.engine.protocol import EngineError, EngineRequest
 
 _DONE = b"[DONE]"
@@ -105,11 +106,11 @@ def events(data: bytes) -> Iterator[CompletionEvent]:
 def error_message(answer: bytes) -> str:
     """The message of an error answer, in one line."""
     try:
-        error = msgspec.json.decode(answer)
+        error = decode_json(answer)
         error = error.get("error", error.get("detail", error))
         message = error.get("message", error) if isinstance(error, dict) else error
-    except (msgspec.DecodeError, AttributeError):
-        message = answer.decode(errors="replace")
+    except (NotJson, AttributeError):
+        message = decode_text(answer)
     return " ".join(str(message).split())[:1000]
 
 

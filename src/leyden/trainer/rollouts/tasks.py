@@ -100,7 +100,7 @@ def _check_normalize_by(key: str | None, tasks: Sequence[Task]) -> None:
 def _task_input(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         task_input = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}:{number}: this line is not JSON: {error}") from error
     if not isinstance(task_input, dict):
         raise ConfigError(f'{path}:{number}: a task is a JSON object, as in {{"question": ...}}')

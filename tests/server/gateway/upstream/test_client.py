@@ -240,6 +240,35 @@ async def test_a_refusal_comes_before_the_stream_begins(far: ModelServer, near: 
         assert refused.value.response.headers["retry-after"] == "7"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_byte_that_is_not_utf8_does_not_lose_the_call(near: ModelServer, stream: bool) -> None:
+    async def latin(request: web.Request) -> web.Response:
+        kind = "delta" if stream else "message"
+        answer = b'{"choices": [{"index": 0, "finish_reason": "stop", "%s": {"content": "caf\xe9"}}]}' % kind.encode()
+        return web.Response(body=b"data: " + answer + b"\n\ndata: [DONE]\n\n" if stream else answer)
+
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(body=b'{"error": {"message": "tr\xe8s mal"}}', status=400)
+
+    assert near.service.gateway is not None
+    async with service({"/v1/chat/completions": latin, "/bad/chat/completions": refuse}) as url:
+        near.service.gateway.upstream = UpstreamClient(f"{url}/v1")
+        said = ""
+        async with openai_at(near) as client:
+            if stream:
+                async for chunk in await client.chat.completions.create(model="m", messages=[QUESTION], stream=True):
+                    said += chunk.choices[0].delta.content or "" if chunk.choices else ""
+            else:
+                answer = await client.chat.completions.create(model="m", messages=[QUESTION])
+                said = answer.choices[0].message.content or ""
+            near.service.gateway.upstream = UpstreamClient(f"{url}/bad")
+            with pytest.raises(openai.BadRequestError, match="tr\N{REPLACEMENT CHARACTER}s mal"):
+                await client.chat.completions.create(model="m", messages=[QUESTION], stream=stream)
+    assert said == "caf\N{REPLACEMENT CHARACTER}"
+    first, second = (await near.check(calls=2)).calls
+    assert (first.status, first.response["content"], second.status) == (CallStatus.OK, said, CallStatus.FAILED)
+
+
 async def test_its_models_are_listed_where_there_are_no_others(near: ModelServer) -> None:
     async with openai_at(near) as client:
         assert [model.id async for model in client.models.list()] == ["spark"]

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
-import msgspec
 
+from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.records import Sampling
 from leyden.server.gateway.dialects.types import GenerationRequest, Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
@@ -90,8 +90,8 @@ class UpstreamClient:
 
     def _read(self, data: bytes) -> dict[str, Any]:
         try:
-            document = msgspec.json.decode(data, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
+            document: dict[str, Any] = decode_json(data, dict[str, Any])
+        except NotJson as error:
             raise self._failed("did not answer with a completion") from error
         if "error" in document:
             raise self._failed(f"failed: {_message(data)}")
@@ -142,6 +142,6 @@ def _refusal(url: str, status: int, headers: Mapping[str, str], data: bytes) -> 
 
 def _message(data: bytes) -> str:
     try:
-        return str(msgspec.json.decode(data)["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return data[:200].decode(errors="replace")
+        return str(decode_json(data, dict[str, Any])["error"]["message"])
+    except (NotJson, KeyError, TypeError):
+        return decode_text(data[:200])
