@@ -14,6 +14,7 @@ from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.episodes import Episode
 from leyden.records import Call, EventKind, Group, Metric, Reward, Run, Version
 from leyden.wire import (
+    CallTimes,
     CancelReply,
     Counted,
     EventLog,
@@ -148,6 +149,10 @@ class Remote:
     async def hold_calls(self, run: str, policy: str) -> HoldReply:
         """Start no model call of a policy until its next version is published; return how many calls wait."""
         return await self.request("POST", f"/api/runs/{run}/policies/{policy}/hold", HoldReply)
+
+    async def call_times(self, run: str) -> CallTimes:
+        """Return how long the model calls of a run have taken in the server, and at what."""
+        return await self.request("GET", f"/api/runs/{run}/call_times", CallTimes)
 
     async def publish_version(self, run: str, version: Version) -> Recorded:
         """Record that a version of the weights is being served; calls that were held for it resume."""

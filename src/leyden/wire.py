@@ -176,6 +176,30 @@ class HoldReply(Struct, frozen=True):
     """Calls that wait for the engine already."""
 
 
+class CallTimes(Struct):
+    """Seconds that the model calls of a run took in the server, added up since it started.
+
+    Calls that run at the same time each count in full.
+    """
+
+    total_s: float = 0.0
+    """From the decoded request to the last event of the answer."""
+    queued_s: float = 0.0
+    """Waiting for a slot of the engine, and while the weights changed."""
+    prompt_s: float = 0.0
+    """From the slot to the first token."""
+    decoding_s: float = 0.0
+    """From the first token to the last."""
+    store_s: float = 0.0
+    """Waiting until the call was durable."""
+
+    def since(self, earlier: "CallTimes") -> "CallTimes":
+        """Return what was added after an earlier reading; everything, if the server has started again since."""
+        if self.total_s < earlier.total_s:
+            return self
+        return CallTimes(*(getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__))
+
+
 class CancelReply(Struct, frozen=True):
     """Number of cancelled rollouts. Finished rollouts do not change."""
 

@@ -26,6 +26,7 @@ from leyden.trainer.report.console import ConsoleReport
 from leyden.trainer.report.metrics_log import MetricsLog, read_metrics
 from leyden.trainer.report.plot import draw_image, draw_text, metric_points
 from leyden.trainer.report.sinks import open_sinks
+from leyden.trainer.report.time_summary import time_summary
 from leyden.trainer.rollouts.tasks import Tasks, read_tasks
 
 
@@ -80,6 +81,7 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     metrics = read_metrics(folder.metrics_file)
     draw_image(metrics, f"{config.run}: {config.model}", folder.curve)
     console.print(draw_text(metrics), highlight=False)
+    console.print(time_summary(metrics), highlight=False, soft_wrap=True)
     measured = metric_points(metrics, "held_out/reward")
     return TrainingResult(
         run=config.run,

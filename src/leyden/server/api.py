@@ -18,6 +18,7 @@ from leyden.store import queries
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.queue import ActiveLease, LeaseQuery
 from leyden.wire import (
+    CallTimes,
     CancelReply,
     Counted,
     Cursor,
@@ -196,6 +197,11 @@ async def hold_calls(service: ServerContext, request: Plain) -> HoldReply:
         return HoldReply(0)  # it is not served here: there is nothing to hold
     model.hold()
     return HoldReply(model.scheduler.waiting)
+
+
+async def get_call_times(service: ServerContext, request: Plain) -> CallTimes:
+    """Return how long the model calls of a run have taken in this server, and at what."""
+    return service.gateway.times[request.path["run"]] if service.gateway is not None else CallTimes()
 
 
 async def publish_version(service: ServerContext, request: Request[Version, None]) -> Recorded:

@@ -9,6 +9,7 @@ from leyden.server.http import Raw, Route
 from leyden.server.keys import Permission
 from leyden.server.openapi import openapi_handler
 from leyden.wire import (
+    CallTimes,
     CancelReply,
     Counted,
     Cursor,
@@ -55,6 +56,7 @@ ROUTES: list[Route] = [
     Route("POST", _RUN + "/metrics", Permission.MANAGE, api.record_metrics, body=tuple[Metric, ...], returns=Recorded),
     Route("GET", _RUN + "/versions", Permission.READ, api.list_versions, returns=list[Version]),
     Route("POST", _RUN + "/versions", Permission.MANAGE, api.publish_version, body=Version, returns=Recorded),
+    Route("GET", _RUN + "/call_times", Permission.READ, api.get_call_times, returns=CallTimes),
     Route("POST", _RUN + "/policies/{policy}/hold", Permission.MANAGE, api.hold_calls, returns=HoldReply),
     Route("POST", _RUN + "/groups", Permission.MANAGE, api.enqueue, body=GroupSpec, returns=Group),
     Route("GET", _GROUP, Permission.READ, api.get_group, returns=Group),

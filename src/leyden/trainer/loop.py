@@ -26,6 +26,7 @@ from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate
 from leyden.trainer.rollouts.signals import reward_automatically
 from leyden.trainer.rollouts.tasks import Tasks
+from leyden.trainer.rollouts.time_split import split_sampling
 from leyden.trainer.updates import Update, prepare_updates
 from leyden.wire import GroupSpec
 
@@ -52,10 +53,13 @@ class StepReport(Struct):
     started: float = 0.0
     """In seconds since 1970."""
     sampling_s: float = 0.0
+    sampling_split: dict[str, float] = field(default_factory=dict)
+    """The seconds of sampling by what the rollouts waited for; see `split_sampling`."""
     training_s: float = 0.0
     """From the preparation of the samples to the last optimiser step, without publishing."""
     publications: list[Publication] = field(default_factory=list)
     """How long publishing the weights of each update took, and how much was transferred."""
+    evaluation_s: float = 0.0
     learning_rate: float = 0.0
     held_out: EvaluationResult | None = None
 
@@ -126,7 +130,9 @@ class Trainer:
             started = time.monotonic()
             report = await self._step(self.state.step + 1)
             if _due(self._config.evaluation.every, report.step, training.steps):
+                evaluating = time.monotonic()
                 report.held_out = await self._measure(report.step)
+                report.evaluation_s = time.monotonic() - evaluating
             durations = [*durations[-9:], time.monotonic() - started]
             for observer in self._observers:  # before the checkpoint, so that every saved step has been reported
                 observer.step(report, fmean(durations) * (training.steps - report.step))
@@ -138,9 +144,11 @@ class Trainer:
     async def _step(self, step: int) -> StepReport:
         report = StepReport(step, [], StepAccounting(), started=time.time())
         self._policy.step = step
-        started = time.monotonic()
-        groups = await self._collect(step, report)
+        started, times = time.monotonic(), await self._remote.call_times(self._config.run)
+        groups, episodes = await self._collect(step, report)
         report.sampling_s = time.monotonic() - started
+        calls = (await self._remote.call_times(self._config.run)).since(times)
+        report.sampling_split = split_sampling(report.sampling_s, episodes, calls, report.started)
         report.learning_rate = self._policy.learning_rate
         number = self._config.training.updates_per_step
         updates = await self._on_thread(
@@ -164,8 +172,12 @@ class Trainer:
         self.state = replace(self.state, version=version)
         return metrics, publication
 
-    async def _collect(self, step: int, report: StepReport) -> list[list[SelectedRollout]]:
-        """Collect the groups of a step, in the order of the requests; dropped groups are requested again."""
+    async def _collect(self, step: int, report: StepReport) -> tuple[list[list[SelectedRollout]], list[Episode]]:
+        """Collect the groups of a step, in the order of the requests; dropped groups are requested again.
+
+        Also return every episode of the step, those of dropped groups included.
+        """
+        collected: list[Episode] = []
         wanted = [f"step-{step}-{number}" for number in range(self._config.training.tasks_per_step)]
         kept: dict[str, list[SelectedRollout]] = {}
         for again in range(_MAX_TRIES):
@@ -178,11 +190,12 @@ class Trainer:
                 self._report_progress(step, len(done), sum(spec.size for spec in specs), "rollouts")
                 if (group := select_rollouts(episodes, self._algorithm.sample_filter, report.accounting)) is not None:
                     kept[missing[spec.id]] = group
+            collected += done
             self._add_to_report(done, report)
             self._require_success(step, done)
         if not kept:
             raise TrainingError(_nothing_to_learn(step, report.accounting, done))
-        return [kept[name] for name in wanted if name in kept]
+        return [kept[name] for name in wanted if name in kept], collected
 
     def _spec(self, name: str) -> GroupSpec:
         task = self._tasks.at(self.state.position)

@@ -1,6 +1,7 @@
 """Calls and their attempt: seeds of their own, one budget, and an engine that is told when it is over."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from modelserving import END, ModelServer, eventually, model_server
 
 from leyden.outcomes import Ending, Outcome
+from leyden.remote import Remote
+from leyden.server.keys import KeyKind
 from leyden.wire import FinishRequest
 
 ASK: Any = {"model": "m", "messages": [{"role": "user", "content": "Heads or tails?"}]}
@@ -92,3 +95,24 @@ async def test_each_choice_waits_for_its_own_slot(server: ModelServer) -> None:
             await client.chat.completions.create(**ASK, n=2)
     assert scheduler._free == 1
     await server.check(calls=3)
+
+
+async def test_the_server_adds_up_where_the_time_of_a_run_s_calls_goes(server: ModelServer) -> None:
+    await server.new_attempt()
+    assert server.service.gateway is not None
+    model = server.service.gateway.models["spark"]
+    model.hold()
+    async with client_of(server) as client:
+        calls = [asyncio.create_task(client.chat.completions.create(**ASK, n=n)) for n in (1, 2)]
+        await eventually(lambda: model.scheduler.waiting == 3)
+        held = time.perf_counter()
+        await asyncio.sleep(0.05)
+        held = time.perf_counter() - held
+        model.resume(1)
+        await asyncio.gather(*calls)
+    key, _ = server.service.keyring.create(KeyKind.ADMIN, 3600)
+    async with Remote(server.url, key) as remote:
+        times = await remote.call_times(server.run)
+    assert times.queued_s >= 2 * held
+    parts = times.queued_s + times.prompt_s + times.decoding_s + times.store_s
+    assert min(times.prompt_s, times.decoding_s, times.store_s) > 0 and parts < times.total_s

@@ -1,6 +1,8 @@
 """Answers model calls: routes each to a served model or the upstream, checks its budget and sets its sampling."""
 
 import re
+import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from hashlib import blake2b
@@ -21,6 +23,7 @@ from leyden.server.gateway.upstream.relay import UPSTREAM, Relay
 from leyden.store import queries
 from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
+from leyden.wire import CallTimes
 
 
 class Gateway:
@@ -31,6 +34,8 @@ class Gateway:
         """The served models by policy name."""
         self.upstream = upstream
         self.recorder = Recorder(store)
+        self.times: defaultdict[str, CallTimes] = defaultdict(CallTimes)
+        """Where the time of each run's calls went."""
         self._store = store
         self._indexes: dict[str, PrefixIndex] = {}
         self._settings: dict[str, RunSettings] = {}
@@ -44,6 +49,7 @@ class Gateway:
             self._end_sessions(event.subject)
         elif event.kind is EventKind.RUN_DELETED:
             self._settings.pop(event.run, None)
+            self.times.pop(event.run, None)
 
     def queue_pressure(self) -> float | None:
         """Return the waiting calls per slot of the most loaded model; None where every model is on hold."""
@@ -52,18 +58,22 @@ class Gateway:
 
     async def answer(self, caller: Caller, request: GenerationRequest) -> AsyncGenerator[AnswerEvent, None]:
         """Answer a call; the first event is `AnswerStarted`. A caller that disconnects leaves an abandoned call."""
+        started, times = time.perf_counter(), self.times[caller.lease.run]
         settings = await self._settings_of(caller.lease.run)
         target = self._route(request.model, settings)
         caller = replace(caller, role=caller.role or _role(request, settings))
-        attempt = AttemptCalls(caller.lease, settings, await self._index_of(caller.lease))
+        attempt = AttemptCalls(caller.lease, settings, times, await self._index_of(caller.lease))
         if isinstance(target, UpstreamClient):
             attempt.start(request.n)
             answering = Relay(self.recorder, attempt, caller, request).run(target)
         else:
             answering = self._generate(target, attempt, caller, request)
-        async with aclosing(answering) as events:
-            async for event in events:
-                yield event
+        try:
+            async with aclosing(answering) as events:
+                async for event in events:
+                    yield event
+        finally:
+            times.total_s += time.perf_counter() - started
 
     async def _generate(
         self, model: ServedModel, attempt: AttemptCalls, caller: Caller, request: GenerationRequest

@@ -1,6 +1,7 @@
 """Generates the answers to one request with the engine. They are durable before `AnswerFinished` is sent."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -31,7 +32,7 @@ class Generation:
         sampling: Sampling,
         grammar: str | None,
     ) -> None:
-        self._caller, self._model, self._request = caller, model, request
+        self._caller, self._model, self._request, self._times = caller, model, request, attempt.times
         self._prompt, self._sampling, self._grammar = prompt, sampling, grammar
         self._recording = CallRecording(recorder, attempt, caller, request, prompt, sampling, self._answers)
         self._parsers = [
@@ -113,13 +114,23 @@ class Generation:
             top_logprobs=self._request.top_logprobs or 0,
             grammar=self._grammar,
         )
-        slot = self._model.scheduler.slot(self._caller.lease.rollout)
-        async with slot, aclosing(self._model.engine.generate(request)) as chunks:
-            async for chunk in chunks:
-                for event in parser.feed(chunk):
-                    yield event
-                if parser.done:
-                    return
+        times, share = self._times, 1 / self._request.n  # answers that are generated at the same time count as one
+        queued = time.perf_counter()
+        async with self._model.scheduler.slot(self._caller.lease.rollout):
+            started, first = time.perf_counter(), None
+            times.queued_s += (started - queued) * share
+            try:
+                async with aclosing(self._model.engine.generate(request)) as chunks:
+                    async for chunk in chunks:
+                        first = first or time.perf_counter()
+                        for event in parser.feed(chunk):
+                            yield event
+                        if parser.done:
+                            return
+            finally:
+                ended = time.perf_counter()
+                times.prompt_s += ((first or ended) - started) * share
+                times.decoding_s += (ended - (first or ended)) * share
 
     def _answers(self) -> list[RecordedAnswer]:
         """Return the answers as far as they were generated."""

@@ -24,13 +24,15 @@ from leyden.server.gateway.prompt import Prompt
 from leyden.store.errors import Conflict, NotFound, StoreError
 from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
+from leyden.wire import CallTimes
 
 
 class AttemptCalls(Struct, frozen=True):
-    """What the model calls of one attempt share: its lease, its run's settings, and the calls so far."""
+    """What the model calls of one attempt share: its lease, its run's settings and times, and the calls so far."""
 
     lease: ActiveLease
     settings: RunSettings
+    times: CallTimes
     index: PrefixIndex
 
     def start(self, choices: int) -> int:
@@ -60,13 +62,14 @@ class Recorder:
 
     async def save(self, attempt: AttemptCalls, calls: Sequence[Call], history: History) -> None:
         """Save the calls of one request; they are durable when this returns."""
-        lease = attempt.lease
+        lease, started = attempt.lease, time.perf_counter()
         try:
             await self._store.record_calls(lease.run, lease.attempt, calls)
         except (Conflict, NotFound) as error:
             raise GatewayError(ErrorKind.FORBIDDEN, str(error)) from error
         except StoreError as error:
             raise GatewayError(ErrorKind.FAILED, str(error), retry_after=1.0) from error
+        attempt.times.store_s += time.perf_counter() - started
         for call in calls:
             attempt.index.add(call, history)
             self.counts[str(call.made), str(call.status)] += 1
