@@ -347,6 +347,30 @@ class Reward(Struct, frozen=True, omit_defaults=True):
             raise ValueError("a final reward belongs to the attempt: name neither `call` nor `span`")
 
 
+class CallCredit(Struct, frozen=True, omit_defaults=True):
+    """What a training step computed for one call, or why the call was left out of it."""
+
+    attempt: Id
+    call: Id
+    value: Real | None = None
+    """From the credit, before any comparison; None if the call was excluded before it."""
+    advantage: Real | None = None
+    weight: Real | None = None
+    """Weight of each of its tokens in the loss, from the aggregation."""
+    tokens: Count = 0
+    """Number of its tokens that were trained on."""
+    excluded: str = ""
+    """Why it was not trained on; empty if it was."""
+
+
+class StepCredits(Struct, frozen=True):
+    """The credits of calls in one step of one policy."""
+
+    step: Count
+    calls: tuple[CallCredit, ...]
+    policy: Name = DEFAULT_POLICY
+
+
 class Span(Struct, frozen=True, omit_defaults=True):
     """One OpenTelemetry span received over OTLP."""
 

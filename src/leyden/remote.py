@@ -12,7 +12,7 @@ import msgspec
 
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.episodes import Episode
-from leyden.records import Call, EventKind, Group, Metric, Reward, Run, Version
+from leyden.records import Call, EventKind, Group, Metric, Reward, Run, StepCredits, Version
 from leyden.wire import (
     CallTimes,
     CancelReply,
@@ -146,6 +146,10 @@ class Remote:
         """Record metrics of a run."""
         return await self.request("POST", f"/api/runs/{run}/metrics", Recorded, metrics)
 
+    async def record_credits(self, run: str, credits: StepCredits) -> Recorded:
+        """Record what a training step computed for calls; repeating it overwrites."""
+        return await self.request("POST", f"/api/runs/{run}/credits", Recorded, credits)
+
     async def hold_calls(self, run: str, policy: str) -> HoldReply:
         """Start no model call of a policy until its next version is published; return how many calls wait."""
         return await self.request("POST", f"/api/runs/{run}/policies/{policy}/hold", HoldReply)
@@ -179,6 +183,10 @@ class Remote:
     async def rollout(self, run: str, rollout: str) -> RolloutDetail:
         """Return a rollout with its task and attempts."""
         return await self.request("GET", f"/api/runs/{run}/rollouts/{rollout}", RolloutDetail)
+
+    async def credits(self, run: str, rollout: str) -> list[StepCredits]:
+        """Return what training computed for each call of a rollout, or why it was left out."""
+        return await self.request("GET", f"/api/runs/{run}/rollouts/{rollout}/credits", list[StepCredits])
 
     async def cancel_rollout(self, run: str, rollout: str) -> CancelReply:
         """Cancel a rollout."""

@@ -18,7 +18,7 @@ from serving import ServerProcess
 
 from leyden.cli import main
 from leyden.outcomes import Ending, Outcome, Retry
-from leyden.records import Call, Reward, RewardKind, Task, VersionRun
+from leyden.records import Call, CallCredit, Reward, RewardKind, StepCredits, Task, VersionRun
 from leyden.remote import Remote
 from leyden.server.keys import KeyKind
 from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
@@ -101,6 +101,11 @@ async def fill(server: ServerProcess) -> None:
         await remote.finish(
             "calc", good.attempt.id, FinishRequest(Outcome(Ending.SUCCEEDED), {"answer": 2}, rewards, output)
         )
+        credits = (
+            CallCredit(good.attempt.id, "call-1", 1.25, 0.5, 0.0625, 2),
+            CallCredit(good.attempt.id, "call-2", excluded="no logprobs"),
+        )
+        await remote.record_credits("calc", StepCredits(3, credits))
         failed = Outcome(Ending.AGENT_ERROR, f"ZeroDivisionError: give another divisor {SLY}")
         await remote.finish("calc", bad.attempt.id, FinishRequest(failed))
 
@@ -216,6 +221,11 @@ def test_a_rollout_as_json(leyden: Leyden, where: list[str]) -> None:
     assert [span["span_id"] for span in episode["spans"]] == ["bb" * 8, "aa" * 8]
     assert episode["attempt"]["result"] == {"answer": 2}
     assert len(episode["output"].splitlines()) == 30
+    (step,) = shown["credits"]
+    assert (step["step"], step["policy"]) == (3, "policy")
+    trained, left = step["calls"]
+    assert (trained["value"], trained["advantage"], trained["weight"], trained["tokens"]) == (1.25, 0.5, 0.0625, 2)
+    assert left["excluded"] == "no logprobs"
 
 
 def test_a_rollout_for_a_person(leyden: Leyden, where: list[str]) -> None:
@@ -229,7 +239,8 @@ def test_a_rollout_for_a_person(leyden: Leyden, where: list[str]) -> None:
         "> user: what is 1 + 1?",
         "< assistant: let me see",
         "call call-2  6 + 1 tokens",
-        "not trained on: no logprobs",
+        "= step 3: trained on 2 tokens, value 1.25, advantage 0.5, weight 0.0625",
+        "= step 3: not trained on: no logprobs",
         "final reward reward = 0.75 (weight 1) for the attempt, from agent",
         "step reward brevity = 0.5 (weight 1) for call call-1, from judge",
         "2.5 ms error no such table",

@@ -46,6 +46,22 @@ def test_a_run_leaves_its_configuration_metrics_curve_and_checkpoints(trained: T
     assert {"step-2", "step-4"} <= {path.name for path in trained.run.iterdir()}
 
 
+def test_each_call_of_a_run_says_what_it_was_worth_or_why_it_was_left_out(trained: Training) -> None:
+    shown = [
+        json.loads(leyden(trained.folder, "show", "small", f"step-1-{group}.0", "--json").stdout) for group in (0, 1)
+    ]
+    for one in shown:
+        (step,) = one["credits"]
+        assert (step["step"], step["policy"]) == (1, "policy")
+        calls = one["episodes"][0]["calls"]
+        assert [credit["call"] for credit in step["calls"]] == [call["id"] for call in calls]
+        for credit, call in zip(step["calls"], calls, strict=True):
+            assert credit["value"] in (0.0, 1.0)
+            trained_on = len(call["completion_ids"]) if credit["advantage"] else 0
+            assert credit.get("tokens", 0) == trained_on
+            assert credit.get("excluded", "") == ("" if trained_on else "its advantage is 0")
+
+
 def test_a_run_that_is_done_has_nothing_left_to_do(trained: Training) -> None:
     before = trained.journal()
     assert "is done" in trained.finish()

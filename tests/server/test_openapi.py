@@ -110,6 +110,8 @@ def make_work(url: str, key: str, name: str) -> None:
         attempt = f"{run}/attempts/{lease['attempt']['id']}"
         post(attempt + "/calls", [call])
         post(attempt + "/rewards", [{"id": "r", "value": 1.0}])
+    credit = {"attempt": leases[0]["attempt"]["id"], "call": "c", "value": 1.0, "advantage": 0.5, "tokens": 1}
+    post(run + "/credits", {"step": 1, "calls": [credit]})
     post(f"{run}/attempts/{leases[0]['attempt']['id']}/finish", {"outcome": {"ending": "succeeded"}, "result": [1]})
 
 

@@ -121,7 +121,8 @@ async def test_a_store_of_the_first_schema_is_brought_forward(tmp_path: Path, re
     await fill(path, 1)
     with sqlite3.connect(path) as connection:
         connection.execute("ALTER TABLE attempts DROP COLUMN output")
-        connection.execute("DROP TABLE scorings")
+        for table in ("scorings", "credits"):
+            connection.execute(f"DROP TABLE {table}")
         for index, columns in (("queue", "position, seq"), ("queue_of_run", "run_id, position, seq")):
             connection.execute(f"DROP INDEX {index}")
             connection.execute(f"CREATE INDEX {index} ON rollouts ({columns}) WHERE state = 'queued'")

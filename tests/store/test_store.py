@@ -4,9 +4,23 @@ import asyncio
 import time
 
 import pytest
+from sqlalchemy import text
 
 from leyden.outcomes import RETRY_BACKOFF, Ending, Outcome, Retry
-from leyden.records import Call, Metric, Reward, RewardKind, RunSettings, Span, State, Task, Version, VersionRun
+from leyden.records import (
+    Call,
+    CallCredit,
+    Metric,
+    Reward,
+    RewardKind,
+    RunSettings,
+    Span,
+    State,
+    StepCredits,
+    Task,
+    Version,
+    VersionRun,
+)
 from leyden.store import queries
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.queue import LeaseQuery
@@ -366,6 +380,30 @@ async def test_a_span_is_kept_once(store: Store) -> None:
     assert await store.record_spans("r", attempt, [span]) == 1
     assert await store.record_spans("r", attempt, [span]) == 0
     assert (await store.read(queries.get_episode, "r", attempt)).spans == (span,)
+
+
+async def test_credits_of_a_step_are_kept_by_call_and_policy_and_a_repeated_step_overwrites_them(store: Store) -> None:
+    await queue(store, "g", 2)
+    attempt, other = await lease(store, 2)
+    await store.record_calls("r", attempt, [Call(name, completion_ids=(1, 2)) for name in ("z", "a")])
+    await store.finish("r", attempt, DONE)
+    trained = CallCredit(attempt, "z", 1.0, 0.5, 0.25, 2)
+    left = CallCredit(attempt, "a", excluded="role not selected \0")
+    assert await store.record_credits("r", StepCredits(7, (trained, left))) == 2
+    again = CallCredit(attempt, "z", 1.0, -0.5, 0.25, 2)
+    await store.record_credits("r", StepCredits(7, (again,)))
+    await store.record_credits("r", StepCredits(3, (CallCredit(attempt, "a", 0.0, 0.0, 0.5, 0, "no"),), "judge"))
+    found = await store.read(queries.rollout_credits, "r", "g.0")
+    assert found == [
+        StepCredits(3, (CallCredit(attempt, "a", 0.0, 0.0, 0.5, 0, "no"),), "judge"),
+        StepCredits(7, (again, left)),  # in the order of the calls
+    ]
+    assert await store.read(queries.rollout_credits, "r", "g.1") == []
+    with pytest.raises(NotFound, match="no attempt"):
+        await store.record_credits("r", StepCredits(7, (CallCredit(other, "c"), CallCredit("absent", "c"))))
+    assert await store.read(queries.rollout_credits, "r", "g.1") == []  # all or nothing
+    await store.delete_run("r")
+    assert await store.read(lambda c: c.scalar(text("SELECT count(*) FROM credits"))) == 0
 
 
 async def test_the_log_can_be_followed_without_missing_anything(store: Store) -> None:

@@ -15,6 +15,8 @@ from smallpolicy import small_policy
 from torch import Tensor
 
 from leyden.config import AdapterConfig, AlgorithmConfig, ConfigError, Hyperparameters, read_config
+from leyden.outcomes import Ending
+from leyden.records import CallCredit
 from leyden.rl.registry import KINDS, declaration, names
 from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of, unused_settings
 from leyden.trainer.batch.samples import SampleFilter, SelectedRollout, StepAccounting, select_rollouts
@@ -43,6 +45,45 @@ def test_calls_without_an_advantage_are_left_out_unless_something_else_moves_the
         (update,) = prepare_updates(groups(), 1, policy, algorithm(**named), StepAccounting())
         assert [sample.call for sample in update.samples] == ["a", "b", "c", "d", "e"]
         assert (update.old_logprobs.reference is not None) == ("kl" in named)
+
+
+def test_what_a_step_makes_of_every_call_is_recorded() -> None:
+    accounting = StepAccounting()
+    rules = SampleFilter(min_group=2, failure_reward=0.0, roles=("writer",))
+    writer = {"role": "writer"}
+    kept = [
+        episode(0, 1.0, [call("a", 4, **writer), call("b", 3), call("x", policy="upstream")]),
+        episode(1, 0.0, [call("c", 2, **writer)]),
+        episode(2, None, [call("lost", **writer)], Ending.LOST),
+    ]
+    flat = [episode(3, 1.0, [call("d", **writer)]), episode(4, 1.0, [call("e", **writer)])]
+    small = [episode(5, 1.0, [call("f", **writer), call("g")])]
+    selected = [select_rollouts(group, rules, accounting) for group in (kept, flat, small)]
+    assert selected[2] is None
+    prepare_updates([one for one in selected if one is not None], 1, small_policy(), algorithm(), accounting)
+    found = {credit.call: credit for credit in accounting.credits}
+    assert len(found) == len(accounting.credits)
+    assert {name: credit.excluded for name, credit in found.items()} == {
+        "a": "",
+        "b": "role not selected",
+        "c": "",
+        "lost": "rollout ended as lost",
+        "d": "its advantage is 0",
+        "e": "its advantage is 0",
+        "f": "group too small",
+        "g": "role not selected",
+    }
+    assert found["a"] == CallCredit("g.0.1", "a", 1.0, pytest.approx(0.5**0.5), pytest.approx(1 / 16), 4)
+    assert found["c"] == CallCredit("g.1.1", "c", 0.0, pytest.approx(-(0.5**0.5)), pytest.approx(1 / 8), 2)
+    assert (found["d"].value, found["d"].advantage, found["d"].tokens) == (1.0, 0.0, 0)
+    assert found["lost"].value is None
+
+
+def test_a_call_to_which_the_credit_gives_nothing_is_recorded_as_such() -> None:
+    accounting = StepAccounting()
+    prepare_updates(groups()[:1], 1, small_policy(), algorithm(credit="last_call"), accounting)
+    expected = [("a", "no credit"), ("b", ""), ("c", "")]
+    assert [(credit.call, credit.excluded) for credit in accounting.credits] == expected
 
 
 def test_the_proximal_policy_is_that_before_the_first_update() -> None:

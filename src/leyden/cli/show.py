@@ -17,7 +17,7 @@ from leyden.cli.arguments import identifier, integer
 from leyden.cli.printing import print_json, print_table, stdout_console
 from leyden.cli.source import RunSource, add_source, all_runs, open_source
 from leyden.episodes import Episode
-from leyden.records import Attempt, Call, Rollout, Span
+from leyden.records import Attempt, Call, CallCredit, Rollout, Span, StepCredits
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
 
 _OUTPUT_LINES, _MAX_LINE_LENGTH = 20, 2000
@@ -94,14 +94,15 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
 async def _show_rollout(source: RunSource, options: argparse.Namespace) -> None:
     detail = await source.rollout(options.name, options.rollout)
     episodes = [await source.episode(options.name, attempt.id) for attempt in detail.attempts]
+    credits = await source.credits(options.name, options.rollout)
     if options.json:
-        print_json({"rollout": detail.rollout, "task": detail.task, "episodes": episodes})
+        print_json({"rollout": detail.rollout, "task": detail.task, "episodes": episodes, "credits": credits})
         return
     console = stdout_console()
     _print_head(console, detail)
     for episode in episodes:
         console.rule(f"attempt {episode.attempt.number}: {_ending(episode.attempt)}", align="left")
-        _print_episode(console, episode)
+        _print_episode(console, episode, credits)
 
 
 def _rollouts(listed: Sequence[ListedRollout]) -> Table:
@@ -131,7 +132,7 @@ def _print_head(console: Console, detail: RolloutDetail) -> None:
     console.print(Text("input  " + _short(detail.task.input)))
 
 
-def _print_episode(console: Console, episode: Episode) -> None:
+def _print_episode(console: Console, episode: Episode, credits: Sequence[StepCredits]) -> None:
     attempt = episode.attempt
     console.print(f"worker {attempt.worker}, started {_time(attempt.started)}", highlight=False, soft_wrap=True)
     if attempt.outcome and attempt.outcome.message:
@@ -142,6 +143,10 @@ def _print_episode(console: Console, episode: Episode) -> None:
             console.print(Text("  > " + _message(message)))
         if call.response is not None:
             console.print(Text("  < " + _message(call.response)))
+        for of_step in credits:
+            for credit in of_step.calls:
+                if (credit.attempt, credit.call) == (attempt.id, call.id):
+                    console.print(Text(f"  = step {of_step.step}: {_credit(credit)}"))
     for reward in episode.rewards:
         owner = f"call {reward.call}" if reward.call else f"span {reward.span}" if reward.span else "the attempt"
         console.print(
@@ -180,6 +185,16 @@ def _facts(episode: Episode, call: Call) -> str:
     if call.untrainable:
         facts.append(f"not trained on: {call.untrainable}")
     return ", ".join(facts)
+
+
+def _credit(credit: CallCredit) -> str:
+    numbers = [
+        f"{name} {value:.4g}"
+        for name, value in (("value", credit.value), ("advantage", credit.advantage), ("weight", credit.weight))
+        if value is not None
+    ]
+    trained = f"not trained on: {_plain(credit.excluded)}" if credit.excluded else f"trained on {credit.tokens} tokens"
+    return ", ".join([trained, *numbers])
 
 
 def _span_tree(spans: tuple[Span, ...]) -> Tree:

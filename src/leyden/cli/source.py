@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from sqlalchemy import Connection
 
 from leyden.episodes import Episode
-from leyden.records import Reward, Run
+from leyden.records import Reward, Run, StepCredits
 from leyden.remote import Remote
 from leyden.server.options import ServeOptions
 from leyden.store import queries
@@ -40,6 +40,9 @@ class RunSource(Protocol):
 
     async def episode(self, run: str, attempt: str) -> Episode:
         """Return everything recorded for an attempt."""
+
+    async def credits(self, run: str, rollout: str) -> list[StepCredits]:
+        """Return what training computed for each call of a rollout, or why it was left out."""
 
 
 class StoredRuns:
@@ -81,6 +84,10 @@ class StoredRuns:
     async def episode(self, run: str, attempt: str) -> Episode:
         """Return everything recorded for an attempt."""
         return self._read(queries.get_episode, run, attempt)
+
+    async def credits(self, run: str, rollout: str) -> list[StepCredits]:
+        """Return what training computed for each call of a rollout, or why it was left out."""
+        return self._read(queries.rollout_credits, run, rollout)
 
 
 class OpenedRuns(StoredRuns):

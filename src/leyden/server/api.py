@@ -7,7 +7,7 @@ from collections import defaultdict
 from msgspec.structs import replace
 
 from leyden.episodes import Episode
-from leyden.records import Call, Group, Metric, Reward, Run, Span, Version, Worker
+from leyden.records import Call, Group, Metric, Reward, Run, Span, StepCredits, Version, Worker
 from leyden.server import otlp
 from leyden.server.errors import ApiError
 from leyden.server.http import Raw, Request
@@ -176,6 +176,16 @@ async def score_group(service: ServerContext, request: Request[Scores, None]) ->
 async def follow_events(service: ServerContext, request: Request[None, EventCursor]) -> EventLog:
     """Read a run's events after a cursor; wait if there are none."""
     return await service.store.events(request.path["run"], request.query)
+
+
+async def record_credits(service: ServerContext, request: Request[StepCredits, None]) -> Recorded:
+    """Record what a training step computed for calls; repeating it overwrites."""
+    return Recorded(await service.store.record_credits(request.path["run"], request.body))
+
+
+async def rollout_credits(service: ServerContext, request: Plain) -> list[StepCredits]:
+    """Return value, advantage, weight and trained tokens of each call of a rollout, or why it was left out."""
+    return await service.store.read(queries.rollout_credits, request.path["run"], request.path["rollout"])
 
 
 async def record_metrics(service: ServerContext, request: Request[tuple[Metric, ...], None]) -> Recorded:

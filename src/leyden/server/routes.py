@@ -1,7 +1,7 @@
 """The table of routes. Every path that concerns a run contains its id, against which keys are checked."""
 
 from leyden.episodes import Episode
-from leyden.records import Call, Group, Metric, Reward, Run, Version, Worker
+from leyden.records import Call, Group, Metric, Reward, Run, StepCredits, Version, Worker
 from leyden.server import api, otlp
 from leyden.server.content import JSON
 from leyden.server.gateway.routes import GATEWAY_ROUTES
@@ -54,6 +54,7 @@ ROUTES: list[Route] = [
     Route("GET", _RUN + "/events", Permission.READ, api.follow_events, query=EventCursor, returns=EventLog, waits=True),
     Route("GET", _RUN + "/metrics", Permission.READ, api.list_metrics, query=Cursor, returns=Metrics),
     Route("POST", _RUN + "/metrics", Permission.MANAGE, api.record_metrics, body=tuple[Metric, ...], returns=Recorded),
+    Route("POST", _RUN + "/credits", Permission.MANAGE, api.record_credits, body=StepCredits, returns=Recorded),
     Route("GET", _RUN + "/versions", Permission.READ, api.list_versions, returns=list[Version]),
     Route("POST", _RUN + "/versions", Permission.MANAGE, api.publish_version, body=Version, returns=Recorded),
     Route("GET", _RUN + "/call_times", Permission.READ, api.get_call_times, returns=CallTimes),
@@ -77,6 +78,7 @@ ROUTES: list[Route] = [
         "GET", _RUN + "/rollouts", Permission.READ, api.list_rollouts, query=RolloutPage, returns=list[ListedRollout]
     ),
     Route("GET", _ROLLOUT, Permission.READ, api.get_rollout, returns=RolloutDetail),
+    Route("GET", _ROLLOUT + "/credits", Permission.READ, api.rollout_credits, returns=list[StepCredits]),
     Route("POST", _ROLLOUT + "/cancel", Permission.MANAGE, api.cancel_rollout, returns=CancelReply),
     Route("GET", _ATTEMPT, Permission.READ_EPISODES, api.get_episode, returns=Episode),
     Route("POST", _ATTEMPT + "/calls", Permission.RECORD, api.record_calls, body=tuple[Call, ...], returns=Recorded),

@@ -8,6 +8,7 @@ from leyden.outcomes import Ending, Outcome
 from leyden.records import (
     Attempt,
     Call,
+    CallCredit,
     CallStatus,
     Group,
     PromptOrigin,
@@ -19,6 +20,7 @@ from leyden.records import (
     Sampling,
     Span,
     State,
+    StepCredits,
     Task,
     VersionRun,
 )
@@ -184,3 +186,25 @@ def reward_to_row(attempt: str, reward: Reward) -> dict[str, Any]:
         "source": reward.source,
         "body": encode_json(reward),
     }
+
+
+def credit_to_row(step: StepCredits, credit: CallCredit) -> dict[str, Any]:
+    """Convert what a step computed for a call."""
+    return {
+        "attempt_id": credit.attempt,
+        "call_id": credit.call,
+        "policy": step.policy,
+        "step": step.step,
+        "value": credit.value,
+        "advantage": credit.advantage,
+        "weight": credit.weight,
+        "tokens": credit.tokens,
+        "excluded": credit.excluded.encode(),
+    }
+
+
+def credit_from_row(row: Any) -> CallCredit:
+    """Build what a step computed for a call."""
+    return CallCredit(
+        row.attempt_id, row.call_id, row.value, row.advantage, row.weight, row.tokens, row.excluded.decode()
+    )

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, inspect, select, text, update
 from leyden.store.errors import StoreUnusable
 from leyden.store.schema import meta, metadata, rollouts
 
-SCHEMA = 4
+SCHEMA = 5
 
 
 def _add_output(connection: Connection) -> None:
@@ -39,7 +39,26 @@ def _add_retry_backoff(connection: Connection) -> None:
             index.create(connection)
 
 
-STEPS: dict[int, Callable[[Connection], None]] = {2: _add_output, 3: _add_scorings, 4: _add_retry_backoff}
+def _add_credits(connection: Connection) -> None:
+    """Add what training computed for each call."""
+    sqlite = connection.dialect.name == "sqlite"
+    connection.execute(
+        text(
+            "CREATE TABLE credits (attempt_id VARCHAR NOT NULL REFERENCES attempts (id) ON DELETE CASCADE, "
+            "call_id VARCHAR NOT NULL, policy VARCHAR NOT NULL, step INTEGER NOT NULL, value DOUBLE PRECISION, "
+            "advantage DOUBLE PRECISION, weight DOUBLE PRECISION, tokens INTEGER NOT NULL, "
+            f"excluded {'BLOB' if sqlite else 'BYTEA'} NOT NULL, PRIMARY KEY (attempt_id, call_id, policy))"
+            + (" WITHOUT ROWID" if sqlite else "")
+        )
+    )
+
+
+STEPS: dict[int, Callable[[Connection], None]] = {
+    2: _add_output,
+    3: _add_scorings,
+    4: _add_retry_backoff,
+    5: _add_credits,
+}
 """Migrations by the version that they lead to, from the version before it."""
 
 

@@ -7,12 +7,13 @@ from typing import Any
 from sqlalchemy import Connection, Row, Table, func, select
 
 from leyden.episodes import Episode
-from leyden.records import Event, EventKind, Group, Metric, Run, State, Version, Worker
+from leyden.records import CallCredit, Event, EventKind, Group, Metric, Run, State, StepCredits, Version, Worker
 from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.mapping import (
     attempt_from_row,
     call_from_row,
+    credit_from_row,
     decode_reward,
     decode_settings,
     decode_span,
@@ -28,6 +29,7 @@ from leyden.store.schema import (
     QUEUED,
     attempts,
     calls,
+    credits,
     events,
     groups,
     metrics,
@@ -175,6 +177,22 @@ def _episodes(connection: Connection, found: Sequence[Row[Any]]) -> list[Episode
         )
         for row in found
     ]
+
+
+def rollout_credits(connection: Connection, run: str, id: str) -> list[StepCredits]:
+    """Return what training computed for each call of a rollout, by policy and step; calls are in recorded order."""
+    get_rollout(connection, run, id)
+    query = (
+        select(credits)
+        .join(attempts, attempts.c.id == credits.c.attempt_id)
+        .outerjoin(calls, (calls.c.attempt_id == credits.c.attempt_id) & (calls.c.id == credits.c.call_id))
+        .where(attempts.c.rollout_id == id)
+        .order_by(credits.c.policy, credits.c.step, attempts.c.number, calls.c.seq)
+    )
+    found: dict[tuple[str, int], list[CallCredit]] = defaultdict(list)
+    for row in connection.execute(query):
+        found[row.policy, row.step].append(credit_from_row(row))
+    return [StepCredits(step, tuple(some), policy) for (policy, step), some in found.items()]
 
 
 def list_events(connection: Connection, run: str, *, after: int, kind: str, limit: int) -> list[Event]:

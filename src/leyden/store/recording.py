@@ -1,6 +1,7 @@
-"""Records the calls, spans and rewards of attempts, and the metrics and versions of runs.
+"""Records the calls, spans, rewards and credits of attempts, and the metrics and versions of runs.
 
-Recording is idempotent: the same item again is ignored, and a different one under the same id is a `Conflict`.
+Recording is idempotent: the same item again is ignored, and a different one under the same id is a `Conflict`. Credits
+overwrite earlier ones, because a step that is repeated after a crash may compute other numbers.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,11 @@ from sqlalchemy import bindparam, select, update
 
 from leyden.episodes import effective
 from leyden.outcomes import Ending
-from leyden.records import Call, EventKind, Metric, Reward, RewardKind, Span, Version
+from leyden.records import Call, EventKind, Metric, Reward, RewardKind, Span, StepCredits, Version
 from leyden.store.errors import Conflict, NotFound
-from leyden.store.mapping import call_to_row, decode_reward, reward_to_row, span_to_row
-from leyden.store.schema import attempts, calls, metrics, rewards, rollouts, runs, spans, versions
-from leyden.store.statements import Statement, insert, insert_new
+from leyden.store.mapping import call_to_row, credit_to_row, decode_reward, reward_to_row, span_to_row
+from leyden.store.schema import attempts, calls, credits, metrics, rewards, rollouts, runs, spans, versions
+from leyden.store.statements import Statement, insert, insert_new, insert_or_update
 from leyden.store.writer import Transaction
 
 
@@ -39,8 +40,8 @@ def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward
     """
     if not rescoring:
         require_active(tx, run, attempt)
-    elif _ATTEMPT.first(tx, attempt=attempt, run=run) is None:
-        raise NotFound(f"no attempt {attempt!r} in run {run!r}")
+    else:
+        _require_attempt(tx, run, attempt)
     final = [reward for reward in new if reward.kind is RewardKind.FINAL]
     for reward in final if not rescoring else ():
         other = _OTHER_SOURCE.scalar(tx, attempt=attempt, from_source=reward.source)
@@ -57,6 +58,14 @@ def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward
             _MARK_ATTEMPT_SUCCEEDED.run(tx, attempt=attempt)
             tx.emit(run, EventKind.ATTEMPT_REWARDED, attempt, reward=total, source=final[-1].source)
     return recorded
+
+
+def record_credits(tx: Transaction, run: str, new: StepCredits) -> int:
+    """Record what a step computed for calls, in place of what the same policy computed for them before."""
+    for attempt in dict.fromkeys(credit.attempt for credit in new.calls):
+        _require_attempt(tx, run, attempt)
+    _PUT_CREDIT.run_many(tx, (credit_to_row(new, credit) for credit in new.calls))
+    return len(new.calls)
 
 
 def record_metrics(tx: Transaction, run: str, new: Sequence[Metric]) -> int:
@@ -81,11 +90,16 @@ def publish_version(tx: Transaction, run: str, version: Version) -> int:
 
 def require_active(tx: Transaction, run: str, attempt: str) -> None:
     """Raise unless the attempt is active and belongs to the run."""
+    row = _require_attempt(tx, run, attempt)
+    if row.ended is not None:
+        raise Conflict(f"attempt {attempt!r} ended as {row.ending}: nothing can be recorded for it any more")
+
+
+def _require_attempt(tx: Transaction, run: str, attempt: str) -> Any:
     row = _ATTEMPT.first(tx, attempt=attempt, run=run)
     if row is None:
         raise NotFound(f"no attempt {attempt!r} in run {run!r}")
-    if row.ended is not None:
-        raise Conflict(f"attempt {attempt!r} ended as {row.ending}: nothing can be recorded for it any more")
+    return row
 
 
 def _require_run(tx: Transaction, run: str) -> None:
@@ -190,6 +204,9 @@ _MARK_ROLLOUT_SUCCEEDED = Statement(
         rollouts.c.ending == str(Ending.NO_REWARD),
     )
     .values(_succeeded)
+)
+_PUT_CREDIT = insert_or_update(
+    credits, "attempt_id", "call_id", "policy", "step", "value", "advantage", "weight", "tokens", "excluded"
 )
 _ADD_METRIC = insert(metrics, "run_id", "step", "name", "value", "at")
 _ADD_VERSION = insert_new(versions, "run_id", "policy", "number", "at")

@@ -169,6 +169,21 @@ rewards = Table(
     UniqueConstraint("attempt_id", "id"),
 )
 
+credits = Table(  # one row per call and policy; a step that is repeated after a crash overwrites its rows
+    "credits",
+    metadata,
+    Column("attempt_id", _owned_by("attempts.id"), primary_key=True),
+    Column("call_id", String, primary_key=True),
+    Column("policy", String, primary_key=True),
+    Column("step", Integer, nullable=False),
+    Column("value", Double),
+    Column("advantage", Double),
+    Column("weight", Double),
+    Column("tokens", Integer, nullable=False),
+    Column("excluded", LargeBinary, nullable=False),  # why; empty if the call was trained on
+    sqlite_with_rowid=False,
+)
+
 versions = Table(
     "versions",
     metadata,

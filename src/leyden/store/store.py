@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 
 from leyden.background import start_background
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Call, Event, EventKind, Group, Metric, Reward, Run, Span, Version
+from leyden.records import Call, Event, EventKind, Group, Metric, Reward, Run, Span, StepCredits, Version
 from leyden.store import attempts, queries, queue, recording, runs, schema, scoring
 from leyden.store.database import Database
 from leyden.store.lease_dispatcher import LeaseDispatcher
@@ -205,6 +205,10 @@ class Store:
     ) -> int:
         """Record rewards."""
         return await self._write(recording.record_rewards, run, attempt, rewards, rescoring=rescoring)
+
+    async def record_credits(self, run: str, credits: StepCredits) -> int:
+        """Record what a step computed for calls; repeating it overwrites."""
+        return await self._write(recording.record_credits, run, credits)
 
     async def record_metrics(self, run: str, metrics: Sequence[Metric]) -> int:
         """Record metrics of a run."""

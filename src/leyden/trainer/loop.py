@@ -15,7 +15,7 @@ from leyden.config import Config
 from leyden.engine.protocol import EngineBackend, Publication
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
-from leyden.records import Call, RewardKind, Task, Version
+from leyden.records import Call, RewardKind, StepCredits, Task, Version
 from leyden.remote import Remote
 from leyden.trainer.algorithm.resolve import Algorithm
 from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, select_rollouts
@@ -33,6 +33,10 @@ from leyden.wire import GroupSpec
 T = TypeVar("T")
 _MAX_TRIES = 3
 """How often a group is requested, each time for another task, before a step continues without it."""
+
+
+_CREDITS_PER_REQUEST = 10_000
+"""Calls whose credits are recorded in one transaction."""
 
 
 class StepReport(Struct):
@@ -154,6 +158,7 @@ class Trainer:
         updates = await self._on_thread(
             lambda: prepare_updates(groups, number, self._policy, self._algorithm, report.accounting)
         )
+        await self._record_credits(step, report.accounting)
         for update in updates:
             metrics, publication = await self._update(update)
             report.metrics.append(metrics)
@@ -194,8 +199,15 @@ class Trainer:
             self._add_to_report(done, report)
             self._require_success(step, done)
         if not kept:
+            await self._record_credits(step, report.accounting)
             raise TrainingError(_nothing_to_learn(step, report.accounting, done))
         return [kept[name] for name in wanted if name in kept], collected
+
+    async def _record_credits(self, step: int, accounting: StepAccounting) -> None:
+        """Record on the server what the step computed for each call; a repeated step overwrites what it recorded."""
+        for start in range(0, len(accounting.credits), _CREDITS_PER_REQUEST):
+            some = tuple(accounting.credits[start : start + _CREDITS_PER_REQUEST])
+            await self._remote.record_credits(self._config.run, StepCredits(step, some, self.state.policy))
 
     def _spec(self, name: str) -> GroupSpec:
         task = self._tasks.at(self.state.position)

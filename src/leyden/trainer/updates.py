@@ -1,12 +1,13 @@
 """Prepares the updates of a step: samples with advantages, and everything that must be computed before the first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
 from msgspec import Struct
 from torch import Tensor
 
+from leyden.records import CallCredit
 from leyden.rl.correction import ratios
 from leyden.trainer.algorithm.resolve import Algorithm, KlPenalty
 from leyden.trainer.batch.advantages import StepInputs, compute_advantages
@@ -47,6 +48,7 @@ def _update(
     with_credit = compute_advantages(groups, all_samples, inputs, algorithm.advantage_estimator, accounting)
     # Without an advantage a call has no gradient, unless something else gives it one.
     samples = [sample for sample in with_credit if sample.advantage or algorithm.critic or objective.needs_all]
+    accounting.credits += _credits(groups, all_samples, with_credit, samples)
     by_rollout = objective.correction is not None and objective.level == "rollout"
     ratios_R = _ratios(all_samples, policy.logprobs(all_samples)) if by_rollout else None
     old_logprobs = OldLogprobs(
@@ -57,6 +59,22 @@ def _update(
         else [ratios_R[sample.rollout].expand(len(sample.sampler_logprobs)) for sample in samples],
     )
     return Update(samples, old_logprobs)
+
+
+def _credits(
+    groups: Groups, samples: Sequence[Sample], with_credit: Sequence[Sample], trained: Sequence[Sample]
+) -> Iterator[CallCredit]:
+    """Yield what was computed for each sample, or why it is left out."""
+    attempts = [rollout.episode.attempt.id for group in groups for rollout in group]
+    known = {(sample.rollout, sample.call_index): sample for sample in with_credit}
+    kept = {(sample.rollout, sample.call_index) for sample in trained}
+    for sample in samples:
+        attempt, key = attempts[sample.rollout], (sample.rollout, sample.call_index)
+        if (found := known.get(key)) is None:
+            yield CallCredit(attempt, sample.call, excluded="no credit")
+            continue
+        tokens, excluded = (len(found.token_indices), "") if key in kept else (0, "its advantage is 0")
+        yield CallCredit(attempt, found.call, found.target, found.advantage, found.weight, tokens, excluded)
 
 
 def _penalties(

@@ -2,13 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec import Struct, field
 
 from leyden.episodes import Episode, Transition
 from leyden.outcomes import MEANING
-from leyden.records import DEFAULT_POLICY, Call
+from leyden.records import DEFAULT_POLICY, Call, CallCredit
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -58,6 +58,8 @@ class StepAccounting(Struct):
     """For each update, the mean KL divergence from the reference of a token, if the reward is penalised for it."""
     critic_explained: list[float] = field(default_factory=list)
     """For each update, the share of the variance of the calls' values that the critic explains, if there is one."""
+    credits: list[CallCredit] = field(default_factory=list)
+    """What the step computed for each call of this policy, or why the call was left out."""
 
 
 class SelectedRollout(Struct, frozen=True):
@@ -100,6 +102,14 @@ def select_rollouts(
     trained = 0
     excluded: Counter[str] = Counter()
     calls_excluded: Counter[str] = Counter()
+
+    def exclude_calls(episode: Episode, reasons: Iterable[str | None]) -> None:
+        accounting.credits += [
+            CallCredit(episode.attempt.id, call.id, excluded=reason)
+            for call, reason in zip(episode.calls, reasons, strict=True)
+            if reason is not None and call.policy == sample_filter.policy
+        ]
+
     for episode in group:
         outcome = episode.attempt.outcome
         assert outcome is not None, "a finished group has finished attempts"
@@ -107,6 +117,7 @@ def select_rollouts(
         final = episode.final_reward(sample_filter.failure_reward)
         if not MEANING[outcome.ending].counted or final is None:
             excluded[str(outcome.ending)] += 1
+            exclude_calls(episode, [f"rollout ended as {outcome.ending}"] * len(episode.calls))
             continue
         reasons = tuple(
             episode.exclusion_reason(
@@ -115,6 +126,7 @@ def select_rollouts(
             for call in episode.calls
         )
         calls_excluded.update(reason for reason in reasons if reason is not None)
+        exclude_calls(episode, reasons)
         selected.append(SelectedRollout(episode, final, reasons))
         if None in reasons:
             trained += 1
@@ -128,6 +140,9 @@ def select_rollouts(
         accounting.groups_dropped += 1
         if trained:
             accounting.excluded["group too small"] += trained
+        for rollout in selected:
+            small = ("group too small" if reason is None else None for reason in rollout.exclusion_reasons)
+            exclude_calls(rollout.episode, small)
         return None
     accounting.trained += trained
     return selected
