@@ -4,9 +4,8 @@ from typing import Any
 
 
 async def solve(task: dict[str, Any]) -> float:
-    from agents import Agent, Runner, set_default_openai_api
+    from agents import Agent, Runner
 
-    set_default_openai_api("chat_completions")
     adder = Agent(name="adder", instructions="Work it out.", model="any")
     triage = Agent(name="triage", instructions="Hand it over.", handoffs=[adder], model="any")
     result = await Runner.run(triage, f"Say number {task['n']}")

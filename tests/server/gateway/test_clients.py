@@ -103,12 +103,14 @@ async def test_langgraph_on_anthropic(server: ModelServer, stream: bool) -> None
 
 
 @streamed_and_not
-async def test_openai_agents(server: ModelServer, stream: bool) -> None:
-    from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
+@pytest.mark.parametrize("api", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"])
+async def test_openai_agents(server: ModelServer, stream: bool, api: str) -> None:
+    import agents
+    from agents import Agent, RunConfig, Runner, function_tool
     from openai import AsyncOpenAI
 
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key) as client:
-        model = OpenAIChatCompletionsModel("spark", client)
+        model = getattr(agents, api)("spark", client)
         agent = Agent("adder", instructions=SYSTEM, model=model, tools=[function_tool(add)])
         untraced = RunConfig(tracing_disabled=True)
         said: Any = []

@@ -46,7 +46,6 @@ def _instrument_openai_agents(agents: ModuleType) -> None:
     """Instrument the OpenAI Agents SDK and remove its exporter, which would send rollouts to OpenAI with our key."""
     if not hasattr(agents, "set_trace_processors"):  # an unrelated module named `agents`
         return
-    agents.set_default_openai_api("chat_completions")  # the server has no Responses API; an agent may still select it
     if not _installed("openinference.instrumentation.openai_agents"):
         agents.set_trace_processors([])
         return

@@ -25,9 +25,8 @@ def graph(task: dict[str, Any]) -> float:
 
 async def openai_agents(task: dict[str, Any]) -> float:
     """The OpenAI Agents SDK, which tells the model of a tool's error in words of its own."""
-    from agents import Agent, Runner, function_tool, set_default_openai_api
+    from agents import Agent, Runner, function_tool
 
-    set_default_openai_api("chat_completions")
     agent = Agent(name="divider", model="any", tools=[function_tool(divide)])
     await Runner.run(agent, ASKED)
     return 1.0

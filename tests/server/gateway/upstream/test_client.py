@@ -348,7 +348,7 @@ async def test_other_models_are_called_at_the_upstream_with_its_own_key(near: Mo
     [
         ("POST", "/v1/embeddings", 404, "--upstream"),
         ("POST", "/role/critic/v1/embeddings", 404, "--upstream"),
-        ("POST", "/v1/responses", 404, "/v1/chat/completions"),
+        ("POST", "/v1/threads", 404, "/v1/chat/completions"),
         ("POST", "/v1/load_lora_adapter", 404, "not served"),
         ("POST", "/v1/chat", 404, "not served"),
         ("GET", "/v1/files", 404, "not served"),

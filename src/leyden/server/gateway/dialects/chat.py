@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from leyden.records import Sampling
 from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.encoding import decode_body, sse_event
+from leyden.server.gateway.dialects.openai_error import openai_error
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,
@@ -24,9 +25,7 @@ from leyden.server.gateway.dialects.types import (
     ToolCallDelta,
     ToolChoice,
 )
-from leyden.server.gateway.errors import STATUS, ErrorKind, GatewayError, no_model
-
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+from leyden.server.gateway.errors import ErrorKind, GatewayError, no_model
 
 
 class _StreamOptions(Struct, frozen=True):
@@ -76,11 +75,7 @@ class ChatDialect:
 
     def write_error(self, error: GatewayError) -> bytes:
         """Write an error as OpenAI's SDKs read it."""
-        status = STATUS[error.kind]
-        kind = "rate_limit_error" if status == 429 else _TYPES.get(status, "server_error")
-        return msgspec.json.encode(
-            {"error": {"message": error.message, "type": kind, "param": error.param, "code": str(error.kind)}}
-        )
+        return openai_error(error)
 
 
 def read_request(data: bytes) -> tuple[GenerationRequest, bool]:
@@ -272,7 +267,7 @@ class ChatWriter:
 
     def stream_error(self, error: GatewayError) -> bytes:
         """Write the error as the last event."""
-        return sse_event(ChatDialect().write_error(error))
+        return sse_event(openai_error(error))
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": f"chatcmpl-{self._id}", "object": kind, "created": self._created, "model": self._request.model}

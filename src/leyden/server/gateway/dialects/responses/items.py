@@ -1,0 +1,149 @@
+"""Reads input items into messages. The items of one answer (reasoning, text, calls) become one assistant message."""
+
+import base64
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from leyden.server.gateway.dialects.responses.ids import call_of_item
+from leyden.server.gateway.dialects.responses.tools import ToolTable
+from leyden.server.gateway.dialects.types import Message
+from leyden.server.gateway.errors import ErrorKind, GatewayError
+
+_TEXT_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_SEAL = "leyden."
+
+
+def read_items(items: Sequence[Any], tools: ToolTable, field: str = "input") -> list[Message]:
+    """Convert input items to messages in the format that all dialects share."""
+    reader = _ItemReader(tools)
+    for index, item in enumerate(items):
+        reader.add(item, f"{field}[{index}]")
+    return reader.messages
+
+
+def seal_reasoning(text: str) -> str:
+    """Return reasoning as `encrypted_content`: opaque to clients, and read without any state when it comes back."""
+    return _SEAL + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
+
+
+def _unseal_reasoning(sealed: Any) -> str:
+    """Return the reasoning in an `encrypted_content`; empty where it was sealed elsewhere."""
+    if not isinstance(sealed, str) or not sealed.startswith(_SEAL):
+        return ""
+    try:
+        return zlib.decompress(base64.urlsafe_b64decode(sealed.removeprefix(_SEAL))).decode()
+    except (ValueError, zlib.error):
+        return ""
+
+
+class _ItemReader:
+    """Collects messages, and knows which answer the latest assistant message is from."""
+
+    def __init__(self, tools: ToolTable) -> None:
+        self.messages: list[Message] = []
+        self._tools = tools
+        self._answer: Message | None = None
+        self._source: str | None = None
+        """The recorded call of `_answer`, where its items name one."""
+
+    def add(self, item: Any, field: str) -> None:
+        """Add an item: a new message, or a part of the latest answer."""
+        match item:
+            case {"role": "assistant"}:
+                text = _text(item.get("content"), f"{field}.content")
+                answer = self._answer_for(item, holds="content")
+                answer["content"] += text
+            case {"role": "user" | "system" | "developer" as role}:
+                shared = "user" if role == "user" else "system"
+                self.messages.append({"role": shared, "content": _text(item.get("content"), f"{field}.content")})
+            case {"type": "reasoning"}:
+                answer = self._answer_for(item, holds="reasoning_content")
+                answer["reasoning_content"] = answer.get("reasoning_content", "") + _reasoning(item)
+            case {"type": "function_call", "call_id": str(id), "name": str(name)}:
+                self._add_call(item, id, name, item.get("arguments") or "{}", field)
+            case {"type": "custom_tool_call", "call_id": str(id), "name": str(name), "input": str(text)}:
+                self._add_call(item, id, name, msgspec.json.encode({"input": text}).decode(), field)
+            case {"type": "function_call_output" | "custom_tool_call_output", "call_id": str(id)}:
+                output = _text(item.get("output"), f"{field}.output")
+                self.messages.append({"role": "tool", "tool_call_id": id, "content": output})
+            case _:
+                raise _bad_item(item, field)
+
+    def _add_call(self, item: dict[str, Any], id: str, name: str, arguments: Any, field: str) -> None:
+        if not isinstance(arguments, str):
+            raise GatewayError(ErrorKind.INVALID, "the arguments of a call are JSON text", f"{field}.arguments")
+        name = self._tools.model_name(name, item.get("namespace"))
+        call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._answer_for(item, holds="tool_calls").setdefault("tool_calls", []).append(call)
+
+    def _answer_for(self, item: dict[str, Any], holds: str) -> Message:
+        """Return the assistant message that an item belongs to: the latest one, or a new one.
+
+        Items with ids that were given out here name their answer, so a client may put tool outputs between them.
+        Without ids, calls follow directly, and a second text or reasoning begins a new message.
+        """
+        source = call_of_item(item.get("id"))
+        latest = self._answer
+        if latest is not None:
+            if source is not None and source == self._source:
+                return latest
+            adjacent = latest is self.messages[-1]
+            distinct = source is not None and self._source is not None
+            if adjacent and not distinct and (holds == "tool_calls" or not _begun(latest, holds)):
+                self._source = self._source or source
+                return latest
+        self._answer, self._source = {"role": "assistant", "content": ""}, source
+        self.messages.append(self._answer)
+        return self._answer
+
+
+def _begun(answer: Message, holds: str) -> bool:
+    """Whether an item of this kind cannot be part of an answer any more."""
+    if holds == "reasoning_content":
+        return bool(answer["content"] or answer.get("tool_calls"))
+    return bool(answer["content"])
+
+
+def _reasoning(item: dict[str, Any]) -> str:
+    """Return the text of a reasoning item: its content, else its sealed content, else its summary."""
+    return (
+        _joined(item.get("content")) or _unseal_reasoning(item.get("encrypted_content")) or _joined(item.get("summary"))
+    )
+
+
+def _joined(parts: Any) -> str:
+    return "".join(str(part.get("text") or "") for part in parts or () if isinstance(part, dict))
+
+
+def _text(content: Any, field: str) -> str:
+    """Join the parts of a content."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise GatewayError(ErrorKind.INVALID, "this is text, or a list of parts", field)
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(_TEXT_FIELDS.get(kind, "")) if isinstance(kind, str) else None
+        if not isinstance(text, str):
+            message = f"parts of type {kind!r} are not supported: this model takes text"
+            raise GatewayError(ErrorKind.INVALID, message, f"{field}[{index}].type")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _bad_item(item: Any, field: str) -> GatewayError:
+    kind = item.get("type") if isinstance(item, dict) else None
+    known = "message, reasoning, function_call, function_call_output, custom_tool_call and custom_tool_call_output"
+    if kind in known.replace(" and", ",").split(", "):
+        return GatewayError(ErrorKind.INVALID, f"an item of type {kind!r} lacks a field", field)
+    if kind is None:
+        return GatewayError(ErrorKind.INVALID, "an item is a message with a role, or has a type", field)
+    return GatewayError(
+        ErrorKind.INVALID, f"items of type {kind!r} are not supported: only {known} are", f"{field}.type"
+    )

@@ -1,0 +1,142 @@
+"""Reads the tools of the Responses API. A model is only shown functions.
+
+A custom tool, whose input is free text, is shown as a function with one argument, `input`. A tool in a namespace is
+shown as `namespace__name`. `ToolTable` remembers how each was given, so that calls are written as the client expects.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from leyden.server.gateway.dialects.types import ToolCall, ToolChoice
+from leyden.server.gateway.errors import ErrorKind, GatewayError
+
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+_CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_HOSTED = "tools that the server would have to run are not supported: only functions and custom tools"
+
+
+class GivenTool(Struct, frozen=True, omit_defaults=True):
+    """A tool that the client knows by another name or type than the model."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+
+class ToolTable(Struct, frozen=True):
+    """The tools of a request: the functions that the model is shown, and how the client gave them."""
+
+    functions: tuple[dict[str, Any], ...] = ()
+    given: dict[str, GivenTool] = {}
+    """By the model's name; plain functions are left out."""
+
+    @classmethod
+    def read(cls, tools: Sequence[dict[str, Any]], field: str = "tools") -> "ToolTable":
+        """Read the tools of a request."""
+        functions: list[dict[str, Any]] = []
+        given: dict[str, GivenTool] = {}
+        for tool, namespace, tool_field in _flatten(tools, field):
+            name = tool.get("name")
+            if not isinstance(name, str) or not name:
+                raise GatewayError(ErrorKind.INVALID, "a tool has a name", f"{tool_field}.name")
+            custom = tool.get("type") == "custom"
+            shown = f"{namespace}__{name}" if namespace else name
+            if custom or namespace:
+                given[shown] = GivenTool(name, namespace, custom)
+            functions.append(_function(shown, tool, custom, tool_field))
+        return cls(tuple(functions), given)
+
+    def __contains__(self, name: str) -> bool:
+        return any(function["function"]["name"] == name for function in self.functions)
+
+    def model_name(self, name: str, namespace: str | None = None) -> str:
+        """Return the name by which the model knows a tool. A client may leave out the namespace of a call."""
+        if namespace:
+            return f"{namespace}__{name}"
+        if name not in self:
+            shown = [model_name for model_name, tool in self.given.items() if tool.name == name]
+            if len(shown) == 1:
+                return shown[0]
+        return name
+
+    def choice(self, choice: str | dict[str, Any] | None) -> tuple["ToolTable", ToolChoice]:
+        """Read `tool_choice`; `allowed_tools` leaves only the allowed ones to choose from."""
+        match choice:
+            case None | "auto":
+                return self, ToolChoice()
+            case "none":
+                return self, ToolChoice("none")
+            case "required":
+                return self._required(None)
+            case {"type": "function" | "custom", "name": str(name), **other}:
+                return self._required(self.model_name(name, other.get("namespace")))
+            case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
+                return self._only(allowed).choice(mode)
+        message = "write auto, none, required, the name of a function or custom tool, or allowed_tools"
+        raise GatewayError(ErrorKind.INVALID, message, "tool_choice")
+
+    def _required(self, name: str | None) -> tuple["ToolTable", ToolChoice]:
+        if name is not None and name not in self:
+            raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", "tool_choice")
+        if not self.functions:
+            raise GatewayError(ErrorKind.INVALID, "there are no tools to choose from", "tool_choice")
+        return self, ToolChoice("required", name)
+
+    def _only(self, allowed: Sequence[Any]) -> "ToolTable":
+        names = set()
+        for tool in allowed:
+            name = tool.get("name") if isinstance(tool, dict) else None
+            shown = self.model_name(name, tool.get("namespace")) if isinstance(name, str) else None
+            if shown is None or shown not in self:
+                raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", "tool_choice.tools")
+            names.add(shown)
+        functions = tuple(function for function in self.functions if function["function"]["name"] in names)
+        return ToolTable(functions, self.given)
+
+
+def _flatten(tools: Sequence[dict[str, Any]], field: str) -> Iterator[tuple[dict[str, Any], str | None, str]]:
+    """Yield each function and custom tool with its namespace and field."""
+    for index, tool in enumerate(tools):
+        tool_field = f"{field}[{index}]"
+        match tool:
+            case {"type": "function" | "custom"}:
+                yield tool, None, tool_field
+            case {"type": "namespace", "name": str(namespace), "tools": list(nested)}:
+                for inner, _, inner_field in _flatten(nested, f"{tool_field}.tools"):
+                    yield inner, namespace, inner_field
+            case {"type": "tool_search"}:
+                pass  # deferred tools are all shown at once, so there is nothing to search for
+            case {"type": str(kind)}:
+                raise GatewayError(ErrorKind.INVALID, f"{kind!r}: {_HOSTED}", f"{tool_field}.type")
+            case _:
+                raise GatewayError(ErrorKind.INVALID, "a tool has a type and a name", tool_field)
+
+
+def _function(name: str, tool: dict[str, Any], custom: bool, field: str) -> dict[str, Any]:
+    """Write a tool as a function in the format that all dialects share."""
+    description = tool.get("description") or ""
+    parameters = _CUSTOM_PARAMETERS if custom else tool.get("parameters") or _NO_PARAMETERS
+    if not isinstance(parameters, dict) or not isinstance(description, str):
+        message = "the parameters of a tool are a JSON schema, its description is text"
+        raise GatewayError(ErrorKind.INVALID, message, field)
+    match tool.get("format"):
+        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)} if custom:
+            description = f"{description}\nThe input follows this {syntax} grammar:\n{definition}".strip()
+    about = {"description": description} if description else {}
+    strict = {"strict": True} if tool.get("strict") and not custom else {}
+    return {"type": "function", "function": {"name": name, **about, "parameters": parameters, **strict}}
+
+
+def custom_input(call: ToolCall) -> str:
+    """Return the input of a custom tool's call; arguments of another form are the input as they are."""
+    try:
+        arguments = msgspec.json.decode(call.arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return call.arguments
+    match arguments:
+        case {"input": str(text)}:
+            return text
+    return call.arguments
