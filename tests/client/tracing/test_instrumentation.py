@@ -142,5 +142,5 @@ async def test_a_framework_that_is_imported_late_has_spans_too(harness: WorkerHa
     with harness.worker("handing.py:solve"):
         episode = await episode_of(harness, "g")
     assert episode.final_reward(0.0) == 5.0, episode.attempt.outcome
-    assert paths(episode) == [("triage", ["triage"]), ("adder", ["adder"])]
+    assert paths(episode) == [("triage", ["response", "triage"]), ("adder", ["response", "adder"])]
     assert any("handoff" in span.name for span in episode.spans)

@@ -52,9 +52,9 @@ class ToolTable(Struct, frozen=True):
     def __contains__(self, name: str) -> bool:
         return any(function["function"]["name"] == name for function in self.functions)
 
-    def model_name(self, name: str, namespace: str | None = None) -> str:
+    def model_name(self, name: str, namespace: object = None) -> str:
         """Return the name by which the model knows a tool. A client may leave out the namespace of a call."""
-        if namespace:
+        if isinstance(namespace, str) and namespace:
             return f"{namespace}__{name}"
         if name not in self:
             shown = [model_name for model_name, tool in self.given.items() if tool.name == name]
