@@ -241,10 +241,11 @@ class EngineConfig(_Section, frozen=True):
 class WorkerConfig(_Section, frozen=True):
     """The workers that run agents on this machine."""
 
-    processes: Whole = defaults.WORKER_PROCESSES
-    """Processes that run agents; 0: none on this machine, start `leyden worker` elsewhere."""
-    concurrency: AtLeastOne = defaults.CONCURRENCY
-    """The most rollouts at once, over all processes."""
+    processes: Whole | None = None
+    """Processes that run agents; 0: none on this machine, start `leyden worker` elsewhere. Where unset: the cores of
+    the machine without the four that trainer, server and engine use, from 1 to 16."""
+    concurrency: AtLeastOne | None = None
+    """The most rollouts at once, over all processes. Where unset: 64, and 256 beside an engine on a GPU."""
     drain_s: NotNegative = defaults.DRAIN_S
     """Seconds that the other rollouts of a process have to finish when one of them hangs, before it is ended."""
 

@@ -38,9 +38,10 @@ async def running_engine(
     """Run an engine that serves a model, within this context. The embedded one shares the parameters of `model`."""
     kind, why = choose_engine(config, model.device)
     console = Console(stderr=True)
-    console.print(f"engine: {kind} ({why})", highlight=False, soft_wrap=True)
+    slots, precision = _slots(config, kind, model.device), str(model.dtype).removeprefix("torch.")
+    console.print(f"engine: {kind} ({why}), {slots} requests at once, {precision}", highlight=False, soft_wrap=True)
     if kind == "torch":
-        engine = _torch_engine(config, model, source, version)
+        engine = _torch_engine(config, model, source, version, slots)
         engine.start()
         try:
             yield engine
@@ -61,14 +62,14 @@ async def running_engine(
             model=source.folder,
             python=_vllm_python(config),
             transfer="ipc" if on_gpu else "files",
-            dtype=str(model.dtype).removeprefix("torch."),
+            dtype=precision,
             arguments=(*shared, *streamed, *config.engine.vllm_arguments),
         ),
         folder / "vllm.log",
         model.named_parameters,
         context_length=int(text.max_position_embeddings),
         vocab_size=int(text.vocab_size),
-        concurrency=config.engine.slots or _VLLM_REQUESTS,
+        concurrency=slots,
         tokenizer=Tokenizer.load(source.folder).control_json,
         version=version,
         seeded=config.deterministic,
@@ -96,11 +97,18 @@ def choose_engine(config: Config, device: torch.device) -> tuple[str, str]:
     return "vllm", f"a CUDA device and vLLM {installed.version}"
 
 
-def _torch_engine(config: Config, model: PreTrainedModel, source: ModelSource, version: int) -> TorchEngine:
-    by_device = _CPU_SLOTS if model.device.type == "cpu" else _GPU_SLOTS
+def _slots(config: Config, kind: str, device: torch.device) -> int:
+    """Return how many requests the engine computes at once."""
+    if kind == "vllm":
+        return config.engine.slots or _VLLM_REQUESTS
+    by_device = _CPU_SLOTS if device.type == "cpu" else _GPU_SLOTS
+    return 1 if config.deterministic else config.engine.slots or by_device
+
+
+def _torch_engine(config: Config, model: PreTrainedModel, source: ModelSource, version: int, slots: int) -> TorchEngine:
     return TorchEngine(
         model,
-        slots=1 if config.deterministic else config.engine.slots or by_device,
+        slots=slots,
         version=version,
         prefix_caching=not config.deterministic,
         tokenizer=Tokenizer.load(source.folder).control_json,

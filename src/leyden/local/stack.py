@@ -12,11 +12,14 @@ from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
+from rich.console import Console
 from transformers import PreTrainedModel
 
+from leyden.client.worker.worker import WorkerOptions
 from leyden.config import Config
 from leyden.engine.protocol import EngineBackend
 from leyden.local.engine import running_engine
+from leyden.local.machine import usable_cores
 from leyden.local.server_process import LocalServer, running_server
 from leyden.local.worker_process import LocalWorker, running_worker, worker_options
 from leyden.records import DEFAULT_POLICY, RunSettings, Sampling
@@ -79,13 +82,20 @@ async def local_stack(
     ):
         await _create_run(remote, config, run)
         key = (await remote.make_key(KeySpec("worker", run))).key
-        if not config.workers.processes:
+        if config.workers.processes == 0:
             write_private(folder / "worker.key", key)
             yield LocalStack(remote, engine, server, None)
             return
-        options = worker_options(config, server.running.url, run)
+        options = worker_options(config, server.running.url, run, model.device.type == "cuda")
+        _print_worker(options)
         async with running_worker(options, key, folder / "worker.log") as worker:
             yield LocalStack(remote, engine, server, worker)
+
+
+def _print_worker(options: WorkerOptions) -> None:
+    processes = "1 process" if options.processes == 1 else f"{options.processes} processes"
+    note = f"agents: {processes} on {usable_cores()} cores, up to {options.concurrency} rollouts at once"
+    Console(stderr=True).print(note, highlight=False, soft_wrap=True)
 
 
 def _server_options(config: Config, folder: Path, source: ModelSource, engine: EngineBackend) -> ServerProcessOptions:
@@ -103,7 +113,7 @@ def _server_options(config: Config, folder: Path, source: ModelSource, engine: E
         model=str(source.folder),
         name=source.name,
         engine=engine.address,
-        release=config.workers.processes > 0,
+        release=config.workers.processes != 0,
     )
 
 

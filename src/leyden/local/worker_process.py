@@ -12,6 +12,7 @@ from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.config import Config, ConfigError
 from leyden.local.log_tail import LogTail
+from leyden.local.machine import usable_cores, worker_size
 
 _REFUSED = 2
 """The exit status of a worker that cannot run with these options, so that restarting it is useless."""
@@ -68,16 +69,17 @@ async def running_worker(options: WorkerOptions, key: str, log_file: Path) -> As
         await worker.stop()
 
 
-def worker_options(config: Config, url: str, run: str) -> WorkerOptions:
-    """Return the options of a run's worker, from its configuration."""
+def worker_options(config: Config, url: str, run: str, on_gpu: bool = False) -> WorkerOptions:
+    """Return the options of a run's worker, from its configuration and this machine."""
+    processes, concurrency = worker_size(config, usable_cores(), on_gpu)
     return WorkerOptions(
         server=url,
         run=run,
         agent=config.agent,
         reward=config.reward,
         base=config.base,
-        processes=max(1, config.workers.processes),
-        concurrency=1 if config.deterministic else config.workers.concurrency,
+        processes=processes,
+        concurrency=concurrency,
         time_limit_s=config.rollout.time_limit_s,
         reward_time_limit_s=config.rollout.reward_time_limit_s,
         reward_tries=config.rollout.reward_tries,

@@ -1,0 +1,32 @@
+"""Defaults that follow from this machine, for what the configuration leaves open: how large a worker is."""
+
+import os
+from pathlib import Path
+
+from leyden import defaults
+from leyden.config import Config
+
+_OTHER_CORES = 4
+"""Cores that trainer, server and engine keep busy while agents run."""
+_MAX_PROCESSES = 16
+"""More host processes than this gain little: agents mostly wait for the model."""
+_GPU_CONCURRENCY = 256
+
+
+def usable_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return the cores that this process may use: its affinity, and the quota of its container."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = quota_file.read_text().split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
+def worker_size(config: Config, cores: int, on_gpu: bool = False) -> tuple[int, int]:
+    """Return how many processes a worker runs agents in, and how many rollouts at the same time over all of them."""
+    concurrency = config.workers.concurrency or (_GPU_CONCURRENCY if on_gpu else defaults.CONCURRENCY)
+    if config.deterministic:
+        concurrency = 1
+    by_cores = max(defaults.WORKER_PROCESSES, min(_MAX_PROCESSES, concurrency, cores - _OTHER_CORES))
+    return config.workers.processes or by_cores, concurrency
