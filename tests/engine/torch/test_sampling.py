@@ -1,6 +1,7 @@
 """Sampling: the right distribution, its logprobs, and the same tokens for the same seed."""
 
 import math
+import random
 from collections import Counter
 
 import pytest
@@ -42,7 +43,7 @@ def reference(raw: Tensor, sampling: Sampling, prompt: list[int], sampled: list[
 
 
 def sample_one(raw: Tensor, sampler: TokenSampler) -> SampledToken:
-    (sampled,) = sample_tokens(raw.clone()[None], [sampler])
+    (sampled,) = sample_tokens(raw.clone()[None], [sampler]).read()
     return sampled
 
 
@@ -81,7 +82,7 @@ def test_tokens_come_as_often_as_their_probability_says(sampling: Sampling) -> N
     samplers = [
         TokenSampler(Sampling(**{**_fields(sampling), "seed": seed}), 0, [], VOCABULARY) for seed in range(many)
     ]
-    counts = Counter(one.id for one in sample_tokens(logits().repeat(many, 1), samplers))
+    counts = Counter(one.id for one in sample_tokens(logits().repeat(many, 1), samplers).read())
     for id, share in enumerate(reference(logits(), sampling, [], [])):
         assert abs(counts[id] / many - share) <= 5 * math.sqrt(share * (1 - share) / many)
 
@@ -107,7 +108,7 @@ def test_a_seed_samples_the_same_tokens_whatever_else_is_in_the_batch() -> None:
             TokenSampler(Sampling(seed=7), 0, [], VOCABULARY),
             *(TokenSampler(one, 2, [], VOCABULARY) for one in others),
         ]
-        return [sample_tokens(logits(step).repeat(len(samplers), 1), samplers)[0].id for step in range(30)]
+        return [sample_tokens(logits(step).repeat(len(samplers), 1), samplers).read()[0].id for step in range(30)]
 
     alone = many([])
     assert alone == many([Sampling(seed=1), Sampling(temperature=0.3, top_p=0.5), Sampling(frequency_penalty=2.0)])
@@ -116,9 +117,25 @@ def test_a_seed_samples_the_same_tokens_whatever_else_is_in_the_batch() -> None:
 
 def test_without_a_seed_no_two_requests_sample_alike() -> None:
     samplers = [TokenSampler(Sampling(), 0, [], VOCABULARY) for _ in range(2)]
-    sampled = [[one.id for one in sample_tokens(torch.zeros(2, VOCABULARY), samplers)] for _ in range(20)]
+    sampled = [[one.id for one in sample_tokens(torch.zeros(2, VOCABULARY), samplers).read()] for _ in range(20)]
     first, second = zip(*sampled, strict=True)
     assert first != second
+
+
+@pytest.mark.parametrize("vocabulary", [2048, 5001])
+def test_a_vocabulary_of_several_blocks_is_sampled_at_the_same_points_of_its_distribution(vocabulary: int) -> None:
+    many = 300
+    raw = 3 * torch.randn(vocabulary, generator=torch.Generator().manual_seed(1))
+    raw[torch.randperm(vocabulary, generator=torch.Generator().manual_seed(2))[: vocabulary // 2]] = -torch.inf
+    samplers = [TokenSampler(Sampling(seed=seed), 0, [], vocabulary) for seed in range(many)]
+    sampled = sample_tokens(raw.repeat(many, 1), samplers).read()
+    cumulative = raw.double().softmax(-1).cumsum(-1)
+    for seed, token in enumerate(sampled):
+        point = random.Random(seed).random()
+        before = cumulative[token.id - 1] if token.id else 0.0
+        assert before - 1e-6 <= point <= cumulative[token.id] + 1e-6
+        assert token.logprob == pytest.approx(float(raw.log_softmax(-1)[token.id]), abs=1e-5)
+        assert math.isfinite(token.logprob)
 
 
 def _fields(sampling: Sampling) -> dict[str, float]:

@@ -292,7 +292,7 @@ class TorchEngine:
         logits = self._forward(segments)
         ready = [slot for slot, segment in schedule if segment.needs_logits]
         requests = [slot.request for slot in ready if slot.request is not None]
-        tokens = sample_tokens(logits, [request.sampler for request in requests]) if ready else []
+        tokens = sample_tokens(logits, [request.sampler for request in requests]).read() if ready else []
         for slot, segment in schedule:
             slot.computed = segment.end
             if len(segment.ids) > 1 or (slot.request and segment.start < len(slot.request.request.prompt_ids)):

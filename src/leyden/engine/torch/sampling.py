@@ -1,4 +1,4 @@
-"""Samples one token for each request of a step.
+"""Samples one token for each request of a step, on the device of the logits.
 
 Applied in this order: penalties (repetition over prompt and completion, presence and frequency over the completion),
 temperature, the grammar, top_k, top_p of the remaining tokens, min_p. Logprobs are those of the resulting distribution,
@@ -6,6 +6,7 @@ renormalised. At temperature 0 the most likely token is chosen, and logprobs are
 
 Each request has its own random generator, seeded by the request, and uses one number per token: it selects the token
 at that point of the cumulative distribution. The result does not depend on the rest of the batch, up to rounding.
+Nothing here waits for the device but `SampledBatch.read`, which needs one copy.
 """
 
 import random
@@ -17,10 +18,13 @@ import torch
 from torch import Tensor
 
 from leyden.engine.grammar import GrammarMatcher
+from leyden.engine.torch.transfer import HostCopy, to_device
 from leyden.records import Sampling
 
 MIN_TEMPERATURE = 1e-30
 """float32 cannot divide by less. Far above this, sampling already picks only the most likely token."""
+CUMULATIVE_BLOCK = 1024
+"""Vocabularies of several blocks are summed up block by block: a float64 sum over all of it is slow on a GPU."""
 
 TopLogprobs = tuple[tuple[int, float], ...]
 
@@ -56,6 +60,8 @@ class TokenSampler:
             sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
         )
         self.plain = not (self.truncates or self.penalises or self.greedy or self.top_logprobs or matcher)
+        self.needs_tokens = self.penalises or matcher is not None
+        """Whether a token can be sampled only after the host has read the one before."""
         if self.penalises:
             self._counts = torch.zeros(vocabulary)
             self._seen = torch.zeros(vocabulary, dtype=torch.bool)
@@ -63,12 +69,11 @@ class TokenSampler:
 
     def penalise(self, logits: Tensor) -> Tensor:
         """Return logits of [vocabulary] after the penalties."""
-        device, sampling = logits.device, self.sampling
-        seen, counts = self._seen.to(device), self._counts.to(device)
-        strength = sampling.repetition_penalty
+        sampling, strength = self.sampling, self.sampling.repetition_penalty
+        self._seen, self._counts = self._seen.to(logits.device), self._counts.to(logits.device)
         repeated = torch.where(logits > 0, logits / strength, logits * strength)
-        logits = torch.where(seen, repeated, logits)
-        return logits - sampling.frequency_penalty * counts - sampling.presence_penalty * (counts > 0)
+        logits = torch.where(self._seen, repeated, logits)
+        return logits - sampling.frequency_penalty * self._counts - sampling.presence_penalty * (self._counts > 0)
 
     def accept(self, id: int) -> None:
         """Update penalties and grammar with a sampled token."""
@@ -79,9 +84,34 @@ class TokenSampler:
             self.matcher.accept(id)
 
 
-def sample_tokens(logits: Tensor, samplers: Sequence[TokenSampler]) -> list[SampledToken]:
+class SampledBatch:
+    """The sampled tokens of a step, which the device may still be computing."""
+
+    def __init__(self, ids: Tensor, values: Tensor, samplers: Sequence[TokenSampler], tops: int) -> None:
+        """`values` has the columns id, logprob, allowed, then the ids and the logprobs of the most likely tokens."""
+        self.ids = ids
+        """[request], on the device."""
+        self._samplers, self._tops = samplers, tops
+        self._values = HostCopy(values)
+
+    def read(self) -> list[SampledToken]:
+        """Wait for the tokens, and update penalties and grammars with them; call it once."""
+        tokens = []
+        for sampler, (id, logprob, allowed, *tops) in zip(self._samplers, self._values.wait().tolist(), strict=True):
+            top: TopLogprobs | None = None
+            if sampler.top_logprobs:
+                likeliest = zip(tops[: sampler.top_logprobs], tops[self._tops :], strict=False)
+                top = tuple((int(one), value) for one, value in likeliest if value > -torch.inf)
+            tokens.append(SampledToken(int(id), logprob, top, allowed))
+            if sampler.needs_tokens:
+                sampler.accept(int(id))
+        return tokens
+
+
+def sample_tokens(logits: Tensor, samplers: Sequence[TokenSampler]) -> SampledBatch:
     """Sample a token from each row of [request, vocabulary]. May overwrite the logits."""
-    plain = all(sampler.plain for sampler in samplers)
+    device, plain = logits.device, all(sampler.plain for sampler in samplers)
+    uniform = to_device(np.array([sampler.uniform() for sampler in samplers]), device)
     if not plain:
         for index, sampler in enumerate(samplers):
             if sampler.penalises:
@@ -89,42 +119,63 @@ def sample_tokens(logits: Tensor, samplers: Sequence[TokenSampler]) -> list[Samp
     if any(sampler.temperature != 1 for sampler in samplers):
         highest = logits.amax(-1, keepdim=True)  # subtracted first, so that nothing overflows
         logits = (logits - highest) / _column([sampler.temperature for sampler in samplers], logits)
-    allowed = [1.0] * len(samplers)
+    allowed = torch.ones(len(samplers), dtype=torch.float64, device=device)
     if not plain and (matchers := {i: one.matcher for i, one in enumerate(samplers) if one.matcher is not None}):
-        logits[list(matchers)], masses = constrain(logits[list(matchers)], list(matchers.values()))
-        for index, mass in zip(matchers, masses, strict=True):
-            allowed[index] = mass
+        rows = to_device(np.array(list(matchers)), device)
+        logits[rows], allowed[rows] = constrain(logits[rows], list(matchers.values()))
     if not plain and (truncated := [index for index, sampler in enumerate(samplers) if sampler.truncates]):
-        logits[truncated] = truncate(logits[truncated], [samplers[index].sampling for index in truncated])
+        rows = to_device(np.array(truncated), device)
+        logits[rows] = truncate(logits[rows], [samplers[index].sampling for index in truncated])
     logprobs = torch.log_softmax(logits, -1)
-    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    uniform = torch.tensor([sampler.uniform() for sampler in samplers], dtype=torch.float64, device=logits.device)
-    ids = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
-    if not plain:
-        greedy = torch.tensor([[sampler.greedy] for sampler in samplers], device=logits.device)
-        ids = torch.where(greedy, logprobs.argmax(-1, keepdim=True), ids)
-    ids.clamp_(max=logits.shape[-1] - 1)  # past the end only where logits are not finite; the logprob shows that
-    chosen = logprobs.gather(-1, ids)
-    tops: Sequence[TopLogprobs | None] = [None] * len(samplers) if plain else _tops(logprobs, samplers)
-    tokens = [SampledToken(*one) for one in zip(ids[:, 0].tolist(), chosen[:, 0].tolist(), tops, allowed, strict=True)]
-    if not plain:
-        for sampler, token in zip(samplers, tokens, strict=True):
-            sampler.accept(token.id)
-    return tokens
+    ids = _select(logprobs.exp(), uniform)
+    if not plain and any(sampler.greedy for sampler in samplers):
+        greedy = to_device(np.array([sampler.greedy for sampler in samplers]), device)
+        ids = torch.where(greedy, logprobs.argmax(-1), ids)
+    most = 0 if plain else max(sampler.top_logprobs for sampler in samplers)
+    parts = [ids[:, None], logprobs.gather(-1, ids[:, None]), allowed[:, None]]
+    if most:
+        values, likeliest = logprobs.topk(most)
+        parts += [likeliest, values]
+    return SampledBatch(ids, torch.cat([part.double() for part in parts], 1), samplers, most)
 
 
-def constrain(logits: Tensor, matchers: Sequence[GrammarMatcher]) -> tuple[Tensor, list[float]]:
+def _select(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Return for each row of [request, vocabulary] the id at which the cumulative distribution passes `uniform`."""
+    rows, vocabulary = probabilities.shape
+    if vocabulary < 2 * CUMULATIVE_BLOCK:
+        ids, _ = _pass(probabilities, uniform[:, None])
+    else:
+        padding = -vocabulary % CUMULATIVE_BLOCK
+        blocks = torch.nn.functional.pad(probabilities, (0, padding)).view(rows, -1, CUMULATIVE_BLOCK)
+        block, inside = _pass(blocks.sum(-1, dtype=torch.float64), uniform[:, None])
+        chosen = blocks.gather(1, block[:, :, None].expand(-1, 1, CUMULATIVE_BLOCK))[:, 0]
+        ids = block * CUMULATIVE_BLOCK + _pass(chosen, inside)[0]
+    return ids[:, 0].clamp_(max=vocabulary - 1)
+
+
+def _pass(masses: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index in each row at which its cumulative sum passes a share of it, and the share inside that index.
+
+    The index is the last one where values are not finite, which the logprob of the token then shows.
+    """
+    cumulative = masses.cumsum(-1, dtype=torch.float64)
+    point = share * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, point, right=True).clamp_(max=masses.shape[-1] - 1)
+    mass = masses.gather(-1, index).double()
+    return index, (point - cumulative.gather(-1, index) + mass).div_(mass).clamp_(0, 1 - 2**-40)
+
+
+def constrain(logits: Tensor, matchers: Sequence[GrammarMatcher]) -> tuple[Tensor, Tensor]:
     """Set the logits of [request, vocabulary] that grammars forbid to minus infinity.
 
     Also returns the probability of the allowed tokens for each request: 0 where a single one is allowed, since the
     model does not choose it.
     """
     bits = np.stack([np.frombuffer(matcher.allowed_bitmask(), np.uint8) for matcher in matchers])
-    allowed = torch.from_numpy(np.unpackbits(bits, axis=1, count=logits.shape[-1], bitorder="little"))
-    allowed = allowed.to(logits.device, torch.bool)
+    allowed = to_device(np.unpackbits(bits, axis=1, count=logits.shape[-1], bitorder="little"), logits.device).bool()
     masses = logits.softmax(-1).masked_fill(~allowed, 0).sum(-1, dtype=torch.float64).clamp(max=1)
-    masses[allowed.count_nonzero(-1) <= 1] = 0
-    return logits.masked_fill(~allowed, -torch.inf), masses.round(decimals=6).tolist()
+    masses.masked_fill_(allowed.count_nonzero(-1) <= 1, 0)
+    return logits.masked_fill(~allowed, -torch.inf), masses.round(decimals=6)
 
 
 def truncate(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -141,20 +192,5 @@ def truncate(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     return logits.masked_fill(torch.zeros_like(excluded).scatter_(-1, index, excluded), -torch.inf)
 
 
-def _tops(logprobs: Tensor, samplers: Sequence[TokenSampler]) -> list[TopLogprobs | None]:
-    """Return the most likely tokens where requested, without those of probability 0."""
-    most = max(sampler.top_logprobs for sampler in samplers)
-    tops: list[TopLogprobs | None] = [None] * len(samplers)
-    if most:
-        values, ids = logprobs.topk(most)
-        for index, (sampler, row) in enumerate(
-            zip(samplers, zip(ids.tolist(), values.tolist(), strict=True), strict=True)
-        ):
-            if sampler.top_logprobs:
-                likeliest = zip(*(part[: sampler.top_logprobs] for part in row), strict=True)
-                tops[index] = tuple((id, value) for id, value in likeliest if value > -torch.inf)
-    return tops
-
-
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return to_device(np.array(values), like.device).to(like.dtype)[:, None]
