@@ -30,9 +30,9 @@ def spark() -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(SPARK, dtype=torch.float32)
 
 
-@pytest.fixture
-async def engine(spark: PreTrainedModel) -> AsyncIterator[TorchEngine]:
-    made = TorchEngine(spark, slots=8, tokenizer=TOKENIZER.control_json)
+@pytest.fixture(params=[False, True], ids=["in order", "overlapping"])
+async def engine(spark: PreTrainedModel, request: pytest.FixtureRequest) -> AsyncIterator[TorchEngine]:
+    made = TorchEngine(spark, slots=8, tokenizer=TOKENIZER.control_json, overlap=request.param)
     yield made
     made.close()
 

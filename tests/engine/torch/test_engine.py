@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from transformers import (
 
 from leyden.engine.protocol import EngineError, EngineRequest, TokenChunk
 from leyden.engine.torch.engine import TorchEngine
+from leyden.engine.torch.sampling import SampledBatch, SampledToken
 from leyden.records import Sampling
 
 VOCABULARY = 97
@@ -59,9 +61,9 @@ def llama() -> PreTrainedModel:
     return make("llama")
 
 
-@pytest.fixture
-async def engine(model: PreTrainedModel) -> AsyncIterator[TorchEngine]:
-    made = TorchEngine(model, slots=8, version=3, prefill_tokens=50)
+@pytest.fixture(params=[False, True], ids=["in order", "overlapping"])
+async def engine(model: PreTrainedModel, request: pytest.FixtureRequest) -> AsyncIterator[TorchEngine]:
+    made = TorchEngine(model, slots=8, version=3, prefill_tokens=50, overlap=request.param)
     yield made
     made.close()
 
@@ -228,6 +230,57 @@ async def test_top_logprobs(model: PreTrainedModel, engine: TorchEngine) -> None
     for top, row in zip(tops, logprobs, strict=True):
         assert [id for id, _ in top] == row.topk(5).indices.tolist()
         assert [value for _, value in top] == pytest.approx(row.topk(5).values.tolist(), abs=1e-4)
+
+
+async def test_penalised_and_plain_requests_sample_the_same_whether_steps_overlap_or_not(
+    llama: PreTrainedModel,
+) -> None:
+    found = []
+    for overlap in (False, True):
+        engine = TorchEngine(llama, slots=6, overlap=overlap)
+        requests = [make_request(prompt(i, 30), 25, f"s{i}", seed=i, repetition_penalty=1 + i % 2) for i in range(6)]
+        answers = await asyncio.gather(*(complete(engine, request) for request in requests))
+        found.append([answer.ids for answer in answers])
+        engine.close()
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+async def test_with_overlap_a_step_starts_before_the_tokens_of_the_one_before_are_read(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    engine = TorchEngine(llama, overlap=overlap)
+    forward, read, events = engine._forward, SampledBatch.read, []
+
+    class Recorded:
+        def __call__(self, *args: Any) -> torch.Tensor:
+            events.append("step")
+            return forward(*args)
+
+    def recorded_read(sampled: SampledBatch) -> list[SampledToken]:
+        events.append("read")
+        return read(sampled)
+
+    monkeypatch.setattr(engine, "_forward", Recorded())
+    monkeypatch.setattr(SampledBatch, "read", recorded_read)
+    await complete(engine, make_request(prompt(0, 10), 4))
+    engine.close()
+    in_order = ["step", "read"] * 4
+    assert events == (["step", *["step", "read"] * 3, "read"] if overlap else in_order)
+
+
+async def test_a_request_that_stops_leaves_its_slot_usable_while_the_next_step_runs(llama: PreTrainedModel) -> None:
+    engine = TorchEngine(llama, slots=1, overlap=True)
+    free = await complete(engine, make_request(prompt(0, 10), 30))
+    stop = free.ids[12]
+    stopped, after = await asyncio.gather(
+        complete(engine, make_request(prompt(0, 10), 30, stop=(stop,))),
+        complete(engine, make_request(prompt(1, 40), 30, "other", seed=3)),
+    )
+    assert stopped.ids == free.ids[: free.ids.index(stop) + 1]
+    check(llama, after)
+    check(llama, await complete(engine, make_request((*stopped.whole, 1, 2), 10)))
+    engine.close()
 
 
 async def test_the_context_is_the_limit(model: PreTrainedModel, engine: TorchEngine) -> None:
@@ -397,7 +450,7 @@ async def test_a_step_that_fails_fails_its_requests_and_no_others(
     real = engine._forward
 
     class Broken:
-        def __call__(self, segments: object) -> torch.Tensor:
+        def __call__(self, *args: object) -> torch.Tensor:
             raise MemoryError("no room")
 
     monkeypatch.setattr(engine, "_forward", Broken())

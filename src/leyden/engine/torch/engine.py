@@ -1,8 +1,8 @@
 """The embedded engine: continuous batching of a Hugging Face causal model over a fixed number of KV cache slots.
 
 One thread computes. Between two steps requests join and leave and weights are updated. A step samples one token for
-every request whose prompt is computed, and computes up to `prefill_tokens` tokens of the other prompts. The thread
-sleeps while there is nothing to do. The parameters are the trainer's own: `publish` updates them in place.
+every request whose prompt is computed, and computes up to `prefill_tokens` tokens of the other prompts. On a GPU the
+tokens of a step are read while the next one runs. The thread sleeps while there is nothing to do.
 """
 
 import asyncio
@@ -18,18 +18,22 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NoReturn
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from leyden.engine.grammar import GrammarCompiler, GrammarError, GrammarMatcher
 from leyden.engine.protocol import EngineError, EngineRequest, Publication, SocketAddress, TokenChunk, WeightUpdate
 from leyden.engine.remote import EngineServer
-from leyden.engine.torch.forward import EngineForward, HubForward, RecomputeForward, Segment
+from leyden.engine.torch.forward import EngineForward, HubForward, RecomputeForward
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.llama import LlamaForward
 from leyden.engine.torch.prefix_cache import PrefixCache, Slot
 from leyden.engine.torch.request import ActiveRequest, Outputs, deliver_outputs
-from leyden.engine.torch.sampling import sample_tokens
+from leyden.engine.torch.sampling import SampledBatch, sample_tokens
+from leyden.engine.torch.schedule import schedule_step
+from leyden.engine.torch.transfer import to_device, trainers_stream
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +43,8 @@ FLUSH_INTERVAL_S = 0.01
 """How often sampled tokens are delivered (first and last ones at once): waking a caller costs about one token."""
 DEFAULT_CONTEXT_LENGTH = 32_768
 """The longest sequence of a model that sets no limit."""
+CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 8192
+"""Prompt tokens of one step: enough to fill the device, and few enough that decoding requests do not wait long."""
 _CLOSED = "the engine was closed"
 
 
@@ -55,6 +61,14 @@ class EngineStats:
     busy_s: float = 0.0
 
 
+@dataclass
+class RunningStep:
+    """A step whose sampled tokens are not read yet."""
+
+    sampling: list[tuple[Slot, ActiveRequest]]
+    sampled: SampledBatch
+
+
 class TorchEngine:
     """Samples from a model in this process. Safe to use from any event loop and thread."""
 
@@ -64,14 +78,16 @@ class TorchEngine:
         *,
         slots: int = 64,
         version: int = 0,
-        prefill_tokens: int = 256,
+        prefill_tokens: int | None = None,
         threads: int | None = None,
         prefix_caching: bool = True,
         tokenizer: str | None = None,
+        overlap: bool | None = None,
     ) -> None:
         """Without `prefix_caching`, a completion does not depend on earlier requests, to the last bit.
 
-        Grammars need a `tokenizer`, in the form that `GrammarCompiler` takes.
+        Grammars need a `tokenizer`, in the form that `GrammarCompiler` takes. With `overlap`, which is the default on a
+        GPU, a step is started before the tokens of the one before are read.
         """
         config = model.config.get_text_config()
         self._context_length = int(getattr(config, "max_position_embeddings", DEFAULT_CONTEXT_LENGTH))
@@ -80,11 +96,19 @@ class TorchEngine:
         self.version = version
         """The version of the current weights."""
         self.stats = EngineStats()
-        self._prefill_tokens, self._threads = prefill_tokens, threads or _threads(model)
+        on_gpu = model.device.type == "cuda"
+        self._prefill_tokens = prefill_tokens or (GPU_PREFILL_TOKENS if on_gpu else CPU_PREFILL_TOKENS)
+        self._threads = threads or _threads(model)
         self._kv_cache = KVCache(slots, self._context_length, model.dtype, model.device)
         self._forward = _forward(model, self._kv_cache)
         recomputes = isinstance(self._forward, RecomputeForward)  # it has no KV cache to reuse
         self._prefix_cache = PrefixCache(slots, self._kv_cache, prefix_caching and not recomputes)
+        self._sampled: Tensor | None = None
+        """The last sampled id of every slot, on the device; None where tokens are read before the next step."""
+        if (on_gpu if overlap is None else overlap) and not recomputes:
+            self._sampled = torch.zeros(slots, dtype=torch.long, device=model.device)
+        self._running: RunningStep | None = None
+        self._stream = torch.cuda.Stream(model.device) if on_gpu else None
         self._wake = threading.Condition()
         self._queue: deque[ActiveRequest] = deque()
         self._weight_updates: deque[tuple[Callable[[], None], int, Future[None]]] = deque()
@@ -209,6 +233,8 @@ class TorchEngine:
     def _run(self) -> None:
         try:
             self._set_threads()
+            if self._stream is not None:
+                torch.cuda.set_stream(self._stream)
             while self._wait():
                 started = time.perf_counter()
                 try:
@@ -249,16 +275,20 @@ class TorchEngine:
         """Sleep until there is something to do; false when the engine is closed."""
         with self._wake:
             while not (self._closed or self._queue or self._weight_updates or self._prefix_cache.active):
+                self._running = None  # its requests were cancelled
                 self._wake.wait()
             return not self._closed
 
     def _update_weights(self, update: Callable[[], None], version: int, done: Future[None]) -> None:
         if not done.set_running_or_notify_cancel():
             return
-        self._flush(everything=True)
         try:
+            with torch.inference_mode():
+                self._read_tokens()
+            self._flush(everything=True)
             try:
-                update()
+                with trainers_stream(self._stream):
+                    update()
                 self.version = version
             finally:  # an update that failed may have written some of the weights
                 with torch.inference_mode():
@@ -283,23 +313,52 @@ class TorchEngine:
                 self.stats.prompt_reused += cache.admit(request)
 
     def _step(self) -> None:
-        schedule = self._schedule()
-        if not schedule:
-            return
-        segments = [segment for _, segment in schedule]
-        longest = max(segment.end for segment in segments)
-        self._kv_cache.reserve(longest, [slot.computed for slot in self._prefix_cache.slots])
-        logits = self._forward(segments)
-        ready = [slot for slot, segment in schedule if segment.needs_logits]
-        requests = [slot.request for slot in ready if slot.request is not None]
-        tokens = sample_tokens(logits, [request.sampler for request in requests]).read() if ready else []
-        for slot, segment in schedule:
-            slot.computed = segment.end
-            if len(segment.ids) > 1 or (slot.request and segment.start < len(slot.request.request.prompt_ids)):
-                self.stats.prompt_computed += len(segment.ids)
+        """Start a step and read the tokens of the one before, or of the same one where steps do not overlap."""
+        before, self._running = self._running, None
+        schedule = schedule_step(self._prefix_cache, self._prefill_tokens)
+        if schedule:
+            segments = [segment for _, segment in schedule]
+            longest = max(segment.end for segment in segments)
+            self._kv_cache.reserve(longest, [slot.computed for slot in self._prefix_cache.slots])
+            logits = self._forward(segments, self._sampled)
+            sampling = [(slot, slot.request) for slot, one in schedule if one.needs_logits and slot.request is not None]
+            for slot, segment in schedule:
+                slot.computed = segment.end
+                if len(segment.ids) > 1 or (slot.request and segment.start < len(slot.request.request.prompt_ids)):
+                    self.stats.prompt_computed += len(segment.ids)
+            if sampling:
+                self._running = self._start_sampling(logits, sampling)
+            self.stats.steps += 1
+        if self._sampled is None:
+            self._read_tokens()
+        elif before is not None:
+            self._append_tokens(before)
+
+    def _start_sampling(self, logits: Tensor, sampling: list[tuple[Slot, ActiveRequest]]) -> RunningStep:
+        sampled = sample_tokens(logits, [request.sampler for _, request in sampling])
+        if self._sampled is not None:
+            slots = to_device(np.array([slot.index for slot, _ in sampling]), logits.device)
+            self._sampled[slots] = sampled.ids
+        for slot, _ in sampling:
+            slot.unread = True
+        return RunningStep(sampling, sampled)
+
+    def _read_tokens(self) -> None:
+        """Wait for the running step, if there is one."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._append_tokens(running)
+
+    def _append_tokens(self, step: RunningStep) -> None:
+        """Append the tokens of a step to its requests; a request that has ended since ignores its token."""
         finished: list[Slot] = []
         failures: Outputs = []
-        for slot, request, token in zip(ready, requests, tokens, strict=True):
+        started = self._running.sampling if self._running is not None else ()
+        for (slot, request), token in zip(step.sampling, step.sampled.read(), strict=True):
+            if slot.request is not request:
+                continue
+            slot.unread = False
+            self.stats.sampled_tokens += 1
             if not (math.isfinite(token.logprob) and math.isfinite(token.allowed)):
                 failures.append((request, EngineError(_sampling_error(request))))
                 finished.append(slot)
@@ -309,26 +368,11 @@ class TorchEngine:
             request.append(token)
             if request.finish is not None:
                 finished.append(slot)
-        self.stats.steps += 1
-        self.stats.sampled_tokens += len(tokens)
+        for slot, request in started:
+            slot.unread = slot.request is request
         self._flush()
         deliver_outputs(failures)
         self._prefix_cache.release(finished)
-
-    def _schedule(self) -> list[tuple[Slot, Segment]]:
-        """Choose the tokens to compute: one per decoding request, by slot; then up to `prefill_tokens` of prompts."""
-        decode, prefill, budget = [], [], self._prefill_tokens
-        for slot in self._prefix_cache.active:
-            missing = len(slot.tokens) - slot.computed
-            if missing == 1:
-                decode.append((slot, Segment(slot.index, slot.computed, slot.tokens[-1:], True)))
-            elif budget and not self._prefix_cache.must_wait(slot):
-                end = min(slot.computed + budget, len(slot.tokens))
-                ids = slot.tokens[slot.computed : end]
-                prefill.append((slot, Segment(slot.index, slot.computed, ids, end == len(slot.tokens))))
-                budget -= len(ids)
-        decode.sort(key=lambda one: one[1].slot)
-        return decode + prefill
 
     def _flush(self, everything: bool = False) -> None:
         """Deliver sampled tokens: first and last ones at once, the others every `FLUSH_INTERVAL_S`."""
@@ -348,6 +392,7 @@ class TorchEngine:
         """Fail the active requests and discard the KV cache, which may be wrong."""
         active = self._prefix_cache.active
         deliver_outputs([(slot.request, EngineError(message)) for slot in active if slot.request is not None])
+        self._running = None
         self._prefix_cache.release(active)
         self._prefix_cache.invalidate()
 

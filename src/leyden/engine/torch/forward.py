@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 RECOMPUTE_BATCH = 8
 """Sequences that are recomputed together: more would need more padding and memory."""
+UNREAD = -1
+"""In place of the id of the last token sampled for a slot, which is on the device and not read yet."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -37,11 +39,19 @@ class Segment(NamedTuple):
 class EngineForward(Protocol):
     """Computes a step. Segments of one token come first, ordered by slot; then the longer ones."""
 
-    def __call__(self, segments: Sequence[Segment]) -> Tensor:
-        """Return logits of [segment that needs them, vocabulary], in float32."""
+    def __call__(self, segments: Sequence[Segment], sampled: Tensor | None = None) -> Tensor:
+        """Return logits of [segment that needs them, vocabulary], in float32.
+
+        `sampled` holds the last sampled id of every slot, for segments of one `UNREAD` token.
+        """
 
     def refresh(self) -> None:
         """Update whatever is derived from the weights, which have changed."""
+
+
+def replace_unread(ids: Tensor, slots: Tensor, sampled: Tensor | None) -> Tensor:
+    """Return token ids with every `UNREAD` one replaced by the last sampled id of its slot."""
+    return ids if sampled is None else torch.where(ids == UNREAD, sampled[slots], ids)
 
 
 class HubForward:
@@ -63,18 +73,20 @@ class HubForward:
     def refresh(self) -> None:
         """Do nothing: nothing is derived from the weights."""
 
-    def __call__(self, segments: Sequence[Segment]) -> Tensor:
+    def __call__(self, segments: Sequence[Segment], sampled: Tensor | None = None) -> Tensor:
         """Run the model once for all single tokens and once for each longer segment."""
         batches = [
             batch
             for single, some in groupby(segments, lambda segment: len(segment.ids) == 1)
             for batch in ([list(some)] if single else [[one] for one in some])
         ]
-        return torch.cat([self._logits(batch)[[one.needs_logits for one in batch]] for batch in batches])
+        return torch.cat([self._logits(batch, sampled)[[one.needs_logits for one in batch]] for batch in batches])
 
-    def _logits(self, batch: Sequence[Segment]) -> Tensor:
+    def _logits(self, batch: Sequence[Segment], sampled: Tensor | None) -> Tensor:
         device = self._kv_cache.device
-        ids = torch.tensor([segment.ids for segment in batch], device=device)
+        ids = torch.tensor([list(segment.ids) for segment in batch], device=device)
+        slots = torch.tensor([segment.slot for segment in batch], device=device)
+        ids = replace_unread(ids, slots[:, None], sampled)
         starts = torch.tensor([segment.start for segment in batch], device=device)
         positions = starts[:, None] + torch.arange(ids.shape[1], device=device)
         length = max(segment.end for segment in batch)
@@ -147,8 +159,8 @@ class RecomputeForward:
     def refresh(self) -> None:
         """Do nothing: nothing is derived from the weights."""
 
-    def __call__(self, segments: Sequence[Segment]) -> Tensor:
-        """Run the model for segments that need logits, sequences of similar lengths together."""
+    def __call__(self, segments: Sequence[Segment], sampled: Tensor | None = None) -> Tensor:
+        """Run the model for segments that need logits, sequences of similar lengths together; none may be `UNREAD`."""
         for segment in segments:
             self._ids[segment.slot] = [*self._ids.get(segment.slot, ())[: segment.start], *segment.ids]
         sequences = [self._ids[segment.slot] for segment in segments if segment.needs_logits]

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from leyden.engine.torch.forward import Segment
+from leyden.engine.torch.forward import Segment, replace_unread
 from leyden.engine.torch.kv_cache import KVCache
 
 MAX_COPIED_PARAMETERS = 50_000_000
@@ -120,7 +120,7 @@ class LlamaForward:
         for layer in self._layers:
             layer.refresh()
 
-    def __call__(self, segments: Sequence[Segment]) -> Tensor:
+    def __call__(self, segments: Sequence[Segment], sampled: Tensor | None = None) -> Tensor:
         """Compute all tokens together, and logits for the segments that need them."""
         if self._rotations.shape[0] != self._kv_cache.length:
             self._rotations = self._compute_rotations()
@@ -129,6 +129,7 @@ class LlamaForward:
         position = torch.tensor([at for one in segments for at in range(one.start, one.end)])
         rotations = self._rotations[position]
         calls = self._calls(segments, position)
+        ids = replace_unread(ids, slot, sampled)
         hidden = F.embedding(ids, self._model.model.embed_tokens.weight)
         for layer, buffer in zip(self._layers, self._kv_cache.buffers, strict=True):
             hidden = self._layer(layer, buffer, hidden, slot, position, rotations, calls)

@@ -4,6 +4,7 @@ A slot keeps its contents until another request needs the slot. A new request ta
 copies the longest prefix that any other slot shares with it. At least one token of each prompt is computed.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 from leyden.engine.torch.kv_cache import KVCache
@@ -12,7 +13,7 @@ from leyden.engine.torch.request import ActiveRequest
 MIN_SAVED_TOKENS = 16
 """A request waits for another one that is computing their common prefix only if that saves this many tokens."""
 COMPARE_BLOCK = 64
-"""Tokens compared at once when looking for a common prefix."""
+"""Tokens compared first when looking for a common prefix; then twice as many, and so on."""
 
 
 class Slot:
@@ -20,15 +21,17 @@ class Slot:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.tokens: list[int] = []
+        self.tokens = array("i")
         self.computed = 0
         self.session = ""
         self.session_ended = True
         self.last_used = 0
         """When it was last assigned, by a counter."""
         self.request: ActiveRequest | None = None
-        self.waiting_for: tuple[ActiveRequest, int] | None = None
-        """Another request that is computing this many tokens of a common prefix."""
+        self.unread = False
+        """Whether the device has sampled a token that is not in `tokens` yet."""
+        self.waiting_for: tuple[Slot, ActiveRequest, int] | None = None
+        """Another slot whose request is computing this many tokens of a common prefix."""
 
 
 class PrefixCache:
@@ -71,7 +74,8 @@ class PrefixCache:
             return 0
         needed = slot.tokens[:-1]
         best, length = slot, slot.computed
-        computing, expected = None, length
+        computing: tuple[Slot, ActiveRequest] | None = None
+        expected = length
         for other in self.slots:
             if other is slot or not other.tokens:
                 continue
@@ -79,29 +83,28 @@ class PrefixCache:
             if (available := min(common, other.computed)) > length:
                 best, length = other, available
             if other.request is not None and other.last_used < slot.last_used and common > expected:
-                computing, expected = other.request, common
+                computing, expected = (other, other.request), common
         if best is not slot:
             self._kv_cache.copy(best.index, slot.index, length)
             slot.computed = length
         if computing is not None and expected >= length + MIN_SAVED_TOKENS:
-            slot.waiting_for = computing, expected
+            slot.waiting_for = *computing, expected
         return length
 
     def must_wait(self, slot: Slot) -> bool:
         """Whether a slot still waits for a common prefix; copies the prefix once it is computed."""
         if slot.waiting_for is None:
             return False
-        request, length = slot.waiting_for
-        for other in self.active:
-            if other.request is request and other.computed < length:
-                return True
+        other, request, length = slot.waiting_for
+        if other.request is request and other.computed < length:
+            return True
         self.reuse_prefix(slot)
         return slot.waiting_for is not None
 
     def release(self, slots: Iterable[Slot]) -> None:
         """Detach the requests of some slots; the slots keep their contents."""
         for slot in slots:
-            slot.request = slot.waiting_for = None
+            slot.request, slot.waiting_for, slot.unread = None, None, False
         self.active = [slot for slot in self.active if slot.request is not None]
 
     def end_session(self, session: str) -> None:
@@ -115,7 +118,7 @@ class PrefixCache:
             slot.computed = 0
             slot.waiting_for = None
             if slot.request is None:
-                slot.tokens, slot.session, slot.session_ended, slot.last_used = [], "", True, 0
+                slot.tokens, slot.session, slot.session_ended, slot.last_used = array("i"), "", True, 0
 
     def _slot_to_continue(self, request: ActiveRequest) -> Slot | None:
         """Return the idle slot, of this session or of an ended one, with the longest common prefix.
@@ -134,12 +137,21 @@ class PrefixCache:
 def common_prefix_length(one: Sequence[int], other: Sequence[int], limit: int) -> int:
     """Return the number of tokens in the common prefix of two sequences, at most `limit`."""
     limit = min(limit, len(one), len(other))
-    at = 0
-    while at < limit and one[at : at + COMPARE_BLOCK] == other[at : at + COMPARE_BLOCK]:
-        at += COMPARE_BLOCK
-    while at < limit and one[at] == other[at]:
-        at += 1
-    return min(at, limit)
+    if limit <= 0 or one[0] != other[0]:
+        return 0
+    equal, size = 0, COMPARE_BLOCK
+    while equal < limit and one[equal : min(equal + size, limit)] == other[equal : min(equal + size, limit)]:
+        equal, size = equal + size, 2 * size
+    if equal >= limit:
+        return limit
+    differ = min(equal + size, limit)  # the first difference is before this
+    while differ - equal > 1:
+        middle = (equal + differ) // 2
+        if one[equal:middle] == other[equal:middle]:
+            equal = middle
+        else:
+            differ = middle
+    return equal
 
 
 def _eviction_order(slot: Slot) -> tuple[bool, bool, int, int]:

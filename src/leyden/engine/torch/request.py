@@ -1,6 +1,7 @@
 """A request in flight: the engine's thread adds its tokens, an event loop reads them as chunks."""
 
 import asyncio
+from array import array
 from collections import deque
 
 from leyden.engine.grammar import GrammarMatcher
@@ -23,13 +24,13 @@ class ActiveRequest:
         matcher: GrammarMatcher | None = None,
     ) -> None:
         self.request, self.loop = request, loop
-        self.tokens = list(request.prompt_ids)
+        self.tokens = array("i", request.prompt_ids)
         """The prompt and the tokens sampled so far."""
         self.sampler = TokenSampler(request.sampling, request.top_logprobs, request.prompt_ids, vocabulary, matcher)
         self.cancelled = False
         """Set by the caller; the engine reads it between two steps."""
         self.finish: FinishReason | None = None
-        self._max_length = min(len(self.tokens) + request.max_tokens, context_length)
+        self.max_length = min(len(self.tokens) + request.max_tokens, context_length)
         self._stop_ids = frozenset(request.stop_ids)
         self._pending: list[SampledToken] = []
         self._received: deque[TokenChunk | EngineError] = deque()
@@ -41,7 +42,7 @@ class ActiveRequest:
         self._pending.append(token)
         if token.id in self._stop_ids:
             self.finish = "stop"
-        elif len(self.tokens) >= self._max_length:
+        elif len(self.tokens) >= self.max_length:
             self.finish = "length"
 
     @property

@@ -1,5 +1,7 @@
 """Copies between host and device that do not stop the host: both directions use pinned memory on CUDA."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,3 +31,18 @@ class HostCopy:
         if self._done is not None:
             self._done.synchronize()
         return self._host
+
+
+@contextmanager
+def trainers_stream(engines: torch.cuda.Stream | None) -> Iterator[None]:
+    """Compute on the stream of the trainer, after the engine's work and before what the engine does next."""
+    if engines is None:
+        yield
+        return
+    trainers = torch.cuda.default_stream(engines.device)
+    trainers.wait_stream(engines)
+    try:
+        with torch.cuda.stream(trainers):
+            yield
+    finally:
+        engines.wait_stream(trainers)
