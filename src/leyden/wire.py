@@ -48,6 +48,8 @@ class GroupSpec(Struct, frozen=True, forbid_unknown_fields=True):
     priority: Annotated[int, Meta(ge=-10, le=10, description="each step doubles the group's share")] = 0
     max_attempts: Annotated[int, Meta(ge=1, le=100)] | None = None
     """None: the run's."""
+    step: Count | None = None
+    """The step of the training that requests the group."""
 
 
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -265,12 +267,16 @@ class Metrics(Struct, frozen=True):
 
 
 class ListedRollout(Rollout, frozen=True):
-    """A rollout in a list, with the reward and calls of its last attempt."""
+    """A rollout in a list, with its reward and the calls of its last attempt."""
 
     reward: float | None = None
-    """Final reward; None if it has none. The `failure_reward` of failed rollouts is not shown."""
+    """Final reward by the outcome table, `failure_reward` included; None if it has none."""
     calls: Count | None = None
     """Number of model calls; None while unfinished, and if it was cancelled before any attempt."""
+    step: Count | None = None
+    """The step of the training that requested it."""
+    tokens: Annotated[int, Meta(ge=0)] | None = None
+    """Number of sampled tokens; None where `calls` is."""
 
 
 class RolloutDetail(Struct, frozen=True):
@@ -294,6 +300,6 @@ class RunSummary(Struct, frozen=True):
     tokens: Annotated[int, Meta(ge=0)]
     """Number of sampled tokens."""
     mean_reward: float | None
-    """Mean final reward of the rollouts that have one."""
+    """Mean final reward of the rollouts that have one; failures have the run's `failure_reward`."""
     groups_unscored: Count = 0
     """Groups whose rollouts have ended and that wait for a group scoring."""

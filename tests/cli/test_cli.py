@@ -171,7 +171,7 @@ def test_runs_as_json(leyden: Leyden, where: list[str]) -> None:
         "groups_finished": 0,
         "calls": 2,
         "tokens": 3,
-        "mean_reward": 0.75,
+        "mean_reward": 0.375,
         "groups_unscored": 0,
     }
     assert (empty["id"], empty["rollouts"], empty["mean_reward"]) == ("empty", {}, None)
@@ -179,7 +179,7 @@ def test_runs_as_json(leyden: Leyden, where: list[str]) -> None:
 
 def test_runs_for_a_person(leyden: Leyden, where: list[str]) -> None:
     text = leyden("runs", *where).text
-    for fact in ("calc", "0 of 1", "1 agent_error, 1 queued, 1 succeeded", "0.750", "empty"):
+    for fact in ("calc", "0 of 1", "1 agent_error, 1 queued, 1 succeeded", "0.375", "empty"):
         assert fact in text
 
 
@@ -195,14 +195,14 @@ def test_a_run_as_json(leyden: Leyden, where: list[str]) -> None:
     ]
     assert [(rollout["reward"], rollout["calls"]) for rollout in shown["rollouts"]] == [
         (0.75, 2),
-        (None, 0),
+        (0.0, 0),
         (None, None),
     ]
 
 
 def test_a_run_for_a_person(leyden: Leyden, where: list[str]) -> None:
     text = leyden("show", "calc", *where).text
-    for fact in ("calc", "2 calls, 3 sampled tokens", "mean reward 0.750", "max_attempts = 3", "sums.2", "queued"):
+    for fact in ("calc", "2 calls, 3 sampled tokens", "mean reward 0.375", "max_attempts = 3", "sums.2", "queued"):
         assert fact in text
     assert "ZeroDivisionError: give another divisor" in text
     assert "[bold]loud[/bold]" in text

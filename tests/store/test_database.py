@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, inspect, select, text
 
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Call, Reward, Task
+from leyden.records import Call, Reward, RunSettings, Task
 from leyden.store import migrations, queries
 from leyden.store.database import Database
 from leyden.store.errors import StoreUnusable
@@ -115,6 +115,40 @@ async def test_an_older_store_is_brought_forward_once(tmp_path: Path, monkeypatc
     assert steps == [following]
 
 
+def _undo_listing(connection: sqlite3.Connection) -> None:
+    """Make a store one of schema 5."""
+    for index in ("rollouts_listed", "metrics_by_name", "attempts_of_run"):
+        connection.execute(f"DROP INDEX {index}")
+    connection.execute("CREATE INDEX ix_attempts_run_id ON attempts (run_id)")
+    connection.execute("DROP TABLE roles")
+    for column in ("step", "reward", "calls", "tokens"):
+        connection.execute(f"ALTER TABLE rollouts DROP COLUMN {column}")
+
+
+async def test_lists_of_an_older_store_are_filled_from_its_record(tmp_path: Path) -> None:
+    store = await Store(tmp_path / "leyden.db").start()
+    await store.create_run(RunSpec("r", RunSettings(failure_reward=-1.0)))
+    await store.enqueue("r", GroupSpec("step-7-0", Task("t", {}), 2))
+    one, other = await store.lease(LeaseQuery("w", 2, "r", None))
+    await store.finish("r", one.attempt.id, FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", 0.5),)))
+    await store.finish("r", other.attempt.id, FinishRequest(Outcome(Ending.TIMEOUT)))
+    await store.close()
+    with sqlite3.connect(tmp_path / "leyden.db") as connection:
+        _undo_listing(connection)
+        connection.executemany(
+            "INSERT INTO metrics (run_id, step, name, value, at) VALUES ('r', 1, 'loss', ?, 0)", [(1.0,), (2.0,)]
+        )
+        connection.execute("UPDATE meta SET value = '5' WHERE name = 'schema'")
+    connection.close()
+    database = Database(tmp_path / "leyden.db", readonly=True)
+    with database.reader.connect() as opened:
+        listed = queries.list_rollouts(opened, "r", after="", limit=10)
+        metrics = [metric.value for _, metric in queries.list_metrics(opened, "r", after=0, limit=10)]
+    database.close()
+    assert [(rollout.reward, rollout.step) for rollout in listed] == [(0.5, 7), (-1.0, 7)]
+    assert metrics == [2.0]
+
+
 @pytest.mark.parametrize("readonly", [True, False])
 async def test_a_store_of_the_first_schema_is_brought_forward(tmp_path: Path, readonly: bool) -> None:
     path = tmp_path / "leyden.db"
@@ -128,11 +162,14 @@ async def test_a_store_of_the_first_schema_is_brought_forward(tmp_path: Path, re
             connection.execute(f"CREATE INDEX {index} ON rollouts ({columns}) WHERE state = 'queued'")
         for column in ("not_before", "alone"):
             connection.execute(f"ALTER TABLE rollouts DROP COLUMN {column}")
+        _undo_listing(connection)
         connection.execute("UPDATE meta SET value = '1' WHERE name = 'schema'")
     connection.close()
     database = Database(path, readonly=readonly)
     with database.reader.connect() as connection:
         assert queries.get_episode(connection, "r", "r-0.0.1").output == ""
+        (listed,) = queries.list_rollouts(connection, "r", after="", limit=10)
+        assert (listed.reward, listed.calls, listed.tokens, listed.step) == (1.0, 1, 1, None)
     database.close()
     store = await Store(path).start()
     await store.enqueue("r", GroupSpec("new", Task("t", {})))

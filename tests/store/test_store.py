@@ -25,7 +25,7 @@ from leyden.store import queries
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.queue import LeaseQuery
 from leyden.store.store import Store
-from leyden.wire import EventCursor, FinishRequest, GroupSpec, RunSpec
+from leyden.wire import EventCursor, FinishRequest, GroupSpec, ListedRollout, RunSpec
 
 DONE = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("final", 1.0),))
 
@@ -371,6 +371,31 @@ async def test_rescoring_replaces_the_reward_and_keeps_the_old(store: Store) -> 
     assert len(episode.rewards) == 2
     assert episode.final_reward(0.0) == 0.25
     assert (await store.read(queries.summarise_run, "r")).mean_reward == 0.25
+    assert [rollout.reward for rollout in await listed(store)] == [0.25]
+
+
+async def listed(store: Store) -> list[ListedRollout]:
+    return await store.read(queries.list_rollouts, "r", after="", limit=100)
+
+
+async def test_a_failed_rollout_has_the_failure_reward_in_lists_and_means(store: Store) -> None:
+    await store.create_run(RunSpec("strict", RunSettings(failure_reward=-1.0, max_attempts=1)))
+    await store.enqueue("strict", GroupSpec("s", Task("t", {}), 4, step=3))
+    endings = (Ending.SUCCEEDED, Ending.AGENT_ERROR, Ending.TIMEOUT, Ending.LOST)
+    for attempt, ending in zip(await lease(store, 4), endings, strict=True):
+        await store.record_calls("strict", attempt, [Call("c", completion_ids=(1, 2), logprobs=(0.0, 0.0))])
+        await store.finish("strict", attempt, DONE if ending is Ending.SUCCEEDED else FinishRequest(Outcome(ending)))
+    found = await store.read(queries.list_rollouts, "strict", after="", limit=10)
+    assert [rollout.reward for rollout in found] == [1.0, -1.0, -1.0, None]
+    assert [(rollout.step, rollout.calls, rollout.tokens) for rollout in found] == [(3, 1, 2)] * 4
+    assert (await store.read(queries.summarise_run, "strict")).mean_reward == pytest.approx(-1 / 3)
+
+
+async def test_a_metric_of_a_repeated_step_replaces_the_earlier_one(store: Store) -> None:
+    await store.record_metrics("r", [Metric(1, "loss", 3.0), Metric(2, "loss", 2.0)])
+    await store.record_metrics("r", [Metric(2, "loss", 1.5)])
+    found = [metric for _, metric in await store.read(queries.list_metrics, "r", after=0, limit=100)]
+    assert [(metric.step, metric.value) for metric in found] == [(1, 3.0), (2, 1.5)]
 
 
 async def test_a_span_is_kept_once(store: Store) -> None:

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import bindparam, case, func, select, update
 
 from leyden.outcomes import MEANING, RETRY_BACKOFF, Ending, Outcome, Retry
 from leyden.records import EventKind, Rollout
 from leyden.store import scoring
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
-from leyden.store.mapping import outcome_from_row, rollout_from_row
+from leyden.store.mapping import decode_settings, outcome_from_row, rollout_from_row
 from leyden.store.queue import mark_seen, requeue
 from leyden.store.recording import record_rewards
-from leyden.store.schema import ACTIVE, attempts, calls, groups, rollouts
+from leyden.store.schema import ACTIVE, attempts, calls, groups, rollouts, runs
 from leyden.store.statements import Statement
 from leyden.store.writer import Transaction
 from leyden.wire import EndedAttempt, FinishReply, FinishRequest, HeartbeatReply
@@ -158,7 +158,16 @@ def _retry(tx: Transaction, row: Any, retry: Retry) -> bool:
 
 def _finish_rollout(tx: Transaction, run: str, rollout: str, group: str, outcome: Outcome) -> None:
     ending = str(outcome.ending)
-    _FINISH_ROLLOUT.run(tx, rollout=rollout, now=tx.now, with_ending=ending, with_message=outcome.message.encode())
+    failed = MEANING[outcome.ending].reward == "failure_reward"
+    _FINISH_ROLLOUT.run(
+        tx,
+        rollout=rollout,
+        now=tx.now,
+        with_ending=ending,
+        with_message=outcome.message.encode(),
+        with_reward=decode_settings(_SETTINGS.scalar(tx, run=run)).failure_reward if failed else None,
+        given=int(MEANING[outcome.ending].reward == "given"),
+    )
     tx.emit(run, EventKind.ROLLOUT_FINISHED, rollout, ending=ending)
     counted = _COUNT_DONE.first(tx, group=group)
     if counted.done == counted.size:
@@ -199,6 +208,7 @@ _END_ATTEMPT = Statement(
 )
 _RAISE_MAX_ATTEMPTS = Statement(update(rollouts).where(_this_rollout).values(max_attempts=rollouts.c.max_attempts + 1))
 _ROLLOUT = Statement(select(rollouts).where(_this_rollout))
+_of_last_attempt = (attempts.c.rollout_id == rollouts.c.id, attempts.c.number == rollouts.c.attempts)
 _FINISH_ROLLOUT = Statement(
     update(rollouts)
     .where(_this_rollout)
@@ -207,8 +217,15 @@ _FINISH_ROLLOUT = Statement(
         finished=bindparam("now"),
         ending=bindparam("with_ending"),
         message=bindparam("with_message"),
+        reward=case(
+            (bindparam("given") == 1, select(attempts.c.reward).where(*_of_last_attempt).scalar_subquery()),
+            else_=bindparam("with_reward"),
+        ),
+        calls=select(attempts.c.calls).where(*_of_last_attempt).scalar_subquery(),
+        tokens=select(attempts.c.tokens).where(*_of_last_attempt).scalar_subquery(),
     )
 )
+_SETTINGS = Statement(select(runs.c.settings).where(runs.c.id == bindparam("run")))
 _GROUP = Statement(select(groups).where(_this_group, groups.c.run_id == bindparam("run")))
 _UNFINISHED_OF_GROUP = Statement(
     select(rollouts).where(rollouts.c.group_id == bindparam("group"), rollouts.c.state != "finished")

@@ -114,11 +114,13 @@ def rollout_from_row(row: Any) -> Rollout:
 
 
 def listed_rollout_from_row(row: Any) -> ListedRollout:
-    """Build a rollout for a list, from a row joined with `reward` and `calls` of its last attempt."""
+    """Build a rollout for a list."""
     return ListedRollout(
         **msgspec.structs.asdict(rollout_from_row(row)),
-        reward=row.reward if row.ending == Ending.SUCCEEDED else None,
-        calls=row.calls if row.state == State.FINISHED else None,
+        reward=row.reward,
+        calls=row.calls,
+        step=row.step,
+        tokens=row.tokens,
     )
 
 

@@ -1,13 +1,15 @@
 """The schema version and the migrations of older stores: forwards only, each in the transaction that records it."""
 
+import json
+import re
 from collections.abc import Callable
 
 from sqlalchemy import Connection, inspect, select, text, update
 
 from leyden.store.errors import StoreUnusable
-from leyden.store.schema import meta, metadata, rollouts
+from leyden.store.schema import attempts, meta, metadata, metrics, roles, rollouts
 
-SCHEMA = 5
+SCHEMA = 6
 
 
 def _add_output(connection: Connection) -> None:
@@ -53,11 +55,39 @@ def _add_credits(connection: Connection) -> None:
     )
 
 
+def _add_listing(connection: Connection) -> None:
+    """Add what lists and plots of a run are filtered and sorted by, and fill it from what was recorded."""
+    for column in ("step INTEGER", "reward DOUBLE PRECISION", "calls INTEGER", "tokens BIGINT"):
+        connection.execute(text(f"ALTER TABLE rollouts ADD COLUMN {column}"))
+    last = "FROM attempts a WHERE a.rollout_id = rollouts.id AND a.number = rollouts.attempts"
+    connection.execute(
+        text(
+            f"UPDATE rollouts SET calls = (SELECT a.calls {last}), tokens = (SELECT a.tokens {last}), "
+            f"reward = CASE WHEN ending = 'succeeded' THEN (SELECT a.reward {last}) END WHERE state = 'finished'"
+        )
+    )
+    failures = text("UPDATE rollouts SET reward = :reward WHERE run_id = :run AND ending IN ('agent_error', 'timeout')")
+    for run, settings in connection.execute(text("SELECT id, settings FROM runs")).all():
+        connection.execute(failures, {"run": run, "reward": json.loads(settings).get("failure_reward", 0.0)})
+    steps = text("UPDATE rollouts SET step = :step WHERE group_id = :group")
+    for (group,) in connection.execute(text("SELECT id FROM groups")).all():
+        if found := re.match(r"(?:step|eval)-(\d+)-", group):
+            connection.execute(steps, {"group": group, "step": int(found.group(1))})
+    roles.create(connection)
+    connection.execute(text("DROP INDEX ix_attempts_run_id"))
+    for index in (*attempts.indexes, *rollouts.indexes, *metrics.indexes):
+        if index.name in ("attempts_of_run", "rollouts_listed", "metrics_by_name"):
+            index.create(connection)
+    newest = "SELECT MAX(seq) FROM metrics GROUP BY run_id, name, step"
+    connection.execute(text(f"DELETE FROM metrics WHERE seq NOT IN ({newest})"))
+
+
 STEPS: dict[int, Callable[[Connection], None]] = {
     2: _add_output,
     3: _add_scorings,
     4: _add_retry_backoff,
     5: _add_credits,
+    6: _add_listing,
 }
 """Migrations by the version that they lead to, from the version before it."""
 

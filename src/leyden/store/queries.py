@@ -83,7 +83,7 @@ def summarise_run(connection: Connection, id: str) -> RunSummary:
     )
     active_calls, active_tokens = connection.execute(active).one()
     unscored = select(func.count()).where(scorings.c.run_id == id, scorings.c.ready.is_not(None))
-    mean = select(func.avg(attempts.c.reward)).where(attempts.c.run_id == id, attempts.c.ending == "succeeded")
+    mean = select(func.avg(rollouts.c.reward)).where(rollouts.c.run_id == id)
     return RunSummary(
         id=id,
         created=found.created,
@@ -122,9 +122,7 @@ def list_rollouts(
 ) -> list[ListedRollout]:
     """List rollouts of a run in the order in which they were queued, after the named one."""
     _require_run(connection, run)
-    last = (attempts.c.rollout_id == rollouts.c.id) & (attempts.c.number == rollouts.c.attempts)
-    query = select(rollouts, attempts.c.reward, attempts.c.calls).outerjoin(attempts, last)
-    query = query.where(rollouts.c.run_id == run)
+    query = select(rollouts).where(rollouts.c.run_id == run)
     if state is not None:
         query = query.where(rollouts.c.state == state)
     if after:

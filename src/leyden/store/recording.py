@@ -4,31 +4,33 @@ Recording is idempotent: the same item again is ignored, and a different one und
 overwrite earlier ones, because a step that is repeated after a crash may compute other numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, delete, select, update
 
 from leyden.episodes import effective
 from leyden.outcomes import Ending
 from leyden.records import Call, EventKind, Metric, Reward, RewardKind, Span, StepCredits, Version
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.mapping import call_to_row, credit_to_row, decode_reward, reward_to_row, span_to_row
-from leyden.store.schema import attempts, calls, credits, metrics, rewards, rollouts, runs, spans, versions
+from leyden.store.schema import attempts, calls, credits, metrics, rewards, roles, rollouts, runs, spans, versions
 from leyden.store.statements import Statement, insert, insert_new, insert_or_update
 from leyden.store.writer import Transaction
 
 
 def record_calls(tx: Transaction, run: str, attempt: str, new: Sequence[Call]) -> int:
     """Record model calls of an active attempt, parents before children."""
-    require_active(tx, run, attempt)
+    rollout = require_active(tx, run, attempt)
+    _put_roles(tx, run, rollout, (call.role for call in new))
     return sum(_put_call(tx, attempt, call) for call in new)
 
 
 def record_spans(tx: Transaction, run: str, attempt: str, new: Sequence[Span]) -> int:
     """Record spans of an active attempt. Exporters may repeat spans: the first with a span id is kept."""
-    require_active(tx, run, attempt)
+    rollout = require_active(tx, run, attempt)
+    _put_roles(tx, run, rollout, (span.role for span in new))
     return _ADD_SPAN.run_many(tx, (span_to_row(attempt, span) for span in new))
 
 
@@ -56,6 +58,7 @@ def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward
         if rescoring:
             _MARK_ROLLOUT_SUCCEEDED.run(tx, attempt=attempt)
             _MARK_ATTEMPT_SUCCEEDED.run(tx, attempt=attempt)
+            _SET_ROLLOUT_REWARD.run(tx, attempt=attempt, total=total)
             tx.emit(run, EventKind.ATTEMPT_REWARDED, attempt, reward=total, source=final[-1].source)
     return recorded
 
@@ -69,9 +72,10 @@ def record_credits(tx: Transaction, run: str, new: StepCredits) -> int:
 
 
 def record_metrics(tx: Transaction, run: str, new: Sequence[Metric]) -> int:
-    """Record metrics of a run."""
+    """Record metrics of a run. One that was recorded before for the same step is replaced, as when a run resumes."""
     _require_run(tx, run)
     if new:
+        _DELETE_METRIC.run_many(tx, ({"run": run, "with_name": m.name, "of_step": m.step} for m in new))
         _ADD_METRIC.run_many(
             tx, ({"run_id": run, "step": m.step, "name": m.name, "value": m.value, "at": m.at or tx.now} for m in new)
         )
@@ -88,11 +92,12 @@ def publish_version(tx: Transaction, run: str, version: Version) -> int:
     return 1
 
 
-def require_active(tx: Transaction, run: str, attempt: str) -> None:
-    """Raise unless the attempt is active and belongs to the run."""
+def require_active(tx: Transaction, run: str, attempt: str) -> str:
+    """Return the rollout of an attempt; raise unless the attempt is active and belongs to the run."""
     row = _require_attempt(tx, run, attempt)
     if row.ended is not None:
         raise Conflict(f"attempt {attempt!r} ended as {row.ending}: nothing can be recorded for it any more")
+    return str(row.rollout_id)
 
 
 def _require_attempt(tx: Transaction, run: str, attempt: str) -> Any:
@@ -105,6 +110,12 @@ def _require_attempt(tx: Transaction, run: str, attempt: str) -> Any:
 def _require_run(tx: Transaction, run: str) -> None:
     if _OPEN_RUN.scalar(tx, run=run) is None:
         raise NotFound(f"no run {run!r}")
+
+
+def _put_roles(tx: Transaction, run: str, rollout: str, names: Iterable[str | None]) -> None:
+    """Record which roles took part in a rollout."""
+    known = {name.encode(errors="replace") for name in names if name}
+    _ADD_ROLE.run_many(tx, ({"run_id": run, "role": role, "rollout_id": rollout} for role in known))
 
 
 def _put_call(tx: Transaction, attempt: str, call: Call) -> bool:
@@ -164,7 +175,9 @@ _final = rewards.c.kind == str(RewardKind.FINAL)
 
 _OPEN_RUN = Statement(select(runs.c.id).where(runs.c.id == bindparam("run"), runs.c.state == "open"))
 _ATTEMPT = Statement(
-    select(attempts.c.ended, attempts.c.ending).where(_this_attempt, attempts.c.run_id == bindparam("run"))
+    select(attempts.c.ended, attempts.c.ending, attempts.c.rollout_id).where(
+        _this_attempt, attempts.c.run_id == bindparam("run")
+    )
 )
 _ADD_CALL = insert_new(
     calls,
@@ -207,6 +220,23 @@ _MARK_ROLLOUT_SUCCEEDED = Statement(
 )
 _PUT_CREDIT = insert_or_update(
     credits, "attempt_id", "call_id", "policy", "step", "value", "advantage", "weight", "tokens", "excluded"
+)
+_SET_ROLLOUT_REWARD = Statement(
+    update(rollouts)
+    .where(
+        rollouts.c.id == select(attempts.c.rollout_id).where(_this_attempt).scalar_subquery(),
+        rollouts.c.attempts == select(attempts.c.number).where(_this_attempt).scalar_subquery(),
+        rollouts.c.ending == str(Ending.SUCCEEDED),
+    )
+    .values(reward=bindparam("total"))
+)
+_ADD_ROLE = insert_new(roles, "run_id", "role", "rollout_id")
+_DELETE_METRIC = Statement(
+    delete(metrics).where(
+        metrics.c.run_id == bindparam("run"),
+        metrics.c.name == bindparam("with_name"),
+        metrics.c.step == bindparam("of_step"),
+    )
 )
 _ADD_METRIC = insert(metrics, "run_id", "step", "name", "value", "at")
 _ADD_VERSION = insert_new(versions, "run_id", "policy", "number", "at")

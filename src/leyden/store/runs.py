@@ -59,7 +59,7 @@ _HIDE = Statement(update(runs).where(runs.c.id == bindparam("run")).values(state
 _UNFINISHED_GROUPS = Statement(
     select(groups.c.id).where(groups.c.run_id == bindparam("run"), groups.c.finished.is_(None))
 )
-_DELETES = [  # calls, spans, rewards and credits are deleted with their attempt
+_DELETES = [  # calls, spans, rewards and credits are deleted with their attempt, roles with their rollout
     _delete_from(attempts, attempts.c.id),
     _delete_from(rollouts, rollouts.c.seq),
     _delete_from(groups, groups.c.id),

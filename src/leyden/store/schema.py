@@ -73,6 +73,7 @@ rollouts = Table(
     Column("task_id", String, nullable=False),
     Column("place", Integer, nullable=False),
     Column("purpose", String, nullable=False),
+    Column("step", Integer),  # of the training that requested it
     Column("state", String, nullable=False),
     Column("position", Double, nullable=False),  # in the queue: see queue.py
     Column("attempts", Integer, nullable=False),
@@ -83,18 +84,38 @@ rollouts = Table(
     Column("finished", Double),
     Column("ending", String),
     Column("message", LargeBinary),
+    # For lists, written when the rollout finishes: its reward by the outcome table, and totals of its last attempt.
+    Column("reward", Double),
+    Column("calls", Integer),
+    Column("tokens", BigInteger),
 )
 QUEUED = rollouts.c.state == literal_column("'queued'")  # with a parameter, SQLite would not use the indexes below
 QUEUE_ORDER = (rollouts.c.position, rollouts.c.seq, rollouts.c.not_before)  # the last: to skip delayed retries quickly
 Index("queue", *QUEUE_ORDER, sqlite_where=QUEUED, postgresql_where=QUEUED)
 Index("queue_of_run", rollouts.c.run_id, *QUEUE_ORDER, sqlite_where=QUEUED, postgresql_where=QUEUED)
 Index("rollouts_of_run", rollouts.c.run_id, rollouts.c.seq)
+# Has every column by which lists are filtered and sorted, so that neither reads the rows of the table.
+Index(
+    "rollouts_listed",
+    *(
+        rollouts.c[name]
+        for name in ("run_id", "purpose", "step", "state", "ending", "reward", "calls", "tokens", "seq")
+    ),
+)
+
+roles = Table(  # the parts of the agent that took part in a rollout, by which lists are filtered
+    "roles",
+    metadata,
+    Column("run_id", _owned_by("runs.id"), primary_key=True),
+    Column("role", LargeBinary, primary_key=True),
+    Column("rollout_id", _owned_by("rollouts.id"), primary_key=True, index=True),
+)
 
 attempts = Table(
     "attempts",
     metadata,
     Column("id", String, primary_key=True),
-    Column("run_id", _owned_by("runs.id"), nullable=False, index=True),
+    Column("run_id", _owned_by("runs.id"), nullable=False),
     Column("rollout_id", _owned_by("rollouts.id"), nullable=False, index=True),
     Column("number", Integer, nullable=False),
     Column("worker", String, nullable=False),
@@ -111,6 +132,7 @@ attempts = Table(
     Column("calls", Integer, nullable=False, default=0),
     Column("tokens", BigInteger, nullable=False, default=0),
     Column("reward", Double),
+    Index("attempts_of_run", "run_id", "calls", "tokens"),  # has the columns that are summed
 )
 ACTIVE = attempts.c.ended.is_(None)
 Index("alive", attempts.c.expires, sqlite_where=ACTIVE, postgresql_where=ACTIVE)
@@ -210,6 +232,7 @@ metrics = Table(
     Column("value", Double, nullable=False),
     Column("at", Double, nullable=False),
     Index("metrics_of_run", "run_id", "seq"),
+    Index("metrics_by_name", "run_id", "name", "step", "value"),
 )
 
 events = Table(

@@ -187,7 +187,7 @@ class Trainer:
         kept: dict[str, list[SelectedRollout]] = {}
         for again in range(_MAX_TRIES):
             missing = {f"{name}-again-{again}" if again else name: name for name in wanted if name not in kept}
-            specs = [self._spec(name) for name in missing]
+            specs = [self._spec(name, step) for name in missing]
             done: list[Episode] = []
             async for spec, found in self._collector.gather(specs):
                 episodes = await reward_automatically(self._remote, found, self._algorithm.signals, step)
@@ -209,10 +209,10 @@ class Trainer:
             some = tuple(accounting.credits[start : start + _CREDITS_PER_REQUEST])
             await self._remote.record_credits(self._config.run, StepCredits(step, some, self.state.policy))
 
-    def _spec(self, name: str) -> GroupSpec:
+    def _spec(self, name: str, step: int) -> GroupSpec:
         task = self._tasks.at(self.state.position)
         self.state = replace(self.state, position=self.state.position + 1)
-        return GroupSpec(name, task, self._config.training.group_size)
+        return GroupSpec(name, task, self._config.training.group_size, step=step)
 
     def _add_to_report(self, episodes: Sequence[Episode], report: StepReport) -> None:
         for episode in episodes:
@@ -243,6 +243,7 @@ class Trainer:
             self._config.evaluation.rollouts,
             self._config.rollout.failure_reward,
             lambda done, total: self._report_progress(step, done, total, "held-out rollouts"),
+            step,
         )
         self._require_success(step, episodes)
         best = self.state.best_reward

@@ -31,9 +31,10 @@ async def evaluate(
     rollouts: int,
     failure_reward: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    step: int | None = None,
 ) -> tuple[EvaluationResult, list[Episode]]:
     """Run each task `rollouts` times; return the result and the episodes in the order of the tasks."""
-    specs = [GroupSpec(f"{name}-{task.id}", task, rollouts, Purpose.EVAL) for task in tasks]
+    specs = [GroupSpec(f"{name}-{task.id}", task, rollouts, Purpose.EVAL, step=step) for task in tasks]
     done: dict[str, list[Episode]] = {}
     async for spec, group in collector.gather(specs):
         done[spec.id] = group
