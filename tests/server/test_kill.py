@@ -122,9 +122,9 @@ async def check(remote: Remote, load: Load) -> None:
 
 
 async def test_nothing_acknowledged_is_lost_and_nothing_is_counted_twice(tmp_path: Path) -> None:
-    await kill_under_load(tmp_path, kills=10, seed=random.randrange(2**32))
+    await kill_under_load(tmp_path, kills=6, seed=1)
 
 
 @pytest.mark.slow
 async def test_nothing_is_lost_in_two_hundred_kills(tmp_path: Path) -> None:
-    await kill_under_load(tmp_path, kills=200, seed=1)
+    await kill_under_load(tmp_path, kills=200, seed=random.randrange(2**32))

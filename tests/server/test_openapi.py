@@ -10,6 +10,7 @@ import msgspec
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
+from randomness import examples
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -117,7 +118,7 @@ def make_work(url: str, key: str, name: str) -> None:
 
 @_described.parametrize()
 @settings(
-    max_examples=30,
+    max_examples=examples(30),
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),

@@ -209,6 +209,7 @@ async def until_lost(harness: WorkerHarness) -> str:
     return event.subject
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_is_started_again_and_stops_on_request(
     harness: WorkerHarness, here: Path, start_driver: Callable[..., Driver]
 ) -> None:
@@ -229,6 +230,7 @@ async def test_a_worker_that_dies_is_started_again_and_stops_on_request(
     await until(lambda: not any(map(alive, family)))
 
 
+@pytest.mark.slow
 async def test_workers_and_agents_end_when_the_command_is_killed(
     harness: WorkerHarness, here: Path, start_driver: Callable[..., Driver]
 ) -> None:

@@ -179,6 +179,7 @@ async def ask_litellm(url: str, key: str, stream: bool, system: str, questions: 
     return [said["content"] for said in messages if said["role"] == "assistant" and not said.get("tool_calls")]
 
 
+@pytest.mark.slow  # installs an environment
 @streamed_and_not
 @pytest.mark.parametrize("ask", [ask_autogen, ask_litellm])
 async def test_clients_of_another_environment(server: ModelServer, stream: bool, ask: Callable[..., Any]) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 from modelserving import END, call, model_server
+from randomness import examples
 
 from leyden.records import PromptOrigin
 
@@ -190,6 +191,6 @@ class ConversationMachine(RuleBasedStateMachine):
 
 
 ConversationMachine.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(25), stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestConversations = ConversationMachine.TestCase
