@@ -65,6 +65,12 @@ class ModelServer:
         """What the attempt has left behind so far."""
         return await self.service.store.read(queries.get_episode, self.run, self.attempt)
 
+    def forget_attempts(self) -> None:
+        """Forget what the gateway has in memory about attempts, as a restart does."""
+        assert self.service.gateway is not None
+        self.service.gateway._attempts.clear()
+        self.service.gateway._started.clear()
+
     async def check(self, calls: int) -> Episode:
         """Every call is in the record, and every continued prompt begins with its parent's prompt and completion."""
         episode = await self.episode()

@@ -230,6 +230,13 @@ class VersionRun(Struct, frozen=True, array_like=True):
     number: Count
 
 
+class WaitInterval(Struct, frozen=True, array_like=True):
+    """A time in which a call waited for the model: in the gateway's queue, or while weights changed."""
+
+    started: Seconds
+    ended: Seconds
+
+
 class Call(Struct, frozen=True, omit_defaults=True):
     """One model call, stored as the difference to its parent.
 
@@ -270,6 +277,8 @@ class Call(Struct, frozen=True, omit_defaults=True):
     """The other fields of the request, unchanged."""
     started: Seconds = 0.0
     ended: Seconds = 0.0
+    waits: tuple[WaitInterval, ...] = ()
+    """When it waited for the model; this does not count against the rollout's time limit."""
 
     def __post_init__(self) -> None:
         if self.parent is None and (self.kept_ids or self.kept_messages):

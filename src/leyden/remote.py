@@ -38,6 +38,8 @@ from leyden.wire import (
     Scores,
     ScoringHeartbeat,
     ScoringRequest,
+    TimeoutReply,
+    TimeoutRequest,
 )
 
 T = TypeVar("T")
@@ -223,6 +225,10 @@ class Remote:
     async def finish(self, run: str, attempt: str, report: FinishRequest) -> FinishReply:
         """Report the end of an attempt."""
         return await self.request("POST", f"/api/runs/{run}/attempts/{attempt}/finish", FinishReply, report)
+
+    async def time_out(self, run: str, attempt: str, request: TimeoutRequest) -> TimeoutReply:
+        """Return the time that an attempt has left; if none, its model calls are cut and recorded."""
+        return await self.request("POST", f"/api/runs/{run}/attempts/{attempt}/timeout", TimeoutReply, request)
 
     async def lease_scoring(self, request: ScoringRequest) -> list[GroupScoring]:
         """Lease a group to score, waiting up to `request.wait` seconds for one."""

@@ -124,6 +124,21 @@ class FinishReply(Struct, frozen=True):
     """Model calls waiting for the engine per call that is running; None if unknown."""
 
 
+class TimeoutRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker reports that an attempt has run for as long as its time limit, or longer."""
+
+    ran_s: Annotated[float, Meta(ge=0)]
+    """How long the attempt has run, by the worker's clock."""
+    limit_s: Annotated[float, Meta(gt=0)]
+    """Its time limit, in which the time that its calls waited for the model does not count."""
+
+
+class TimeoutReply(Struct, frozen=True):
+    """How much time the attempt has left. If it is 0, its model calls have been cut, and it gets no more."""
+
+    left_s: float
+
+
 class ScoringRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """A worker requests a group to score. The reply comes as soon as there is one, or empty after `wait` seconds."""
 

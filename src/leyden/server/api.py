@@ -45,6 +45,8 @@ from leyden.wire import (
     Scores,
     ScoringHeartbeat,
     ScoringRequest,
+    TimeoutReply,
+    TimeoutRequest,
 )
 
 _ATTEMPT_KEY_TTL = 30 * 86_400.0  # an upper bound: the key is invalid once its attempt has ended
@@ -152,8 +154,21 @@ async def record_rewards(service: ServerContext, request: Request[tuple[Reward, 
 
 async def finish(service: ServerContext, request: Request[FinishRequest, None]) -> FinishReply:
     """End an attempt. A repeated or late report is logged and changes nothing."""
-    finished = await service.store.finish(request.path["run"], request.path["attempt"], request.body)
+    run, attempt = request.path["run"], request.path["attempt"]
+    if service.gateway is not None:
+        await service.gateway.end_calls(run, attempt, request.body.outcome.ending)
+    finished = await service.store.finish(run, attempt, request.body)
     return replace(finished, queue_pressure=service.gateway.queue_pressure() if service.gateway else None)
+
+
+async def time_out(service: ServerContext, request: Request[TimeoutRequest, None]) -> TimeoutReply:
+    """Return the time that an attempt has left; if none, cut its calls in flight and refuse further ones."""
+    lease, body = service.leases.get(request.path["attempt"]), request.body
+    if lease is None or lease.run != request.path["run"]:
+        raise NotFound(f"no active attempt {request.path['attempt']!r} in run {request.path['run']!r}")
+    if service.gateway is None:
+        return TimeoutReply(max(0.0, body.limit_s - body.ran_s))
+    return TimeoutReply(await service.gateway.time_out(lease, body.ran_s, body.limit_s))
 
 
 async def lease_scoring(service: ServerContext, request: Request[ScoringRequest, None]) -> list[GroupScoring]:

@@ -36,6 +36,8 @@ from leyden.wire import (
     Scores,
     ScoringHeartbeat,
     ScoringRequest,
+    TimeoutReply,
+    TimeoutRequest,
 )
 
 _RUN = "/api/runs/{run}"
@@ -86,6 +88,7 @@ ROUTES: list[Route] = [
         "POST", _ATTEMPT + "/rewards", Permission.REWARD, api.record_rewards, body=tuple[Reward, ...], returns=Recorded
     ),
     Route("POST", _ATTEMPT + "/finish", Permission.WORK, api.finish, body=FinishRequest, returns=FinishReply),
+    Route("POST", _ATTEMPT + "/timeout", Permission.WORK, api.time_out, body=TimeoutRequest, returns=TimeoutReply),
     Route("POST", "/api/lease", Permission.WORK, api.lease, body=LeaseRequest, returns=list[Lease], waits=True),
     Route("GET", "/api/workers", Permission.READ_ALL, api.list_workers, returns=list[Worker]),
     Route("POST", "/api/workers/{worker}/withdraw", Permission.WORK, api.withdraw),

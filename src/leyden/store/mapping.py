@@ -23,6 +23,7 @@ from leyden.records import (
     StepCredits,
     Task,
     VersionRun,
+    WaitInterval,
 )
 from leyden.store.codec import (
     decode_json,
@@ -60,6 +61,7 @@ class _CallBody(msgspec.Struct, frozen=True, omit_defaults=True):
     request: Any = None
     started: float = 0.0
     ended: float = 0.0
+    waits: tuple[WaitInterval, ...] = ()
 
 
 _BODY_FIELDS = _CallBody.__struct_fields__

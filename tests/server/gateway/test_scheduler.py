@@ -6,10 +6,11 @@ import pytest
 
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.scheduler import Scheduler
+from leyden.server.gateway.waiting import WaitTimer
 
 
 async def visit(scheduler: Scheduler, rollout: str, order: list[str], leave: asyncio.Event) -> None:
-    async with scheduler.slot(rollout):
+    async with scheduler.slot(rollout, WaitTimer()):
         order.append(rollout)
         await leave.wait()
 
@@ -51,7 +52,7 @@ async def test_a_call_that_stops_waiting_takes_no_slot() -> None:
     await asyncio.gather(*visits, return_exceptions=True)
     assert order == ["a", "c"]
     assert scheduler.waiting == 0
-    async with asyncio.timeout(1), scheduler.slot("d"):
+    async with asyncio.timeout(1), scheduler.slot("d", WaitTimer()):
         pass
 
 
@@ -73,7 +74,7 @@ async def test_queue_pressure_is_how_many_wait_for_each_slot_and_unknown_while_w
     scheduler = Scheduler(slots=2)
 
     async def call(rollout: str) -> None:
-        async with scheduler.slot(rollout):
+        async with scheduler.slot(rollout, WaitTimer()):
             await asyncio.Event().wait()
 
     calls = [asyncio.create_task(call(f"r{n}")) for n in range(5)]

@@ -17,6 +17,7 @@ from leyden.background import start_background
 from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.host_protocol import AttemptEnd, StepReward, StopReply
 from leyden.client.runners.base import Runner
+from leyden.client.runners.time_limit import TimeLimit, TimeOut
 from leyden.outcomes import Ending, Outcome, Retry
 
 _log = logging.getLogger("leyden.worker")
@@ -38,8 +39,8 @@ class TimeLimits(Struct, frozen=True):
 class RunnerSupervisor:
     """Runs attempts in a runner until it is retired. If `alone`, it runs a single one, which is blamed for a crash."""
 
-    def __init__(self, runner: Runner, limits: TimeLimits, *, alone: bool = False) -> None:
-        self.runner, self._limits, self._alone = runner, limits, alone
+    def __init__(self, runner: Runner, limits: TimeLimits, time_out: TimeOut, *, alone: bool = False) -> None:
+        self.runner, self._limits, self._time_out, self._alone = runner, limits, time_out, alone
         self.retired = asyncio.Event()
         """Set when the runner takes no new attempts."""
         self.any_returned = False
@@ -72,13 +73,8 @@ class RunnerSupervisor:
             return None
         self._attempts[active.id] = active
         self.runner.start_attempt(active.lease, addresses)
-        limit_s = self._limits.attempt_s
-        timeout = AttemptEnd(active.id, Outcome(Ending.TIMEOUT, f"the agent took longer than {limit_s:g} s"))
-        timer = asyncio.get_running_loop().call_later(limit_s, active.resolve, timeout)
-        try:
-            end = await active.end
-        finally:
-            timer.cancel()
+        limit = TimeLimit(active, self._limits.attempt_s, self._time_out)
+        end = await limit.wait_end()
         if active.released.is_set():
             return end
         asyncio.get_running_loop().call_later(self.runner.stop_timeout_s, self._check_returned, active)
@@ -87,8 +83,8 @@ class RunnerSupervisor:
         if reply is None or reply.blocked_by is not None:
             self._unresponsive = True
             self._retire("code in it lets nothing else run")
-            if end is timeout:
-                end = self._excuse_timeout(active.id, reply) or timeout
+            if end is limit.timeout:
+                end = self._excuse_timeout(active.id, reply) or end
         return end and replace(end, output=output)
 
     async def wait_released(self, active: ActiveAttempt) -> None:

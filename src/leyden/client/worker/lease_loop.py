@@ -7,7 +7,7 @@ died gets its own runner: there it cannot take others down, and if that process 
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,9 +25,12 @@ from leyden.client.worker.heartbeat import Heartbeat
 from leyden.client.worker.reporter import Reporter
 from leyden.loading import LoadError
 from leyden.outcomes import Ending, Outcome
-from leyden.wire import Lease, LeaseRequest
+from leyden.remote import RemoteError
+from leyden.wire import Lease, LeaseRequest, TimeoutRequest
 
 _LONG_POLL_S = 30.0
+_TIME_OUT_REPLY_S = 30.0
+"""How long the code of an attempt may go on at its time limit while the server cannot be reached."""
 _RESTART_BACKOFF = Backoff(first_s=0.2, max_s=5.0)
 _MAX_ALONE = 8
 """Runners with a single attempt at the same time: each costs as much memory as a host process."""
@@ -196,10 +199,19 @@ class LeaseLoop:
             self._concurrency.adjust(self._client.queue_pressure)
         self._heartbeat.untrack(active)
 
+    async def _time_out(self, lease: Lease, ran_s: float) -> float:
+        """Ask the server how much time an attempt has left; none where the server does not know it or is down."""
+        attempt, request = lease.attempt, TimeoutRequest(ran_s, self._options.limits.attempt_s)
+        with suppress(TimeoutError, RemoteError):
+            async with asyncio.timeout(_TIME_OUT_REPLY_S):
+                reply = await self._client.retry(lambda: self._client.remote.time_out(attempt.run, attempt.id, request))
+                return reply.left_s
+        return 0.0
+
     async def _start_supervisor(self, alone: Lease | None) -> tuple[RunnerSupervisor, asyncio.Task[None]]:
         runner = await self._options.start_runner(alone)
         limits = self._options.limits if alone is None else replace(self._options.limits, drain_s=0.0)
-        supervisor = RunnerSupervisor(runner, limits, alone=alone is not None)
+        supervisor = RunnerSupervisor(runner, limits, self._time_out, alone=alone is not None)
         supervising = self._tasks.create_task(supervisor.run())
         self._supervising.add(supervising)
         supervising.add_done_callback(self._supervising.discard)

@@ -9,14 +9,15 @@ from hashlib import blake2b
 
 from msgspec.structs import replace
 
+from leyden.outcomes import Ending
 from leyden.records import Event, EventKind, Purpose, RunSettings, Sampling
+from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.generation import Generation
-from leyden.server.gateway.prefix_index import PrefixIndex
 from leyden.server.gateway.prompt import build_prompt
-from leyden.server.gateway.recorder import AttemptCalls, Recorder
+from leyden.server.gateway.recorder import Recorder
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.upstream.client import UpstreamClient
 from leyden.server.gateway.upstream.relay import UPSTREAM, Relay
@@ -37,15 +38,19 @@ class Gateway:
         self.times: defaultdict[str, CallTimes] = defaultdict(CallTimes)
         """Where the time of each run's calls went."""
         self._store = store
-        self._indexes: dict[str, PrefixIndex] = {}
+        self._attempts: dict[str, AttemptCalls] = {}
+        """The attempts that have called a model."""
+        self._started: set[str] = set()
+        """Active attempts that started after this server: they have no earlier calls to read from the store."""
         self._settings: dict[str, RunSettings] = {}
         store.notifications.subscribe(self._on_event)
 
     def _on_event(self, event: Event) -> None:
         if event.kind is EventKind.ATTEMPT_STARTED:
-            self._indexes[event.subject] = PrefixIndex()  # a new attempt has no calls to read from the store
+            self._started.add(event.subject)
         elif event.kind is EventKind.ATTEMPT_ENDED:
-            self._indexes.pop(event.subject, None)
+            self._started.discard(event.subject)
+            self._attempts.pop(event.subject, None)
             self._end_sessions(event.subject)
         elif event.kind is EventKind.RUN_DELETED:
             self._settings.pop(event.run, None)
@@ -59,10 +64,9 @@ class Gateway:
     async def answer(self, caller: Caller, request: GenerationRequest) -> AsyncGenerator[AnswerEvent, None]:
         """Answer a call; the first event is `AnswerStarted`. A caller that disconnects leaves an abandoned call."""
         started, times = time.perf_counter(), self.times[caller.lease.run]
-        settings = await self._settings_of(caller.lease.run)
-        target = self._route(request.model, settings)
-        caller = replace(caller, role=caller.role or _role(request, settings))
-        attempt = AttemptCalls(caller.lease, settings, times, await self._index_of(caller.lease))
+        attempt = await self._calls_of(caller.lease)
+        target = self._route(request.model, attempt.settings)
+        caller = replace(caller, role=caller.role or _role(request, attempt.settings))
         if isinstance(target, UpstreamClient):
             attempt.start(request.n)
             answering = Relay(self.recorder, attempt, caller, request).run(target)
@@ -92,27 +96,45 @@ class Gateway:
             grammar = await model.structured_output.grammar(request.format, prompt.ids, calls=calls)
         model.scheduler.refuse_if_full()
         sampling = _sampling(caller.lease, settings, request.sampling, attempt.start(request.n))
-        limits = [room, sampling.max_tokens]
-        if settings.max_tokens is not None:
-            limits.append(max(1, (settings.max_tokens - index.sampled_tokens) // request.n))
+        max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+        budget = settings.max_tokens and max(1, (settings.max_tokens - index.sampled_tokens) // request.n)
         generation = Generation(self.recorder, attempt, caller, model, request, prompt, sampling, grammar)
-        yield AnswerStarted(generation.id, len(prompt.ids), prompt.kept)
         try:
-            async with aclosing(generation.run(min(limit for limit in limits if limit is not None))) as events:
-                async for event in events:
-                    yield event
+            with attempt.running(generation):
+                yield AnswerStarted(generation.id, len(prompt.ids), prompt.kept)
+                async with aclosing(generation.run(max_tokens, budget)) as events:
+                    async for event in events:
+                        yield event
         finally:
-            if caller.lease.attempt not in self._indexes:  # it ended during the call
+            if caller.lease.attempt not in self._attempts:  # it ended during the call
                 self._end_sessions(caller.lease.attempt)
+
+    async def time_out(self, lease: ActiveLease, ran_s: float, limit_s: float) -> float:
+        """Return how much of its time limit an attempt has left that has run for so long; if none, cut its calls.
+
+        The time that its calls waited for the model is not charged.
+        """
+        attempt = await self._calls_of(lease)
+        left_s = limit_s + attempt.waited_s - ran_s
+        if left_s > 0:
+            return left_s
+        await attempt.cut(f"this rollout has used its {limit_s:g} s (time_limit_s)")
+        return 0.0
+
+    async def end_calls(self, run: str, attempt: str, ending: Ending) -> None:
+        """Cut the calls in flight of an attempt that is about to end, where a limit of its rollout is the reason."""
+        calls = self._attempts.get(attempt)
+        if calls is not None and calls.lease.run == run and (ending is Ending.TIMEOUT or calls.limit_reached):
+            await calls.cut("this rollout has ended")
 
     async def count_tokens(self, caller: Caller, request: GenerationRequest) -> int:
         """Return the number of tokens in the prompt of a call."""
-        settings = await self._settings_of(caller.lease.run)
-        target = self._route(request.model, settings)
+        attempt = await self._calls_of(caller.lease)
+        target = self._route(request.model, attempt.settings)
         if isinstance(target, UpstreamClient):
             message = f"{request.model!r} is served by the upstream: its tokens cannot be counted here"
             raise GatewayError(ErrorKind.NO_MODEL, message, "model")
-        return len((await build_prompt(target, await self._index_of(caller.lease), request, settings.history)).ids)
+        return len((await build_prompt(target, attempt.index, request, attempt.settings.history)).ids)
 
     async def model_names(self, run: str | None) -> list[str]:
         """Return the model names that a run can use; with one policy and no routes it may use any other name too."""
@@ -150,12 +172,14 @@ class Gateway:
             self._settings[run] = (await self._store.read(queries.get_run, run)).settings
         return self._settings[run]
 
-    async def _index_of(self, lease: ActiveLease) -> PrefixIndex:
-        """Return the index of an attempt; rebuild it from the record if the attempt started before this server."""
-        if lease.attempt not in self._indexes:
+    async def _calls_of(self, lease: ActiveLease) -> AttemptCalls:
+        """Return the calls of an attempt; read them from the record if the attempt started before this server."""
+        if (known := self._attempts.get(lease.attempt)) is not None:
+            return known
+        settings, episode = await self._settings_of(lease.run), None
+        if lease.attempt not in self._started:
             episode = await self._store.read(queries.get_episode, lease.run, lease.attempt)
-            self._indexes.setdefault(lease.attempt, PrefixIndex.from_episode(episode))
-        return self._indexes[lease.attempt]
+        return self._attempts.setdefault(lease.attempt, AttemptCalls(lease, settings, self.times[lease.run], episode))
 
 
 def _role(request: GenerationRequest, settings: RunSettings) -> str | None:

@@ -8,14 +8,16 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from leyden.engine.protocol import EngineError, EngineRequest
-from leyden.records import Sampling
+from leyden.records import Sampling, WaitInterval
+from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerFinished, FinishReason, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.prompt import Prompt
-from leyden.server.gateway.recorder import AttemptCalls, CallRecording, RecordedAnswer, Recorder
+from leyden.server.gateway.recorder import CallRecording, RecordedAnswer, Recorder
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.stream_parser import StreamParser
+from leyden.server.gateway.waiting import WaitTimer
 
 
 class Generation:
@@ -35,6 +37,9 @@ class Generation:
         self._caller, self._model, self._request, self._times = caller, model, request, attempt.times
         self._prompt, self._sampling, self._grammar = prompt, sampling, grammar
         self._recording = CallRecording(recorder, attempt, caller, request, prompt, sampling, self._answers)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._cut: GatewayError | None = None
+        self._budget: int | None = None
         self._parsers = [
             StreamParser(
                 choice,
@@ -49,14 +54,31 @@ class Generation:
             )
             for choice in range(request.n)
         ]
+        self._timers = [WaitTimer() for _ in self._parsers]
 
     @property
     def id(self) -> str:
         """The id of the first call in the record."""
         return self._recording.ids[0]
 
-    async def run(self, max_tokens: int) -> AsyncGenerator[AnswerEvent, None]:
-        """Generate and record the answers; yield their events."""
+    def waits(self) -> list[WaitInterval]:
+        """Return the intervals in which it waited for the model."""
+        return [interval for timer in self._timers for interval in timer.intervals()]
+
+    async def cut(self, reason: GatewayError) -> None:
+        """Stop sampling, record what was sampled, and answer with an error; the rollout's limit is reached.
+
+        An answer that is complete is delivered as it is. It does not wait for the client to read anything.
+        """
+        self._cut = reason
+        for task in self._tasks:
+            task.cancel()
+        await self._recording.cut()
+
+    async def run(self, max_tokens: int, budget: int | None = None) -> AsyncGenerator[AnswerEvent, None]:
+        """Generate and record the answers; yield their events. `budget` is what the rollout has left for each."""
+        if budget is not None and budget < max_tokens:
+            self._budget = max_tokens = budget
         try:
             async with self._recording, aclosing(self._generate_all(max_tokens)) as events:
                 async for event in events:
@@ -78,11 +100,14 @@ class Generation:
         """Generate all answers concurrently; yield events as they come."""
         queue: asyncio.Queue[AnswerEvent | asyncio.Task[None]] = asyncio.Queue()
 
-        async def generate(parser: StreamParser) -> None:
-            async for event in self._generate(parser, max_tokens):
+        async def generate(parser: StreamParser, timer: WaitTimer) -> None:
+            async for event in self._generate(parser, timer, max_tokens):
                 queue.put_nowait(event)
 
-        tasks = [asyncio.create_task(generate(parser)) for parser in self._parsers]
+        if self._cut is not None:
+            raise self._cut
+        pairs = zip(self._parsers, self._timers, strict=True)
+        tasks = self._tasks = [asyncio.create_task(generate(parser, timer)) for parser, timer in pairs]
         for task in tasks:
             task.add_done_callback(queue.put_nowait)
         try:
@@ -91,6 +116,8 @@ class Generation:
                 item = await queue.get()
                 if isinstance(item, asyncio.Task):
                     unfinished -= 1
+                    if item.cancelled() and self._cut is not None:
+                        raise self._cut
                     item.result()
                 else:
                     yield item
@@ -103,7 +130,9 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _generate(self, parser: StreamParser, max_tokens: int) -> AsyncGenerator[AnswerEvent, None]:
+    async def _generate(
+        self, parser: StreamParser, timer: WaitTimer, max_tokens: int
+    ) -> AsyncGenerator[AnswerEvent, None]:
         """Generate one answer in its own slot of the scheduler."""
         request = EngineRequest(
             prompt_ids=tuple(self._prompt.ids),
@@ -116,7 +145,7 @@ class Generation:
         )
         times, share = self._times, 1 / self._request.n  # answers that are generated at the same time count as one
         queued = time.perf_counter()
-        async with self._model.scheduler.slot(self._caller.lease.rollout):
+        async with self._model.scheduler.slot(self._caller.lease.rollout, timer):
             started, first = time.perf_counter(), None
             times.queued_s += (started - queued) * share
             try:
@@ -134,11 +163,12 @@ class Generation:
 
     def _answers(self) -> list[RecordedAnswer]:
         """Return the answers as far as they were generated."""
-        return [self._answer(parser) for parser in self._parsers]
+        return [self._answer(parser, timer) for parser, timer in zip(self._parsers, self._timers, strict=True)]
 
-    def _answer(self, parser: StreamParser) -> RecordedAnswer:
+    def _answer(self, parser: StreamParser, timer: WaitTimer) -> RecordedAnswer:
         if not parser.done:
             parser.parse_partial()
+        by_budget = self._budget is not None and _finish_reason(parser) == "length"
         return RecordedAnswer(
             response=parser.message,
             finish=_finish_reason(parser),
@@ -146,6 +176,8 @@ class Generation:
             logprobs=tuple(parser.logprobs) if len(parser.logprobs) == len(parser.ids) else None,
             allowed=self._allowed(parser),
             versions=parser.versions,
+            waits=timer.intervals(),
+            complete=parser.done and not by_budget,
         )
 
     def _allowed(self, parser: StreamParser) -> tuple[float, ...] | None:

@@ -1,7 +1,7 @@
 """Records model calls: builds them, saves them durably, and adds them to the prefix index of their attempt.
 
 Only a `CallRecording` builds a `Call`, for the engine and for upstreams alike. It saves the calls of one request once,
-as ok, failed or abandoned.
+as ok, cut, failed or abandoned.
 """
 
 import asyncio
@@ -15,40 +15,15 @@ from typing import Any, Self
 
 from msgspec import Struct
 
-from leyden.records import Call, CallStatus, Purpose, RunSettings, Sampling, VersionRun
+from leyden.records import Call, CallStatus, Purpose, Sampling, VersionRun, WaitInterval
+from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.types import GenerationRequest, Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.server.gateway.prefix_index import History, PrefixIndex
+from leyden.server.gateway.prefix_index import History
 from leyden.server.gateway.prompt import Prompt
 from leyden.store.errors import Conflict, NotFound, StoreError
-from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
-from leyden.wire import CallTimes
-
-
-class AttemptCalls(Struct, frozen=True):
-    """What the model calls of one attempt share: its lease, its run's settings and times, and the calls so far."""
-
-    lease: ActiveLease
-    settings: RunSettings
-    times: CallTimes
-    index: PrefixIndex
-
-    def start(self, choices: int) -> int:
-        """Start a request if the rollout's budget allows it; return how many calls had started before.
-
-        It does not await, so that requests made at the same time cannot exceed the budget together.
-        """
-        max_calls, max_tokens = self.settings.max_calls, self.settings.max_tokens
-        if max_calls is not None and self.index.started + choices > max_calls:
-            message = f"this rollout has made {self.index.started} of its {max_calls} calls (max_calls)"
-            raise GatewayError(ErrorKind.BUDGET_EXCEEDED, message)
-        if max_tokens is not None and self.index.sampled_tokens >= max_tokens:
-            raise GatewayError(
-                ErrorKind.BUDGET_EXCEEDED, f"this rollout has sampled its {max_tokens} tokens (max_tokens)"
-            )
-        return self.index.start(choices)
 
 
 class Recorder:
@@ -71,7 +46,7 @@ class Recorder:
             raise GatewayError(ErrorKind.FAILED, str(error), retry_after=1.0) from error
         attempt.times.store_s += time.perf_counter() - started
         for call in calls:
-            attempt.index.add(call, history)
+            attempt.add(call, history)
             self.counts[str(call.made), str(call.status)] += 1
             reason = call.unusable if attempt.settings.allow_biased_sampling else call.untrainable
             if reason is not None and lease.purpose is Purpose.TRAIN:
@@ -87,14 +62,18 @@ class RecordedAnswer(Struct, frozen=True, kw_only=True):
     logprobs: tuple[float, ...] | None = None
     allowed: tuple[float, ...] | None = None
     versions: tuple[VersionRun, ...] = ()
+    waits: tuple[WaitInterval, ...] = ()
+    complete: bool = True
+    """Whether it ended by itself or by a limit of its request; false where the rollout's limit cut it."""
 
 
 class CallRecording:
     """Builds and saves the calls of one request, one for each of its `n` answers.
 
-    It is a context manager around the generation of the answers. When the block ends, the calls are saved as ok; when
-    it raises, as failed; when the caller disconnects (the block is cancelled or closed), as abandoned. A disconnect
-    never interrupts the saving.
+    It is a context manager around the generation of the answers. When the block ends, the calls are saved as ok, or as
+    cut where the rollout's token budget ended them; when it raises, as failed; when the caller disconnects (the block
+    is cancelled or closed), as abandoned, or as cut if the rollout has reached a limit. `cut` saves them while the
+    block runs. Nothing interrupts the saving, and it happens once.
     """
 
     def __init__(
@@ -127,20 +106,27 @@ class CallRecording:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
-            await self._save(CallStatus.OK)
+            await self._save()
         elif isinstance(error, GeneratorExit | asyncio.CancelledError):
             with suppress(GatewayError):  # the attempt may have ended, too
-                await self._save(CallStatus.ABANDONED)
-        elif not self._discarded:
+                await self._save(None if self._attempt.limit_reached else CallStatus.ABANDONED)
+        elif not self._discarded or self._saving is not None:
             await self._save(CallStatus.FAILED)
 
-    async def _save(self, status: CallStatus) -> None:
-        answers = self._answers()
-        calls = [self._call(choice, answer, status) for choice, answer in enumerate(answers)]
-        self._saving = asyncio.create_task(self._recorder.save(self._attempt, calls, self._prompt.history))
+    async def cut(self) -> None:
+        """Save the calls now, as cut where they are not complete."""
+        await self._save()
+
+    async def _save(self, status: CallStatus | None = None) -> None:
+        """Save the calls unless that has begun; without a status, as ok or cut."""
+        if self._saving is None:
+            answers = self._answers()
+            calls = [self._call(choice, answer, status) for choice, answer in enumerate(answers)]
+            self._saving = asyncio.create_task(self._recorder.save(self._attempt, calls, self._prompt.history))
         await asyncio.shield(self._saving)
 
-    def _call(self, choice: int, answer: RecordedAnswer, status: CallStatus) -> Call:
+    def _call(self, choice: int, answer: RecordedAnswer, status: CallStatus | None) -> Call:
+        status = status or (CallStatus.OK if answer.complete else CallStatus.CUT)
         return Call(
             id=self.ids[choice],
             choice=choice,
@@ -159,6 +145,7 @@ class CallRecording:
             response=answer.response,
             started=self._started,
             ended=time.time(),
+            waits=answer.waits,
             **(self._difference() if choice == 0 else self._further_choice()),
         )
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.waiting import WaitTimer
 
 
 class Scheduler:
@@ -20,6 +21,7 @@ class Scheduler:
         self._max_wait_s = max_wait_s
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._held = False
+        self._running: set[WaitTimer] = set()
 
     @property
     def waiting(self) -> int:
@@ -43,22 +45,33 @@ class Scheduler:
             )
 
     @asynccontextmanager
-    async def slot(self, rollout: str) -> AsyncIterator[None]:
-        """Wait for a slot; release it when the block ends."""
-        await self._acquire(rollout)
+    async def slot(self, rollout: str, timer: WaitTimer) -> AsyncIterator[None]:
+        """Wait for a slot; release it when the block ends. The timer runs while the call waits or is on hold."""
+        timer.begin()
+        try:
+            await self._acquire(rollout)
+        finally:
+            timer.end()
+        self._running.add(timer)
         try:
             yield
         finally:
+            self._running.discard(timer)
+            timer.end()
             self._free += 1
             self._grant_slots()
 
     def hold(self) -> None:
         """Grant no slot until `resume`, for a change of weights. Calls that have a slot keep it and finish."""
         self._held = True
+        for timer in self._running:
+            timer.begin()
 
     def resume(self) -> None:
         """Grant slots again, in the order of the queue."""
         self._held = False
+        for timer in self._running:
+            timer.end()
         self._grant_slots()
 
     async def _acquire(self, rollout: str) -> None:

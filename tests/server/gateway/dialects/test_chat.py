@@ -326,7 +326,7 @@ async def test_a_call_whose_client_went_away_is_recorded_as_abandoned(
         else:
             asking.cancel()
     assert server.service.gateway is not None
-    index = server.service.gateway._indexes[server.attempt]
+    index = server.service.gateway._attempts[server.attempt].index
     await eventually(lambda: index.recorded == 2)
     assert server.engine.cancelled == 2
     abandoned = (await server.check(calls=2)).calls
@@ -377,8 +377,7 @@ async def test_a_conversation_continues_after_a_restart_of_the_server(
 ) -> None:
     server.lines = ["One" + END, "Two" + END]
     await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
-    assert server.service.gateway is not None
-    server.service.gateway._indexes.clear()  # as after a restart
+    server.forget_attempts()
     follow: Any = [QUESTION, {"role": "assistant", "content": "One"}, {"role": "user", "content": "And?"}]
     await client.chat.completions.create(model="m", messages=follow)
     assert [c.made for c in (await server.check(calls=2)).calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED]

@@ -218,7 +218,7 @@ async def test_a_caller_who_goes_away_closes_the_request_upstream(
                 await session.post(f"{near.url}/v1/chat/completions", json=body, timeout=timeout)
     await eventually(lambda: far.engine.cancelled == 1)
     assert near.service.gateway is not None
-    index = near.service.gateway._indexes[near.attempt]
+    index = near.service.gateway._attempts[near.attempt].index
     await eventually(lambda: index.recorded == 1)
     assert (await near.check(calls=1)).calls[0].status is CallStatus.ABANDONED
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
@@ -22,7 +23,7 @@ from leyden.server.gateway.dialects.types import (
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.prefix_index import History
 from leyden.server.gateway.prompt import Prompt
-from leyden.server.gateway.recorder import AttemptCalls, CallRecording, RecordedAnswer, Recorder
+from leyden.server.gateway.recorder import CallRecording, RecordedAnswer, Recorder
 from leyden.server.gateway.upstream.client import UpstreamClient
 
 UPSTREAM = "upstream"

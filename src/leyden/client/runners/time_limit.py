@@ -1,0 +1,59 @@
+"""Ends an attempt at its time limit.
+
+The server has the last word: time in which the attempt's calls waited for the model does not count, and at the limit
+the server cuts the calls in flight and records them before the worker stops the attempt's code.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from msgspec.structs import replace
+
+from leyden.background import start_background
+from leyden.client.attempt.active_attempt import ActiveAttempt
+from leyden.client.host_protocol import AttemptEnd
+from leyden.outcomes import Ending, Outcome
+from leyden.wire import Lease
+
+TimeOut = Callable[[Lease, float], Awaitable[float]]
+"""Asks the server how much time an attempt has left that has run for so many seconds; at 0 its calls are cut."""
+
+_SHORTEST_WAIT_S = 0.1
+"""While a call waits for the model, the time that is left stays the same: do not ask all the time."""
+
+
+class TimeLimit:
+    """The time limit of one attempt that runs."""
+
+    def __init__(self, active: ActiveAttempt, limit_s: float, time_out: TimeOut) -> None:
+        self._active, self._limit_s, self._time_out = active, limit_s, time_out
+        self._asking: asyncio.Task[float] | None = None
+        self.timeout = AttemptEnd(active.id, Outcome(Ending.TIMEOUT, f"the agent took longer than {limit_s:g} s"))
+        """The end of an attempt that reaches its limit."""
+
+    async def wait_end(self) -> AttemptEnd | None:
+        """Wait until the attempt has ended; return how, None where the server ended it.
+
+        Code that returns while the server is asked may have returned because its calls were cut, so the answer decides.
+        """
+        waiting = start_background(self._wait(), "the time limit of an attempt")
+        try:
+            end = await self._active.end
+            if end is None or end is self.timeout or self._asking is None or await self._asking > 0:
+                return end
+            return replace(self.timeout, output=end.output)
+        finally:
+            waiting.cancel()
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        started, left_s = loop.time(), self._limit_s
+        while left_s > 0:
+            await asyncio.sleep(left_s)
+            ran_s = loop.time() - started
+            self._asking = asyncio.ensure_future(self._time_out(self._active.lease, ran_s))
+            left_s = await asyncio.shield(self._asking)
+            if left_s > 0:
+                self._asking = None
+                left_s = max(left_s, _SHORTEST_WAIT_S)
+        self._active.resolve(self.timeout)

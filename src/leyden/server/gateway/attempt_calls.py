@@ -1,0 +1,87 @@
+"""The model calls of one attempt: its budget, the calls in flight, and how long they waited for the model."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from leyden.episodes import Episode
+from leyden.records import Call, CallStatus, RunSettings, WaitInterval
+from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.prefix_index import History, PrefixIndex
+from leyden.server.gateway.waiting import total_s
+from leyden.store.queue import ActiveLease
+from leyden.wire import CallTimes
+
+
+class CallInFlight(Protocol):
+    """A model call that has not ended."""
+
+    async def cut(self, reason: GatewayError) -> None:
+        """Stop it, record what was sampled so far, and answer with this error."""
+
+    def waits(self) -> Iterable[WaitInterval]:
+        """Return the intervals in which it waited for the model."""
+
+
+class AttemptCalls:
+    """What the model calls of one attempt share, from its first call until it ends."""
+
+    def __init__(self, lease: ActiveLease, settings: RunSettings, times: CallTimes, episode: Episode | None) -> None:
+        """`episode` is what was recorded before this server started; None for an attempt that started later."""
+        self.lease, self.settings, self.times = lease, settings, times
+        self.index = PrefixIndex() if episode is None else PrefixIndex.from_episode(episode)
+        self._waits = [] if episode is None else [wait for call in episode.calls for wait in call.waits]
+        self.limit_reached = False
+        """Whether a call was refused or cut because the rollout had reached a limit."""
+        self._in_flight: set[CallInFlight] = set()
+        self._closed: GatewayError | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """How long at least one of the attempt's calls was waiting for the model."""
+        in_flight = (wait for call in self._in_flight for wait in call.waits())
+        return total_s((*self._waits, *in_flight))
+
+    def start(self, choices: int) -> int:
+        """Start a request if the rollout's limits allow it; return how many calls had started before.
+
+        It does not await, so that requests made at the same time cannot exceed the budget together.
+        """
+        if self._closed is not None:
+            raise self._closed
+        max_calls, max_tokens = self.settings.max_calls, self.settings.max_tokens
+        if max_calls is not None and self.index.started + choices > max_calls:
+            self.limit_reached = True
+            message = f"this rollout has made {self.index.started} of its {max_calls} calls (max_calls)"
+            raise GatewayError(ErrorKind.BUDGET_EXCEEDED, message)
+        if max_tokens is not None and self.index.sampled_tokens >= max_tokens:
+            self.limit_reached = True
+            raise GatewayError(
+                ErrorKind.BUDGET_EXCEEDED, f"this rollout has sampled its {max_tokens} tokens (max_tokens)"
+            )
+        return self.index.start(choices)
+
+    @contextmanager
+    def running(self, call: CallInFlight) -> Iterator[None]:
+        """Count a call as in flight within this context."""
+        self._in_flight.add(call)
+        try:
+            yield
+        finally:
+            self._in_flight.discard(call)
+
+    def add(self, call: Call, history: History) -> None:
+        """Add a call that is recorded."""
+        self.index.add(call, history)
+        self._waits += call.waits
+        self.limit_reached |= call.status is CallStatus.CUT
+
+    async def cut(self, message: str) -> None:
+        """Stop the calls in flight and refuse further ones; what was sampled is durable when this returns.
+
+        Repeating it is harmless.
+        """
+        if self._closed is None:
+            self._closed = GatewayError(ErrorKind.BUDGET_EXCEEDED, message)
+        await asyncio.gather(*(call.cut(self._closed) for call in list(self._in_flight)))

@@ -1,0 +1,42 @@
+"""Measures how long calls wait for the model: in the queue, and while weights change. No rollout is charged for it."""
+
+import time
+from collections.abc import Iterable
+
+from leyden.records import WaitInterval
+
+_SHORTEST_S = 0.001
+"""Shorter waits are not recorded: a call that gets its slot at once waited for nothing."""
+
+
+class WaitTimer:
+    """Collects the intervals in which one call waits. `begin` and `end` may be repeated."""
+
+    def __init__(self) -> None:
+        self._intervals: list[WaitInterval] = []
+        self._since: float | None = None
+
+    def begin(self) -> None:
+        """The call waits from now on."""
+        if self._since is None:
+            self._since = time.time()
+
+    def end(self) -> None:
+        """The call waits no longer."""
+        self._intervals = list(self.intervals())
+        self._since = None
+
+    def intervals(self) -> tuple[WaitInterval, ...]:
+        """Return the intervals so far; one that has not ended ends now."""
+        if self._since is None or (now := time.time()) - self._since < _SHORTEST_S:
+            return tuple(self._intervals)
+        return (*self._intervals, WaitInterval(self._since, now))
+
+
+def total_s(intervals: Iterable[WaitInterval]) -> float:
+    """Return the time that the intervals cover together; where some overlap it counts once."""
+    total, covered = 0.0, float("-inf")
+    for interval in sorted(intervals, key=lambda interval: interval.started):
+        total += max(0.0, interval.ended - max(interval.started, covered))
+        covered = max(covered, interval.ended)
+    return total
