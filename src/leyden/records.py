@@ -277,6 +277,8 @@ class Call(Struct, frozen=True, omit_defaults=True):
     """The other fields of the request, unchanged."""
     started: Seconds = 0.0
     ended: Seconds = 0.0
+    context_tail: Count = 0
+    """Tokens at the end that are context: the one that completes a stop string, where its text goes on after it."""
     waits: tuple[WaitInterval, ...] = ()
     """When it waited for the model; this does not count against the rollout's time limit."""
 
@@ -294,15 +296,21 @@ class Call(Struct, frozen=True, omit_defaults=True):
                 raise ValueError("`logprobs` must be finite numbers")
         if self.allowed is not None and len(self.allowed) != len(self.completion_ids):
             raise ValueError(f"`allowed` has {len(self.allowed)} entries for {len(self.completion_ids)} completion_ids")
+        if self.context_tail > len(self.completion_ids):
+            raise ValueError(f"`context_tail` is {self.context_tail} of {len(self.completion_ids)} completion_ids")
         if self.versions and sum(run.tokens for run in self.versions) != len(self.completion_ids):
             raise ValueError("`versions` must cover every completion id once")
 
     @property
     def chosen(self) -> Sequence[int]:
-        """Indices of the completion tokens that the model chose; a grammar forced the others."""
+        """Indices of the completion tokens that the model chose for this answer; the others are context.
+
+        A grammar forced them, or they say more than the answer, which a stop string ended.
+        """
+        tokens = range(len(self.completion_ids) - self.context_tail)
         if self.allowed is None:
-            return range(len(self.completion_ids))
-        return [index for index, share in enumerate(self.allowed) if share >= MIN_ALLOWED_MASS]
+            return tokens
+        return [index for index in tokens if self.allowed[index] >= MIN_ALLOWED_MASS]
 
     @property
     def unusable(self) -> str | None:
@@ -314,7 +322,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
         if self.logprobs is None:
             return "no logprobs"
         if not self.chosen:
-            return "chosen by a grammar"
+            return "chosen by a grammar" if self.allowed is not None else "ended by a stop string within its only token"
         return None
 
     @property

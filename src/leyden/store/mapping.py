@@ -61,6 +61,7 @@ class _CallBody(msgspec.Struct, frozen=True, omit_defaults=True):
     request: Any = None
     started: float = 0.0
     ended: float = 0.0
+    context_tail: int = 0
     waits: tuple[WaitInterval, ...] = ()
 
 

@@ -116,3 +116,19 @@ async def test_the_server_adds_up_where_the_time_of_a_run_s_calls_goes(server: M
     assert times.queued_s >= 2 * held
     parts = times.queued_s + times.prompt_s + times.decoding_s + times.store_s
     assert min(times.prompt_s, times.decoding_s, times.store_s) > 0 and parts < times.total_s
+
+
+@pytest.mark.parametrize("chunk", [1, 64])
+async def test_what_follows_a_stop_string_is_not_part_of_the_answer(server: ModelServer, chunk: int) -> None:
+    await server.new_attempt()
+    server.engine.chunk_tokens = chunk
+    server.say = lambda _: "One. Two. Three. Four. Five. Six. Seven."
+    async with client_of(server) as client:
+        answer = await client.chat.completions.create(**ASK, stop=["Th"])
+    (call,) = (await server.check(calls=1)).calls
+    said = server.tokenizer.decode(call.completion_ids)
+    assert answer.choices[0].message.content == call.response["content"] == "One. Two. "
+    assert answer.usage is not None and answer.usage.completion_tokens == len(call.completion_ids)
+    assert said.startswith("One. Two. Th") and "Four" not in said
+    assert call.context_tail == (said != "One. Two. Th")
+    assert len(call.chosen) == len(call.completion_ids) - call.context_tail

@@ -54,6 +54,25 @@ def test_nothing_of_a_stop_string_is_let_out(text: str, stop: list[str], size: i
     assert (parser.stopped_by is not None) == bool(found)
 
 
+@example(text="a stop b", stop=" st", sizes=[3])
+@given(
+    text=TEXTS,
+    stop=st.text("abSTO P", min_size=1, max_size=4),
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=3),
+)
+def test_an_answer_ends_with_the_token_that_completes_its_stop_string(text: str, stop: str, sizes: list[int]) -> None:
+    plain = text.replace("<", "(")
+    parser, _ = write(plain, sizes, stop=(stop,), logprobs=True)
+    if stop not in plain:
+        assert parser.context_tail == 0
+        return
+    end = plain.index(stop) + len(stop)
+    said = TOKENIZER.decode(parser.ids)
+    assert said.startswith(plain[:end]) and not TOKENIZER.decode(parser.ids[:-1]).startswith(plain[:end])
+    assert parser.context_tail == (said != plain[:end])  # a token that says more was not chosen to end here
+    assert len(parser.ids) == len(parser.logprobs) == sum(run.tokens for run in parser.versions)
+
+
 @given(text=TEXTS, calls=st.integers(1, 3), size=st.integers(1, 9), streamed=st.booleans())
 def test_tool_calls_arrive_complete_and_their_tokens_never_as_text(
     text: str, calls: int, size: int, streamed: bool

@@ -68,6 +68,17 @@ def test_calls_of_biased_sampling_are_trained_on_where_allowed() -> None:
     assert [one.call.id for _, one in scored[0].transitions] == ["a"]
 
 
+def test_a_token_that_goes_on_after_a_stop_string_is_context() -> None:
+    accounting = StepAccounting()
+    calls = [call("a", context_tail=1), call("b", tokens=1, context_tail=1)]
+    scored = select_rollouts([episode(index, 1.0, calls) for index in range(2)], RULES, accounting)
+    assert scored is not None
+    sample = make_samples([scored])[0]
+    assert (list(sample.token_indices), sample.sampler_logprobs) == ([0, 1], (-1.0, -1.0))
+    assert len(sample.completion_ids) == 3
+    assert accounting.calls_excluded == {"ended by a stop string within its only token": 2}
+
+
 def test_only_what_the_model_chose_is_trained_on() -> None:
     accounting = StepAccounting()
     calls = [call("a"), call("b", allowed=(1.0, 0.2, 0.995)), call("c", allowed=(0.0,) * 3)]

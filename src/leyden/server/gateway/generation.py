@@ -176,6 +176,7 @@ class Generation:
             logprobs=tuple(parser.logprobs) if len(parser.logprobs) == len(parser.ids) else None,
             allowed=self._allowed(parser),
             versions=parser.versions,
+            context_tail=parser.context_tail,
             waits=timer.intervals(),
             complete=parser.done and not by_budget,
         )

@@ -62,6 +62,7 @@ class RecordedAnswer(Struct, frozen=True, kw_only=True):
     logprobs: tuple[float, ...] | None = None
     allowed: tuple[float, ...] | None = None
     versions: tuple[VersionRun, ...] = ()
+    context_tail: int = 0
     waits: tuple[WaitInterval, ...] = ()
     complete: bool = True
     """Whether it ended by itself or by a limit of its request; false where the rollout's limit cut it."""
@@ -145,6 +146,7 @@ class CallRecording:
             response=answer.response,
             started=self._started,
             ended=time.time(),
+            context_tail=answer.context_tail,
             waits=answer.waits,
             **(self._difference() if choice == 0 else self._further_choice()),
         )

@@ -5,6 +5,7 @@ answer, and what may be the beginning of a stop string or a tool call.
 """
 
 import secrets
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Protocol
@@ -55,6 +56,8 @@ class StreamParser:
         self.allowed: list[float] = []
         self.finish: FinishReason | None = None
         self.stopped_by: str | None = None
+        self.context_tail = 0
+        """Tokens at the end whose text goes beyond the stop string that ended the answer."""
         self.content = ""
         self.reasoning = ""
         self.calls: tuple[ToolCall, ...] = ()
@@ -124,7 +127,8 @@ class StreamParser:
         broken = [call for call in parsed.tool_calls if call.status is not ToolCallParseStatus.OK]
         found = [(at + len(stop), at, stop) for stop in self._stop if (at := content.find(stop)) >= 0]
         if found:  # the stop string that was complete first, even if one chunk held several
-            _, cut, self.stopped_by = min(found)
+            end, cut, self.stopped_by = min(found)
+            self._end_at(content, end)
             content, calls, broken = content[:cut], [], []
         if self.done:
             for call in broken:  # a malformed call is shown as text: nothing of an answer disappears
@@ -133,6 +137,26 @@ class StreamParser:
                 ToolCall(f"call_{secrets.token_hex(12)}", call.name or "", _json(call.arguments)) for call in calls
             )
         self.content = content
+
+    def _end_at(self, content: str, end: int) -> None:
+        """Drop the tokens after the one that completes a stop string, which ends at this index of the content.
+
+        A chunk can hold several tokens, and the answer is not parsed after each: how many follow is chance. If the
+        text of the last token goes on after the stop string, the model chose it for a longer text.
+        """
+        text = self._decode(len(self.ids))
+        if (start := text.rfind(content)) < 0:  # the parser changed the text: which tokens belong to it is unknown
+            self.context_tail = len(self.ids)
+            return
+        wanted = text[: start + end]
+        length = bisect_left(range(len(self.ids)), True, key=lambda n: self._decode(n).startswith(wanted))
+        if dropped := len(self.ids) - length:
+            del self._infos[-dropped:]
+        del self.ids[length:], self.logprobs[length:], self.allowed[length:], self._versions[length:]
+        self.context_tail = int(self._decode(length) != wanted)
+
+    def _decode(self, length: int) -> str:
+        return self._tokenizer.decode(self._forced + self.ids[:length])
 
     def _text_of_call(self, call: ParsedToolCall) -> str:
         if call.token_span is None:

@@ -171,5 +171,5 @@ def _sample(transition: Transition, rollout: int, call_index: int) -> Sample:
 
 def _sampler_logprobs(logprobs: tuple[float, ...], call: Call) -> tuple[float, ...]:
     if call.allowed is None:
-        return logprobs
+        return tuple(logprobs[index] for index in call.chosen)
     return tuple(logprobs[index] + math.log(call.allowed[index]) for index in call.chosen)
