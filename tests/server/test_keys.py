@@ -74,6 +74,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", ATTEMPT + "/calls"): WORK,
     ("POST", ATTEMPT + "/rewards"): WORK,
     ("POST", ATTEMPT + "/finish"): WORK,
+    ("POST", ATTEMPT + "/timeout"): WORK,
     ("POST", "/api/lease"): WORK | {"worker of another run"},
     ("POST", "/api/workers/{worker}/beat"): WORK | {"worker of another run"},
     ("POST", "/api/workers/{worker}/withdraw"): WORK | {"worker of another run"},
