@@ -136,6 +136,19 @@ class Episode(Struct, frozen=True, dict=True):
             case "none":
                 return None
 
+    @cached_property
+    def _retried(self) -> frozenset[str | None]:
+        return frozenset(call.retry_of for call in self.calls) - {None}
+
+    def _discarded(self, call: Call) -> bool:
+        """Whether the client requested this answer again, and no later call continues it."""
+        if (call.parent if call.choice else call.id) not in self._retried:
+            return False
+        return not any(
+            other.parent == call.id and not other.choice and other.kept_messages > len(self.messages(call))
+            for other in self.calls
+        )
+
     def exclusion_reason(
         self,
         call: Call,
@@ -150,6 +163,8 @@ class Episode(Struct, frozen=True, dict=True):
         if policy is not None and call.policy != policy:
             return "another policy"
         why = call.unusable if allow_biased_sampling else call.untrainable
+        if why is None and self._discarded(call):
+            return "requested again"
         if why is None and roles is not None and self.role(call) not in roles:
             return "role not selected"
         return why

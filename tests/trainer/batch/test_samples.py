@@ -93,3 +93,24 @@ def test_only_what_the_model_chose_is_trained_on() -> None:
         ("a", [0, 1, 2], 3),
         ("b", [0, 2], 2),
     ]
+
+
+def test_an_answer_that_its_client_requested_again_is_context() -> None:
+    accounting = StepAccounting()
+    message = {"role": "user", "content": "hello"}
+    said = {"role": "assistant", "content": "hi"}
+    calls = [
+        call("a", messages=(message,), response=said),
+        call("a-1", choice=1, parent="a", kept_ids=2, kept_messages=1),
+        call("b", messages=(message,), response=said, retry_of="a"),
+        call("c", parent="b", kept_messages=2, messages=(message,)),
+    ]
+    scored = select_rollouts([episode(0, 1.0, calls)], replace(RULES, min_group=1), accounting)
+    assert scored is not None
+    assert [one.call.id for _, one in scored[0].transitions] == ["b", "c"]
+    assert accounting.calls_excluded == {"requested again": 2}
+    # the answer was used after all: another request with the same messages was repeated
+    used = [*calls, call("d", parent="a", kept_messages=2, messages=(message,))]
+    scored = select_rollouts([episode(0, 1.0, used)], replace(RULES, min_group=1), StepAccounting())
+    assert scored is not None
+    assert [one.call.id for _, one in scored[0].transitions] == ["a", "b", "c", "d"]
