@@ -29,6 +29,7 @@ CHOICES = {
         ("algorithm.credit=stepwise", "algorithm.loss=gspo", "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4"),
         ("algorithm.aggregation=call_mean", "algorithm.kl=0.1", "algorithm.kl_estimate=k2", "algorithm.entropy=0.01"),
         ("algorithm.correction=masked", "algorithm.correction_level=call", "training.lora={rank=4, alpha=8}"),
+        ("algorithm.correction_ratio=geometric", "algorithm.by_role=true", "algorithm.scale_steps=true"),
         ("signals.tool_succeeded=0.1", "signals.tool_failed=-0.1"),
     ),
     "rloo": (
@@ -41,7 +42,10 @@ CHOICES = {
         ("training.tasks_per_step=6", "training.group_size=1", "training.min_group=1"),
     ),
     "gigpo": (("algorithm.credit=discounted", "algorithm.gamma=0.95", "algorithm.clip_dual=3.0"),),
-    "ppo": (("algorithm.credit=gae", "training.layout=rows", "training.weight_decay=0.01"),),
+    "ppo": (
+        ("algorithm.credit=gae", "training.layout=rows", "training.weight_decay=0.01"),
+        ("training.epochs=2", "algorithm.value_clip=0.2"),
+    ),
 }
 REPORTED = {
     "grpo": {"training/clipped_low", "training/clipped_high", "training/kl_reference", "reward/automatic"},

@@ -160,6 +160,25 @@ def test_small_differences_of_large_values_count() -> None:
     assert told(grpo, calls([[[1e6], [1e6 + 1]]])) == pytest.approx([-ROOT, ROOT])
 
 
+@pytest.mark.parametrize("size", [2, 8, 16, 64])
+def test_the_floor_of_the_deviation_leaves_binary_rewards_of_groups_up_to_64_as_they_are(size: int) -> None:
+    for successes in range(1, size):
+        update = calls([[[float(rollout < successes)] for rollout in range(size)]])
+        # one success among n: the variance is (1 / n) (1 - 1 / n) n / (n - 1) = 1 / n, the smallest there is
+        assert update.deviation(update.value, update.group).min() >= size**-0.5 - 1e-12
+        for advantage in (grpo, reinforce_pp, reinforce_pp_baseline, gigpo, ppo):
+            without = advantage(update, Hyperparameters(deviation_floor=0.0))
+            assert advantage(update, Hyperparameters()) == pytest.approx(without, rel=1e-9)
+
+
+@pytest.mark.parametrize("advantage", [grpo, reinforce_pp, reinforce_pp_baseline, gigpo, ppo])
+def test_small_differences_give_small_advantages(advantage: Advantage) -> None:
+    for scale in (0.1, 0.01, 0.001):
+        update = calls([[[0.0], [0.0], [0.0], [-scale]]])
+        assert told(advantage, update) == pytest.approx([2 * scale, 2 * scale, 2 * scale, -6 * scale])
+    assert told(advantage, calls([[[0.0], [0.0], [0.0], [-1.0]]])) == pytest.approx([0.5, 0.5, 0.5, -1.5])
+
+
 @pytest.mark.parametrize("length", [6, 49, 98])
 def test_the_weights_of_a_long_rollout_add_up_to_no_more_than_one(length: int) -> None:
     alone = calls([[list(range(length))]])
@@ -200,11 +219,10 @@ def test_the_scale_of_rewards_changes_only_what_is_not_normalised(
 ) -> None:
     before = calls(update, level)
     after = replace(before, value=scale * before.value, returns=scale * before.returns)
+    hyperparameters = Hyperparameters(deviation_floor=0.0)
     for advantage in EVERY:
         factor = scale if advantage in (dr_grpo, rloo) else 1.0
-        assert advantage(after, Hyperparameters()) == pytest.approx(
-            factor * advantage(before, Hyperparameters()), abs=1e-7
-        )
+        assert advantage(after, hyperparameters) == pytest.approx(factor * advantage(before, hyperparameters), abs=1e-7)
 
 
 @settings(deadline=None)

@@ -27,6 +27,19 @@ def test_a_ratio_is_of_a_token_or_of_all_the_tokens_of_a_unit() -> None:
     assert ratios(gap, torch.tensor([4, 4, 4])).tolist() == pytest.approx([1.0, 1.0, 1.0])
 
 
+def test_a_geometric_ratio_does_not_grow_with_the_tokens_of_a_unit() -> None:
+    gap = torch.tensor([0.1, 0.3, -0.3])
+    unit = torch.tensor([0, 0, 1])
+    assert ratios(gap, unit, geometric=True).tolist() == pytest.approx([1.2214028, 1.2214028, 0.7408182])
+    assert ratios(gap, geometric=True).tolist() == ratios(gap).tolist()
+    long = torch.full((1000,), 0.01)  # e^10 as a product
+    bounds = Hyperparameters(correction_low=0.98, correction_high=1.02)
+    whole = torch.zeros(1000, dtype=torch.int64)
+    assert not masked(ratios(long, whole), bounds).any()
+    assert masked(ratios(long, whole, geometric=True), bounds).tolist() == pytest.approx([1.0100502] * 1000)
+    assert not masked(ratios(3 * long, whole, geometric=True), bounds).any()
+
+
 def test_no_gradient_goes_through_a_correction() -> None:
     assert not ratios(torch.tensor([0.1], requires_grad=True)).requires_grad
 

@@ -101,8 +101,18 @@ def test_no_tokens_have_no_loss(loss: Loss) -> None:
 
 def test_value_loss_is_half_the_square() -> None:
     values = torch.tensor([1.0, -2.0], requires_grad=True)
-    losses = value_loss(values, torch.tensor([3.0, -2.0]))
+    losses = value_loss(values, torch.tensor([3.0, -2.0]), torch.zeros(2))
     losses.sum().backward()
     assert losses.tolist() == [2.0, 0.0]
     assert values.grad is not None
     assert values.grad.tolist() == [-2.0, 0.0]
+
+
+def test_a_value_that_has_moved_beyond_its_clip_range_has_no_gradient_towards_its_target() -> None:
+    # From an old value of 0 with a clip of 0.5: within the range, beyond it towards the target, beyond it away from it.
+    values = torch.tensor([0.25, 1.0, -1.0], requires_grad=True)
+    losses = value_loss(values, torch.full((3,), 2.0), torch.zeros(3), clip=0.5)
+    losses.sum().backward()
+    assert losses.tolist() == [0.5 * 1.75**2, 0.5 * 1.5**2, 0.5 * 3.0**2]
+    assert values.grad is not None
+    assert values.grad.tolist() == [-1.75, 0.0, -3.0]

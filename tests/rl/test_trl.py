@@ -49,6 +49,7 @@ def test_loss_gradient_and_metrics_are_those_of_trl(name: str) -> None:
         clip_high=high,
         clip_dual=settings.get("delta"),
         length=settings["max_completion_length"],
+        deviation_floor=0.0,
     )
     lengths = mask.sum(1)
     current = given["current"].clone().requires_grad_()

@@ -97,6 +97,35 @@ def test_the_proximal_policy_is_that_before_the_first_update() -> None:
         torch.testing.assert_close(found, logprobs)
 
 
+def test_each_epoch_repeats_the_updates_of_a_step_against_the_policy_before_the_first() -> None:
+    policy, accounting = small_policy(), StepAccounting()
+    updates = prepare_updates(groups(), 2, policy, algorithm(entropy=0.1), accounting, epochs=3)
+    assert [[sample.call for sample in update.samples] for update in updates] == [["a", "b", "c"], ["d", "e"]] * 3
+    assert accounting.calls_trained == len(accounting.credits) == 5  # counted once
+    (once, again) = prepare_updates(groups()[:1], 1, policy, algorithm(), StepAccounting(), epochs=2)
+    before = policy.logprobs(once.samples)
+    assert once.old_logprobs.proximal is not None and again.old_logprobs.proximal is not None
+    policy.apply(policy.accumulate(once.samples, once.old_logprobs, algorithm().objective).grad_norm)
+    for found, logprobs in zip(again.old_logprobs.proximal, before, strict=True):
+        torch.testing.assert_close(found, logprobs)
+    moved = policy.accumulate(again.samples, again.old_logprobs, algorithm().objective)
+    assert moved.statistics["ratio_max"] > 1.0001  # the second epoch is away from it
+
+
+def test_the_critic_is_held_to_the_values_before_the_first_update() -> None:
+    policy = small_policy(critic=True)
+    asked = algorithm(credit="gae", advantage="ppo", value_clip=0.1)
+    (update,) = prepare_updates(groups(), 1, policy, asked, StepAccounting())
+    assert [sample.old_value for sample in update.samples] == pytest.approx(policy.values(update.samples))
+    first = policy.accumulate(update.samples, update.old_logprobs, asked.objective)
+    free = policy.accumulate(update.samples, update.old_logprobs, replace(asked.objective, value_clip=None))
+    assert first.critic_loss == pytest.approx(free.critic_loss)  # nothing has moved yet
+    far = [replace(sample, old_value=sample.old_value + 5.0) for sample in update.samples]
+    held = policy.accumulate(far, update.old_logprobs, asked.objective)
+    assert held.critic_loss is not None and first.critic_loss is not None
+    assert held.critic_loss > first.critic_loss
+
+
 @pytest.mark.parametrize(
     ("number", "sizes"), [(1, [7]), (3, [2, 2, 3]), (5, [1, 1, 2, 1, 2]), (7, [1] * 7), (9, [1] * 7)]
 )
@@ -119,6 +148,10 @@ def test_a_correction_of_a_whole_rollout_counts_all_of_its_calls() -> None:
     gap = (laid["a"] + 1).sum() + (laid["b"] + 1).sum()  # each token was drawn with a logprob of -1
     assert update.old_logprobs.ratios is not None
     torch.testing.assert_close(update.old_logprobs.ratios[0], gap.clamp(-20, 20).exp().expand(3))
+    mean = algorithm(correction="masked", correction_level="rollout", correction_ratio="geometric", credit="last_call")
+    (update,) = prepare_updates(groups(), 1, policy, mean, StepAccounting())
+    assert update.old_logprobs.ratios is not None
+    torch.testing.assert_close(update.old_logprobs.ratios[0], (gap / 7).exp().expand(3))  # over 4 and 3 tokens
 
 
 @pytest.mark.parametrize(
@@ -212,6 +245,10 @@ def test_settings_that_no_algorithm_reads_are_reported() -> None:
         unused_settings(AlgorithmConfig(credit="discounted", gamma=0.5, advantage="own.py:mine", state="prompt")) == []
     )
     assert unused_settings(AlgorithmConfig(kl=0.1, kl_in="reward", kl_estimate="k2")) == []
+    (clip,) = unused_settings(AlgorithmConfig(value_clip=0.2))
+    assert clip.startswith("`algorithm.value_clip` does nothing without a critic")
+    (mean,) = unused_settings(AlgorithmConfig(correction_ratio="geometric"))
+    assert mean.startswith("`algorithm.correction_ratio` does nothing unless")
 
 
 def test_each_algorithm_declares_the_hyperparameters_that_its_file_reads() -> None:

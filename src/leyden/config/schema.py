@@ -78,6 +78,9 @@ class Hyperparameters(_Section, frozen=True):
     """`gae`: the weight of rewards against the critic; 1 uses rewards alone, 0 the next state's value."""
     spread: Literal["all", "last", "even"] = "all"
     """`stepwise`: the final reward goes whole to every selected call, to the last, or to each an equal part."""
+    deviation_floor: NotNegative = 0.125
+    """Advantages that divide by a standard deviation: the smallest divisor, in units of reward. The deviation of
+    rewards of 0 and 1 is at least 1 / sqrt(n) in a group of n, so the default changes nothing for groups up to 64."""
     step_weight: NotNegative = 1.0
     """`gigpo`: the weight of the step level beside the episode level."""
     clip_low: Share = 0.2
@@ -104,6 +107,9 @@ class AlgorithmConfig(Hyperparameters, frozen=True):
     """How a group's values become advantages."""
     level: Literal["rollout", "transition"] = "rollout"
     """Whether each rollout or each call counts once in a group's mean and deviation."""
+    scale_steps: bool = False
+    """Multiply step and automatic rewards by the standard deviation of the final rewards of their group, so that they
+    have the same weight beside easy and hard tasks, and none where all final rewards are equal."""
     state: str = "messages"
     """How `gigpo` recognises that two calls were in the same state."""
     normalize_by: str | None = None
@@ -114,6 +120,8 @@ class AlgorithmConfig(Hyperparameters, frozen=True):
     correction: str = "truncated"
     """How tokens are weighted whose probability differs between sampler and trainer; `none`: not at all."""
     correction_level: Literal["token", "call", "rollout"] = "token"
+    correction_ratio: Literal["product", "geometric"] = "product"
+    """The ratio of a call or a rollout: the product of those of its tokens, or their geometric mean."""
     kl: NotNegative = 0.0
     """The weight of the KL divergence from the model that training began with."""
     kl_in: Literal["loss", "reward"] = "loss"
@@ -121,6 +129,11 @@ class AlgorithmConfig(Hyperparameters, frozen=True):
     """Default: `k3` in the loss, `k1` in the reward."""
     entropy: NotNegative = 0.0
     """The weight of an entropy bonus."""
+    by_role: bool = False
+    """Compare calls only with calls of the same role, where several roles are trained together."""
+    value_clip: Positive | None = None
+    """How far a critic's value may move from that at the start of the step before its loss stops falling; None: no
+    limit. For several updates per step."""
 
     def __post_init__(self) -> None:
         if self.kl_estimate is None:
@@ -185,6 +198,8 @@ class TrainingConfig(_Section, frozen=True):
     """The largest norm of the gradient; larger gradients are scaled down."""
     updates_per_step: AtLeastOne = 1
     """Optimiser updates per step, among which its groups are divided."""
+    epochs: AtLeastOne = 1
+    """Passes over the samples of a step, each with `updates_per_step` updates."""
     batch_tokens: Annotated[int, Meta(ge=64)] = 8_192
     """Tokens of a micro-batch: fewer take less memory and give the same gradient."""
     layout: Literal["tree", "rows"] = "tree"

@@ -156,7 +156,14 @@ class Trainer:
         report.learning_rate = self._policy.learning_rate
         number = self._config.training.updates_per_step
         updates = await self._on_thread(
-            lambda: prepare_updates(groups, number, self._policy, self._algorithm, report.accounting)
+            lambda: prepare_updates(
+                groups,
+                training.updates_per_step,
+                self._policy,
+                self._algorithm,
+                report.accounting,
+                training.epochs,
+            )
         )
         await self._record_credits(step, report.accounting)
         for update in updates:

@@ -26,14 +26,15 @@ class Update(Struct, frozen=True):
 
 
 def prepare_updates(
-    groups: Groups, number: int, policy: Policy, algorithm: Algorithm, accounting: StepAccounting
+    groups: Groups, number: int, policy: Policy, algorithm: Algorithm, accounting: StepAccounting, epochs: int = 1
 ) -> list[Update]:
-    """Divide groups evenly into so many updates. Updates without samples are left out."""
+    """Divide groups evenly into so many updates, repeated in each epoch. Updates without samples are left out."""
     number = min(number, len(groups))
     ends = [len(groups) * done // number for done in range(number + 1)]
     parts = [groups[start:end] for start, end in pairwise(ends)]
-    updates = [_update(part, policy, algorithm, accounting, policy_changes=len(parts) > 1) for part in parts]
-    return [update for update in updates if update.samples]
+    policy_changes = len(parts) * epochs > 1
+    updates = [_update(part, policy, algorithm, accounting, policy_changes) for part in parts]
+    return [update for update in updates if update.samples] * epochs
 
 
 def _update(
@@ -50,7 +51,7 @@ def _update(
     samples = [sample for sample in with_credit if sample.advantage or algorithm.critic or objective.needs_all]
     accounting.credits += _credits(groups, all_samples, with_credit, samples)
     by_rollout = objective.correction is not None and objective.level == "rollout"
-    ratios_R = _ratios(all_samples, policy.logprobs(all_samples)) if by_rollout else None
+    ratios_R = _ratios(all_samples, policy.logprobs(all_samples), objective.geometric) if by_rollout else None
     old_logprobs = OldLogprobs(
         proximal=policy.logprobs(samples) if policy_changes else None,
         reference=policy.reference_logprobs(samples) if objective.kl is not None else None,
@@ -90,13 +91,13 @@ def _penalties(
     return [penalty.weight * distance for distance in distances]
 
 
-def _ratios(samples: Sequence[Sample], proximal: Sequence[Tensor]) -> Tensor:
-    """Compute the ratio of the proximal policy to the sampler over each whole rollout."""
+def _ratios(samples: Sequence[Sample], proximal: Sequence[Tensor], geometric: bool) -> Tensor:
+    """Compute the ratio of the proximal policy to the sampler over each sample's whole rollout."""
     gaps = [logprobs - _sampler_logprobs(sample, logprobs) for sample, logprobs in zip(samples, proximal, strict=True)]
-    gap_C = torch.stack([gap.sum() for gap in gaps])
-    rollout = torch.tensor([sample.rollout for sample in samples], device=gap_C.device)
-    gap_R = gap_C.new_zeros(max(sample.rollout for sample in samples) + 1).index_add(0, rollout, gap_C)
-    return ratios(gap_R)
+    lengths = torch.tensor([len(gap) for gap in gaps], device=gaps[0].device)
+    rollout = torch.tensor([sample.rollout for sample in samples], device=gaps[0].device).repeat_interleave(lengths)
+    ratios_T = ratios(torch.cat(gaps), rollout, geometric)
+    return torch.zeros(max(sample.rollout for sample in samples) + 1).to(ratios_T).index_copy(0, rollout, ratios_T)
 
 
 def _sampler_logprobs(sample: Sample, like: Tensor) -> Tensor:

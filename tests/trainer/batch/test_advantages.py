@@ -7,7 +7,8 @@ from smallepisodes import call, episode
 from leyden.config import Hyperparameters
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
-from leyden.records import CallStatus, Reward, RewardKind, Span, Task
+from leyden.records import Call, CallStatus, Reward, RewardKind, Span, Task
+from leyden.rl.advantage.dr_grpo import dr_grpo
 from leyden.rl.advantage.gigpo import gigpo
 from leyden.rl.advantage.grpo import grpo
 from leyden.rl.advantage.ppo import ppo
@@ -17,6 +18,7 @@ from leyden.rl.credit.gae import gae
 from leyden.rl.credit.identical import identical
 from leyden.rl.credit.last_call import last_call
 from leyden.rl.credit.stepwise import stepwise
+from leyden.rl.signals import SignalKind, SignalRules, automatic
 from leyden.rl.state.prompt import prompt
 from leyden.trainer.batch.advantages import AdvantageEstimator, StepInputs, compute_advantages
 from leyden.trainer.batch.samples import (
@@ -29,7 +31,7 @@ from leyden.trainer.batch.samples import (
 )
 
 RULES = SampleFilter(min_group=2, failure_reward=-1.0, roles=None)
-ADVANTAGE_ESTIMATOR = AdvantageEstimator(identical, grpo, rollout_mean, Hyperparameters(), "rollout", None, None)
+ADVANTAGE_ESTIMATOR = AdvantageEstimator(identical, grpo, rollout_mean, Hyperparameters(), "rollout", None, False, None)
 
 
 def valued(
@@ -181,3 +183,70 @@ def test_global_normalisation_is_by_a_key_of_the_tasks() -> None:
     ]
     valued(one_group(*episodes), replace(ADVANTAGE_ESTIMATOR, advantage=looking, normalize_by="source"))
     assert seen[0].part.tolist() == [0, 1, 0, 1]
+
+
+def annealed(step: int, rules: AdvantageEstimator = ADVANTAGE_ESTIMATOR, final: float = 1.0) -> float:
+    """The advantage of the one rollout of four whose answer was cut, which costs 0.1 and less in each of 10 steps."""
+    signals = SignalRules({SignalKind.CUT: -0.1}, anneal_steps=10)
+    said = {"role": "assistant", "content": "hm"}
+    finishes = ("stop", "stop", "stop", "length")
+    group = [episode(n, 1.0, [call(f"{n}", finish=finish, response=said)]) for n, finish in enumerate(finishes)]
+    group[0] = replace(group[0], rewards=(Reward("final", final),))
+    given = [replace(one, rewards=(*one.rewards, *automatic(one, signals, step))) for one in group]
+    selected = select_rollouts(given, RULES, StepAccounting())
+    assert selected is not None
+    return valued([selected], rules)[-1].advantage
+
+
+def test_an_automatic_reward_that_is_annealed_fades() -> None:
+    # Of four values, three are 0 and one is -w: it is -3/4 w from their mean, and the deviation is w / 2.
+    faded = [annealed(step) for step in range(1, 12)]
+    expected = [-0.75 * w / max(w / 2, 0.125) for w in (0.1 * (1 - step / 10) for step in range(11))]
+    assert faded == pytest.approx(expected)
+    assert faded[0] == pytest.approx(-0.6)
+    assert -0.1 < faded[9] < 0 == faded[10]  # the last step before 0 is not a cliff
+    unbounded = replace(ADVANTAGE_ESTIMATOR, hyperparameters=Hyperparameters(deviation_floor=0.0))
+    assert [annealed(step, unbounded) for step in range(1, 11)] == pytest.approx([-1.5] * 10)
+
+
+def test_step_rewards_can_be_scaled_by_the_deviation_of_the_final_rewards() -> None:
+    scaled = replace(ADVANTAGE_ESTIMATOR, scale_steps=True)
+    assert annealed(1, scaled) == 0.0  # all final rewards are equal
+    # finals 0, 1, 1, 1 have the deviation 1/2, so the cut one has 1 - 0.05
+    value = 0.95
+    mean = (2 + value) / 4
+    deviation = ((mean**2 + 2 * (1 - mean) ** 2 + (value - mean) ** 2) / 3) ** 0.5
+    assert annealed(1, scaled, final=0.0) == pytest.approx((value - mean) / deviation)
+
+
+def test_by_role_each_call_is_compared_with_calls_of_its_own_role() -> None:
+    """Plans are worth 10 and 12, searches 0, 2 and 4: of one role each, and far from those of the other."""
+
+    def calls(name: str, plan: float, *searches: float) -> tuple[list[Call], list[Reward]]:
+        made = [
+            call(f"{name}-plan", role="planner"),
+            *(call(f"{name}-{n}", role="search") for n in range(len(searches))),
+        ]
+        given = [
+            Reward(f"r{n}", value, RewardKind.STEP, call=one.id)
+            for n, (one, value) in enumerate(zip(made, (plan, *searches), strict=True))
+        ]
+        return made, given
+
+    episodes = []
+    for number, values in enumerate(((10.0, 0.0, 2.0), (12.0, 4.0))):
+        made, given = calls(f"r{number}", *values)
+        episodes.append(episode(number, 0.0, made, Ending.SUCCEEDED, *given))
+    group = select_rollouts(episodes, RULES, StepAccounting())
+    assert group is not None
+    rules = replace(ADVANTAGE_ESTIMATOR, credit=stepwise, advantage=dr_grpo, by_role=True)
+    found = {sample.call: sample.advantage for sample in valued([group], rules)}
+    # each rollout counts once in the mean of a role: searches (0 + 2) / 2 and 4, whose mean is 2.5
+    assert found == pytest.approx({"r0-plan": -1.0, "r0-0": -2.5, "r0-1": -0.5, "r1-plan": 1.0, "r1-0": 1.5})
+    together = {sample.call: sample.advantage for sample in valued([group], replace(rules, by_role=False))}
+    assert together["r0-plan"] > 0  # for being a plan
+    silent = select_rollouts([*episodes, episode(2, -6.0, [], Ending.SUCCEEDED)], RULES, StepAccounting())
+    assert silent is not None
+    with_silent = {sample.call: sample.advantage for sample in valued([silent], rules)}
+    assert with_silent["r1-plan"] == pytest.approx(12 - 16 / 3)  # a rollout without a call counts in every role
+    assert with_silent["r1-0"] == pytest.approx(4 - (1 + 4 - 6) / 3)

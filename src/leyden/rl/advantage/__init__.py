@@ -1,7 +1,8 @@
 """Advantage functions turn the values of an update's calls into advantages.
 
 An advantage function takes `CallBatch` and `Hyperparameters` and returns an advantage for each call, in float64. A call
-that has nothing to be compared with, or only equal values, has advantage 0; nothing is divided by almost zero.
+that has nothing to be compared with, or only equal values, has advantage 0. Deviations that divide have a floor, so
+small differences give small advantages.
 """
 
 from collections.abc import Callable
@@ -105,6 +106,14 @@ def _gathered(join: np.ufunc, start: float, of: Floats, by: Ints) -> Floats:
     found = np.full(len(classes), start)
     join.at(found, index, of)
     return found[index]
+
+
+def standardised(difference: Floats, deviation: Floats, floor: float) -> Floats:
+    """Divide by the deviation, or by the floor if that is larger; 0 where the deviation is 0.
+
+    Without a floor the size of rewards has no influence: a reward that is annealed to 0 counts in full until it is 0.
+    """
+    return over(difference, np.where(deviation > 0, np.maximum(deviation, floor), 0.0))
 
 
 def over(above: Floats, below: Floats) -> Floats:

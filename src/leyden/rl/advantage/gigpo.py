@@ -7,16 +7,17 @@ import numpy as np
 from msgspec.structs import replace
 
 from leyden.config import Hyperparameters
-from leyden.rl.advantage import CallBatch, Floats, over, weights
+from leyden.rl.advantage import CallBatch, Floats, standardised, weights
 from leyden.rl.advantage.grpo import grpo
 from leyden.rl.registry import advantage
 
 
-@advantage(credits=("discounted", "stepwise"), reads=("state", "step_weight"))
+@advantage(credits=("discounted", "stepwise"), reads=("deviation_floor", "state", "step_weight"))
 def gigpo(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
     """A = grpo of the returns, each rollout once + step_weight (V - mean) / deviation of the state, each call once."""
     episodes = replace(calls, value=calls.returns, weight=weights(calls.rollout, "rollout"))
     steps = replace(calls, weight=np.ones(len(calls.value)))
     above = steps.value - steps.mean(steps.value, steps.state)
-    step_level = over(above, steps.deviation(steps.value, steps.state))
+    deviation = steps.deviation(steps.value, steps.state)
+    step_level = standardised(above, deviation, hyperparameters.deviation_floor)
     return grpo(episodes, hyperparameters) + hyperparameters.step_weight * step_level

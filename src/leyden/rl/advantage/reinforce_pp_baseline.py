@@ -4,13 +4,17 @@ The differences have mean 0 in every group, so no further mean is subtracted.
 """
 
 from leyden.config import Hyperparameters
-from leyden.rl.advantage import CallBatch, Floats, over
+from leyden.rl.advantage import CallBatch, Floats, standardised
 from leyden.rl.advantage.dr_grpo import dr_grpo
 from leyden.rl.registry import advantage
 
 
-@advantage(credits=("identical", "discounted", "stepwise", "last_call"), reads=("normalize_by",), compares_group=True)
+@advantage(
+    credits=("identical", "discounted", "stepwise", "last_call"),
+    reads=("deviation_floor", "normalize_by"),
+    compares_group=True,
+)
 def reinforce_pp_baseline(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
-    """A = D / (deviation of D in the update's part), D = V - mean of the group."""
+    """A = D / max(deviation of D in the update's part, floor), D = V - mean of the group."""
     difference = dr_grpo(calls, hyperparameters)
-    return over(difference, calls.deviation(difference, calls.part))
+    return standardised(difference, calls.deviation(difference, calls.part), hyperparameters.deviation_floor)

@@ -63,7 +63,9 @@ def algorithm_of(config: Config, policy: str = DEFAULT_POLICY) -> Algorithm:
                 hyperparameters=named,
                 level=named.level,
                 state=_function("state", config) if _reads("advantage", named, "state") else None,
+                scale_steps=named.scale_steps,
                 normalize_by=named.normalize_by,
+                by_role=named.by_role,
             ),
             objective=_objective(config),
             critic=registry.needs_critic(named.credit, named.advantage),
@@ -85,6 +87,10 @@ def unused_settings(named: AlgorithmConfig) -> list[str]:
             unused.append(f"`algorithm.{key}` does nothing with {chosen}")
     if named.kl == 0 and (named.kl_in, named.kl_estimate) != ("loss", defaults.kl_estimate):
         unused.append("`algorithm.kl_in` and `algorithm.kl_estimate` do nothing while `algorithm.kl` is 0")
+    if named.value_clip is not None and not registry.needs_critic(named.credit, named.advantage):
+        unused.append('`algorithm.value_clip` does nothing without a critic, as of `algorithm.credit = "gae"`')
+    if named.correction_ratio == "geometric" and (named.correction == "none" or named.correction_level == "token"):
+        unused.append('`algorithm.correction_ratio` does nothing unless `correction_level` is "call" or "rollout"')
     return unused
 
 
@@ -156,4 +162,6 @@ def _objective(config: Config) -> Objective:
         kl=_estimate(named) if named.kl > 0 and named.kl_in == "loss" else None,
         kl_weight=named.kl,
         entropy_weight=named.entropy,
+        geometric=named.correction_ratio == "geometric",
+        value_clip=named.value_clip,
     )

@@ -30,6 +30,8 @@ class Sample(Struct, frozen=True, kw_only=True):
     weight: float = 0.0
     target: float = 0.0
     """The value that the critic learns for the state before the call."""
+    old_value: float = 0.0
+    """The critic's value of that state at the start of the step."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)

@@ -27,6 +27,10 @@ class Objective(Struct, frozen=True):
     """The estimator of the KL divergence from the reference in the loss; None: it is not part of the loss."""
     kl_weight: float = 0.0
     entropy_weight: float = 0.0
+    geometric: bool = False
+    """Whether the ratio of a call or rollout is the geometric mean of its tokens' ratios instead of their product."""
+    value_clip: float | None = None
+    """How far the critic's value may usefully move from that at the start of the step; None: no limit."""
 
     @property
     def needs_all(self) -> bool:
@@ -78,7 +82,7 @@ def compute_loss(
         if old_logprobs.ratios is not None:
             ratio = torch.cat(list(old_logprobs.ratios))
         else:
-            ratio = ratios(proximal - sampler, call if objective.level == "call" else None)
+            ratio = ratios(proximal - sampler, call if objective.level == "call" else None, objective.geometric)
         weight = objective.correction(ratio, objective.hyperparameters)
         loss = loss * weight
         metrics = metrics | {"corrected": weight != ratio}
@@ -94,10 +98,11 @@ def compute_loss(
     return (loss * _per_token([sample.weight for sample in samples], call, current)).sum(), stats
 
 
-def critic_loss(samples: Sequence[Sample], values: Tensor, count: int) -> Tensor:
+def critic_loss(objective: Objective, samples: Sequence[Sample], values: Tensor, count: int) -> Tensor:
     """Compute the critic's loss of some samples of an update that has `count`."""
     targets = torch.tensor([sample.target for sample in samples], device=values.device, dtype=values.dtype)
-    return value_loss(values, targets).sum() / count
+    old_values = torch.tensor([sample.old_value for sample in samples], device=values.device, dtype=values.dtype)
+    return value_loss(values, targets, old_values, objective.value_clip).sum() / count
 
 
 def _detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -178,7 +178,7 @@ class Policy:
             losses.append(loss.detach())
             all_stats.append(stats)
             if output.values is not None:
-                value_loss = critic_loss(some, output.values, len(samples))
+                value_loss = critic_loss(objective, some, output.values, len(samples))
                 critic_losses.append(value_loss.detach())
                 loss = loss + value_loss
             loss.backward()
