@@ -1,16 +1,19 @@
 """Whether rewards that the record shows by itself, given to the calls that earned them, make learning faster.
 
 The bundled model learns a task of two steps (tests/local/table: ask a table by SQL, then answer; only the right answer
-is rewarded, and a query that SQLite refuses cannot be made up for), three ways, all else equal, with the same seeds:
+is rewarded, and a query that SQLite refuses cannot be made up for), four ways, all else equal, with the same seeds:
 
     identical             every call gets the final reward
     identical + signals   every call gets it, less what failed tools cost
     stepwise + signals    every call gets it, and the call that failed bears the cost
+    stepwise + scaled     the same, with costs in units of the deviation of the group's final rewards (scale_steps)
 
     python benchmarks/credit.py
+    python benchmarks/credit.py --raw runs.jsonl --limit 1      # one run at a time; those in the file are not repeated
 
 The last line is one JSON object; `ratio` is the steps that `identical` takes to the threshold over those of `stepwise +
-signals`, means over seeds. A run that does not get there counts as one step more than it had.
+signals`, means over seeds. A run that does not get there counts as one step more than it had. `difference` is the
+paired difference of the mean reward over all steps from `identical`, seed by seed, with its standard error.
 """
 
 import argparse
@@ -28,8 +31,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "local"))
 
 from tables import steps, train_table
 
-WAYS = {"identical": "identical", "identical + signals": "identical", "stepwise + signals": "stepwise"}
-"""With which credit."""
+from leyden.estimates import compare
+
+WAYS: dict[str, tuple[str, ...]] = {
+    "identical": (),
+    "identical + signals": ("signals.tool_failed={cost}",),
+    "stepwise + signals": ("algorithm.credit=stepwise", "signals.tool_failed={cost}"),
+    "stepwise + scaled": ("algorithm.credit=stepwise", "signals.tool_failed={cost}", "algorithm.scale_steps=true"),
+}
+"""With which settings."""
 THRESHOLD = 0.6
 """Of the mean reward of a step."""
 
@@ -37,9 +47,7 @@ THRESHOLD = 0.6
 def measure(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One run: the reward of the task alone, step by step, and on tasks held out."""
     settings = [f"seed={seed}", f"training.steps={options.steps}", f"training.learning_rate={options.learning_rate}"]
-    settings += ["training.schedule=constant", f"algorithm.credit={WAYS[way]}"]
-    if signals := way.endswith("signals"):
-        settings.append(f"signals.tool_failed={options.tool_failed}")
+    settings += ["training.schedule=constant", *(one.format(cost=options.tool_failed) for one in WAYS[way])]
     with tempfile.TemporaryDirectory() as folder:
         trained = train_table(Path(folder), *settings)
         samples = steps(trained)
@@ -48,10 +56,13 @@ def measure(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "way": way,
         "seed": seed,
+        "steps": options.steps,
+        "learning_rate": options.learning_rate,
+        "tool_failed": options.tool_failed if WAYS[way] else None,
         "steps_to_threshold": there,
         "held_out": [trained.before, trained.after],
         "mean_reward": round(fmean(rewards), 4),
-        "failed_queries": [int(sample.get("signals/tool_failed", 0)) for sample in samples] if signals else None,
+        "failed_queries": [int(sample.get("signals/tool_failed", 0)) for sample in samples] if WAYS[way] else None,
         "rewards": rewards,
     }
 
@@ -68,21 +79,41 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return means | spread
 
 
+def difference(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
+    """Compare the mean reward of runs with that of `identical`, seed by seed."""
+    found = compare(*({str(run["seed"]): [run["mean_reward"]] for run in some} for some in (plain, runs)))
+    assert found is not None, "every way has every seed"
+    error = round(found.error, 4) if found.error is not None else None
+    return {"mean_reward": round(found.difference, 4), "error": error, "seeds": found.tasks}
+
+
 def main() -> None:
     """All ways, seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--tool-failed", type=float, default=-0.5, help="what a query that SQLite refuses costs")
+    parser.add_argument("--tool-failed", type=float, default=-0.1, help="what a query that SQLite refuses costs")
+    parser.add_argument("--raw", type=Path, help="a file of finished runs, to which new ones are added")
+    parser.add_argument("--limit", type=int, help="stop after this many new runs")
     parser.add_argument("--out", type=Path, help="a file to keep the result in")
     options = parser.parse_args()
-    runs = []
-    for seed in range(options.seeds):
-        for way in WAYS:
-            runs.append(measure(way, seed, options))
-            print(json.dumps(runs[-1]), flush=True)
-    ways = {way: summary([run for run in runs if run["way"] == way]) for way in WAYS}
+    runs: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in options.raw.read_text().splitlines() if options.raw and options.raw.exists() else ():
+        run = json.loads(line)
+        runs[run["way"], run["seed"]] = run
+    missing = [(way, seed) for seed in range(options.seeds) for way in WAYS if (way, seed) not in runs]
+    for way, seed in missing[: options.limit]:
+        run = runs[way, seed] = measure(way, seed, options)
+        print(json.dumps(run), flush=True)
+        if options.raw is not None:
+            with options.raw.open("a") as file:
+                file.write(json.dumps(run) + "\n")
+    if options.limit is not None and options.limit < len(missing):
+        print(f"{len(missing) - options.limit} runs are missing")
+        return
+    of_way = {way: [runs[way, seed] for seed in range(options.seeds)] for way in WAYS}
+    ways = {way: summary(of_way[way]) for way in WAYS}
     for way, found in ways.items():
         print(f"{way:20} {found}")
     taken = [ways[way]["steps_to_threshold"] for way in ("identical", "stepwise + signals")]
@@ -94,6 +125,7 @@ def main() -> None:
         "learning_rate": options.learning_rate,
         "tool_failed": options.tool_failed,
         "ways": ways,
+        "difference": {way: difference(of_way[way], of_way["identical"]) for way in WAYS if WAYS[way]},
     }
     if options.out is not None:
         about = {
@@ -102,7 +134,7 @@ def main() -> None:
             "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         }
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({**about, "result": result, "runs": runs}, indent=1) + "\n")
+        options.out.write_text(json.dumps({**about, "result": result, "runs": list(runs.values())}, indent=1) + "\n")
     print(json.dumps(result))
 
 
