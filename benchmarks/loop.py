@@ -47,6 +47,7 @@ from leyden.local.stack import LocalStack, local_stack
 from leyden.records import Task
 from leyden.trainer.algorithm.resolve import algorithm_of
 from leyden.trainer.checkpoint import Checkpoints, TrainerState
+from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.loop import StepReport, Trainer
 from leyden.trainer.policy.loading import find_model, load_model
 from leyden.trainer.policy.policy import Policy, UpdateMetrics
@@ -105,6 +106,12 @@ class Clock:
     def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
         """Nothing is held out."""
 
+    def tested(self, step: int, measured: EvaluationResult) -> None:
+        """There are no test tasks."""
+
+    def warn(self, message: str) -> None:
+        """A few steps cannot collapse."""
+
 
 class TimedPolicy(Policy):
     """A policy that says how long it takes."""
@@ -161,7 +168,16 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
         policy.clock = checkpoints.clock = clock
         journal = MetricsLog(folder / "metrics.jsonl", 0, stack.remote, config.run, ())
         trainer = Trainer(
-            config, tasks, stack.remote, algorithm, policy, stack.engine, checkpoints, TrainerState(), (journal, clock)
+            config,
+            tasks,
+            stack.remote,
+            algorithm,
+            policy,
+            stack.engine,
+            checkpoints,
+            TrainerState(),
+            (journal, clock),
+            CollapseDetector(),
         )
         await stack.run(trainer.run(asyncio.Event()))
         await journal.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 
 LAYERS = (
-    ("defaults", "background", "backoff", "framing", "descriptors"),
+    ("defaults", "background", "backoff", "decoding", "estimates", "framing", "descriptors"),
     ("outcomes",),
     ("records",),
     ("episodes", "config", "wire", "loading"),

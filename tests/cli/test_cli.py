@@ -233,7 +233,7 @@ def test_a_rollout_for_a_person(leyden: Leyden, where: list[str]) -> None:
     for fact in (
         "sums.0  succeeded, task add, for train",
         '"question":"1 + 1"',
-        "attempt 1: succeeded",
+        "attempt 1: succeeded, reward 0.750",
         "worker worker-1",
         "call call-1  3 + 2 tokens, fresh, finish stop, role planner, policy version 7",
         "> user: what is 1 + 1?",
@@ -250,6 +250,7 @@ def test_a_rollout_for_a_person(leyden: Leyden, where: list[str]) -> None:
         "  | line 30 ",
     ):
         assert fact in text
+    assert "attempt 1: agent_error, reward 0.000" in leyden("show", "calc", "sums.1", *where).text
     assert "line 10 " not in text
     assert text.index("agent  0.0 ms") < text.index("── tool")
 
@@ -462,5 +463,5 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
             main(arguments)
         assert end.value.code == 0
     said = capsys.readouterr().out
-    for name in ("serve", "runs", "show", "--json", "--home"):
+    for name in ("serve", "runs", "show", "compare", "--json", "--home"):
         assert name in said

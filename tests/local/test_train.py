@@ -13,11 +13,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from trainings import Training, children
+from trainings import AGENT, Training, children
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyden.config import ConfigError, override, read_config, read_file
 from leyden.local.train import train
+from leyden.store import queries
+from leyden.store.database import Database
+from leyden.trainer.checkpoint import read_state
 from leyden.trainer.policy.loading import BUNDLED
 
 
@@ -102,6 +105,54 @@ def test_of_equals_the_later_is_the_best(tmp_path: Path) -> None:
     done = leyden(tmp_path, "export", "small", "--to", "exported", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["checkpoint"].endswith("step-1")
+
+
+JUDGED = """
+
+
+def judged(task, result, episode):
+    kind, _, rest = episode.rollout.group.partition("-")
+    if kind == "eval":
+        return {"0": 0.5, "1": 1.0}.get(rest.partition("-")[0], 0.0)
+    return float(len(result or "") % 2)
+"""
+
+
+def test_a_run_that_collapses_warns_keeps_its_best_checkpoint_and_tests_that(tmp_path: Path) -> None:
+    settings = ("reward=agent.py:judged", "held_out=3", "test=2", "training.steps=3", "evaluation.every=1")
+    training = Training(tmp_path, *settings, "evaluation.rollouts=2", "checkpoints.every=1", "checkpoints.keep=1")
+    (tmp_path / "agent.py").write_text(AGENT + JUDGED)
+    printed = training.finish()
+    assert (
+        "step 2: the held-out reward has collapsed: it is 0.000, and was 1.000 at step 1. Step 1 was the best"
+        in printed
+    )
+    assert printed.count("has collapsed") == 1
+    assert "best checkpoint: step 1, held-out reward 1.000 (optimistic" in printed
+    assert {path.name for path in training.run.glob("step-*")} == {"step-1", "step-3"}
+    *steps, test = training.journal()
+    assert [line["held_out/reward"] for line in steps] == [0.5, 1.0, 0.0, 0.0]
+    assert all(line["held_out/error"] == 0 and line["held_out/counted"] == 6 for line in steps)
+    assert [line["held_out/pass_at_2"] for line in steps] == [0.0, 1.0, 0.0, 0.0]
+    assert (test["step"], test["test/step"], test["test/counted"]) == (3, 1, 4)
+    assert f"test reward {test['test/reward']:.3f}" in printed
+    document = json.loads(leyden(tmp_path, "compare", "small", "small", "--steps", "0", "1", "--json").stdout)
+    assert (document["result"]["difference"], document["result"]["tasks"]) == (0.5, 3)
+    said = leyden(tmp_path, "compare", "small", "small", "--steps", "1", "3").stdout
+    assert "small at step 1: reward 1.000 (6 rollouts)" in said
+    assert "difference -1.000 ± 0.000, in pairs over 3 tasks" in said
+    database = Database(str(training.run / "leyden.db"), readonly=True)
+    with database.reader.begin() as connection:
+        listed = queries.list_rollouts(connection, "small", after="", limit=1000)
+        tested = {rollout.group for rollout in listed if rollout.group.startswith("test-")}
+        calls = [
+            call for group in tested for one in queries.group_episodes(connection, "small", group) for call in one.calls
+        ]
+    database.close()
+    version = read_state(training.run / "step-1").version
+    assert {run.number for call in calls for run in call.versions} == {version}  # its weights, and not the last ones
+    training.finish()
+    assert len(training.journal()) == 5  # measured once
 
 
 def test_restart_puts_the_earlier_run_aside(tmp_path: Path) -> None:

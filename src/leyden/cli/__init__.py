@@ -13,6 +13,7 @@ import uvloop
 
 from leyden import __version__
 from leyden.cli.arguments import identifier
+from leyden.cli.compare import add_compare
 from leyden.cli.rescore import add_rescore
 from leyden.cli.serve import add_serve
 from leyden.cli.show import add_runs, add_show
@@ -37,7 +38,18 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"leyden {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     home = Path(os.environ.get("LEYDEN_HOME", "runs"))
-    for add in (add_train, add_dev, add_eval, add_export, add_serve, add_worker, add_runs, add_show, add_rescore):
+    for add in (
+        add_train,
+        add_dev,
+        add_eval,
+        add_export,
+        add_serve,
+        add_worker,
+        add_runs,
+        add_show,
+        add_compare,
+        add_rescore,
+    ):
         command = add(commands)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument("--home", type=Path, default=home, help="the folder of all runs (default: runs)")

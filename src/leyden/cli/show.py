@@ -92,7 +92,7 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
 
 
 async def _show_rollout(source: RunSource, options: argparse.Namespace) -> None:
-    detail = await source.rollout(options.name, options.rollout)
+    run, detail = await source.run(options.name), await source.rollout(options.name, options.rollout)
     episodes = [await source.episode(options.name, attempt.id) for attempt in detail.attempts]
     credits = await source.credits(options.name, options.rollout)
     if options.json:
@@ -101,7 +101,9 @@ async def _show_rollout(source: RunSource, options: argparse.Namespace) -> None:
     console = stdout_console()
     _print_head(console, detail)
     for episode in episodes:
-        console.rule(f"attempt {episode.attempt.number}: {_ending(episode.attempt)}", align="left")
+        reward = episode.final_reward(run.settings.failure_reward)
+        ending = f"{_ending(episode.attempt)}, reward {_number(reward)}"
+        console.rule(f"attempt {episode.attempt.number}: {ending}", align="left")
         _print_episode(console, episode, credits)
 
 

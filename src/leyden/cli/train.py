@@ -84,6 +84,16 @@ async def _train(options: argparse.Namespace) -> None:
     if trained.before is not None:
         after = "not evaluated since" if trained.after is None else f"{trained.after:.3f} after"
         console.print(f"held-out reward {trained.before:.3f} before, {after}", highlight=False)
+    if trained.best is not None and trained.best_step:
+        optimistic = "optimistic, because this step was chosen by it; `test` tasks give an unbiased one"
+        console.print(
+            f"best checkpoint: step {trained.best_step}, held-out reward {trained.best:.3f} ({optimistic})",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if trained.test is not None:
+        error = f" ± {trained.test_error:.3f}" if trained.test_error is not None else ""
+        console.print(f"test reward {trained.test:.3f}{error}, measured once", highlight=False)
     state = "is done" if trained.step == trained.steps else f"stopped at step {trained.step} of {trained.steps}"
     console.print(f"run [bold]{trained.run}[/] {state}: {trained.folder}", highlight=False, soft_wrap=True)
     if trained.step < trained.steps:
@@ -107,8 +117,9 @@ async def _eval(options: argparse.Namespace) -> None:
     outcomes = ", ".join(f"{count} {ending}" for ending, count in done.outcomes.items())
     reward = "none" if done.reward is None else f"{done.reward:.3f}"
     error = f" ± {done.error:.3f}" if done.error is not None else ""
+    solved = "".join(f", pass@{k} {share:.3f}" for k, share in done.pass_at.items())
     stdout_console().print(
-        f"{done.model} on {done.tasks} tasks: reward [bold]{reward}{error}[/] ({outcomes})\n{done.folder}",
+        f"{done.model} on {done.tasks} tasks: reward [bold]{reward}{error}[/]{solved} ({outcomes})\n{done.folder}",
         highlight=False,
         soft_wrap=True,
     )

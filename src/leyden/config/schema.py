@@ -223,6 +223,8 @@ class EvaluationConfig(_Section, frozen=True):
     """Steps between evaluations; 0: only before the first step and after the last."""
     rollouts: AtLeastOne = 1
     """Rollouts per held-out task."""
+    success: Real = 1.0
+    """The reward from which a rollout counts as solved, for pass@k."""
 
 
 class CheckpointConfig(_Section, frozen=True):
@@ -334,6 +336,9 @@ class Config(_Section, frozen=True):
     number that the agent returns."""
     held_out: str | Whole | Share = 0.1
     """The tasks for evaluation: a file, a number of the tasks, or a fraction of them."""
+    test: str | Whole | Share = 0
+    """The tasks that are evaluated once, at the end, with the best checkpoint: a file, a number of the tasks, or a
+    fraction of them. The best checkpoint is chosen on the held-out tasks, so its reward there is optimistic."""
     model: str = "spark"
     """`spark` (the bundled model), a folder, or a name on the Hugging Face Hub."""
     seed: Whole = 0

@@ -23,11 +23,14 @@ class EvaluatedModel(Struct, frozen=True):
     tasks: int
     reward: float | None
     error: float | None
-    """The standard error of the mean."""
+    """The standard error of the mean, clustered by task."""
     counted: int
+    """Rollouts that the mean is over."""
     outcomes: dict[str, int]
     folder: Path
     seconds: float
+    pass_at: dict[int, float] = {}
+    """By k, the share of tasks that at least one of k rollouts solves; empty with one rollout per task."""
 
 
 async def evaluate_model(
@@ -46,15 +49,7 @@ async def evaluate_model(
     with folder.acquire(config):
         async with local_stack(config, folder.path, loaded, source, 0, run) as stack:
             measured: EvaluationResult
-            measured, _ = await stack.run(
-                evaluate(
-                    RolloutCollector(stack.remote, run),
-                    "eval",
-                    chosen,
-                    config.evaluation.rollouts,
-                    config.rollout.failure_reward,
-                )
-            )
+            measured, _ = await stack.run(evaluate(RolloutCollector(stack.remote, run), "eval", chosen, config))
     return EvaluatedModel(
         run=run,
         model=source.name,
@@ -65,4 +60,5 @@ async def evaluate_model(
         outcomes=measured.outcomes,
         folder=folder.path,
         seconds=time.monotonic() - started,
+        pass_at=measured.pass_at,
     )

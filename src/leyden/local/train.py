@@ -4,11 +4,13 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.console import Console
 
 from leyden.config import Config
@@ -19,6 +21,7 @@ from leyden.store import queries
 from leyden.store.database import Database
 from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of, unused_settings
 from leyden.trainer.checkpoint import Checkpoints, TrainerState, latest_checkpoint, restore_checkpoint
+from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.loop import Trainer
 from leyden.trainer.policy.loading import ModelSource, check_tokenizer, find_model, load_model
 from leyden.trainer.policy.policy import Policy
@@ -42,8 +45,15 @@ class TrainingResult(Struct, frozen=True):
     after: float | None
     """Held-out reward of the last evaluation after a step; None where there was none."""
     best_step: int | None
+    """Step with the highest held-out reward; 0 is the model before training."""
     seconds: float
     """The duration of this process; earlier processes of a resumed run are not counted."""
+    best: float | None = None
+    """Held-out reward of the best step. It is optimistic, because the step was chosen by it."""
+    test: float | None = None
+    """Reward on the test tasks, which were evaluated once, with the best checkpoint; None if there are none."""
+    test_error: float | None = None
+    """The standard error of `test`, clustered by task."""
 
     def episodes(self, group: str) -> list[Episode]:
         """Return the episodes of a group: `step-7-0`, or `eval-20-TASK` for the evaluation after step 20."""
@@ -92,7 +102,15 @@ async def train(config: Config, restart: bool = False, console: Console | None =
         after=measured[-1][1] if measured and measured[-1][0] > 0 else None,
         best_step=state.best_step,
         seconds=time.monotonic() - started,
+        best=state.best_reward,
+        test=_last(metrics, "test/reward"),
+        test_error=_last(metrics, "test/error"),
     )
+
+
+def _last(lines: Sequence[dict[str, Any]], name: str) -> float | None:
+    points = metric_points(lines, name)
+    return points[-1][1] if points else None
 
 
 def _too_few_tasks(config: Config, tasks: Tasks) -> list[str]:
@@ -127,10 +145,22 @@ async def _train(
                 soft_wrap=True,
             )
         metrics = MetricsLog(folder.metrics_file, state.step, stack.remote, config.run, sinks, state.policy)
-        measured = metric_points(read_metrics(folder.metrics_file), "held_out/reward")
+        lines = read_metrics(folder.metrics_file)
+        measured = metric_points(lines, "held_out/reward")
         display = ConsoleReport(console, config.training.steps, measured[-1][1] if measured else None)
+        if any(line["step"] == config.training.steps and "test/reward" in line for line in lines):
+            tasks = replace(tasks, test=())  # they are measured once
         trainer = Trainer(
-            config, tasks, stack.remote, algorithm, policy, stack.engine, checkpoints, state, (metrics, display)
+            config,
+            tasks,
+            stack.remote,
+            algorithm,
+            policy,
+            stack.engine,
+            checkpoints,
+            state,
+            (metrics, display),
+            CollapseDetector.of(lines),
         )
         try:
             with _interruptible(console) as stop:

@@ -7,6 +7,7 @@ the run's state. Rollouts sampled after the last checkpoint are in the store; a 
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -38,7 +39,10 @@ class TrainerState(Struct, frozen=True):
     version: int = 0
     """Version of the weights: the number of their updates."""
     best_step: int | None = None
+    """Step with the highest held-out reward; 0 is the model before training."""
     best_reward: float | None = None
+    kept_step: int | None = None
+    """Checkpoint that is kept because the run collapsed after it."""
 
 
 class Checkpoints:
@@ -68,18 +72,43 @@ class Checkpoints:
         self._delete_old(state)
         return final
 
+    def weights_of(self, step: int, policy: Policy) -> "CheckpointWeights":
+        """Return the weights of a checkpoint, to be published."""
+        return CheckpointWeights(self._folder / f"step-{step}", policy)
+
+    @property
+    def newest(self) -> int | None:
+        """Step of the newest checkpoint."""
+        return max(_steps(self._folder), default=None)
+
     def _delete_old(self, state: TrainerState) -> None:
-        wanted = {*sorted(_steps(self._folder))[-self._keep :], state.best_step}
+        wanted = {*sorted(_steps(self._folder))[-self._keep :], state.best_step, state.kept_step}
         for number in _steps(self._folder):
             if number not in wanted:
                 shutil.rmtree(self._folder / f"step-{number}")
 
 
+class CheckpointWeights:
+    """The weights of a checkpoint, to be published to an engine in place of the current ones."""
+
+    def __init__(self, folder: Path, policy: Policy) -> None:
+        self._folder, self._policy = folder, policy
+        self.version = read_state(folder).version
+        """Under which they were published when they were new."""
+
+    def apply(self) -> None:
+        """Write them into the policy; the optimiser keeps its state."""
+        self._policy.load_weights(_read_weights(self._folder, self._policy))
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights of the model that is served; call it after `apply`."""
+        return ((name, parameter.detach()) for name, parameter in self._policy.served.named_parameters())
+
+
 def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
     """Restore a policy and its optimiser from a checkpoint."""
     state = read_state(folder)
-    precision = torch.promote_types(policy.served.dtype, torch.float32)  # that of the master weights
-    policy.load_weights(AutoModelForCausalLM.from_pretrained(folder, dtype=precision).state_dict())
+    policy.load_weights(_read_weights(folder, policy))
     extra = load_file(folder / _EXTRA)
     with torch.no_grad():
         for name, parameter in policy.extra_parameters.items():
@@ -94,6 +123,12 @@ def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
             key: value if key == "step" else value.to(parameter.device) for key, value in state_of.items()
         }
     return state
+
+
+def _read_weights(folder: Path, policy: Policy) -> dict[str, torch.Tensor]:
+    precision = torch.promote_types(policy.served.dtype, torch.float32)  # that of the master weights
+    weights: dict[str, torch.Tensor] = AutoModelForCausalLM.from_pretrained(folder, dtype=precision).state_dict()
+    return weights
 
 
 def checkpoint_folder(run: Path, policy: str = DEFAULT_POLICY) -> Path:

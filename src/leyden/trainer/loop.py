@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from leyden.config import Config
-from leyden.engine.protocol import EngineBackend, Publication
+from leyden.engine.protocol import EngineBackend, Publication, WeightUpdate
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
 from leyden.records import Call, RewardKind, StepCredits, Task, Version
@@ -20,6 +20,7 @@ from leyden.remote import Remote
 from leyden.trainer.algorithm.resolve import Algorithm
 from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, select_rollouts
 from leyden.trainer.checkpoint import Checkpoints, TrainerState
+from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.policy.policy import Policy, PolicyUpdate, UpdateMetrics
 from leyden.trainer.rollouts.collector import RolloutCollector
@@ -100,6 +101,12 @@ class TrainingObserver(Protocol):
     def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
         """Called after each evaluation on the held-out tasks."""
 
+    def tested(self, step: int, measured: EvaluationResult) -> None:
+        """Called after the evaluation on the test tasks, with the step whose weights were evaluated."""
+
+    def warn(self, message: str) -> None:
+        """Called when the run seems to go wrong."""
+
 
 class Trainer:
     """Trains the policy of one run, starting from its state."""
@@ -115,10 +122,11 @@ class Trainer:
         checkpoints: Checkpoints,
         state: TrainerState,
         observers: Sequence[TrainingObserver],
+        collapse: CollapseDetector,
     ) -> None:
         self._config, self._tasks, self._remote = config, tasks, remote
         self._policy, self._engine, self._checkpoints = policy, engine, checkpoints
-        self._observers = observers
+        self._observers, self._collapse = observers, collapse
         self._collector = RolloutCollector(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
         self._algorithm = algorithm
@@ -140,9 +148,12 @@ class Trainer:
             durations = [*durations[-9:], time.monotonic() - started]
             for observer in self._observers:  # before the checkpoint, so that every saved step has been reported
                 observer.step(report, fmean(durations) * (training.steps - report.step))
+            self._warn_of_collapse(report)
             best = self.state.best_step == report.step
             if best or stop.is_set() or _due(self._config.checkpoints.every, report.step, training.steps):
                 await self._on_thread(lambda: self._checkpoints.save(self._policy, self.state))
+        if self.state.step == training.steps and self._tasks.test:
+            await self._measure_test()
         return self.state
 
     async def _step(self, step: int) -> StepReport:
@@ -154,7 +165,7 @@ class Trainer:
         calls = (await self._remote.call_times(self._config.run)).since(times)
         report.sampling_split = split_sampling(report.sampling_s, episodes, calls, report.started)
         report.learning_rate = self._policy.learning_rate
-        number = self._config.training.updates_per_step
+        training = self._config.training
         updates = await self._on_thread(
             lambda: prepare_updates(
                 groups,
@@ -178,11 +189,15 @@ class Trainer:
         objective = self._algorithm.objective
         metrics = await self._on_thread(lambda: self._policy.accumulate(update.samples, update.old_logprobs, objective))
         version = self.state.version + 1
-        await self._remote.hold_calls(self._config.run, self.state.policy)
-        publication = await self._engine.publish(PolicyUpdate(self._policy, metrics.grad_norm), version)
-        await self._remote.publish_version(self._config.run, Version(self.state.policy, version))  # resumes held calls
+        publication = await self._publish(PolicyUpdate(self._policy, metrics.grad_norm), version)
         self.state = replace(self.state, version=version)
         return metrics, publication
+
+    async def _publish(self, update: WeightUpdate, version: int) -> Publication:
+        await self._remote.hold_calls(self._config.run, self.state.policy)
+        publication = await self._engine.publish(update, version)
+        await self._remote.publish_version(self._config.run, Version(self.state.policy, version))  # resumes held calls
+        return publication
 
     async def _collect(self, step: int, report: StepReport) -> tuple[list[list[SelectedRollout]], list[Episode]]:
         """Collect the groups of a step, in the order of the requests; dropped groups are requested again.
@@ -240,18 +255,9 @@ class Trainer:
             raise TrainingError(f"none of the first {len(outcomes)} rollouts succeeded; one ended {ending}: {message}")
 
     async def _measure(self, step: int) -> EvaluationResult | None:
-        tasks: Sequence[Task] = self._tasks.held_out
-        if not tasks:
+        if not self._tasks.held_out:
             return None
-        measured, episodes = await evaluate(
-            self._collector,
-            f"eval-{step}",
-            tasks,
-            self._config.evaluation.rollouts,
-            self._config.rollout.failure_reward,
-            lambda done, total: self._report_progress(step, done, total, "held-out rollouts"),
-            step,
-        )
+        measured, episodes = await self._evaluate("eval", step, self._tasks.held_out, "held-out rollouts")
         self._require_success(step, episodes)
         best = self.state.best_reward
         if measured.reward is not None and (best is None or measured.reward >= best):  # of equal ones the later
@@ -259,6 +265,49 @@ class Trainer:
         for observer in self._observers:
             observer.measured(step, measured, episodes)
         return measured
+
+    async def _measure_test(self) -> None:
+        """Evaluate the best checkpoint, or the last if no step has a held-out reward or none beats the first model."""
+        step = self.state.best_step or self.state.step
+        if step != self.state.step:
+            weights = self._checkpoints.weights_of(step, self._policy)
+            await self._publish(weights, weights.version)
+        measured, _ = await self._evaluate("test", step, self._tasks.test, "test rollouts")
+        for observer in self._observers:
+            observer.tested(step, measured)
+
+    async def _evaluate(
+        self, name: str, step: int, tasks: Sequence[Task], what: str
+    ) -> tuple[EvaluationResult, list[Episode]]:
+        return await evaluate(
+            self._collector,
+            f"{name}-{step}",
+            tasks,
+            self._config,
+            lambda done, total: self._report_progress(step, done, total, what),
+            step,
+        )
+
+    def _warn_of_collapse(self, report: StepReport) -> None:
+        """Warn if the run collapses in this step, and keep the checkpoint that was best before."""
+        entropies = [found for one in report.metrics if (found := one.statistics.get("entropy")) is not None]
+        held_out = report.held_out
+        for message in (
+            self._collapse.entropy(fmean(entropies) if entropies else None),
+            held_out and self._collapse.held_out(report.step, held_out.reward, held_out.error),
+        ):
+            if not message:
+                continue
+            if self.state.best_step is not None:
+                best = f"step {self.state.best_step} was the best on the held-out tasks"
+                best += "; its checkpoint is kept" if self.state.best_step else ", that is the model before training"
+            elif (newest := self._checkpoints.newest) is not None:
+                self.state = replace(self.state, kept_step=newest)
+                best = f"no tasks are held out; the checkpoint of step {newest} is kept"
+            else:
+                best = "no tasks are held out, and there is no checkpoint yet"
+            for observer in self._observers:
+                observer.warn(f"step {report.step}: {message}. {best[0].upper()}{best[1:]}.")
 
     def _report_progress(self, step: int, done: int, total: int, what: str) -> None:
         for observer in self._observers:

@@ -33,6 +33,7 @@ async def test_a_step_is_written_down_and_sent(remote: Remote, tmp_path: Path) -
     assert before["held_out/reward"] == 0.25
     assert first["rollouts/asked"] == first["rollouts/trained"] + first["rollouts/excluded/lost"] == 4
     assert (first["held_out/reward"], first["held_out/timeout"]) == (0.5, 1)
+    assert (first["held_out/error"], first["held_out/counted"]) == (0.1, 4)
     assert first["tokens/trained"] == 30
     sent = (await remote.metrics("r")).metrics
     assert {metric.name: metric.value for metric in sent if metric.step == 1} == {

@@ -40,8 +40,32 @@ def test_what_is_held_out_is_not_trained_on(held_out: float, number: int, tmp_pa
 
 def test_tasks_held_out_in_a_file_may_not_be_trained_on(tmp_path: Path) -> None:
     (tmp_path / "held.jsonl").write_text(tasks_as_jsonl(ROWS[:2]))
-    with pytest.raises(ConfigError, match="has 2 of the tasks"):
+    with pytest.raises(ConfigError, match="`held_out` and `tasks` have 2 tasks in common"):
         tasks_of(tmp_path, ROWS, held_out="held.jsonl")
+
+
+def test_tasks_are_held_out_by_content_and_not_only_by_id(tmp_path: Path) -> None:
+    named = [{"id": f"train-{n}", **row} for n, row in enumerate(ROWS)]
+    (tmp_path / "held.jsonl").write_text(
+        tasks_as_jsonl([{**named[3], "id": "held-a"}, {"id": "held-b", "question": "?"}])
+    )
+    with pytest.raises(ConfigError, match=r"have 1 tasks in common: held-a \(there train-3\); remove them from one"):
+        tasks_of(tmp_path, named, held_out="held.jsonl")
+    twice = [*named, *({**row, "id": f"copy-{n}"} for n, row in enumerate(ROWS))]
+    with pytest.raises(ConfigError, match=r"`held_out` and `tasks` have \d+ tasks in common: .*there"):
+        tasks_of(tmp_path, twice, held_out=10)
+
+
+def test_a_third_split_is_neither_trained_on_nor_held_out(tmp_path: Path) -> None:
+    tasks = tasks_of(tmp_path, ROWS, held_out=4, test=0.25)
+    assert [len(part) for part in (tasks.train, tasks.held_out, tasks.test)] == [11, 4, 5]
+    assert len({task.id for part in (tasks.train, tasks.held_out, tasks.test) for task in part}) == 20
+    assert tasks.held_out == tasks_of(tmp_path, ROWS, held_out=4).held_out  # the same as without it
+    (tmp_path / "test.jsonl").write_text(tasks_as_jsonl([{"id": "x", **dict(tasks.held_out[0].input)}]))
+    with pytest.raises(ConfigError, match="`test` and `held_out` have 1 tasks in common: x"):
+        tasks_of(tmp_path, ROWS, held_out=4, test="test.jsonl")
+    with pytest.raises(ConfigError, match="`test`: 16 of 16 tasks leave none to train on"):
+        tasks_of(tmp_path, ROWS, held_out=4, test=16)
 
 
 @pytest.mark.parametrize(

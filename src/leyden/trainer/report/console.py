@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
 from leyden.episodes import Episode
@@ -33,6 +34,14 @@ class ConsoleReport:
         self._held_out = measured.reward
         if step == 0:
             self._print(f"before  held-out reward {_reward(measured)}  {_counts(measured.outcomes)}")
+
+    def tested(self, step: int, measured: EvaluationResult) -> None:
+        """Print the evaluation on the test tasks."""
+        self._print(f"test    reward {_reward(measured)} of step {step}  {_counts(measured.outcomes)}")
+
+    def warn(self, message: str) -> None:
+        """Print a warning."""
+        self._print(f"[yellow]{escape(message)}[/]")
 
     def step(self, report: StepReport, left_s: float) -> None:
         """Print the results of a step."""

@@ -30,7 +30,7 @@ class MetricsLog:
         self, path: Path, step: int, remote: Remote, run: str, sinks: Sequence[Sink], policy: str = DEFAULT_POLICY
     ) -> None:
         self._path, self._remote, self._run, self._sinks = path, remote, run, sinks
-        self._policy = policy
+        self._policy, self._last = policy, step
         self._sending: set[asyncio.Task[Any]] = set()
         _remove_after(path, step, policy)
 
@@ -39,12 +39,20 @@ class MetricsLog:
 
     def step(self, report: StepReport, left_s: float) -> None:
         """Write a step."""
+        self._last = report.step
         self._write(report.step, step_metrics(report))
 
     def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
         """Write the evaluation before the first step; later ones come with their steps."""
         if step == 0:
-            self._write(0, held_out_metrics(measured))
+            self._write(0, evaluation_metrics(measured))
+
+    def tested(self, step: int, measured: EvaluationResult) -> None:
+        """Write the evaluation on the test tasks, on a line of the last step."""
+        self._write(self._last, {"test/step": float(step), **evaluation_metrics(measured, "test")})
+
+    def warn(self, message: str) -> None:
+        """Do nothing: the metrics show it."""
 
     async def close(self) -> None:
         """Wait until everything is sent, and close the sinks."""
@@ -111,16 +119,18 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         joined = max if name.endswith("_max") else min if name.endswith("_min") else fmean
         found[f"training/{name}"] = joined(values) if values else None
     if report.held_out is not None:
-        found |= held_out_metrics(report.held_out)
+        found |= evaluation_metrics(report.held_out)
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
-def held_out_metrics(measured: EvaluationResult) -> dict[str, float]:
-    """Return the metrics of an evaluation."""
-    found = {f"held_out/{ending}": float(count) for ending, count in measured.outcomes.items()}
+def evaluation_metrics(measured: EvaluationResult, split: str = "held_out") -> dict[str, float]:
+    """Return the metrics of an evaluation; `split` names its tasks."""
+    found = {f"{split}/{ending}": float(count) for ending, count in measured.outcomes.items()}
     if measured.reward is not None:
-        found["held_out/reward"] = measured.reward
-    return found
+        found |= {f"{split}/reward": measured.reward, f"{split}/counted": float(measured.counted)}
+    if measured.error is not None:
+        found[f"{split}/error"] = measured.error
+    return found | {f"{split}/pass_at_{k}": share for k, share in measured.pass_at.items()}
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

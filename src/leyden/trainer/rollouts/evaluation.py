@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from math import sqrt
-from statistics import fmean, stdev
 
 from msgspec import Struct
 
+from leyden.config import Config
 from leyden.episodes import Episode
-from leyden.outcomes import MEANING
+from leyden.estimates import TaskRewards, estimate, pass_at
 from leyden.records import Purpose, Task
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.wire import GroupSpec
@@ -19,44 +18,60 @@ class EvaluationResult(Struct, frozen=True):
 
     reward: float | None
     error: float | None
-    """The standard error of the mean."""
+    """The standard error of the mean, clustered by task."""
     counted: int
+    """Rollouts that the mean is over."""
     outcomes: dict[str, int]
+    pass_at: dict[int, float] = {}
+    """By k, the share of tasks that at least one of k rollouts solves; empty with one rollout per task."""
+    rewards: TaskRewards = {}
+    """By task, the rewards of its rollouts that count."""
 
 
 async def evaluate(
     collector: RolloutCollector,
     name: str,
     tasks: Sequence[Task],
-    rollouts: int,
-    failure_reward: float,
+    config: Config,
     progress: Callable[[int, int], None] = lambda done, total: None,
     step: int | None = None,
 ) -> tuple[EvaluationResult, list[Episode]]:
-    """Run each task `rollouts` times; return the result and the episodes in the order of the tasks."""
+    """Run each task `evaluation.rollouts` times; return the result and the episodes in the order of the tasks."""
+    rollouts = config.evaluation.rollouts
     specs = [GroupSpec(f"{name}-{task.id}", task, rollouts, Purpose.EVAL, step=step) for task in tasks]
     done: dict[str, list[Episode]] = {}
     async for spec, group in collector.gather(specs):
         done[spec.id] = group
         progress(len(done) * rollouts, len(specs) * rollouts)
     episodes = [episode for spec in specs for episode in done[spec.id]]
-    return measure(episodes, failure_reward), episodes
+    return measure(episodes, config.rollout.failure_reward, config.evaluation.success), episodes
 
 
-def measure(episodes: Sequence[Episode], failure_reward: float) -> EvaluationResult:
-    """Compute the mean reward of the rollouts that count."""
+def measure(episodes: Sequence[Episode], failure_reward: float, success: float) -> EvaluationResult:
+    """Compute mean, standard error and pass@k of the rollouts that count."""
     outcomes: Counter[str] = Counter()
-    rewards = []
+    rewards: dict[str, list[float]] = {}
     for episode in episodes:
         assert episode.attempt.outcome is not None
-        ending = episode.attempt.outcome.ending
-        outcomes[str(ending)] += 1
+        outcomes[str(episode.attempt.outcome.ending)] += 1
         final = episode.final_reward(failure_reward)
-        if MEANING[ending].counted and final is not None:
-            rewards.append(final)
+        if final is not None:
+            rewards.setdefault(episode.task.id, []).append(final)
+    found = estimate(rewards)
     return EvaluationResult(
-        reward=fmean(rewards) if rewards else None,
-        error=stdev(rewards) / sqrt(len(rewards)) if len(rewards) > 1 else None,
-        counted=len(rewards),
+        reward=found.mean if found is not None else None,
+        error=found.error if found is not None else None,
+        counted=found.rollouts if found is not None else 0,
         outcomes=dict(outcomes),
+        pass_at=_pass_at(rewards, success),
+        rewards=rewards,
     )
+
+
+def _pass_at(rewards: TaskRewards, success: float) -> dict[int, float]:
+    """Compute pass@k for k = 1, 2, 4, ... and for the number of rollouts per task."""
+    most = max(map(len, rewards.values()), default=0)
+    if most < 2:
+        return {}
+    found = {k: pass_at(rewards, k, success) for k in sorted({*(2**n for n in range(most.bit_length())), most})}
+    return {k: share for k, share in found.items() if share is not None}

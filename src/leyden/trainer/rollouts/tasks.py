@@ -19,11 +19,14 @@ MAX_ID_LENGTH = 120
 
 
 class Tasks(Struct, frozen=True):
-    """The tasks to train on and those to evaluate on."""
+    """The tasks to train on and those to evaluate on; no task is in two of them."""
 
     train: tuple[Task, ...]
     held_out: tuple[Task, ...]
+    """Evaluated during training, to choose the best checkpoint."""
     seed: int
+    test: tuple[Task, ...] = ()
+    """Evaluated once, at the end."""
 
     def at(self, position: int) -> Task:
         """Return the task at a position of the endless order: every task once per epoch, each epoch shuffled anew."""
@@ -40,27 +43,45 @@ def _order(seed: int, epoch: int, tasks: int) -> list[int]:
 
 def read_tasks(config: Config) -> Tasks:
     """Read the tasks that a configuration names; a `ConfigError` is one line that says what is wrong."""
-    base = Path(config.base)
-    tasks = read_task_file(base / config.tasks)
-    _check_normalize_by(config.algorithm.normalize_by, tasks)
-    if isinstance(config.held_out, str):
-        held_out = read_task_file(base / config.held_out)
-        both = {task.id for task in tasks} & {task.id for task in held_out}
-        if both:
-            raise ConfigError(
-                f"`held_out`: {config.held_out} has {len(both)} of the tasks in {config.tasks}, {min(both)} say"
-            )
-        return Tasks(tasks, held_out, config.seed)
-    number = config.held_out if isinstance(config.held_out, int) else round(config.held_out * len(tasks))
-    if number >= len(tasks):
-        raise ConfigError(f"`held_out`: {number} of {len(tasks)} tasks leave none to train on")
-    shuffled = sorted(tasks, key=lambda task: blake2b(f"{config.seed}/{task.id}".encode()).digest())
-    held_out_ids = {task.id for task in shuffled[:number]}
-    return Tasks(
-        tuple(task for task in tasks if task.id not in held_out_ids),
-        tuple(task for task in tasks if task.id in held_out_ids),
-        config.seed,
-    )
+    every = read_task_file(Path(config.base) / config.tasks)
+    _check_normalize_by(config.algorithm.normalize_by, every)
+    order = sorted(every, key=lambda task: blake2b(f"{config.seed}/{task.id}".encode()).digest())
+    split: dict[str, tuple[Task, ...]] = {}
+    for name, chosen in (("held_out", config.held_out), ("test", config.test)):
+        if isinstance(chosen, str):
+            split[name] = read_task_file(Path(config.base) / chosen)
+            continue
+        number = chosen if isinstance(chosen, int) else round(chosen * len(every))
+        if number >= len(order):
+            raise ConfigError(f"`{name}`: {number} of {len(order)} tasks leave none to train on")
+        ids = {task.id for task in order[:number]}
+        split[name], order = tuple(task for task in every if task.id in ids), order[number:]
+    ids = {task.id for task in order}
+    split["tasks"] = tuple(task for task in every if task.id in ids)
+    for name, other in (("held_out", "tasks"), ("test", "tasks"), ("test", "held_out")):
+        _check_separate(name, split[name], other, split[other])
+    return Tasks(split["tasks"], split["held_out"], config.seed, split["test"])
+
+
+def _check_separate(name: str, tasks: Sequence[Task], other: str, others: Sequence[Task]) -> None:
+    """Refuse a task that is in two of the splits, by its id or by its content."""
+    by_id, by_content = {task.id: task for task in others}, {_content(task.input): task for task in others}
+    both = [
+        (task, found)
+        for task in tasks
+        if (found := by_id.get(task.id) or by_content.get(_content(task.input))) is not None
+    ]
+    if both:
+        named = [f"{task.id}" if task.id == found.id else f"{task.id} (there {found.id})" for task, found in both[:3]]
+        more = f" and {len(both) - 3} more" if len(both) > 3 else ""
+        raise ConfigError(
+            f"`{name}` and `{other}` have {len(both)} tasks in common: {', '.join(named)}{more}; remove them from one"
+        )
+
+
+def _content(task_input: dict[str, Any]) -> str:
+    """Return a task as text, without its id."""
+    return json.dumps({k: v for k, v in task_input.items() if k != "id"}, sort_keys=True, ensure_ascii=False)
 
 
 def read_task_file(path: Path) -> tuple[Task, ...]:
@@ -109,8 +130,7 @@ def _task_input(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def _task(path: Path, number: int, task_input: dict[str, Any]) -> Task:
     if "id" not in task_input:
-        content = json.dumps(task_input, sort_keys=True, ensure_ascii=False).encode()
-        return Task(blake2b(content, digest_size=8).hexdigest(), task_input)
+        return Task(blake2b(_content(task_input).encode(), digest_size=8).hexdigest(), task_input)
     try:
         id = msgspec.convert(str(task_input["id"]), Id)
     except msgspec.ValidationError as error:

@@ -1,0 +1,87 @@
+"""Estimates from rewards of tasks that were run several times: mean, standard error, pass@k, paired differences.
+
+Rollouts of one task are not independent, so errors are computed from the spread between tasks, not between rollouts.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import comb, sqrt
+from statistics import fmean, stdev
+
+from msgspec import Struct
+
+TaskRewards = Mapping[str, Sequence[float]]
+"""By task, the rewards of its rollouts that count."""
+
+
+class RewardEstimate(Struct, frozen=True):
+    """A mean over the rollouts of some tasks."""
+
+    mean: float
+    error: float | None
+    """The standard error of the mean, clustered by task; None with fewer than two tasks."""
+    rollouts: int
+    tasks: int
+
+
+class PairedDifference(Struct, frozen=True):
+    """The change from one evaluation to another, over the tasks that are in both."""
+
+    first: float
+    """Mean over the tasks of the first evaluation's mean reward; `second` likewise."""
+    second: float
+    difference: float
+    error: float | None
+    """The standard error of the difference, from the differences of the tasks; None with fewer than two tasks."""
+    tasks: int
+    unmatched: int
+    """Tasks that only one of the two evaluations has."""
+
+
+def estimate(rewards: TaskRewards) -> RewardEstimate | None:
+    """Estimate the mean reward of a rollout; None without rewards.
+
+    error^2 = G / (G - 1) sum over tasks of (sum of (x - mean) of the task)^2 / N^2, with G tasks and N rollouts. With
+    one rollout per task this is the usual standard error.
+    """
+    clusters = [rewards_T for rewards_T in rewards.values() if rewards_T]
+    every = [reward for rewards_T in clusters for reward in rewards_T]
+    if not every:
+        return None
+    mean, count = fmean(every), len(clusters)
+    error = None
+    if count > 1:
+        squares = sum(sum(reward - mean for reward in rewards_T) ** 2 for rewards_T in clusters)
+        error = sqrt(count / (count - 1) * squares) / len(every)
+    return RewardEstimate(mean, error, len(every), count)
+
+
+def pass_at(rewards: TaskRewards, k: int, success: float) -> float | None:
+    """Estimate the probability that at least one of k rollouts of a task has a reward of at least `success`.
+
+    1 - C(n - c, k) / C(n, k) for c successes of n, which is unbiased, averaged over the tasks with at least k rollouts;
+    None if there is no such task.
+    """
+    found = []
+    for rewards_T in rewards.values():
+        count = len(rewards_T)
+        if count >= k:
+            solved = sum(reward >= success for reward in rewards_T)
+            found.append(1 - comb(count - solved, k) / comb(count, k))
+    return fmean(found) if found else None
+
+
+def compare(first: TaskRewards, second: TaskRewards) -> PairedDifference | None:
+    """Compare two evaluations task by task; None if no task is in both."""
+    means = [{task: fmean(given) for task, given in one.items() if given} for one in (first, second)]
+    both = means[0].keys() & means[1].keys()
+    if not both:
+        return None
+    differences = [means[1][task] - means[0][task] for task in sorted(both)]
+    return PairedDifference(
+        first=fmean(means[0][task] for task in both),
+        second=fmean(means[1][task] for task in both),
+        difference=fmean(differences),
+        error=stdev(differences) / sqrt(len(differences)) if len(differences) > 1 else None,
+        tasks=len(both),
+        unmatched=len(means[0].keys() ^ means[1].keys()),
+    )
