@@ -3,8 +3,6 @@
 A writer proposes a query, a checker judges it with the rows or the error that it gave, a rewriter repairs it, until the
 checker accepts a query or `MAX_QUERIES` were tried. `OPENAI_BASE_URL` and `OPENAI_API_KEY` say which model it talks to,
 as for any such agent.
-
-The three roles begin with the same description of the database, so that a server with a prefix cache reads it once.
 """
 
 import asyncio
@@ -13,39 +11,25 @@ import re
 from typing import Any, TypedDict
 
 from execution import QueryError, execute
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
-from schema import describe, show_value
+from prompts import PROMPTS
+from schema import SAMPLE_ROWS, describe, show_value
 
 MAX_QUERIES = 3
 MAX_TOKENS = 256
 ROWS_SHOWN = 5
-SYSTEM = """A SQLite database has these tables, each with its first rows:
-
-{schema}
-
-{instruction}"""
-INSTRUCTIONS = {
-    "writer": "You are the writer. Write one SQLite query that answers the user's question with exactly the columns "
-    "that it asks for, no more and no fewer. Reply with only the query, in a ```sql block.",
-    "checker": "You are the checker. Judge whether a query answers the user's question: look at its tables, joins, "
-    "conditions, columns and order, and at what it returned. Say in one or two sentences what is wrong, if anything. "
-    "Then end with one line: VERDICT: CORRECT or VERDICT: WRONG.",
-    "rewriter": "You are the rewriter. The query of a colleague does not answer the user's question. Write one SQLite "
-    "query that does, with exactly the columns that it asks for. Reply with only the query, in a ```sql block.",
-}
-REQUESTS = {
-    "writer": "Question: {question}",
-    "checker": "Question: {question}\n\nQuery:\n{query}\n\nIt returned:\n{outcome}",
-    "rewriter": "Question: {question}\n\nQuery:\n{query}\n\nIt returned:\n{outcome}\n\nThe checker said:\n{criticism}",
-}
 FENCED = re.compile(r"```(?:\w*sql\w*)?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 PLAIN = re.compile(r"\b(?:SELECT\b|WITH\s+\w+\s+AS\b).*?(?=\n\s*\n|\Z)", re.DOTALL | re.IGNORECASE)
 STATEMENT = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^;])*")
 VERDICT = re.compile(r"\b(CORRECT|INCORRECT|WRONG)\b", re.IGNORECASE)
 
-model = ChatOpenAI(model=os.environ.get("OPENAI_MODEL", "sql"), max_completion_tokens=MAX_TOKENS)
+model = ChatOpenAI(
+    model=os.environ.get("OPENAI_MODEL", "sql"),
+    max_completion_tokens=MAX_TOKENS,
+    temperature=float(os.environ.get("OPENAI_TEMPERATURE", 1)),
+)
 
 
 class State(TypedDict, total=False):
@@ -53,6 +37,8 @@ class State(TypedDict, total=False):
 
     question: str
     database: str
+    schema: str
+    """The description of the database."""
     query: str
     queries: int
     """How many were tried."""
@@ -63,33 +49,34 @@ class State(TypedDict, total=False):
     accepted: bool
 
 
-async def ask(role: str, state: State) -> str:
-    """Have the model act in a role."""
-    system = SYSTEM.format(schema=describe(state["database"]), instruction=INSTRUCTIONS[role])
-    answer = await model.ainvoke([SystemMessage(system), HumanMessage(REQUESTS[role].format(**state))])
-    return str(answer.content)
+class Roles:
+    """The nodes of the graph that talk to the model, each with its prompt."""
 
+    def __init__(self, prompts: dict[str, ChatPromptTemplate]) -> None:
+        self._prompts = prompts
 
-async def write(state: State) -> State:
-    """Propose a query."""
-    return {"query": parse_query(await ask("writer", state)), "queries": 1}
+    async def _ask(self, role: str, state: State) -> str:
+        answer = await model.ainvoke(self._prompts[role].format_messages(**state))
+        return str(answer.content)
+
+    async def write(self, state: State) -> State:
+        """Propose a query."""
+        return {"query": parse_query(await self._ask("writer", state)), "queries": 1}
+
+    async def check(self, state: State) -> State:
+        """Judge the latest query. One that failed is never accepted."""
+        criticism = await self._ask("checker", state)
+        return {"criticism": criticism, "accepted": not state["failed"] and parse_verdict(criticism)}
+
+    async def rewrite(self, state: State) -> State:
+        """Repair the latest query."""
+        return {"query": parse_query(await self._ask("rewriter", state)), "queries": state["queries"] + 1}
 
 
 async def run(state: State) -> State:
     """Execute the latest query."""
     outcome, failed = await asyncio.to_thread(show_outcome, state["database"], state["query"])
     return {"outcome": outcome, "failed": failed}
-
-
-async def check(state: State) -> State:
-    """Judge the latest query. One that failed is never accepted."""
-    criticism = await ask("checker", state)
-    return {"criticism": criticism, "accepted": not state["failed"] and parse_verdict(criticism)}
-
-
-async def rewrite(state: State) -> State:
-    """Repair the latest query."""
-    return {"query": parse_query(await ask("rewriter", state)), "queries": state["queries"] + 1}
 
 
 def after_run(state: State) -> str:
@@ -102,13 +89,13 @@ def after_check(state: State) -> str:
     return END if state["accepted"] else "rewriter"
 
 
-def build() -> Any:
+def build(prompts: dict[str, ChatPromptTemplate]) -> Any:
     """The graph, compiled."""
-    graph = StateGraph(State)
-    graph.add_node("writer", write)
+    graph, roles = StateGraph(State), Roles(prompts)
+    graph.add_node("writer", roles.write)
     graph.add_node("database", run)
-    graph.add_node("checker", check)
-    graph.add_node("rewriter", rewrite)
+    graph.add_node("checker", roles.check)
+    graph.add_node("rewriter", roles.rewrite)
     graph.add_edge(START, "writer")
     graph.add_edge("writer", "database")
     graph.add_conditional_edges("database", after_run, ["checker", END])
@@ -117,12 +104,18 @@ def build() -> Any:
     return graph.compile()
 
 
-graph = build()
+graph = build(PROMPTS)
 
 
 async def solve(task: dict[str, Any]) -> str:
     """The query that the agent settles on."""
-    final = await graph.ainvoke({"question": task["question"], "database": task["database"]})
+    return await answer(graph, task, SAMPLE_ROWS)
+
+
+async def answer(graph: Any, task: dict[str, Any], sample_rows: int) -> str:
+    """The query that a graph settles on, where its model sees so many rows of each table."""
+    schema = describe(task["database"], sample_rows)
+    final = await graph.ainvoke({"question": task["question"], "database": task["database"], "schema": schema})
     return str(final["query"])
 
 

@@ -10,7 +10,7 @@ CELL_CHARACTERS = 40
 
 
 @lru_cache(maxsize=1024)
-def describe(database: str) -> str:
+def describe(database: str, sample_rows: int = SAMPLE_ROWS) -> str:
     """The schema with sample rows, as SQL with comments."""
     connection = connect(database)
     try:
@@ -20,7 +20,7 @@ def describe(database: str) -> str:
         parts = []
         for name, statement in tables:
             quoted = name.replace('"', '""')
-            rows = connection.execute(f'SELECT * FROM "{quoted}" LIMIT {SAMPLE_ROWS}').fetchall()
+            rows = connection.execute(f'SELECT * FROM "{quoted}" LIMIT {sample_rows}').fetchall()
             written = re.sub(r"\s+", " ", statement).strip()
             samples = [f"-- {', '.join(map(show_value, row))}" for row in rows]
             parts.append("\n".join([f"{written};", *samples]))

@@ -1,9 +1,7 @@
 """The SQL agent runs unchanged outside Leyden and within it, and its reward is execution match."""
 
-import asyncio
 import json
 import lzma
-import os
 import subprocess
 import sys
 import tarfile
@@ -12,24 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_runs import load, run_alone, steps_of, train_example
 from modelserving import END, model_server
 from worker_harness import WorkerHarness
 
-from leyden.config import override, read_config, read_file
-from leyden.loading import load_callable, placeholder_keys
-from leyden.local.train import train
-from leyden.trainer.report.metrics_log import read_metrics
+from leyden.config import read_file
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sql"
 QUESTION, GOLD = "Who is 30 years old?", "SELECT name FROM singer WHERE age = 30"
 ROLES = ["writer", "checker", "rewriter", "checker"]
-ALONE = """
-import asyncio, json, sys
-from agent import solve
-answer = asyncio.run(solve(json.loads(sys.argv[1])))
-assert not [name for name in sys.modules if name.partition(".")[0] == "leyden"]
-print(answer)
-"""
 LENGTH_REWARD = """
 def reward(result):
     return len(result) % 7 / 7
@@ -48,22 +37,16 @@ def say(prompt: str) -> str:
 
 
 def named(reference: str) -> Any:
-    with placeholder_keys():
-        return load_callable(reference, str(EXAMPLE))
+    return load("sql", reference)
 
 
 async def test_outside_of_leyden_it_needs_only_an_openai_endpoint(tmp_path: Path, singers: str) -> None:
     async with model_server(tmp_path) as server:
         server.say = say
         await server.new_attempt()
-        environment = {**os.environ, "OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": server.key}
-        task = json.dumps({"question": QUESTION, "database": singers})
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", ALONE, task), cwd=EXAMPLE, env=environment, stdout=subprocess.PIPE
-        )
-        printed, _ = await process.communicate()
+        answer = await run_alone(server, "sql", {"question": QUESTION, "database": singers})
         episode = await server.check(calls=4)
-    assert printed.decode().strip() == GOLD
+    assert answer == GOLD
     prompt = "".join(message["content"] for message in episode.messages(episode.calls[0]))
     assert "CREATE TABLE singer ( id INTEGER PRIMARY KEY, name TEXT, age INTEGER);\n-- 1, 'Ann', 30" in prompt
     assert QUESTION in prompt
@@ -92,26 +75,27 @@ async def test_a_query_that_fails_is_never_accepted_and_the_rounds_end(harness: 
     assert episode.final_reward(-1.0) == 0.0
 
 
+def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, EXAMPLE / "make_tasks.py", tmp_path], check=True)
+    trained = train_example("sql", tmp_path, tasks=tmp_path / "train.jsonl")
+    assert trained.step == 2
+    for row in steps_of(trained):
+        assert row["rollouts/succeeded"] == row["rollouts/asked"] == 8
+        assert row["calls/left/role not selected"] >= 8  # each rollout has a checker
+    assert sum(row["tokens/trained"] for row in steps_of(trained)) > 0
+    assert max(row["reward/mean"] for row in steps_of(trained)) > 0  # the bundled model writes SQL
+
+
+@pytest.mark.slow
 def test_two_training_steps_train_the_writer_and_the_rewriter(tmp_path: Path, singers: str) -> None:
     tasks = [{"question": f"Who is {age} years old?", "database": singers, "query": GOLD} for age in range(25, 33)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)))
     (tmp_path / "length.py").write_text(LENGTH_REWARD)
-    settings = {
-        "model": "spark",
-        "home": tmp_path / "runs",
-        "tasks": tmp_path / "tasks.jsonl",
-        "held_out": 2,
-        "reward": f"{tmp_path}/length.py:reward",
-        "sampling.max_tokens": 16,
-        "workers.processes": 1,
-        "training.steps": 2,
-        "training.tasks_per_step": 2,
-        "training.group_size": 4,
-    }
-    document = override(read_file(EXAMPLE / "sql.toml"), [f"{key}={value}" for key, value in settings.items()])
-    trained = asyncio.run(train(read_config(document)))
+    settings = {"model": "spark", "reward": f"{tmp_path}/length.py:reward", "sampling.max_tokens": 16}
+    settings |= {"tasks": tmp_path / "tasks.jsonl", "workers.processes": 1}
+    trained = train_example("sql", tmp_path, "sql.toml", **settings)
     assert trained.step == 2
-    for row in read_metrics(trained.folder / "metrics.jsonl")[1:]:
+    for row in steps_of(trained):
         assert row["rollouts/succeeded"] == row["rollouts/asked"] == 8
         assert row["calls/left/role not selected"] >= 8  # each rollout has a checker
         assert row["tokens/trained"] > 0
