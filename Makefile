@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/demo-installed
 INSTALLED := $(VENV)/installed
+EXAMPLES := $(VENV)/examples-installed
 # Modules are compiled when they are first imported: most of what is installed never is.
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
@@ -21,6 +22,11 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[dev]'
 	touch $@ $(DEMO)
 
+# The frameworks, models and servers of all examples.
+$(EXAMPLES): pyproject.toml constraints.txt | $(INSTALLED)
+	$(INSTALL) '.[dev,examples]'
+	touch $@
+
 demo: $(DEMO)
 	$(BIN)/python examples/calc_plain/demo.py
 
@@ -33,7 +39,7 @@ test: check
 	$(BIN)/python -m pytest -n 2
 
 # Also what is slow: many seeds, long chaos, real engines. The last result is kept under results/.
-test-all: check
+test-all: check $(EXAMPLES)
 	mkdir -p results
 	$(BIN)/python -m pytest -n 2 -m 'slow or not slow' --hypothesis-profile=random --junit-xml=results/test-all.xml
 

@@ -1,0 +1,45 @@
+"""Solves word problems with a calculator: an AutoGen assistant. It knows nothing of Leyden.
+
+The assistant decides itself when to call the calculator, up to `MAX_CALLS` times. `OPENAI_BASE_URL` and
+`OPENAI_API_KEY` say which model it talks to, as for any such agent.
+"""
+
+import os
+from typing import Any
+
+from autogen_agentchat.agents import AssistantAgent
+from autogen_core.models import ModelInfo
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+from calculator import calculate
+
+SYSTEM = "Use the calculator, then answer after ####."
+MAX_CALLS = 6
+MAX_TOKENS = 256
+ANY_MODEL = ModelInfo(vision=False, function_calling=True, json_output=False, family="unknown", structured_output=False)
+"""AutoGen knows the names of OpenAI's models; others are described."""
+
+model = OpenAIChatCompletionClient(
+    model=os.environ.get("OPENAI_MODEL", "calc"),
+    model_info=ANY_MODEL,
+    max_tokens=MAX_TOKENS,
+    temperature=float(os.environ.get("OPENAI_TEMPERATURE", 1)),
+)
+
+
+async def calculator(expression: str) -> str:
+    """Evaluate an arithmetic expression."""
+    return calculate(expression)
+
+
+async def solve(task: dict[str, Any]) -> str:
+    """The answer to a question. AutoGen's agents keep their conversation, so each question has a new one."""
+    assistant = AssistantAgent(
+        "solver", model, tools=[calculator], system_message=SYSTEM, max_tool_iterations=MAX_CALLS
+    )
+    result = await assistant.run(task=task["question"])
+    return parse_answer(result.messages[-1].to_text())
+
+
+def parse_answer(text: str) -> str:
+    """What follows the last ####; without one, the whole text."""
+    return text.rpartition("####")[2].strip()

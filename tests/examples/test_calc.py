@@ -1,0 +1,137 @@
+"""The AutoGen agent with a calculator runs unchanged outside Leyden and within it; its reward is the right number."""
+
+import json
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from example_runs import EXAMPLES, FileServer, load, run_alone, steps_of, train_example
+from modelserving import END, call, model_server
+
+TASK = {"question": "Ann has 3 bags of 14 apples. How many apples has she?", "answer": 42}
+ROW = {"question": "How many?", "answer": "2 * 600 = <<2*600=1200>>1200.\n#### 1,200"}
+
+
+def say(prompt: str) -> str:
+    """A slip, the right expression, and then what the calculator said."""
+    assert TASK["question"] in prompt
+    if "invalid syntax" not in prompt:
+        return call("calculator", '{"expression": "3 * 14 ="}') + END
+    if "\n42\n" not in prompt:
+        return call("calculator", '{"expression": "3 * 14"}') + END
+    return f"She has 42. #### 42{END}"
+
+
+async def test_outside_of_leyden_it_needs_only_an_openai_endpoint(tmp_path: Path) -> None:
+    async with model_server(tmp_path) as server:
+        server.say = say
+        await server.new_attempt()
+        assert await run_alone(server, "calc", TASK) == "42"
+        episode = await server.check(calls=3)
+    assert [made.made for made in episode.calls] == ["fresh", "continued", "continued"]
+
+
+@pytest.mark.slow
+async def test_the_calculator_may_be_a_server_of_the_model_context_protocol(tmp_path: Path) -> None:
+    pytest.importorskip("mcp_server_calculator")
+    lines = [call("calculate", '{"expression": "3 * 14"}') + END, f"#### 42{END}"]
+    async with model_server(tmp_path) as server:
+        server.lines = list(lines)
+        await server.new_attempt()
+        assert await run_alone(server, "calc", TASK, agent="mcp_agent:Solver") == "42"
+        episode = await server.check(calls=2)
+    assert "42" in str(episode.messages(episode.calls[1])[-1]["content"])
+
+
+def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:
+    trained = train_example("calc", tmp_path)
+    assert trained.step == 2
+    for row in steps_of(trained):
+        assert row["rollouts/succeeded"] == row["rollouts/asked"] == 8
+    assert sum(row["tokens/trained"] for row in steps_of(trained)) > 0
+    episodes = [episode for group in ("step-1-0", "step-1-1", "step-2-0") for episode in trained.episodes(group)]
+    assert {episode.role(made) for episode in episodes for made in episode.calls} == {"solver"}
+    assert max(len(episode.calls) for episode in episodes) > 1  # the calculator was used
+
+
+@pytest.mark.slow
+def test_the_calculator_of_a_server_trains_too(tmp_path: Path) -> None:
+    pytest.importorskip("mcp_server_calculator")
+    trained = train_example("calc", tmp_path, agent="mcp_agent.py:Solver", **{"workers.concurrency": 4})
+    assert trained.step == 2
+    for row in steps_of(trained):
+        assert row["rollouts/succeeded"] == row["rollouts/asked"] == 8
+    episodes = trained.episodes("step-1-0") + trained.episodes("step-1-1")
+    tools = [message for episode in episodes for message in episode.messages(episode.calls[-1])]
+    assert any(message["role"] == "tool" for message in tools)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "earned"),
+    [
+        (42, "42", 1),
+        (42, "42 apples.", 1),
+        (1200.5, "$1,200.50", 1),
+        (-3, "-3", 1),
+        (42, "**42**", 1),
+        (42, "41", 0),
+        (42, "42 or 43", 0),
+        (42, "-42", 0),
+        (42, "many", 0),
+        (0, "", 0),
+    ],
+)
+def test_the_reward_is_the_right_number(answer: float, said: str, earned: float) -> None:
+    assert load("calc", "reward.py:reward")({"answer": answer}, said) == earned
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("1 + 2 * 3", "7"),
+        ("(1 + 2) * 3", "9"),
+        ("7 / 2", "3.5"),
+        ("-2 ** 2", "-4"),
+        ("0.1 + 0.2", "0.3"),
+        ("8 / 2", "4"),
+    ],
+)
+def test_the_calculator_calculates(expression: str, value: str) -> None:
+    assert load("calc", "calculator.py:calculate")(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "3 * 14 =",
+        "1 / 0",
+        "9 ** 9 ** 9",
+        "2 ** 1000",
+        "1e300 * 1e300",
+        "abs(3)",
+        "'a' * 9",
+        "(-1) ** 0.5",
+        "",
+        "x",
+    ],
+)
+def test_the_calculator_refuses_what_is_no_arithmetic_or_too_large(expression: str) -> None:
+    with pytest.raises(ValueError):
+        load("calc", "calculator.py:calculate")(expression)
+
+
+@pytest.mark.parametrize("downloaded", [False, True])
+def test_tasks_are_made_of_a_folder_or_a_download(tmp_path: Path, downloaded: bool) -> None:
+    for split in ("train", "test"):
+        line = json.dumps(ROW) + "\n"
+        (tmp_path / f"{split}.jsonl").write_text(line)
+        with lzma.open(tmp_path / f"gsm8k_{split}.jsonl.xz", "wt") as file:
+            file.write(line)
+    with FileServer(tmp_path) as files:
+        source = ["--source", files.url] if downloaded else ["--data", tmp_path]
+        subprocess.run([sys.executable, EXAMPLES / "calc" / "prepare.py", *source, tmp_path / "tasks"], check=True)
+    for split in ("train", "test"):
+        (task,) = map(json.loads, (tmp_path / "tasks" / f"{split}.jsonl").read_text().splitlines())
+        assert task == {"id": f"{split}-0000", "question": "How many?", "answer": 1200.0}
