@@ -93,11 +93,11 @@ async def eventually(true: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def model_server(home: Path) -> AsyncIterator[ModelServer]:
-    """Start one."""
+async def model_server(home: Path, database: str | None = None) -> AsyncIterator[ModelServer]:
+    """Start one; `database` is the URL of another one than a SQLite file in `home`."""
     tokenizer = Tokenizer.load(str(files("leyden") / "models" / "spark"))
     engine = ScriptedEngine(lambda _: ())
-    store = await Store(home / "leyden.db").start()
+    store = await Store(database or home / "leyden.db").start()
     with socket.socket() as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or an answer waits for an acknowledgement
         listener.bind(("127.0.0.1", 0))

@@ -33,6 +33,16 @@ def effective(rewards: Sequence[Reward]) -> tuple[Reward, ...]:
     return tuple({(r.kind, r.name, r.call, r.span): r for r in kept}.values())
 
 
+def chain_messages(chain: Sequence[Call]) -> tuple[Any, ...]:
+    """Return all messages of the prompt of a chain's last call. Each call of a chain is the parent of the next."""
+    answered: tuple[Any, ...] = ()
+    messages: tuple[Any, ...] = ()
+    for call in chain:
+        messages = answered[: call.kept_messages] + call.messages
+        answered = (*messages, call.response)
+    return messages
+
+
 class Episode(Struct, frozen=True, dict=True):
     """Everything recorded for one attempt. Calls are in recorded order, so a parent precedes its children."""
 
@@ -69,12 +79,7 @@ class Episode(Struct, frozen=True, dict=True):
         chain = [call]
         while (parent := chain[-1].parent) is not None and chain[-1].kept_messages:
             chain.append(self._by_id[parent])
-        messages: tuple[Any, ...] = ()
-        for link, child in zip(reversed(chain), [*reversed(chain[:-1]), None], strict=True):
-            messages += link.messages
-            if child is not None:
-                messages = (*messages, link.response)[: child.kept_messages]
-        return messages
+        return chain_messages(chain[::-1])
 
     def tools(self, call: Call) -> tuple[Any, ...]:
         """Return the tools offered in a call."""

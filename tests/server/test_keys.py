@@ -52,6 +52,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", RUN): SEE,
     ("DELETE", RUN): ADMIN,
     ("GET", RUN + "/summary"): SEE,
+    ("GET", RUN + "/call_times"): SEE,
     ("GET", RUN + "/events"): SEE,
     ("GET", RUN + "/metrics"): SEE,
     ("POST", RUN + "/metrics"): STEER,
@@ -85,6 +86,11 @@ MAY: dict[tuple[str, str], set[str]] = {
         for method, path in (
             ("POST", "/chat/completions"),
             ("POST", "/messages"),
+            ("POST", "/responses"),
+            ("POST", "/responses/input_tokens"),
+            ("GET", "/responses/{response_id}"),
+            ("DELETE", "/responses/{response_id}"),
+            ("GET", "/responses/{response_id}/input_items"),
             ("POST", "/messages/count_tokens"),
             ("POST", "/{path:path}"),
             ("GET", "/models"),
@@ -155,6 +161,7 @@ async def knock(
         "worker": "w",
         "role": "r",
         "policy": "p",
+        "response_id": "absent",
     }
     path = route.path.replace(":path}", "}").format(**named, path="embeddings/x", model="a/b")
     headers = {} if key is None else {header: f"Bearer {key}" if header == "authorization" else key}

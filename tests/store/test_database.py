@@ -135,6 +135,7 @@ async def test_lists_of_an_older_store_are_filled_from_its_record(tmp_path: Path
     await store.close()
     with sqlite3.connect(tmp_path / "leyden.db") as connection:
         _undo_listing(connection)
+        connection.execute("DROP TABLE deleted_responses")
         connection.executemany(
             "INSERT INTO metrics (run_id, step, name, value, at) VALUES ('r', 1, 'loss', ?, 0)", [(1.0,), (2.0,)]
         )
@@ -155,7 +156,7 @@ async def test_a_store_of_the_first_schema_is_brought_forward(tmp_path: Path, re
     await fill(path, 1)
     with sqlite3.connect(path) as connection:
         connection.execute("ALTER TABLE attempts DROP COLUMN output")
-        for table in ("scorings", "credits"):
+        for table in ("scorings", "credits", "deleted_responses"):
             connection.execute(f"DROP TABLE {table}")
         for index, columns in (("queue", "position, seq"), ("queue_of_run", "run_id, position, seq")):
             connection.execute(f"DROP INDEX {index}")

@@ -45,9 +45,10 @@ def application(service: ServerContext) -> ASGIApp:
     return app
 
 
-def _match_order(route: Route) -> tuple[bool, bool, int]:
-    """Starlette tries routes in order: paths that match any rest come last, and the busiest paths first."""
-    return ":path}" in route.path, not route.path.startswith("/v1/"), -len(route.path)
+def _match_order(route: Route) -> tuple[bool, int, bool, int]:
+    """Starlette tries routes in order: the more a path matches, the later it comes, and the busiest paths first."""
+    path = route.path
+    return ":path}" in path, path.count("{"), not path.startswith("/v1/"), -len(path)
 
 
 class Endpoint:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, inspect, select, text, update
 from leyden.store.errors import StoreUnusable
 from leyden.store.schema import attempts, meta, metadata, metrics, roles, rollouts
 
-SCHEMA = 6
+SCHEMA = 7
 
 
 def _add_output(connection: Connection) -> None:
@@ -82,12 +82,24 @@ def _add_listing(connection: Connection) -> None:
     connection.execute(text(f"DELETE FROM metrics WHERE seq NOT IN ({newest})"))
 
 
+def _add_deleted_responses(connection: Connection) -> None:
+    """Add the responses that agents deleted."""
+    connection.execute(
+        text(
+            "CREATE TABLE deleted_responses (attempt_id VARCHAR NOT NULL REFERENCES attempts (id) ON DELETE CASCADE, "
+            "call_id VARCHAR NOT NULL, PRIMARY KEY (attempt_id, call_id))"
+            + (" WITHOUT ROWID" if connection.dialect.name == "sqlite" else "")
+        )
+    )
+
+
 STEPS: dict[int, Callable[[Connection], None]] = {
     2: _add_output,
     3: _add_scorings,
     4: _add_retry_backoff,
     5: _add_credits,
     6: _add_listing,
+    7: _add_deleted_responses,
 }
 """Migrations by the version that they lead to, from the version before it."""
 

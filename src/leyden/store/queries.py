@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Table, func, select
 
 from leyden.episodes import Episode
-from leyden.records import CallCredit, Event, EventKind, Group, Metric, Run, State, StepCredits, Version, Worker
+from leyden.records import Call, CallCredit, Event, EventKind, Group, Metric, Run, State, StepCredits, Version, Worker
 from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.mapping import (
@@ -30,6 +30,7 @@ from leyden.store.schema import (
     attempts,
     calls,
     credits,
+    deleted_responses,
     events,
     groups,
     metrics,
@@ -148,6 +149,17 @@ def get_episode(connection: Connection, run: str, attempt: str) -> Episode:
     if found is None:
         raise NotFound(f"no attempt {attempt!r} in run {run!r}")
     return _episodes(connection, [found])[0]
+
+
+def response_chain(connection: Connection, run: str, attempt: str, call: str) -> list[Call]:
+    """Return a call of an attempt after its ancestors, the oldest first; empty if its response was deleted."""
+    made = select(calls).join(attempts, attempts.c.id == calls.c.attempt_id)
+    deleted = select(deleted_responses.c.call_id).where(deleted_responses.c.attempt_id == attempt)
+    chain = made.where(
+        attempts.c.run_id == run, attempts.c.id == attempt, calls.c.id == call, calls.c.id.not_in(deleted)
+    ).cte(recursive=True)
+    chain = chain.union_all(select(calls).where(calls.c.attempt_id == attempt, calls.c.id == chain.c.parent))
+    return [call_from_row(row) for row in connection.execute(select(chain).order_by(chain.c.seq))]
 
 
 def _episodes(connection: Connection, found: Sequence[Row[Any]]) -> list[Episode]:

@@ -15,7 +15,19 @@ from leyden.outcomes import Ending
 from leyden.records import Call, EventKind, Metric, Reward, RewardKind, Span, StepCredits, Version
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.mapping import call_to_row, credit_to_row, decode_reward, reward_to_row, span_to_row
-from leyden.store.schema import attempts, calls, credits, metrics, rewards, roles, rollouts, runs, spans, versions
+from leyden.store.schema import (
+    attempts,
+    calls,
+    credits,
+    deleted_responses,
+    metrics,
+    rewards,
+    roles,
+    rollouts,
+    runs,
+    spans,
+    versions,
+)
 from leyden.store.statements import Statement, insert, insert_new, insert_or_update
 from leyden.store.writer import Transaction
 
@@ -69,6 +81,14 @@ def record_credits(tx: Transaction, run: str, new: StepCredits) -> int:
         _require_attempt(tx, run, attempt)
     _PUT_CREDIT.run_many(tx, (credit_to_row(new, credit) for credit in new.calls))
     return len(new.calls)
+
+
+def delete_response(tx: Transaction, run: str, attempt: str, call: str) -> int:
+    """Delete the response of a call for the attempt's agent. The call stays in the record."""
+    require_active(tx, run, attempt)
+    if not _length(tx, attempt, call):
+        raise NotFound(f"attempt {attempt!r} has made no call {call!r}")
+    return _DELETE_RESPONSE.run(tx, attempt_id=attempt, call_id=call)
 
 
 def record_metrics(tx: Transaction, run: str, new: Sequence[Metric]) -> int:
@@ -238,5 +258,6 @@ _DELETE_METRIC = Statement(
         metrics.c.step == bindparam("of_step"),
     )
 )
+_DELETE_RESPONSE = insert_new(deleted_responses, "attempt_id", "call_id")
 _ADD_METRIC = insert(metrics, "run_id", "step", "name", "value", "at")
 _ADD_VERSION = insert_new(versions, "run_id", "policy", "number", "at")

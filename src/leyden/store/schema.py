@@ -206,6 +206,14 @@ credits = Table(  # one row per call and policy; a step that is repeated after a
     sqlite_with_rowid=False,
 )
 
+deleted_responses = Table(  # calls whose response an agent deleted; the record keeps the calls
+    "deleted_responses",
+    metadata,
+    Column("attempt_id", _owned_by("attempts.id"), primary_key=True),
+    Column("call_id", String, primary_key=True),
+    sqlite_with_rowid=False,
+)
+
 versions = Table(
     "versions",
     metadata,

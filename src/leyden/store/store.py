@@ -210,6 +210,10 @@ class Store:
         """Record what a step computed for calls; repeating it overwrites."""
         return await self._write(recording.record_credits, run, credits)
 
+    async def delete_response(self, run: str, attempt: str, call: str) -> int:
+        """Delete the response of a call for the attempt's agent; the call stays in the record."""
+        return await self._write(recording.delete_response, run, attempt, call)
+
     async def record_metrics(self, run: str, metrics: Sequence[Metric]) -> int:
         """Record metrics of a run."""
         return await self._write(recording.record_metrics, run, metrics)

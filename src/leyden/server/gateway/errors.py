@@ -9,6 +9,7 @@ class ErrorKind(StrEnum):
     INVALID = "invalid_request"
     TOO_LONG = "context_length_exceeded"
     NO_MODEL = "model_not_found"
+    NO_RESPONSE = "previous_response_not_found"
     NOT_FOUND = "not_found"
     BAD_KEY = "invalid_api_key"
     FORBIDDEN = "permission_denied"
@@ -20,6 +21,7 @@ class ErrorKind(StrEnum):
 STATUS: dict[ErrorKind, int] = {
     ErrorKind.INVALID: 400,
     ErrorKind.TOO_LONG: 400,
+    ErrorKind.NO_RESPONSE: 400,  # as OpenAI's service answers; clients send the whole conversation then
     ErrorKind.BAD_KEY: 401,
     ErrorKind.FORBIDDEN: 403,
     ErrorKind.BUDGET_EXCEEDED: 403,  # not 429, which SDKs retry

@@ -9,10 +9,12 @@ from hashlib import blake2b
 
 from msgspec.structs import replace
 
+from leyden.episodes import chain_messages
 from leyden.outcomes import Ending
 from leyden.records import Event, EventKind, Purpose, RunSettings, Sampling
 from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
+from leyden.server.gateway.dialects.base import StoredAnswer
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.generation import Generation
@@ -135,6 +137,18 @@ class Gateway:
             message = f"{request.model!r} is served by the upstream: its tokens cannot be counted here"
             raise GatewayError(ErrorKind.NO_MODEL, message, "model")
         return len((await build_prompt(target, attempt.index, request, attempt.settings.history)).ids)
+
+    async def stored_answer(self, caller: Caller, call: str) -> StoredAnswer | None:
+        """Return a recorded call of the caller's attempt, unless its answer was deleted."""
+        chain = await self._store.read(queries.response_chain, caller.lease.run, caller.lease.attempt, call)
+        if not chain:
+            return None
+        tools = next((made.tools for made in reversed(chain) if made.tools is not None), ())
+        return StoredAnswer(chain[-1], chain_messages(chain), tools)
+
+    async def delete_answer(self, caller: Caller, call: str) -> None:
+        """Delete the answer of a call for its agent."""
+        await self._store.delete_response(caller.lease.run, caller.lease.attempt, call)
 
     async def model_names(self, run: str | None) -> list[str]:
         """Return the model names that a run can use; with one policy and no routes it may use any other name too."""

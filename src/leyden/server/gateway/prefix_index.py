@@ -151,6 +151,12 @@ class PrefixIndex:
                 self._by_answered[digest] = indexed
 
 
+def meanings(messages: Sequence[Message]) -> list[bytes]:
+    """Return what each message says; equal bytes mean equal meaning."""
+    call_order: dict[str, int] = {}
+    return [_encode(_meaning(message, call_order)) for message in messages]
+
+
 def _meaning(message: Message, call_order: dict[str, int]) -> Any:
     """Return what a message says; `call_order` maps the tool call ids of the last answer to their positions."""
     match message.get("role"):

@@ -7,7 +7,13 @@ from typing import Any
 from leyden.server.content import JSON
 from leyden.server.errors import ApiError
 from leyden.server.gateway.caller import Caller, identify
-from leyden.server.gateway.dialects.base import AnswerWriter, Dialect, DialectRoute, RouteRequest
+from leyden.server.gateway.dialects.base import (
+    AnswerWriter,
+    Dialect,
+    DialectRoute,
+    RouteRequest,
+    StoredAnswer,
+)
 from leyden.server.gateway.dialects.registry import DIALECTS
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
@@ -108,6 +114,12 @@ class _RequestAccess:
 
     async def serves(self, model: str) -> bool:
         return await self.gateway.serves(model, self._request.key.run)
+
+    async def stored_answer(self, call: str) -> StoredAnswer | None:
+        return await self.gateway.stored_answer(self.caller, call)
+
+    async def delete_answer(self, call: str) -> None:
+        await self.gateway.delete_answer(self.caller, call)
 
 
 async def _stream(writer: AnswerWriter, events: AsyncGenerator[AnswerEvent, None]) -> AsyncGenerator[bytes, None]:

@@ -5,11 +5,12 @@ Reading and writing are pure. The gateway's routes do the I/O: they read a reque
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
-from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
+from leyden.records import Call
+from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest, Message
 from leyden.server.gateway.errors import GatewayError
 
 
@@ -39,6 +40,14 @@ class DialectRequest(Struct, frozen=True):
     writer: Callable[[AnswerStarted], AnswerWriter]
 
 
+class StoredAnswer(Struct, frozen=True):
+    """A call in the record, with all that a dialect needs to write its answer again or to continue it."""
+
+    call: Call
+    messages: tuple[Message, ...]
+    tools: tuple[Any, ...]
+
+
 class ModelAccess(Protocol):
     """The queries that a dialect may send to the gateway for the caller of one request."""
 
@@ -50,6 +59,12 @@ class ModelAccess(Protocol):
 
     async def serves(self, model: str) -> bool:
         """Return whether a request for this model name would be answered."""
+
+    async def stored_answer(self, call: str) -> StoredAnswer | None:
+        """Return a call of the caller's attempt; None if there is none, or the caller deleted its answer."""
+
+    async def delete_answer(self, call: str) -> None:
+        """Delete the answer of a call for the caller; the call stays in the record."""
 
 
 class RouteRequest(Struct, frozen=True):

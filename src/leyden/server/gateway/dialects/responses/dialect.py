@@ -1,11 +1,15 @@
-"""The dialect of OpenAI's Responses API."""
+"""The dialect of OpenAI's Responses API, with its routes."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess
+import msgspec
+
+from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.encoding import decode_body
 from leyden.server.gateway.dialects.openai_error import openai_error
+from leyden.server.gateway.dialects.responses.history import without_repeated
+from leyden.server.gateway.dialects.responses.ids import call_of_response
 from leyden.server.gateway.dialects.responses.items import read_items
 from leyden.server.gateway.dialects.responses.request import (
     PromptParameters,
@@ -13,37 +17,49 @@ from leyden.server.gateway.dialects.responses.request import (
     check_supported,
     read_format,
 )
+from leyden.server.gateway.dialects.responses.stored import (
+    StoredResponse,
+    find_response,
+    recorded_request,
+    resolve_references,
+)
 from leyden.server.gateway.dialects.responses.tools import ToolTable
 from leyden.server.gateway.dialects.responses.writer import ResponseWriter
-from leyden.server.gateway.dialects.types import GenerationRequest, Message
+from leyden.server.gateway.dialects.types import GenerationRequest, Message, ToolChoice
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 
 class ResponsesDialect:
-    """Serves /v1/responses."""
+    """Serves /v1/responses and what is stored of them."""
 
     path = "/responses"
 
     @property
     def extra_routes(self) -> Sequence[DialectRoute]:
-        """The routes beneath /v1/responses."""
-        return ()
+        """Read and delete stored responses; count the tokens of a prompt."""
+        return (
+            DialectRoute("POST", "/responses/input_tokens", _count_input_tokens),
+            DialectRoute("GET", "/responses/{response_id}", _get_response),
+            DialectRoute("DELETE", "/responses/{response_id}", _delete_response),
+            DialectRoute("GET", "/responses/{response_id}/input_items", _list_input_items),
+        )
 
     async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
         """Read a request for a response."""
         request, document = decode_body(body, ResponseParameters)
-        check_supported(request)
-        tools, choice = ToolTable.read(request.tools or ()).choice(request.tool_choice)
+        if not request.model:
+            raise GatewayError(ErrorKind.INVALID, "name a model", "model")
+        tools, choice = _read_tools(request)
         generation = GenerationRequest(
             model=request.model,
-            messages=tuple(read_messages(request, tools)),
+            messages=await _read_messages(request, tools, access),
             tools=tools.functions,
             tool_choice=choice,
             sampling=request.sampling,
             stream=bool(request.stream),
             top_logprobs=request.logprobs,
             format=read_format(request.text),
-            request=_recorded(document),
+            request=recorded_request(document, tools.given),
         )
         return DialectRequest(generation, lambda started: ResponseWriter(started.id, request, tools.given))
 
@@ -52,18 +68,78 @@ class ResponsesDialect:
         return openai_error(error)
 
 
-def read_messages(request: PromptParameters, tools: ToolTable) -> list[Message]:
-    """Return the messages of a request: its instructions, then its input."""
+def _read_tools(request: PromptParameters) -> tuple[ToolTable, ToolChoice]:
+    check_supported(request)
+    return ToolTable.read(request.tools or ()).choice(request.tool_choice)
+
+
+async def _read_messages(request: PromptParameters, tools: ToolTable, access: ModelAccess) -> tuple[Message, ...]:
+    """Return the messages of a request: its instructions, the stored conversation that it continues, its input."""
+    given = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input or ()
+    new: Sequence[Message] = read_items(await resolve_references(given, access), tools)
     messages: list[Message] = []
     if request.instructions:
         messages.append({"role": "system", "content": request.instructions})
-    items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input or ()
-    messages += read_items(items, tools)
+    if request.previous_response_id:
+        previous = await find_response(access, request.previous_response_id)
+        if previous is None or not previous.complete:
+            message = f"no response {request.previous_response_id!r} is stored: send the whole conversation"
+            raise GatewayError(ErrorKind.NO_RESPONSE, message, "previous_response_id")
+        messages += previous.conversation
+        new = without_repeated(previous.conversation, new)
+    messages += new
     if not messages:
         raise GatewayError(ErrorKind.INVALID, "there is nothing to answer: send input", "input")
-    return messages
+    return tuple(messages)
 
 
-def _recorded(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request that the record keeps beside its messages and tools."""
-    return {name: value for name, value in document.items() if name not in ("input", "instructions", "tools")}
+async def _stored(access: ModelAccess, request: RouteRequest) -> StoredResponse:
+    id = request.path["response_id"]
+    found = await find_response(access, id)
+    if found is None:
+        raise GatewayError(ErrorKind.NOT_FOUND, f"no response {id!r} is stored for this attempt", "response_id")
+    return found
+
+
+async def _get_response(access: ModelAccess, request: RouteRequest) -> bytes:
+    """Return a stored response."""
+    if request.query.get("stream") == "true":
+        raise GatewayError(ErrorKind.INVALID, "a stored response is not streamed again: leave it out", "stream")
+    return msgspec.json.encode((await _stored(access, request)).document(tuple(request.query.values())))
+
+
+async def _delete_response(access: ModelAccess, request: RouteRequest) -> bytes:
+    """Delete a stored response; its call stays in the record."""
+    await _stored(access, request)
+    id = request.path["response_id"]
+    await access.delete_answer(call_of_response(id) or "")
+    return msgspec.json.encode({"id": id, "object": "response", "deleted": True})
+
+
+async def _list_input_items(access: ModelAccess, request: RouteRequest) -> bytes:
+    """List the input items of a stored response."""
+    items = (await _stored(access, request)).input_items()
+    if request.query.get("order") != "asc":
+        items.reverse()
+    ids = [item["id"] for item in items]
+    after = request.query.get("after")
+    start = ids.index(after) + 1 if after in ids else 0
+    limit = request.query.get("limit") or "20"
+    page = items[start : start + (int(limit) if limit.isdecimal() else 20)]
+    return msgspec.json.encode(_list(page, has_more=start + len(page) < len(items)))
+
+
+def _list(items: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    ends = {"first_id": items[0]["id"] if items else "", "last_id": items[-1]["id"] if items else ""}
+    return {"object": "list", "data": items, **ends, "has_more": has_more}
+
+
+async def _count_input_tokens(access: ModelAccess, request: RouteRequest) -> bytes:
+    """Count the tokens of a prompt."""
+    counted, _ = decode_body(request.body, PromptParameters)
+    tools, choice = _read_tools(counted)
+    messages = await _read_messages(counted, tools, access)
+    generation = GenerationRequest(counted.model, messages, tools.functions, choice)
+    return msgspec.json.encode(
+        {"object": "response.input_tokens", "input_tokens": await access.count_tokens(generation)}
+    )

@@ -21,13 +21,14 @@ _UNSUPPORTED = {
 class PromptParameters(Struct, frozen=True):
     """The parameters that make up the prompt. Every one may be null; others are recorded and ignored."""
 
-    model: str
+    model: str = ""
     input: str | list[Any] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     text: dict[str, Any] | None = None
+    truncation: str | None = None
     conversation: Any = None
     prompt: Any = None
 
@@ -43,7 +44,6 @@ class ResponseParameters(PromptParameters, frozen=True):
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     parallel_tool_calls: bool | None = None
-    truncation: str | None = None
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     max_tool_calls: int | None = None
@@ -74,6 +74,8 @@ class ResponseParameters(PromptParameters, frozen=True):
 
 def check_supported(request: PromptParameters) -> None:
     """Raise for a parameter that cannot be honoured."""
+    if request.truncation not in (None, "auto", "disabled"):
+        raise GatewayError(ErrorKind.INVALID, "truncation is auto or disabled", "truncation")
     for name, why in _UNSUPPORTED.items():
         if getattr(request, name, None):
             raise GatewayError(ErrorKind.INVALID, why, name)

@@ -52,6 +52,25 @@ class ToolTable(Struct, frozen=True):
     def __contains__(self, name: str) -> bool:
         return any(function["function"]["name"] == name for function in self.functions)
 
+    def written(self) -> list[dict[str, Any]]:
+        """Return the tools as the client gave them; a custom tool without its format, which its description has."""
+        tools: list[dict[str, Any]] = []
+        namespaces: dict[str, list[dict[str, Any]]] = {}
+        for function in self.functions:
+            about = function["function"]
+            given = self.given.get(about["name"], GivenTool(about["name"]))
+            tool = {"type": "function", "strict": False, **about, "name": given.name}
+            if given.custom:
+                tool = {"type": "custom", "name": given.name, "description": about.get("description")}
+            if given.namespace is None:
+                tools.append(tool)
+                continue
+            if given.namespace not in namespaces:
+                nested = namespaces[given.namespace] = []
+                tools.append({"type": "namespace", "name": given.namespace, "description": "", "tools": nested})
+            namespaces[given.namespace].append(tool)
+        return tools
+
     def model_name(self, name: str, namespace: object = None) -> str:
         """Return the name by which the model knows a tool. A client may leave out the namespace of a call."""
         if isinstance(namespace, str) and namespace:

@@ -1,0 +1,166 @@
+"""Stored responses. The record of a call is all that is stored of one, so they survive a restart of the server."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from leyden.records import CallStatus
+from leyden.server.gateway.dialects.base import ModelAccess, StoredAnswer
+from leyden.server.gateway.dialects.responses.ids import call_of_input, call_of_item, call_of_response, input_id
+from leyden.server.gateway.dialects.responses.objects import ResponseHead, Status
+from leyden.server.gateway.dialects.responses.output import ResponseOutput
+from leyden.server.gateway.dialects.responses.request import ENCRYPTED_REASONING, ResponseParameters
+from leyden.server.gateway.dialects.responses.tools import GivenTool, ToolTable
+from leyden.server.gateway.dialects.responses.writer import new_output
+from leyden.server.gateway.dialects.types import (
+    AnswerEvent,
+    AnswerFinished,
+    Message,
+    ReasoningDelta,
+    TextDelta,
+    ToolCall,
+    ToolCallDelta,
+)
+from leyden.server.gateway.errors import ErrorKind, GatewayError
+
+_KEPT = "responses"
+"""The field of a recorded request that says how it becomes a response again."""
+
+
+def recorded_request(document: dict[str, Any], given: dict[str, GivenTool]) -> dict[str, Any]:
+    """Return what the record keeps of a request beside its messages and tools."""
+    others = {name: value for name, value in document.items() if name not in ("input", "instructions", "tools")}
+    return {**others, _KEPT: {"instructions": bool(document.get("instructions")), "given": msgspec.to_builtins(given)}}
+
+
+class StoredResponse:
+    """A response that was stored; it is built again from the record of its call."""
+
+    def __init__(self, answer: StoredAnswer) -> None:
+        self._answer, self._call = answer, answer.call
+        kept = answer.call.request[_KEPT]
+        self._given = msgspec.convert(kept["given"], dict[str, GivenTool])
+        self._instructions = bool(kept["instructions"])
+        self._request = msgspec.convert(answer.call.request, ResponseParameters)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it can be continued."""
+        return self._call.status is CallStatus.OK
+
+    @property
+    def conversation(self) -> list[Message]:
+        """The messages so far and the answer, without the instructions, which are given anew with every request."""
+        return [*self._messages, self._call.response]
+
+    def document(self, include: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the response object."""
+        tools = ToolTable(tuple(self._answer.tools), self._given).written()
+        instructions = self._answer.messages[0]["content"] if self._instructions else None
+        included = [*(self._request.include or ()), *include]
+        request = replace(self._request, tools=tools, instructions=instructions, include=included)
+        output = new_output(self._call.id, request, self._given)
+        finished = AnswerFinished(
+            choice=0,
+            id=self._call.id,
+            finish="length" if self._call.finish == "length" else "stop",
+            stop=None,
+            prompt_tokens=self._call.kept_ids + len(self._call.prompt_ids),
+            completion_tokens=len(self._call.completion_ids),
+            cached_tokens=self._call.kept_ids,
+        )
+        _feed(output, self._call.response, finished)
+        status: Status = "incomplete" if finished.finish == "length" else "completed"
+        head = ResponseHead(self._call.id, self._call.started, request)
+        if self.complete:
+            return head.write(status, output.items, finished=finished, completed=self._call.ended)
+        error = {"code": "server_error", "message": f"the call is recorded as {self._call.status}"}
+        return head.write("failed", output.items, finished=finished, error=error)
+
+    def input_items(self) -> list[dict[str, Any]]:
+        """Return the input items, those of the conversation before included."""
+        items = [item for message in self._messages for item in self._items(message)]
+        return [{**item, "id": input_id(self._call.id, index)} for index, item in enumerate(items)]
+
+    def item(self, id: str) -> dict[str, Any] | None:
+        """Return an input or output item."""
+        items = [*self.document((ENCRYPTED_REASONING,))["output"], *self.input_items()]
+        return next((item for item in items if item["id"] == id), None)
+
+    @property
+    def _messages(self) -> Sequence[Message]:
+        return self._answer.messages[1:] if self._instructions else self._answer.messages
+
+    def _items(self, message: Message) -> Iterator[dict[str, Any]]:
+        match message["role"]:
+            case "assistant":
+                output = new_output("", self._request, self._given)
+                _feed(output, message, None)
+                yield from output.items
+            case "tool":
+                result = {"call_id": message["tool_call_id"], "output": message["content"]}
+                yield {"type": "function_call_output", "status": "completed", **result}
+            case role:
+                content = [{"type": "input_text", "text": message["content"]}]
+                yield {"type": "message", "status": "completed", "role": role, "content": content}
+
+
+def _feed(output: ResponseOutput, answer: Message | None, finished: AnswerFinished | None) -> None:
+    """Build the items of a recorded answer."""
+    events: list[AnswerEvent] = []
+    if answer is not None:
+        events = [ReasoningDelta(0, answer.get("reasoning_content") or ""), TextDelta(0, answer.get("content") or "")]
+        for index, call in enumerate(answer.get("tool_calls") or ()):
+            function = call["function"]
+            events.append(ToolCallDelta(0, index, ToolCall(call["id"], function["name"], function["arguments"])))
+    for event in [*events, finished] if finished is not None else events:
+        for _ in output.feed(event):
+            pass
+    for _ in output.close():
+        pass
+
+
+async def find_response(access: ModelAccess, id: str) -> StoredResponse | None:
+    """Return a stored response of the caller's attempt."""
+    call = call_of_response(id)
+    return await _find(access, call) if call is not None else None
+
+
+async def resolve_references(items: Sequence[Any], access: ModelAccess) -> list[Any]:
+    """Replace each `item_reference` by the item of a stored response that it names."""
+    found: dict[str, StoredResponse | None] = {}
+    resolved = []
+    for index, item in enumerate(items):
+        if not _is_reference(item):
+            resolved.append(item)
+            continue
+        call = call_of_item(item["id"]) or call_of_input(item["id"])
+        if call is not None and call not in found:
+            found[call] = await _find(access, call)
+        response = found.get(call or "")
+        named = response.item(item["id"]) if response is not None else None
+        if named is None:
+            message = f"no item {item['id']!r} is stored: it may be from a request with store set to false"
+            raise GatewayError(ErrorKind.NOT_FOUND, message, f"input[{index}].id")
+        resolved.append(named)
+    return resolved
+
+
+def _is_reference(item: Any) -> bool:
+    match item:
+        case {"type": "item_reference", "id": str()}:
+            return True
+        case {"id": str(), **others}:
+            return "role" not in others and others.get("type") is None
+    return False
+
+
+async def _find(access: ModelAccess, call: str) -> StoredResponse | None:
+    answer = await access.stored_answer(call)
+    if answer is None or not isinstance(answer.call.request, dict):
+        return None
+    if _KEPT not in answer.call.request or answer.call.request.get("store") is False:
+        return None
+    return StoredResponse(answer)
