@@ -10,6 +10,7 @@ from leyden.outcomes import RETRY_BACKOFF, Ending, Outcome, Retry
 from leyden.records import (
     Call,
     CallCredit,
+    EventKind,
     Metric,
     Reward,
     RewardKind,
@@ -21,7 +22,7 @@ from leyden.records import (
     Version,
     VersionRun,
 )
-from leyden.store import queries
+from leyden.store import lease_expiry, queries
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.queue import LeaseQuery
 from leyden.store.store import Store
@@ -492,3 +493,30 @@ async def test_deleting_a_run_leaves_the_others(store: Store) -> None:
     assert await lease(store) == ["o.0.1"]
     await store.create_run(RunSpec("r"))  # its name is free again
     assert await store.read(queries.list_rollouts, "r", after="", limit=10) == []
+
+
+async def test_no_lease_expires_because_the_server_or_the_machine_stalled(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_expiry, "_TICK_S", 0.01)
+    await store.create_run(RunSpec("short", RunSettings(lease_s=1, max_attempts=9)))
+    await store.enqueue("short", GroupSpec("g", Task("t2", {}), 2))
+    expiring = asyncio.create_task(store.expire_loop())
+    try:
+        await asyncio.sleep(0)
+        first, _ = await store.lease(LeaseQuery("w", 2, "short", None))
+        for step in (1000.0, -500.0, 86_400.0):  # a stall, a clock that is set back, and a suspended machine
+            advance(store, step)
+            await store.enqueue("short", GroupSpec(f"g{step:g}", Task("t2", {})))
+            await store.lease(LeaseQuery("w2", 1, "short", None))  # wakes the loop that ends leases
+            await asyncio.sleep(0.1)
+            alive = await store.heartbeat("w", [first.attempt.id])
+            assert not alive.ended, step
+        assert len(await store.read(queries.active_leases)) == 5
+        while await store.read(queries.active_leases):  # time that passes while the server runs does count
+            advance(store, 0.5)
+            await asyncio.sleep(0.05)
+        kinds = [e.kind for e in (await store.events("short", EventCursor())).events]
+        assert kinds.count(EventKind.ATTEMPT_ENDED) == 5
+    finally:
+        expiring.cancel()

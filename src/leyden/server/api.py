@@ -308,7 +308,7 @@ async def export_traces(service: ServerContext, request: Request[Raw, None]) -> 
     An attempt's key names the attempt; with other keys, the span's attribute `leyden.attempt` or its trace id does.
     Spans that belong to no active attempt of the key are rejected, counted and reported to the exporter.
     """
-    spans = otlp.read_spans(request.body.content, request.body.content_type)
+    spans = await service.offload.run(request.key.id, otlp.read_spans, request.body.content, request.body.content_type)
     found: dict[ActiveLease, list[Span]] = defaultdict(list)
     rejected = 0
     for span in spans:

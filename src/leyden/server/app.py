@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyden.server.address import is_loopback
-from leyden.server.content import JSON, check_path, decode, decode_query, encode, read_body
+from leyden.server.content import JSON, check_path, check_values, decode, decode_query, encode, read_body
 from leyden.server.errors import ApiError, ErrorBody, ErrorDetail, api_error
 from leyden.server.http import Raw, Request, Route
 from leyden.server.keys import Key, KeyKind, KeyRefused, Permission, check_permission
@@ -86,6 +86,8 @@ class Endpoint:
         if route.body is not None or route.waits:
             data = await read_body(request, service.settings.max_body)
             content_type = headers.get("content-type", "")
+            if route.takes_json:
+                await check_values(data, content_type)
             if route.body is Raw:
                 body = Raw(data, content_type)
             elif route.body is not None:

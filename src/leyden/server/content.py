@@ -1,5 +1,6 @@
 """Request and response content: reading bodies within a size limit, decompression, JSON and MessagePack."""
 
+import asyncio
 import re
 import zlib
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from leyden.records import ID_PATTERN, ID_RULE
 from leyden.server.errors import ApiError
+from leyden.server.expansion import MAX_UNCOUNTED_BYTES, TooManyValues, check_json
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -36,7 +38,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         case "identity":
             return bytes(data)
         case "gzip" | "deflate":
-            return _inflate(data, limit)
+            return await asyncio.to_thread(_inflate, data, limit)
         case other:
             raise ApiError(415, "unsupported_encoding", f"content-encoding {other} is not supported: use gzip or none")
 
@@ -87,6 +89,15 @@ def decode(data: bytes, content_type: str, wanted: Any) -> Any:
         raise _invalid(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, "invalid_request", f"the body is not valid {media}: {error}") from error
+
+
+async def check_values(data: bytes, content_type: str) -> None:
+    """Raise an error where a JSON body would expand to too many objects."""
+    if len(data) > MAX_UNCOUNTED_BYTES and (media_type(content_type) or JSON) != MSGPACK:
+        try:
+            await asyncio.to_thread(check_json, data)
+        except TooManyValues as error:
+            raise ApiError(413, "too_large", str(error)) from error
 
 
 def decode_query(query: bytes, wanted: Any) -> Any:

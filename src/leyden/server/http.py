@@ -49,4 +49,9 @@ class Route(msgspec.Struct, frozen=True):
     error: Callable[[ApiError], bytes] | None = None
     """Writes the body of an error in the route's dialect; None: an `ErrorBody`."""
     media_types: tuple[str, ...] = ("application/json",)
-    """Media types of raw bodies and answers, for the description."""
+    """Media types of raw bodies and answers."""
+
+    @property
+    def takes_json(self) -> bool:
+        """Whether its body is decoded as JSON, or as MessagePack where the client says so."""
+        return self.body is not None and (self.body is not Raw or self.media_types[0] == "application/json")

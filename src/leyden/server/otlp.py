@@ -19,6 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from leyden.records import Span
 from leyden.server.content import JSON, media_type
 from leyden.server.errors import ApiError
+from leyden.server.expansion import check_json, check_protobuf
 
 PROTOBUF = "application/x-protobuf"
 ATTEMPT = "leyden.attempt"
@@ -28,18 +29,20 @@ _STATUS = {Status.STATUS_CODE_UNSET: "unset", Status.STATUS_CODE_OK: "ok", Statu
 
 
 def read_spans(data: bytes, content_type: str) -> list[Span]:
-    """Return the spans of an export request."""
+    """Return the spans of an export request. It takes long for a large one, so it belongs off the event loop."""
     request = ExportTraceServiceRequest()
     media = media_type(content_type)
     try:
         if media == PROTOBUF:
+            check_protobuf(data, ExportTraceServiceRequest.DESCRIPTOR)
             request.ParseFromString(data)
         elif media == JSON:
+            check_json(data)
             document = msgspec.json.decode(data, type=dict[str, Any])
             ParseDict(_with_base64_ids(document), request, ignore_unknown_fields=True)
         else:
             raise ApiError(415, "unsupported_media_type", f"send {PROTOBUF} or {JSON}, not {media or 'nothing'}")
-    except (DecodeError, ParseError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (DecodeError, ParseError, msgspec.DecodeError, RecursionError, ValueError, OverflowError) as error:
         raise ApiError(400, "invalid_request", f"this is not an OTLP trace export: {error}") from error
     return list(_spans(request))
 

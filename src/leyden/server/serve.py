@@ -20,6 +20,7 @@ from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.upstream.client import UpstreamClient
 from leyden.server.header_limit import HeaderLimitProtocol
 from leyden.server.keys import KeyKind, KeyRefused, Keyring, write_private
+from leyden.server.loop_watchdog import LoopWatchdog
 from leyden.server.options import RunningServer, ServeError, ServeOptions
 from leyden.server.service import ServerContext, ServerSettings
 from leyden.store.store import Store
@@ -74,7 +75,8 @@ async def open_server(options: ServeOptions, models: Sequence[ServedModel] = ())
             await server.listen(listener)
             (options.home / "url").write_text(url + "\n")  # by which commands find the server of this home folder
             try:
-                yield server
+                async with LoopWatchdog(service.telemetry.registry):
+                    yield server
             finally:
                 server.stop()
                 await server.stopped

@@ -9,6 +9,7 @@ from leyden.server.gateway.gateway import Gateway
 from leyden.server.keys import Keyring
 from leyden.server.leases import ActiveLeases
 from leyden.server.limits import Limiter
+from leyden.server.offload import Offload
 from leyden.server.telemetry import Telemetry
 from leyden.store import queries
 from leyden.store.store import Store
@@ -36,6 +37,7 @@ class ServerContext:
         self.gateway: Gateway | None = None
         """None on a server that serves no model."""
         self.limiter = Limiter()
+        self.offload = Offload()
         self.telemetry = Telemetry(store, leases, lambda: self.gateway.recorder if self.gateway else None)
 
     @classmethod

@@ -41,9 +41,9 @@ def heartbeat(tx: Transaction, worker: str, ids: Sequence[str], run: str | None)
     return HeartbeatReply(expires, tuple(ended))
 
 
-def expire_leases(tx: Transaction) -> int:
-    """End every attempt whose lease has expired."""
-    overdue = _OVERDUE.all(tx, now=tx.now)
+def expire_leases(tx: Transaction, before: float) -> int:
+    """End every attempt whose lease expired before a time."""
+    overdue = _OVERDUE.all(tx, now=before)
     for row in overdue:
         message = f"worker {row.worker} sent no heartbeat for {row.lease_s:g} s: it died, or cannot reach the server"
         _end(tx, row, Outcome(Ending.LOST, message))
@@ -51,7 +51,7 @@ def expire_leases(tx: Transaction) -> int:
 
 
 def renew_all(tx: Transaction) -> None:
-    """Renew every lease in full, because workers could not send heartbeats while the server was down."""
+    """Renew every lease in full, because workers could not send heartbeats while the server was down or stalled."""
     _RENEW_ALL.run(tx, now=tx.now)
 
 

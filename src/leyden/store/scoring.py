@@ -80,9 +80,9 @@ def finish(tx: Transaction, run: str, group: str, scores: Scores) -> Counted:
     return Counted(True)
 
 
-def expire_leases(tx: Transaction) -> int:
-    """End every expired lease; a group whose leases expired `max_attempts` times ends without scores."""
-    overdue = _OVERDUE.all(tx, now=tx.now)
+def expire_leases(tx: Transaction, before: float) -> int:
+    """End leases that expired before a time; a group whose leases expired `max_attempts` times ends without scores."""
+    overdue = _OVERDUE.all(tx, now=before)
     for row in overdue:
         if row.lost + 1 < row.max_attempts:
             _requeue(tx, row.run_id, row.group_id, lost=row.lost + 1)
@@ -93,7 +93,7 @@ def expire_leases(tx: Transaction) -> int:
 
 
 def renew_all(tx: Transaction) -> None:
-    """Renew every lease in full, because workers could not send heartbeats while the server was down."""
+    """Renew every lease in full, because workers could not send heartbeats while the server was down or stalled."""
     _RENEW_ALL.run(tx, now=tx.now)
 
 

@@ -6,7 +6,6 @@ notifications and a clock.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +18,11 @@ from sqlalchemy import Connection, select
 
 from leyden.background import start_background
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Call, Event, EventKind, Group, Metric, Reward, Run, Span, StepCredits, Version
+from leyden.records import Call, EventKind, Group, Metric, Reward, Run, Span, StepCredits, Version
 from leyden.store import attempts, queries, queue, recording, runs, schema, scoring
 from leyden.store.database import Database
 from leyden.store.lease_dispatcher import LeaseDispatcher
+from leyden.store.lease_expiry import LeaseExpiry
 from leyden.store.notifications import Notifications
 from leyden.store.queue import LeasedAttempt, LeaseQuery
 from leyden.store.writer import Transaction, Writer
@@ -43,7 +43,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _READERS = 2
-_log = logging.getLogger("leyden.store")
 
 
 class Store:
@@ -61,8 +60,7 @@ class Store:
 
     async def start(self) -> Self:
         """Recover the state of an earlier process: renew active leases in full and continue unfinished deletions."""
-        await self.writer.run(attempts.renew_all)
-        await self.writer.run(scoring.renew_all)
+        await self.renew_leases()
         for run, moment in await self.read(queries.delayed_retries, self.clock()):
             self._dispatcher.schedule(run, moment)
         hidden = select(schema.runs.c.id).where(schema.runs.c.state == "deleting")
@@ -141,9 +139,19 @@ class Store:
         """Renew the leases of a worker."""
         return await self._write(attempts.heartbeat, worker, ids, run)
 
-    async def expire_leases(self) -> int:
-        """End attempts and group scorings whose lease has expired."""
-        return await self._write(attempts.expire_leases) + await self._write(scoring.expire_leases)
+    async def next_expiry(self) -> float | None:
+        """Return when the next lease of an attempt or a group scoring expires."""
+        return await self.read(queries.next_expiry)
+
+    async def expire_leases(self, before: float | None = None) -> int:
+        """End attempts and group scorings whose lease expired before a time, by default now."""
+        before = self.clock() if before is None else before
+        return await self._write(attempts.expire_leases, before) + await self._write(scoring.expire_leases, before)
+
+    async def renew_leases(self) -> None:
+        """Give every active lease its full time: workers could not renew it."""
+        await self._write(attempts.renew_all)
+        await self._write(scoring.renew_all)
 
     async def finish(self, run: str, attempt: str, report: FinishRequest) -> FinishReply:
         """End an attempt, exactly once."""
@@ -223,29 +231,10 @@ class Store:
         return await self._write(recording.publish_version, run, version)
 
     async def expire_loop(self) -> None:
-        """End leases as they expire, for as long as the store is open; sleeps until the next expiry."""
-        planned: float | None = None
-        sooner = asyncio.Event()
-
-        def on_event(event: Event) -> None:
-            starts = event.kind in (EventKind.ATTEMPT_STARTED, EventKind.SCORING_STARTED)
-            if starts and (planned is None or event.data["expires"] < planned):
-                sooner.set()
-
-        self.notifications.subscribe(on_event)
-        while True:
-            sooner.clear()
-            try:
-                planned = await self.read(queries.next_expiry)
-                if planned is not None and planned <= self.clock():
-                    await self.expire_leases()
-                    continue
-            except Exception as error:  # expiry continues after the database has recovered, from a full disk say
-                _log.warning("expired leases could not be ended; trying again: %s", error)
-                planned = self.clock() + 1.0
-            with suppress(TimeoutError):
-                async with asyncio.timeout(planned and planned - self.clock()):
-                    await sooner.wait()
+        """End leases as they expire, for as long as the store is open; see `LeaseExpiry`."""
+        expiry = LeaseExpiry(self, self.clock)
+        self.notifications.subscribe(expiry.on_event)
+        await expiry.run()
 
     async def _lease(self, requests: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
         return await self._write(queue.lease, requests)

@@ -1,0 +1,80 @@
+"""Stalls of the server are not the fault of its workers: no lease expires because of one, and its cause is logged."""
+
+import asyncio
+import gzip
+import logging
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry
+from serving import ServerProcess
+
+from leyden.records import RunSettings, Task
+from leyden.remote import Remote
+from leyden.server.loop_watchdog import LoopWatchdog
+from leyden.wire import GroupSpec, LeaseRequest, RunSpec
+
+
+async def test_a_server_that_was_stopped_gives_every_lease_its_full_time(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        async with Remote(server.url, server.admin_key) as remote:
+            await remote.create_run(RunSpec("r", RunSettings(lease_s=1.5)))
+            await remote.enqueue("r", GroupSpec("g", Task("t", {}), 3))
+            leases = await remote.lease(LeaseRequest("w", 3))
+            server.process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(4)  # longer than a lease and a stall that is let pass
+            server.process.send_signal(signal.SIGCONT)
+            reply = await remote.heartbeat("w", [lease.attempt.id for lease in leases])
+            assert not reply.ended
+            assert set(reply.expires) == {lease.attempt.id for lease in leases}
+
+
+async def test_a_small_body_that_expands_to_millions_of_objects_is_refused_and_blocks_nobody(tmp_path: Path) -> None:
+    objects = gzip.compress(b'{"resourceSpans": [' + b"{}," * (5 << 20) + b"{}]}", 1)
+    attacks = [
+        ("/v1/traces", "application/x-protobuf", gzip.compress(b"\x0a\x00" * (8 << 20), 1)),
+        ("/v1/traces", "application/x-protobuf", gzip.compress(b"\x0a\x04\x12\x02\x12\x00" * (2 << 20), 1)),
+        ("/v1/traces", "application/json", objects),
+        ("/v1/chat/completions", "", objects),
+        ("/v1/messages", "text/plain", objects),
+    ]
+    with ServerProcess(tmp_path) as server:
+        async with Remote(server.url, server.admin_key) as remote, aiohttp.ClientSession() as session:
+            await remote.create_run(RunSpec("r", RunSettings(lease_s=2)))
+            await remote.enqueue("r", GroupSpec("g", Task("t", {})))
+            (lease,) = await remote.lease(LeaseRequest("w"))
+            authorized = {"authorization": f"Bearer {lease.key}", "content-encoding": "gzip"}
+            sending = [
+                session.post(server.url + path, data=data, headers={**authorized, "content-type": content_type})
+                for path, content_type, data in attacks
+            ]
+            refused = asyncio.gather(*sending)
+            while not refused.done():
+                assert not (await remote.heartbeat("w", [lease.attempt.id])).ended
+                await asyncio.sleep(0.05)
+            for reply in await refused:
+                assert reply.status in (400, 413) and "more than 250000 values" in await reply.text()
+
+
+async def test_what_blocks_the_event_loop_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+
+    def compute_for_long() -> None:
+        started = time.process_time()
+        while time.process_time() - started < 1:
+            pass
+
+    with caplog.at_level(logging.WARNING, "leyden.server"):
+        async with LoopWatchdog(registry):
+            await asyncio.sleep(0.2)
+            compute_for_long()
+            await asyncio.sleep(0.2)
+    (record,) = [r for r in caplog.records if "blocked" in r.message]
+    assert "compute_for_long" in record.message and "test_stalls.py" in record.message
+    blocked: Any = registry.get_sample_value("leyden_loop_blocked_seconds_total")
+    assert blocked >= 0.8
+    assert registry.get_sample_value("leyden_loop_lag_seconds_count")
