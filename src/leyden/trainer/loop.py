@@ -22,6 +22,7 @@ from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, select
 from leyden.trainer.checkpoint import Checkpoints, TrainerState
 from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.errors import TrainingError
+from leyden.trainer.mismatch import MismatchDetector
 from leyden.trainer.policy.policy import Policy, PolicyUpdate, UpdateMetrics
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate
@@ -126,7 +127,7 @@ class Trainer:
     ) -> None:
         self._config, self._tasks, self._remote = config, tasks, remote
         self._policy, self._engine, self._checkpoints = policy, engine, checkpoints
-        self._observers, self._collapse = observers, collapse
+        self._observers, self._collapse, self._mismatch = observers, collapse, MismatchDetector()
         self._collector = RolloutCollector(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
         self._algorithm = algorithm
@@ -149,6 +150,7 @@ class Trainer:
             for observer in self._observers:  # before the checkpoint, so that every saved step has been reported
                 observer.step(report, fmean(durations) * (training.steps - report.step))
             self._warn_of_collapse(report)
+            self._warn_of_mismatch(report)
             best = self.state.best_step == report.step
             if best or stop.is_set() or _due(self._config.checkpoints.every, report.step, training.steps):
                 await self._on_thread(lambda: self._checkpoints.save(self._policy, self.state))
@@ -287,6 +289,12 @@ class Trainer:
             lambda done, total: self._report_progress(step, done, total, what),
             step,
         )
+
+    def _warn_of_mismatch(self, report: StepReport) -> None:
+        """Warn if the engine sampled from other probabilities than those of the policy at the start of the step."""
+        message = self._mismatch.step(report.metrics[0].statistics) if report.metrics else None
+        for observer in self._observers if message is not None else ():
+            observer.warn(f"step {report.step}: {message}.")
 
     def _warn_of_collapse(self, report: StepReport) -> None:
         """Warn if the run collapses in this step, and keep the checkpoint that was best before."""

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MambaConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    MambaConfig,
+    MixtralConfig,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+)
 
 from leyden.config import AdapterConfig, ConfigError, TrainingConfig
 from leyden.trainer.policy.loading import ModelSource, load_model, memory_for_training
@@ -32,6 +40,16 @@ def make(config: Any) -> PreTrainedModel:
 def saved(config: Any, folder: Path) -> ModelSource:
     make(config).save_pretrained(folder)
     return ModelSource("small", folder)
+
+
+@pytest.mark.parametrize(
+    "config", [MixtralConfig(**SHAPE), Qwen3MoeConfig(**SHAPE, moe_intermediate_size=16)], ids=["mixtral", "qwen3"]
+)
+def test_a_mixture_of_experts_is_served_but_not_trained(config: Any, tmp_path: Path) -> None:
+    source = saved(config, tmp_path)
+    with pytest.raises(ConfigError, match="is a mixture of experts"):
+        load_model(source, "float32", training=True)
+    assert load_model(source, "float32", training=False).config.model_type == config.model_type
 
 
 @pytest.mark.parametrize(

@@ -83,12 +83,22 @@ def load_model(
         config = AutoConfig.from_pretrained(source.folder)
         config._attn_implementation = None  # let transformers choose: SDPA if the model supports it
         if training:
+            _refuse_experts(source.name, config)
             _check_memory(source.name, config, dtype, lora, reference, where)
         model = AutoModelForCausalLM.from_pretrained(source.folder, config=config, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
         raise ConfigError(f"`model`: {source.name} cannot be loaded: {str(error).splitlines()[0]}") from error
     model.eval()  # no dropout: training must compute what was sampled
     return model.to(where)  # type: ignore[no-any-return, arg-type]
+
+
+def _refuse_experts(name: str, config: Any) -> None:
+    """Refuse a mixture of experts: engine and trainer may route a token to different experts."""
+    text = config.get_text_config()
+    if any((getattr(text, key, None) or 0) > 1 for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        raise ConfigError(
+            f"`model`: {name} is a mixture of experts, whose routing is not replayed in training yet: use a dense model"
+        )
 
 
 def memory_for_training(model: PreTrainedModel, dtype: str, lora: AdapterConfig | None, reference: bool) -> int:
