@@ -66,19 +66,21 @@ class GrammarCompiler:
         key = (grammar, stop_ids)
         with self._lock:
             if key not in self._compiled:
-                self._compiled[key] = self._threads.submit(self._compile, *key)
+                self._compiled[key] = self._threads.submit(self.compile, *key)
             self._compiled.move_to_end(key)
             if len(self._compiled) > _CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
             return self._compiled[key]
 
-    def _compile(self, grammar: str, stop_ids: tuple[int, ...]) -> LLMatcher:
-        matcher = LLMatcher(self._ll_tokenizer(stop_ids), grammar, log_level=0, limits=_LIMITS)
+    def compile(self, grammar: str, stop_ids: tuple[int, ...]) -> LLMatcher:
+        """Compile a grammar. It cannot be interrupted, so check the grammars of others first (`grammar_checker`)."""
+        matcher = LLMatcher(self.load_tokenizer(stop_ids), grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise GrammarError(_error(matcher))
         return matcher
 
-    def _ll_tokenizer(self, stop_ids: tuple[int, ...]) -> LLTokenizer:
+    def load_tokenizer(self, stop_ids: tuple[int, ...]) -> LLTokenizer:
+        """Return the library's tokenizer for these stop ids."""
         with self._tokenizer_lock:  # a second lock: building one takes long, and `_submit` runs on event loops
             if stop_ids not in self._ll_tokenizers:
                 try:

@@ -1,5 +1,6 @@
 """Answers in a given format: asked for by unmodified clients, held to it token by token, and recorded as such."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from importlib.resources import files
@@ -10,7 +11,7 @@ import anthropic
 import openai
 import pytest
 import torch
-from modelserving import END, ModelServer, call, model_server
+from modelserving import END, ModelServer, call, eventually, model_server
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoModelForCausalLM
@@ -287,3 +288,44 @@ async def test_a_template_that_refuses_calls_is_tried_with_one_call_and_then_ref
     with pytest.raises(GatewayError, match="not both"):
         await formats.grammar(WANTED, [], calls=True)
     assert await formats.grammar(WANTED, [], calls=False)
+
+
+COSTLY: Any = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "costly",
+        "schema": {"type": "string", "allOf": [{"pattern": f".*a{{{i}}}.*"} for i in range(1, 21)]},
+    },
+}
+
+
+async def test_a_schema_that_never_finishes_is_refused_and_delays_nobody(tmp_path: Path) -> None:
+    async with model_server(tmp_path) as server:
+        server.lines = ['{"verdict":"right","sure":true}' + END] * 2
+        assert server.service.gateway is not None
+        (model,) = server.service.gateway.models.values()
+        checker = model.structured_output._checker
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=await server.new_attempt()) as client:
+
+            def ask(format: Any, name: str = "x") -> Any:
+                named = {**format, "json_schema": {**format["json_schema"], "name": name}}
+                return client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "?"}], response_format=named
+                )
+
+            costly = [asyncio.create_task(ask(COSTLY, f"x{n}")) for n in range(4)]
+            left = asyncio.create_task(ask({**COSTLY, "json_schema": {"name": "x", "schema": LEFT}}))
+            await eventually(lambda: len(checker._running) == 2)
+            left.cancel()  # its caller hangs up: its check ends although it would take for ever
+            await eventually(lambda: len(checker._running) == 1)
+            refused = await asyncio.gather(*costly, return_exceptions=True)
+            for error in refused:
+                assert isinstance(error, openai.BadRequestError) and "simplify its schema" in str(error), error
+            assert (await ask(BARE)).choices[0].message.content.startswith("{")
+            with pytest.raises(openai.BadRequestError, match="simplify its schema"):  # it is remembered
+                await ask(COSTLY)
+    assert not checker._running and not checker._waiting
+
+
+LEFT = {"type": "string", "allOf": [{"pattern": f".*b{{{i}}}.*"} for i in range(1, 21)]}
+BARE: Any = {"type": "json_schema", "json_schema": {"name": "bare", "schema": Bare.model_json_schema()}}

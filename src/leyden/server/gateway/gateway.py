@@ -95,7 +95,9 @@ class Gateway:
         grammar = None
         if request.format is not None and not prompt.forced:  # a forced tool call has no other format
             calls = bool(request.offered_tools)
-            grammar = await model.structured_output.grammar(request.format, prompt.ids, calls=calls)
+            grammar = await model.structured_output.grammar(
+                request.format, prompt.ids, calls=calls, session=caller.lease.attempt
+            )
         model.scheduler.refuse_if_full()
         sampling = _sampling(caller.lease, settings, request.sampling, attempt.start(request.n))
         max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)

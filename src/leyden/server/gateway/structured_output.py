@@ -11,7 +11,8 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from leyden.engine.grammar import GrammarCompiler, GrammarError
+from leyden.engine.grammar import GrammarError
+from leyden.engine.grammar_checker import GrammarChecker
 from leyden.rendering.renderer import ChatRenderer, tool_call_texts
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.dialects.types import Format
@@ -33,12 +34,15 @@ class StructuredOutput:
 
     def __init__(self, renderer: ChatRenderer, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._renderer, self._tokenizer = renderer, tokenizer
-        self._grammars = GrammarCompiler(tokenizer.control_json, vocabulary)
+        self._checker = GrammarChecker(tokenizer.control_json, vocabulary)
         self._control_ids = frozenset(tokenizer.control_tokens.values())
         self._think = [tokenizer.control_tokens.get(token) for token in ("<think>", "</think>")]
 
-    async def grammar(self, wanted: Format, prompt_ids: Sequence[int], calls: bool) -> str:
-        """Return the grammar of an answer to a prompt, with tool calls as an alternative; raise where there is none."""
+    async def grammar(self, wanted: Format, prompt_ids: Sequence[int], calls: bool, session: str = "") -> str:
+        """Return the grammar of an answer to a prompt, with tool calls as an alternative; raise where there is none.
+
+        The grammars of one session are checked one after another.
+        """
         if not self._answers_are_plain:
             message = "this model wraps its answers in a format that cannot be combined with another: request no format"
             raise GatewayError(ErrorKind.INVALID, message)
@@ -51,7 +55,7 @@ class StructuredOutput:
         }
         grammar = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
         try:
-            await self._grammars.new_matcher(grammar, self._renderer.get_stop_token_ids())
+            await self._checker.check(grammar, self._renderer.get_stop_token_ids(), session)
         except GrammarError as error:
             raise _unsupported(str(error).rpartition("failed to compile JSON schema: ")[2]) from error
         return grammar
@@ -128,7 +132,7 @@ def _multiples(schema: Any) -> Iterator[Decimal]:
     """Yield every `multipleOf` of a schema."""
     if isinstance(schema, dict):
         step = schema.get("multipleOf")
-        if isinstance(step, (int, float)) and step > 0:
+        if isinstance(step, (int, float)) and not isinstance(step, bool) and step > 0:
             yield Decimal(str(step))
         for part in schema.values():
             yield from _multiples(part)
