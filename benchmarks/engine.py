@@ -7,8 +7,8 @@ model) and with one a core. Continuous batching has one round, and a quarter of 
 
     python benchmarks/engine.py
 
-The last line is one JSON object; `ratio` is ours over `model.generate` at 32 requests, each with the better number of
-threads, and `ratio_default` is the engine as it comes over the better of the other.
+The last line is one JSON object; `ratio` is the engine as it is shipped (its default number of threads) over the better
+of `model.generate` at 32 requests. `ratio_best_threads` is the same with the better number of threads for ours too.
 """
 
 import argparse
@@ -139,12 +139,12 @@ def main() -> None:
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     model = load()
     rates_by_load = {n: measure(model, n, options.prompt, options.tokens, options.rounds) for n in REQUESTS}
-    ratios, defaults = {}, {}
+    shipped, best = {}, {}
     for requests, rates in rates_by_load.items():
         theirs = max(rates["generate"], rates["generate_all_cores"])
-        ratios[requests] = round(max(rates["leyden"], rates["leyden_all_cores"]) / theirs, 2)
-        defaults[requests] = round(rates["leyden"] / theirs, 2)
-    report = {"ratio": ratios[32], "ratio_default": defaults[32], "ratios": ratios, "ratios_default": defaults}
+        shipped[requests] = round(rates["leyden"] / theirs, 2)
+        best[requests] = round(max(rates["leyden"], rates["leyden_all_cores"]) / theirs, 2)
+    report = {"ratio": shipped[32], "ratios": shipped, "ratio_best_threads": best[32], "ratios_best_threads": best}
     report |= {"tokens_per_s": rates_by_load}
     report |= {"prompt": options.prompt, "tokens": options.tokens, "cores": os.cpu_count()}
     print(json.dumps(report))

@@ -3,6 +3,8 @@
 Both answer at once from within their own process: Leyden from an engine that plays tokens, LiteLLM from its
 `mock_response`. Leyden renders the prompt to tokens, parses the answer back and commits the call to disk before its
 last byte leaves; LiteLLM keeps nothing. The same load generator drives both, one after the other on the same machine.
+Leyden is one server process, as it is shipped. LiteLLM has one worker process a core (`--workers`): its documentation
+recommends one worker per pod and as many pods as needed. Both are warmed up with real calls before each measurement.
 
     python benchmarks/gateway.py
     python benchmarks/gateway.py --against ../other    beside another checkout of Leyden instead, in alternating rounds
@@ -37,6 +39,8 @@ from leyden.remote import Remote
 from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 
 CLIENTS = (1, 64, 512)
+WARM_UP_S = 3.0
+"""How long each number of clients calls before it is measured; with LiteLLM, every worker must have answered."""
 PEER_HOME = Path(__file__).parent.parent / ".bench" / "litellm"
 PEER = "litellm[proxy]==1.106.0"
 QUESTION = [
@@ -45,6 +49,12 @@ QUESTION = [
 ]
 
 Headers = dict[str, str]
+
+
+async def warmed(base: str, headers: list[Headers], clients: int, seconds: float) -> dict[str, float]:
+    """Measure after calls that are not measured."""
+    await drive(base, headers, max(clients, 64), WARM_UP_S)
+    return await drive(base, headers, clients, seconds)
 
 
 async def drive(base: str, headers: list[Headers], clients: int, seconds: float) -> dict[str, float]:
@@ -120,8 +130,8 @@ def leyden_server(home: Path, checkout: Path = THIS) -> Iterator[tuple[str, str,
 
 
 @contextlib.contextmanager
-def litellm_server(folder: Path) -> Iterator[str]:
-    """LiteLLM's proxy, installed first where it is not: its URL."""
+def litellm_server(folder: Path, workers: int) -> Iterator[str]:
+    """LiteLLM's proxy with so many workers, installed first where it is not: its URL."""
     if not (PEER_HOME / "ready").exists():
         print("installing the peer ...", flush=True)
         venv.create(PEER_HOME, with_pip=True)
@@ -141,7 +151,10 @@ def litellm_server(folder: Path) -> Iterator[str]:
         "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # no keys to check: in its favour
     }
     process = subprocess.Popen(
-        [*command, "--host", "127.0.0.1"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, "--host", "127.0.0.1", "--num_workers", str(workers)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         yield f"http://127.0.0.1:{port}"
@@ -166,7 +179,7 @@ async def measure_leyden(seconds: float, folder: Path) -> dict[str, Any]:
     with leyden_server(folder) as (base, key, _):
         async with Remote(base, key) as remote:
             headers = await lease_rollouts(remote)
-            measured: dict[str, Any] = {str(n): await drive(base, headers, n, seconds) for n in CLIENTS}
+            measured: dict[str, Any] = {str(n): await warmed(base, headers, n, seconds) for n in CLIENTS}
             summary = await remote.summary("bench")
             made = sum(measured[str(n)]["per_s"] for n in CLIENTS) * seconds
             assert summary.calls >= 0.8 * made, (summary, made)
@@ -233,17 +246,18 @@ async def late_over_early(base: str, headers: Headers) -> dict[str, float]:
     return {"late_turn_over_early": ratio, "late_turn_tokens": tokens}
 
 
-async def measure_litellm(seconds: float, folder: Path) -> dict[str, Any]:
+async def measure_litellm(seconds: float, folder: Path, workers: int) -> dict[str, Any]:
     """The same of LiteLLM."""
-    with litellm_server(folder) as base:
+    with litellm_server(folder, workers) as base:
         await ready(base)
-        return {str(n): await drive(base, [{}], n, seconds) for n in CLIENTS}
+        return {"workers": workers, **{str(n): await warmed(base, [{}], n, seconds) for n in CLIENTS}}
 
 
 def main() -> None:
     """Measure, print a table, and end with one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="for each number of clients")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of LiteLLM (default: one a core)")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of Leyden, with its .venv")
     parser.add_argument("--rounds", type=int, default=7, help="with --against: how often each is measured")
     options = parser.parse_args()
@@ -252,7 +266,7 @@ def main() -> None:
             print(json.dumps(asyncio.run(compare(options.against, options.rounds, options.seconds, Path(folder)))))
             return
         ours = asyncio.run(measure_leyden(options.seconds, Path(folder)))
-        theirs = asyncio.run(measure_litellm(options.seconds, Path(folder)))
+        theirs = asyncio.run(measure_litellm(options.seconds, Path(folder), options.workers))
     print(f"{'clients':>8} {'':20}{'leyden':>10}{'litellm':>10}{'ratio':>8}")
     for clients in map(str, CLIENTS):
         for name, value in ours[clients].items():

@@ -12,7 +12,8 @@ trainer lays out merged samples, whose attention is faster, and so does `tree` h
 
 Peak memory is beyond weights and gradients. The last line is one JSON object: `ratio` is one sequence a call over the
 tree in time for the agent of ten turns (of the last model named), `of_limit` that ratio's share of the limit, and
-`merged_over_tree` the worst of the three runs. `lays` says which layout `tree` chose for each run.
+`merged_over_tree` the worst of the three runs. Every line says which layout was computed (`layout`: what `tree` chose
+for the run) and how much faster than one sequence a call merging alone would have been (`merging_alone`).
 """
 
 import argparse
@@ -182,11 +183,17 @@ def compare(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[
         "of_limit": round(ratio / limit, 3),
         "merged_over_tree": round(merged["seconds"] / tree["seconds"], 2),
         "forced_over_tree": round(ways["forced"]["seconds"] / tree["seconds"], 2),
-        "lays": "merged samples" if tree["computed"] == merged["computed"] else "trees",
+        "layout": "merged samples" if tree["computed"] == merged["computed"] else "trees",
+        "merging_alone": round(samples["seconds"] / merged["seconds"], 2),
         "memory_rows_over_tree": round(samples["peak_mib"] / tree["peak_mib"], 2),
     }
+    layouts = {"rows": "one sequence a call", "merged": "merged samples", "tree": summary["layout"], "forced": "trees"}
     for way, each in ways.items():
-        print(f"{name:13} {run:12} {way:7} {each['seconds'] * 1000:9.1f} ms {each['peak_mib']:9.1f} MiB")
+        print(
+            f"{name:13} {run:12} {way:7} {each['seconds'] * 1000:9.1f} ms {each['peak_mib']:9.1f} MiB  "
+            f"layout: {layouts[way]}; {samples['seconds'] / each['seconds']:.2f} times as fast as rows, "
+            f"merging alone {summary['merging_alone']:.2f}"
+        )
     print(f"{name:13} {run:12} {summary}", flush=True)
     return {"model": name, "run": run, "copies": copies, **summary, "ways": ways}
 
@@ -210,7 +217,7 @@ def main() -> None:
     ]
     last = {one["run"]: one for one in found if one["model"] == options.model[-1]}
     headline = {
-        **{key: last["ten_turns"][key] for key in ("ratio", "limit", "of_limit")},
+        **{key: last["ten_turns"][key] for key in ("ratio", "limit", "of_limit", "layout", "merging_alone")},
         "merged_over_tree": min(one["merged_over_tree"] for one in last.values()),
         "model": options.model[-1],
     }
