@@ -36,9 +36,21 @@ client = OpenAI()
 
 def solve(task: dict[str, Any]) -> str | None:
     """Answer a question in words: what stands after #### in the model's last message."""
-    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["question"]}]
+    return converse(task["question"])
+
+
+def solve_greedily(task: dict[str, Any]) -> str | None:
+    """The same at temperature 0."""
+    return converse(task["question"], temperature=0)
+
+
+def converse(question: str, **sampling: float) -> str | None:
+    """Let the model use the calculator until it answers."""
+    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     for _ in range(4):
-        reply = client.chat.completions.create(model="spark", messages=messages, tools=[CALCULATOR], max_tokens=80)
+        reply = client.chat.completions.create(
+            model="spark", messages=messages, tools=[CALCULATOR], max_tokens=80, **sampling
+        )
         message = reply.choices[0].message
         if not message.tool_calls:
             return (message.content or "").rpartition("####")[2].strip()

@@ -2,12 +2,15 @@
 
     make demo
 
-The last line is one JSON object: held-out reward before and after, optimiser steps, seconds.
+The agent requests no temperature, so the model is sampled at 1, in training and in evaluation. Greedy, it is better
+before training, so the rise is also given at temperature 0. The last line is one JSON object: held-out reward before
+and after, sampled and greedy, optimiser steps, seconds of training.
 """
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,18 +22,24 @@ HERE = Path(__file__).parent
 RUN = "demo"
 
 
-def main() -> None:
-    """Train, and show what changed."""
+def main(**settings: Any) -> None:
+    """Train, and show what changed. The arguments override those of calc.toml."""
     console = Console()
     console.print(f"Training [bold]{HERE.name}/agent.py[/] on spark. Its own code is not touched.\n", highlight=False)
-    trained = leyden.train(HERE / "calc.toml", run=RUN, restart=True)
+    trained = leyden.train(HERE / "calc.toml", run=RUN, restart=True, **settings)
+    greedy = [
+        leyden.evaluate(HERE / "calc.toml", run=RUN, agent="agent.py:solve_greedily", model=model, **settings).reward
+        for model in ("spark", str(trained.checkpoint))
+    ]
     tasks = [json.loads(line)["id"] for line in (HERE / "held_out.jsonl").read_text().splitlines()[:3]]
     for title, step in (("before", 0), ("after", trained.step)):
         console.print(f"\n[bold]The first three held-out tasks, {title}[/]")
         for task in tasks:
             (episode,) = trained.episodes(f"eval-{step}-{task}")
             console.print(transcript(episode), highlight=False, soft_wrap=True)
-    console.print(f"\nheld-out reward {trained.before:.2f} before, {trained.after:.2f} after {trained.step} steps")
+    console.print(f"\nreward on the held-out tasks, before and after {trained.step} steps", highlight=False)
+    console.print(f"  sampled at temperature 1, as in training   {trained.before:.2f}  {trained.after:.2f}")
+    console.print(f"  greedy, at temperature 0                   {greedy[0]:.2f}  {greedy[1]:.2f}")
     console.print(f"curve    {trained.folder / 'curve.png'}", highlight=False, soft_wrap=True)
     console.print(f"the run  {trained.folder}", highlight=False, soft_wrap=True)
     config = f"{HERE.relative_to(Path.cwd()) if HERE.is_relative_to(Path.cwd()) else HERE}/calc.toml"
@@ -47,6 +56,8 @@ def main() -> None:
     report = {
         "before": trained.before,
         "after": trained.after,
+        "greedy_before": greedy[0],
+        "greedy_after": greedy[1],
         "steps": trained.step,
         "seconds": round(trained.seconds, 1),
     }

@@ -1,0 +1,31 @@
+"""The demo says how the model was sampled, and gives the greedy reward beside the sampled one."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+CALC = Path(__file__).parents[2] / "examples" / "calc_plain"
+
+
+def test_the_demo_gives_the_greedy_reward_beside_the_sampled_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.spec_from_file_location("calc_demo", CALC / "demo.py")
+    assert spec is not None and spec.loader is not None
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    held_out = (CALC / "held_out.jsonl").read_text().splitlines()[:4]
+    (tmp_path / "held_out.jsonl").write_text("\n".join(held_out))
+    small = {"steps": 1, "tasks_per_step": 2, "group_size": 2}
+    demo.main(home=str(tmp_path / "runs"), held_out=str(tmp_path / "held_out.jsonl"), training=small)
+    printed = capsys.readouterr().out
+    result = json.loads(printed.splitlines()[-1])
+    assert {"before", "after", "greedy_before", "greedy_after"} <= result.keys()
+    rows = [line.split() for line in printed.splitlines()]
+    sampled, greedy = (
+        f"{result[f'{kind}before']:.2f} {result[f'{kind}after']:.2f}".split() for kind in ("", "greedy_")
+    )
+    assert ["sampled", "at", "temperature", "1,", "as", "in", "training", *sampled] in rows
+    assert ["greedy,", "at", "temperature", "0", *greedy] in rows
