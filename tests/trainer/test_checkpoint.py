@@ -84,6 +84,9 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for step in range(1, 7):
         checkpoints.save(policy, TrainerState(step=step, best_step=min(step, 2)))
     assert checkpoint_steps(tmp_path) == [2, 5, 6]
+    checkpoints.save(policy, TrainerState(step=7, kept_step=5))  # which is kept because the run collapsed after it
+    assert checkpoint_steps(tmp_path) == [5, 6, 7]
+    assert checkpoints.newest == 7
 
 
 def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
