@@ -135,3 +135,15 @@ def test_a_setting_under_an_old_key_replaces_what_the_file_says_under_the_new(tm
     path = tmp_path / "calc.toml"
     path.write_text('agent = "a"\ntasks = "t"\n[workers]\nprocesses = 2\n')
     assert read_config(override(read_file(path), ["workers.hosts=5"])).workers.processes == 5
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ({"url": "localhost:8000"}, "write unix:/path/of/its.sock or http://host:port"),
+        ({"url": "http://localhost:8000", "kind": "torch"}, "leave one of them out"),
+    ],
+)
+def test_the_url_of_an_engine_is_checked(engine: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_config({"run": "r", "agent": "a", "tasks": "t", "engine": engine})

@@ -242,6 +242,9 @@ class EngineConfig(_Section, frozen=True):
     kind: Literal["auto", "torch", "vllm"] = "auto"
     """`torch`: embedded in the training process; `vllm`: a vLLM server that Leyden starts and supervises.
     `auto`: vLLM where there is a CUDA device and vLLM is installed, else the embedded engine."""
+    url: str | None = None
+    """A vLLM server that runs already, for `kind = "vllm"`: `unix:/path/of/its.sock` or `http://host:port`. Start it
+    with `python -m leyden.engine.vllm MODEL`."""
     slots: AtLeastOne | None = None
     """Requests that are computed at once; where unset: 64 on a CPU, 256 on a GPU, 1024 with vLLM."""
     memory: Annotated[float, Meta(gt=0, lt=1)] | None = None
@@ -253,6 +256,14 @@ class EngineConfig(_Section, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """The precision in which engine and trainer compute; master weights and optimiser state are float32 in any case.
     `auto`: bfloat16 on a GPU, float32 on a CPU."""
+
+    def __post_init__(self) -> None:
+        if self.url is None:
+            return
+        if not self.url.startswith(("unix:/", "http://")):
+            raise ValueError(f"`engine.url` is {self.url!r}: write unix:/path/of/its.sock or http://host:port")
+        if self.kind == "torch":
+            raise ValueError('`engine.url` is for vLLM, and `engine.kind` is "torch": leave one of them out')
 
 
 class WorkerConfig(_Section, frozen=True):

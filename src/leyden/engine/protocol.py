@@ -104,9 +104,10 @@ class SocketAddress(Struct, frozen=True, tag="socket"):
 
 
 class VllmAddress(Struct, frozen=True, tag="vllm"):
-    """The engine is a vLLM server that listens on a Unix socket."""
+    """The engine is a vLLM server."""
 
-    path: str
+    location: str
+    """The path of its Unix socket, or its http:// URL."""
     context_length: int
     vocab_size: int
     concurrency: int

@@ -48,8 +48,8 @@ async def running_engine(
         finally:
             engine.close()
         return
-    on_gpu, share = model.device.type == "cuda", _VLLM_CPU_SHARE
-    if on_gpu:
+    on_gpu, share, url = model.device.type == "cuda", _VLLM_CPU_SHARE, config.engine.url
+    if on_gpu and url is None:
         plan = plan_memory(config, model, torch.cuda.mem_get_info(model.device)[1], training, reference)
         console.print(str(plan), highlight=False, soft_wrap=True)
         share = plan.engine_share
@@ -61,7 +61,7 @@ async def running_engine(
         VllmOptions(
             model=source.folder,
             python=_vllm_python(config),
-            transfer="ipc" if on_gpu else "files",
+            transfer="ipc" if on_gpu and url is None else "files",
             dtype=precision,
             arguments=(*shared, *streamed, *config.engine.vllm_arguments),
         ),
@@ -73,6 +73,7 @@ async def running_engine(
         tokenizer=Tokenizer.load(source.folder).control_json,
         version=version,
         seeded=config.deterministic,
+        url=url,
     )
     try:
         await backend.start()
@@ -85,6 +86,8 @@ async def running_engine(
 
 def choose_engine(config: Config, device: torch.device) -> tuple[str, str]:
     """Return the kind of engine of a run, and the reason for the choice."""
+    if config.engine.url is not None:
+        return "vllm", config.engine.url
     if config.engine.kind != "auto":
         return config.engine.kind, "`engine.kind`"
     if config.deterministic:

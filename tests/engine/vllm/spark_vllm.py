@@ -84,6 +84,6 @@ def changed(seed: int) -> PreTrainedModel:
 
 
 async def running(socket: str) -> float:
-    async with control(socket) as client, client.get("http://vllm/metrics") as response:
+    async with control(socket) as client, client.get("/metrics") as response:
         lines = (await response.text()).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))

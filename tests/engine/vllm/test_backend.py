@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +32,9 @@ from transformers import PreTrainedModel
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
+from leyden.engine.vllm.http import control, is_healthy
 from leyden.engine.vllm.process import VllmProcess
+from leyden.engine.vllm.running import RunningVllm
 from leyden.records import Sampling
 from leyden.rendering.tokenizer import Tokenizer
 
@@ -72,7 +75,7 @@ async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vll
         yield backend
     finally:
         await backend.close()
-    assert not _processes_with(Path(backend.address.path).parent.name)
+    assert not _processes_with(Path(backend.address.location).parent.name)
 
 
 def _processes_with(word: str) -> list[Path]:
@@ -118,14 +121,14 @@ async def test_a_killed_server_is_restarted_with_the_published_weights(backend: 
     os.kill(_server_pid(backend), signal.SIGKILL)
     with pytest.raises(EngineError, match="the connection to vLLM is lost"):
         await generation
-    assert await backend._process.recovered()
+    assert await backend._server.recovered()
     chunks = await collect(engine, request(prompt(2)))
     assert close(logprobs(chunks), scored(changed(5), prompt(2), ids(chunks)))
     await engine.close()
 
 
 def _server_pid(backend: VllmBackend) -> int:
-    (pid,) = Path(f"/proc/{backend._process.pid}/task/{backend._process.pid}/children").read_text().split()
+    (pid,) = Path(f"/proc/{backend._server.pid}/task/{backend._server.pid}/children").read_text().split()
     return int(pid)
 
 
@@ -143,3 +146,46 @@ async def test_an_interpreter_without_vllm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="/nowhere/python has no vLLM"):
         await process.start()
     await process.stop()
+
+
+async def test_a_server_that_runs_already_gets_the_weights_and_outlives_the_backend(tmp_path: Path) -> None:
+    socket, model = tmp_path / "vllm.sock", changed(3)
+    words = ["-m", "leyden.engine.vllm", str(SPARK), "--uds", str(socket), "--python", OPTIONS.python]
+    words += ["--max-model-len", "1024", "--dtype", "float32", *OPTIONS.arguments]
+    variables = {**os.environ, **OPTIONS.environment}
+    with (tmp_path / "vllm.log").open("wb") as log:
+        server = await asyncio.create_subprocess_exec(sys.executable, *words, env=variables, stdout=log, stderr=log)
+    try:
+        async with control(str(socket)) as client:
+            while not await is_healthy(client):
+                assert server.returncode is None, (tmp_path / "vllm.log").read_text()[-2000:]
+                await asyncio.sleep(0.5)
+        backend = VllmBackend(
+            OPTIONS,
+            tmp_path / "none.log",
+            model.named_parameters,
+            context_length=1024,
+            vocab_size=1024,
+            concurrency=32,
+            url=f"unix:{socket}",
+        )
+        await backend.start()
+        failing = asyncio.create_task(backend.wait_failed())
+        engine = VllmEngine(backend.address)
+        chunks = await collect(engine, request(prompt(3)))
+        assert close(logprobs(chunks), scored(model, prompt(3), ids(chunks)))
+        await engine.close()
+        assert not failing.done()
+        server.kill()
+        with pytest.raises(EngineError, match="no longer answers: start it, then resume the run"):
+            await failing
+        await backend.close()
+    finally:
+        with suppress(ProcessLookupError):
+            server.kill()
+        await server.wait()
+
+
+async def test_an_address_where_no_vllm_answers_is_refused() -> None:
+    with pytest.raises(EngineError, match="no vLLM answers at"):
+        await RunningVllm("http://127.0.0.1:9").start()

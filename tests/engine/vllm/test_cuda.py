@@ -126,7 +126,7 @@ async def test_a_change_of_one_element_that_is_not_published_is_found(
             pass
 
     name, weight = next((name, each) for name, each in model.named_parameters() if "up_proj" in name)
-    publisher = VllmPublisher(backend.address.path, SkippedTransfer())
+    publisher = VllmPublisher(backend.address.location, SkippedTransfer())
     await publisher.pause()
     kept = weight.detach()[0, 0].clone()
     with torch.no_grad():

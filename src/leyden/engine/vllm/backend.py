@@ -18,9 +18,11 @@ from torch import Tensor
 from leyden.engine.protocol import EngineError, Publication, VllmAddress, WeightUpdate
 from leyden.engine.vllm.process import VllmOptions, VllmProcess
 from leyden.engine.vllm.publisher import FileTransfer, IpcTransfer, VllmPublisher
+from leyden.engine.vllm.running import RunningVllm
 from leyden.engine.vllm.tokenizer_folder import write_tokenizer
 
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
+VllmServer = VllmProcess | RunningVllm
 
 
 class VllmBackend:
@@ -38,10 +40,12 @@ class VllmBackend:
         tokenizer: str | None = None,
         version: int = 0,
         seeded: bool = False,
+        url: str | None = None,
     ) -> None:
         """`weights` are those of `version`, by their Hugging Face names.
 
-        Grammars follow `tokenizer`, a tokenizer.json in which every mark is special, or else the model's own.
+        Grammars follow `tokenizer`, a tokenizer.json in which every mark is special, or else the model's own. With a
+        `url` the server that runs there is used, and `options` only say how weights are transferred.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="leyden-weights-"))
         self._weights, self._version = weights, version
@@ -50,25 +54,27 @@ class VllmBackend:
             folder = write_tokenizer(tokenizer, options.model, self._folder / "tokenizer")
             options = replace(options, tokenizer=folder)
         self._options = replace(options, max_model_len=context_length)
-        self._process = VllmProcess(self._options, log, self._restarted)
+        self._server: VllmServer = (
+            VllmProcess(self._options, log, self._restarted) if url is None else RunningVllm(url.removeprefix("unix:"))
+        )
         self.address = VllmAddress(
-            str(self._process.socket), context_length, vocab_size, concurrency, version=version, seeded=seeded
+            self._server.location, context_length, vocab_size, concurrency, version=version, seeded=seeded
         )
         """How a server process reaches it."""
         self._publisher = self._new_publisher()
 
     async def start(self) -> None:
         """Start vLLM with the trainer's weights. Raises `EngineError` with the reason where that fails."""
-        await self._process.start()
+        await self._server.start()
         await self._deliver()
 
     async def wait_failed(self) -> NoReturn:
         """Wait until vLLM is gone for good, and raise `EngineError` with the reason."""
-        await self._process.wait_failed()
+        await self._server.wait_failed()
 
     async def close(self) -> None:
         """End vLLM."""
-        await self._process.stop()
+        await self._server.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
@@ -88,7 +94,7 @@ class VllmBackend:
         try:
             sent = await self._deliver()
         except EngineError:
-            if not await self._process.recovered():
+            if not await self._server.recovered():
                 raise
             sent = 0
         return Publication(time.monotonic() - began, sent)
@@ -107,4 +113,4 @@ class VllmBackend:
 
     def _new_publisher(self) -> VllmPublisher:
         transfer = IpcTransfer() if self._options.transfer == "ipc" else FileTransfer(self._folder)
-        return VllmPublisher(self._process.socket, transfer)
+        return VllmPublisher(self._server.location, transfer)

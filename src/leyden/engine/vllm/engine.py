@@ -1,4 +1,4 @@
-"""vLLM behind a Unix socket as an engine: token ids in, token ids and logprobs out, streamed.
+"""vLLM as an engine: token ids in, token ids and logprobs out, streamed.
 
 Every chunk carries the exact version of the weights that sampled it. `hold` ends every running request before the
 weights change, and `resume` lets each go on from its prompt and the tokens it has. After `hold` has returned nothing
@@ -119,7 +119,7 @@ class VllmEngine:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = session(self._address.path)
+            self._session = session(self._address.location)
         return self._session
 
 

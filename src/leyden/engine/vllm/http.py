@@ -1,7 +1,8 @@
-"""HTTP to a vLLM server on a Unix socket: streamed generations that can be cut, and calls of its control routes."""
+"""HTTP to a vLLM server: streamed generations that can be cut, and calls of its control routes."""
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -10,7 +11,7 @@ import msgspec
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.wire import error_message
 
-_GENERATE = "http://vllm/inference/v1/generate"
+_GENERATE = "/inference/v1/generate"
 _JSON = {"Content-Type": "application/json"}
 _KEEPALIVE_S = 3.0
 """vLLM's front end closes connections that are idle for 5 seconds, unless it was started otherwise."""
@@ -20,15 +21,33 @@ _TRIES = 3
 _EVENT_END = b"\n\n"
 
 
-def session(socket: str) -> aiohttp.ClientSession:
-    """Connections to the server at a socket, as many as are needed, without time limits."""
-    connector = aiohttp.UnixConnector(socket, limit=0, keepalive_timeout=_KEEPALIVE_S)
-    return aiohttp.ClientSession(connector=connector, timeout=_NO_LIMIT)
+def session(location: str) -> aiohttp.ClientSession:
+    """Open connections to a server, as many as are needed, without time limits.
+
+    A location is the path of a Unix socket or an http:// URL.
+    """
+    return _client(location, limit=0, keepalive_timeout=_KEEPALIVE_S)
 
 
-def control(socket: str) -> aiohttp.ClientSession:
+def control(location: str) -> aiohttp.ClientSession:
     """For `call`: every call has a connection of its own, because a call that failed half-way cannot be repeated."""
-    return aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket, force_close=True), timeout=_NO_LIMIT)
+    return _client(location, force_close=True)
+
+
+def _client(location: str, **options: Any) -> aiohttp.ClientSession:
+    if location.startswith("http://"):
+        connector: aiohttp.BaseConnector = aiohttp.TCPConnector(**options)
+        return aiohttp.ClientSession(location, connector=connector, timeout=_NO_LIMIT)
+    connector = aiohttp.UnixConnector(location, **options)
+    return aiohttp.ClientSession("http://vllm", connector=connector, timeout=_NO_LIMIT)
+
+
+async def is_healthy(client: aiohttp.ClientSession) -> bool:
+    """Return whether the server answers."""
+    with suppress(aiohttp.ClientError, OSError):
+        async with client.get("/health") as response:
+            return response.status == 200
+    return False
 
 
 class HttpStream:
@@ -98,7 +117,7 @@ async def call(session: aiohttp.ClientSession, path: str, body: Any = None, **qu
     """Call a control route, and return its JSON. Raises `EngineError` where it fails."""
     data = None if body is None else msgspec.json.encode(body)
     try:
-        async with session.post(f"http://vllm{path}", data=data, headers=_JSON, params=query) as response:
+        async with session.post(path, data=data, headers=_JSON, params=query) as response:
             answer = await response.read()
     except (aiohttp.ClientError, OSError) as error:
         raise _lost(error) from error

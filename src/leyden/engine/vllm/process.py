@@ -19,13 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NoReturn
 
-import aiohttp
 from msgspec import Struct
 
 from leyden.decoding import decode_text
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.extension import leyden_weights
-from leyden.engine.vllm.http import call, control
+from leyden.engine.vllm.http import call, control, is_healthy
 from leyden.engine.vllm.installation import VllmInstallation, find_vllm
 
 log = logging.getLogger(__name__)
@@ -160,6 +159,11 @@ class VllmProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
+    def location(self) -> str:
+        """Where others reach the server."""
+        return str(self.socket)
+
+    @property
     def pid(self) -> int | None:
         """Of the process that ends with this one and has the server as its child."""
         return self._process.pid if self._process is not None else None
@@ -221,7 +225,7 @@ class VllmProcess:
         deadline = time.monotonic() + _LONGEST_START_S
         try:
             async with control(str(self._private_socket)) as client:
-                while not await _is_healthy(client):
+                while not await is_healthy(client):
                     await asyncio.wait({ended}, timeout=_POLL_S)
                     if ended.done():
                         self._close_lifeline()
@@ -256,10 +260,3 @@ def last_words(text: str) -> str:
     errors = [number for number, line in enumerate(lines) if any(word in line for word in _ERROR_WORDS)]
     first = errors[-1] if errors else max(0, len(lines) - _LAST_LINES)
     return " | ".join(lines[first : first + _LAST_LINES])[:_LONGEST_WORDS] or "its log is empty"
-
-
-async def _is_healthy(client: aiohttp.ClientSession) -> bool:
-    with suppress(aiohttp.ClientError, OSError):
-        async with client.get("http://vllm/health") as response:
-            return response.status == 200
-    return False

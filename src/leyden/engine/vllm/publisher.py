@@ -74,25 +74,25 @@ class IpcTransfer:
 
 
 class VllmPublisher:
-    """Publishes to the vLLM at a socket."""
+    """Publishes to the vLLM at a location."""
 
-    def __init__(self, socket: Path | str, transfer: Transfer) -> None:
-        self._socket, self._transfer = str(socket), transfer
+    def __init__(self, location: str, transfer: Transfer) -> None:
+        self._location, self._transfer = location, transfer
         self._dtypes: dict[str, torch.dtype] = {}
 
     async def pause(self) -> None:
         """Abort what runs in vLLM and clear its caches; requests that arrive wait until `resume`."""
-        async with control(self._socket) as client:
+        async with control(self._location) as client:
             await call(client, "/pause", mode="abort")
 
     async def resume(self) -> None:
         """Let vLLM go on."""
-        async with control(self._socket) as client:
+        async with control(self._location) as client:
             await call(client, "/resume")
 
     async def send(self, weights: Iterable[tuple[str, Tensor]], version: int) -> int:
         """Send weights to a paused vLLM, verify that it has them, and return their bytes."""
-        async with control(self._socket) as client:
+        async with control(self._location) as client:
             if not self._dtypes:
                 self._dtypes = {name: getattr(torch, dtype) for name, (dtype, _) in (await _checksums(client)).items()}
             served = await asyncio.to_thread(_served, weights, self._dtypes)

@@ -1,0 +1,31 @@
+"""`python -m leyden.engine.vllm MODEL`: becomes a vLLM server that a run can use by `engine.url`."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from leyden.engine.vllm.installation import find_vllm
+from leyden.engine.vllm.process import VllmOptions, command, environment
+
+
+def main() -> None:
+    """Replace this process by vLLM's server."""
+    parser = argparse.ArgumentParser(
+        prog="python -m leyden.engine.vllm",
+        description="Start a vLLM server whose weights a run can change. Its routes take no key: keep the socket's "
+        "folder private. Further arguments are vLLM's.",
+    )
+    parser.add_argument("model", type=Path, help="the folder of the model that the run trains")
+    parser.add_argument("--uds", type=Path, required=True, metavar="PATH", help="the Unix socket to listen on")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that has vLLM")
+    options, arguments = parser.parse_known_args()
+    vllm = VllmOptions(model=options.model.absolute(), python=options.python, arguments=tuple(arguments))
+    installation = find_vllm(vllm.python)
+    if installation is None:
+        parser.exit(1, f"{vllm.python} has no vLLM: name an interpreter that has it with --python\n")
+    os.execve(vllm.python, command(vllm, installation, options.uds.absolute()), environment(vllm))
+
+
+if __name__ == "__main__":
+    main()
