@@ -107,6 +107,8 @@ def test_the_command_follows_the_version_and_the_transfer() -> None:
 def test_the_reason_of_a_crash_is_the_last_error_of_the_log() -> None:
     log = "starting\nValueError: first\nValueError: no such model\nlook there\n"
     assert last_words(log) == "ValueError: no such model | look there"
+    log += "Traceback\nRuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
+    assert last_words(log) == "ValueError: no such model | look there | Traceback"
     assert last_words("a\nb\nc\nd\n") == "b | c | d"
     assert last_words("") == "its log is empty"
 

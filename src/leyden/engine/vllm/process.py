@@ -40,6 +40,8 @@ _RESTARTS, _WITHIN_S = 3, 600.0
 _LAST_LINES, _LONGEST_WORDS = 3, 600
 _LIFELINE = "leyden.client.processes.lifeline"
 _ERROR_WORDS = ("Error: ", "Exception: ")
+_CONSEQUENCE = "See root cause above"
+"""vLLM's front end ends its log with an error that only refers to the one of the process that failed."""
 
 
 class VllmOptions(Struct, frozen=True):
@@ -255,8 +257,9 @@ class VllmProcess:
 
 
 def last_words(text: str) -> str:
-    """The last error that a log names, with what follows it, or its last lines."""
+    """Return the last error of a log that is not a consequence of another, with what follows it, or its last lines."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [number for number, line in enumerate(lines) if any(word in line for word in _ERROR_WORDS)]
-    first = errors[-1] if errors else max(0, len(lines) - _LAST_LINES)
+    causes = [number for number in errors if _CONSEQUENCE not in lines[number]] or errors
+    first = causes[-1] if causes else max(0, len(lines) - _LAST_LINES)
     return " | ".join(lines[first : first + _LAST_LINES])[:_LONGEST_WORDS] or "its log is empty"
