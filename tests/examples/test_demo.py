@@ -9,6 +9,7 @@ import pytest
 CALC = Path(__file__).parents[2] / "examples" / "calc_plain"
 
 
+@pytest.mark.slow
 def test_the_demo_gives_the_greedy_reward_beside_the_sampled_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
