@@ -18,10 +18,11 @@ from leyden.trainer.checkpoint import (
     read_state,
     restore_checkpoint,
 )
+from leyden.trainer.policy.loading import ModelSource
 from leyden.trainer.policy.objective import OldLogprobs
 from leyden.trainer.policy.policy import Policy
 
-SPARK = Path(__file__).parents[2] / "src/leyden/models/spark"
+SPARK = ModelSource("spark", Path(__file__).parents[2] / "src/leyden/models/spark")
 
 
 def update(policy: Policy, seed: int) -> None:

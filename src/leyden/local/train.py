@@ -128,7 +128,7 @@ async def _train(
         console.print(
             f"{source.name} cannot be trained as a tree, so every call is computed by itself: {policy.no_trees_reason}"
         )
-    checkpoints = Checkpoints(folder.path, source.folder, config.checkpoints.keep)
+    checkpoints = Checkpoints(folder.path, source, config.checkpoints.keep)
     last = latest_checkpoint(folder.path)
     state = restore_checkpoint(last, policy) if last is not None else TrainerState()
     if state.step:

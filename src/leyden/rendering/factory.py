@@ -3,22 +3,29 @@
 from collections.abc import Callable
 
 from renderers import DefaultRenderer, DefaultRendererConfig, create_renderer
-from renderers.base import MODEL_RENDERER_MAP
 
 from leyden.rendering.chat_template import TemplateError
 from leyden.rendering.chatml import ChatMLConfig, ChatMLRenderer
 from leyden.rendering.chatml_form import ChatMLForm, as_json, probes, read_form
+from leyden.rendering.known_models import find_known_model, is_known, renderer_like
 from leyden.rendering.renderer import ChatRenderer, ConfigurableRenderer
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 
 
 def renderer_for(tokenizer: Tokenizer) -> ChatRenderer:
-    """Return the renderer written for the model's name, ours where its template is ChatML, else one of its template."""
-    if tokenizer.name_or_path in MODEL_RENDERER_MAP:
-        return create_renderer(tokenizer)
+    """Return the renderer that writes what the model's template writes: ours for ChatML, or a hand-written one.
+
+    Template and tokenizer decide, so a model and its checkpoints are rendered alike. The model's name decides where no
+    renderer writes the template: some known models have none, and some renderers differ from it on purpose. Of any
+    other model the template itself is the renderer.
+    """
     form = read_form(tokenizer)
     if form is not None and _is_chatml(tokenizer, form):
         return ChatMLRenderer(tokenizer, ChatMLConfig(form=form))
+    if (model := find_known_model(tokenizer)) is not None:
+        return renderer_like(tokenizer, model)
+    if is_known(tokenizer.name_or_path):
+        return create_renderer(tokenizer)
     template = tokenizer.chat_template
     if template is None:
         raise TokenizerError(f"{tokenizer.name_or_path}: the model has no chat template; it cannot hold a conversation")

@@ -7,6 +7,7 @@ does; `encode_text` never does, so no text of a user or a tool can become one.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from leyden.rendering import chat_template
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTROL_TOKEN = re.compile(r"[<\[｜|].*[>\]｜|]", re.DOTALL)
 """The form of added tokens that are control tokens although they are not declared special."""
+
+RENDERER_FILE = "renderer.json"
+"""In a checkpoint: which model of the `renderers` package it is rendered like (`leyden.rendering.known_models`)."""
 
 LONG_TEXT = 4096
 """Texts of this many characters take milliseconds to encode: worth a thread, and an encoding that frees the GIL."""
@@ -53,7 +57,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, name: str | None = None) -> "Tokenizer":
-        """Load from a model's folder or its tokenizer.json; `name` is the model's name."""
+        """Load from a model's folder or its tokenizer.json; `name` is the model's name.
+
+        A checkpoint that remembers a model for rendering has that model's name.
+        """
         folder = Path(path)
         if folder.is_file():
             folder = folder.parent
@@ -62,7 +69,15 @@ class Tokenizer:
         config = _read(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
         if (folder / "chat_template.jinja").is_file():
             config["chat_template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        if (folder / RENDERER_FILE).is_file():
+            name = str(_read(folder / RENDERER_FILE)["model"])
         return cls(_read(folder / "tokenizer.json"), config, name or str(folder))
+
+    def renamed(self, name: str) -> "Tokenizer":
+        """Return the same tokenizer under another name."""
+        renamed = copy(self)
+        renamed.name_or_path = name
+        return renamed
 
     def __len__(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)

@@ -18,6 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from leyden.config import ConfigError
 from leyden.records import DEFAULT_POLICY
+from leyden.rendering.known_models import remember_known_model
+from leyden.rendering.tokenizer import RENDERER_FILE
+from leyden.trainer.policy.loading import ModelSource
 from leyden.trainer.policy.policy import Policy
 
 _NAME = re.compile(r"step-(\d+)")
@@ -48,8 +51,9 @@ class TrainerState(Struct, frozen=True):
 class Checkpoints:
     """The checkpoints of one policy of a run: the newest few, and the best."""
 
-    def __init__(self, run: Path, tokenizer: Path, keep: int, policy: str = DEFAULT_POLICY) -> None:
-        self._folder, self._tokenizer, self._keep = checkpoint_folder(run, policy), tokenizer, keep
+    def __init__(self, run: Path, model: ModelSource, keep: int, policy: str = DEFAULT_POLICY) -> None:
+        """`model` is the one that the training started from; its tokenizer belongs to every checkpoint."""
+        self._folder, self._model, self._keep = checkpoint_folder(run, policy), model, keep
 
     def save(self, policy: Policy, state: TrainerState) -> Path:
         """Write a checkpoint, and delete those that are no longer kept."""
@@ -61,8 +65,9 @@ class Checkpoints:
         save_file(
             {name: each.detach().contiguous() for name, each in policy.extra_parameters.items()}, temporary / _EXTRA
         )
-        for file in tokenizer_files(self._tokenizer):
+        for file in tokenizer_files(self._model.folder):
             shutil.copyfile(file, temporary / file.name)
+        remember_known_model(temporary, self._model.name)
         save_file(_moments(policy), temporary / _OPTIMISER)
         (temporary / _STATE).write_bytes(msgspec.json.encode(state))
         _sync(temporary)
@@ -161,8 +166,8 @@ def _steps(folder: Path) -> list[int]:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files of a model's tokenizer."""
-    names = ("tokenizer", "special_tokens", "chat_template", "vocab", "merges", "added_tokens")
+    """Return the files of a model's tokenizer, with the name that its renderer is chosen by if it is remembered."""
+    names = (RENDERER_FILE, "tokenizer", "special_tokens", "chat_template", "vocab", "merges", "added_tokens")
     return [path for path in sorted(folder.iterdir()) if path.name.startswith(names) and path.is_file()]
 
 

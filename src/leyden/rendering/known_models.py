@@ -1,0 +1,126 @@
+"""Finds the renderer of the `renderers` package that writes what a model's chat template writes.
+
+The package knows models by name, and a folder has no such name. So the template decides: a model is rendered like a
+known one whose renderer writes the same as the template on every probe. Checkpoints remember the name of a known model.
+"""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from renderers import Renderer, create_renderer
+from renderers.base import MODEL_RENDERER_MAP
+
+from leyden.rendering.chat_template import TemplateError
+from leyden.rendering.chatml_form import probes
+from leyden.rendering.tokenizer import RENDERER_FILE, Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+def is_known(model: str) -> bool:
+    """Return whether the package has a renderer for a model of this name."""
+    return model in MODEL_RENDERER_MAP
+
+
+def find_known_model(tokenizer: Tokenizer) -> str | None:
+    """Return the known model whose renderer writes what a template writes; None if there is none.
+
+    Of several it is the one of the tokenizer's own name, then the one that agrees on most unusual conversations.
+    """
+    own = tokenizer.name_or_path
+    if is_known(own) and _agreement(tokenizer) is not None:
+        return own
+    found = [
+        (agreement, model)
+        for model in MODEL_RENDERER_MAP
+        if _may_be(model, tokenizer) and (agreement := _agreement(tokenizer.renamed(model))) is not None
+    ]
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def renderer_like(tokenizer: Tokenizer, model: str) -> Renderer:
+    """Return the renderer of a known model, for this tokenizer."""
+    return create_renderer(tokenizer.renamed(model))
+
+
+def remember_known_model(folder: Path, model: str) -> None:
+    """Write the name of a known model into a folder with its tokenizer, from which `Tokenizer.load` reads it.
+
+    It is needed where the template does not decide. Any other model needs nothing: its files are in the folder.
+    """
+    if is_known(model):
+        (folder / RENDERER_FILE).write_text(json.dumps({"model": model}) + "\n", encoding="utf-8")
+
+
+def _may_be(model: str, tokenizer: Tokenizer) -> bool:
+    """Return whether to try a model's renderer. That of gpt-oss downloads its vocabulary, so it needs a sign of it."""
+    return MODEL_RENDERER_MAP[model] != "gpt-oss" or "<|channel|>" in tokenizer.control_tokens
+
+
+def _agreement(tokenizer: Tokenizer) -> int | None:
+    """Return on how many unusual conversations the renderer of the tokenizer's name writes what the template writes.
+
+    None where they differ on a conversation as agents have them.
+    """
+    try:
+        renderer = create_renderer(tokenizer)
+    except Exception as error:  # of many kinds: mostly a token that the renderer needs is missing
+        _log.debug("not rendered like %s: %s: %s", tokenizer.name_or_path, type(error).__name__, error)
+        return None
+    usual = [equal for probe in _PROBES if (equal := _equal(renderer, tokenizer, *probe)) is not None]
+    if not usual or not all(usual):
+        return None
+    return sum(_equal(renderer, tokenizer, *probe) or False for probe in probes(knows_tools=True))
+
+
+def _equal(renderer: Renderer, tokenizer: Tokenizer, messages: list[Any], tools: list[Any] | None) -> bool | None:
+    """Return whether renderer and template write the same; None where the template refuses the conversation."""
+    try:
+        text = tokenizer.apply_chat_template(messages, tools, add_generation_prompt=True, tokenize=False)
+    except TemplateError:
+        return None
+    try:
+        ids = renderer.render_ids(messages, tools=tools, add_generation_prompt=True)
+    except Exception:  # the renderer refuses what the template takes
+        return False
+    return bool(tokenizer.decode(ids) == text)
+
+
+_SYSTEM = {"role": "system", "content": "Be brief."}
+_QUESTION = {"role": "user", "content": "How warm is it in Z\u00fcrich?"}
+_ANSWER = {"role": "assistant", "content": "It is 21.5 degrees."}
+_THOUGHT = {**_ANSWER, "reasoning_content": "The tool says so."}
+_CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": {"city": "Z\u00fcrich", "days": 2, "hours": [6, True]}},
+}
+_CALLING = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_RESULT = {"role": "tool", "tool_call_id": "call_1", "name": "weather", "content": '{"degrees": 21.5}'}
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Look up the weather.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "hours": {"type": "array"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+_PROBES: list[tuple[list[Any], list[Any] | None]] = [
+    ([_QUESTION], None),
+    ([_SYSTEM, _QUESTION], None),
+    ([_SYSTEM, _QUESTION, _ANSWER, _QUESTION], None),
+    ([_QUESTION, _THOUGHT, _QUESTION], None),
+    ([_QUESTION], _TOOLS),
+    ([_SYSTEM, _QUESTION, _CALLING, _RESULT], _TOOLS),
+    ([_SYSTEM, _QUESTION, _CALLING, _RESULT, _ANSWER, _QUESTION], _TOOLS),
+    ([_QUESTION, {**_CALLING, "reasoning_content": "I need the tool."}, _RESULT, _THOUGHT, _QUESTION], _TOOLS),
+]
+"""Conversations as agents have them. Renderers may differ from a template on others, such as two system messages."""
