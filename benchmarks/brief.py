@@ -152,8 +152,8 @@ def main() -> None:
     """Train once and print what was learnt."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--limit", type=float, default=3.6, help="time limit of a rollout in seconds")
-    parser.add_argument("--pace", type=float, default=0.1, help="seconds between two tokens of a request")
+    parser.add_argument("--limit", type=float, default=7.2, help="time limit of a rollout in seconds")
+    parser.add_argument("--pace", type=float, default=0.2, help="seconds between two tokens of a request")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="a folder to keep the result and the metrics in")
     options = parser.parse_args()

@@ -17,7 +17,7 @@ from leyden.records import CallStatus
 @pytest.mark.slow
 def test_time_outs_teach_a_model_to_be_brief(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leyden.local.engine, "TorchEngine", TorchEngine)  # restores it after the script's own change
-    trained = train_brief(tmp_path, steps=16, limit_s=3.6, pace_s=0.1)
+    trained = train_brief(tmp_path, steps=16, limit_s=7.2, pace_s=0.2)
     first = [call for number in range(4) for one in trained.episodes(f"step-1-{number}") for call in one.calls]
     assert any(call.status is CallStatus.CUT and call.completion_ids for call in first)
     found = summarise(trained)

@@ -112,6 +112,21 @@ async def test_the_report_of_a_time_out_records_a_call_that_is_still_in_flight(
     assert call.status is CallStatus.CUT and call.completion_ids
 
 
+async def test_a_limit_that_is_reached_as_the_attempt_ends_is_no_error(server: ModelServer) -> None:
+    await server.new_attempt()
+    gateway = server.service.gateway
+    assert gateway is not None
+    async with client_of(server) as client:
+        asking = asyncio.create_task(client.chat.completions.create(**ASK))
+        await started(server)
+        calls = gateway._attempts[server.attempt]
+        await server.service.store.finish(server.run, server.attempt, FinishRequest(Outcome(Ending.LOST)))
+        await calls.cut("too late")
+        with pytest.raises(openai.PermissionDeniedError):
+            await asking
+    await server.check(calls=0)
+
+
 async def test_choices_that_were_complete_at_the_limit_are_whole(server: ModelServer, worker: Remote) -> None:
     await server.new_attempt()
     said = iter(["Short" + END, "word " * 500])

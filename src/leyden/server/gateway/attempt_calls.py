@@ -84,4 +84,8 @@ class AttemptCalls:
         """
         if self._closed is None:
             self._closed = GatewayError(ErrorKind.BUDGET_EXCEEDED, message)
-        await asyncio.gather(*(call.cut(self._closed) for call in list(self._in_flight)))
+        cutting = (call.cut(self._closed) for call in list(self._in_flight))
+        for error in await asyncio.gather(*cutting, return_exceptions=True):
+            ended = isinstance(error, GatewayError) and error.kind is ErrorKind.FORBIDDEN  # the attempt, meanwhile
+            if error is not None and not ended:
+                raise error
