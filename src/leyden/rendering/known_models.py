@@ -69,8 +69,13 @@ def _agreement(tokenizer: Tokenizer) -> int | None:
     except Exception as error:  # of many kinds: mostly a token that the renderer needs is missing
         _log.debug("not rendered like %s: %s: %s", tokenizer.name_or_path, type(error).__name__, error)
         return None
-    usual = [equal for probe in _PROBES if (equal := _equal(renderer, tokenizer, *probe)) is not None]
-    if not usual or not all(usual):
+    compared = False
+    for probe in _PROBES:
+        equal = _equal(renderer, tokenizer, *probe)
+        if equal is False:
+            return None
+        compared |= equal is True
+    if not compared:
         return None
     return sum(_equal(renderer, tokenizer, *probe) or False for probe in probes(knows_tools=True))
 
