@@ -367,7 +367,7 @@ async def sample_across_an_update(
                 begun.set()
 
     readers = [asyncio.create_task(read(answer)) for answer in answers]
-    await begun.wait()
+    await asyncio.wait([asyncio.create_task(begun.wait()), *readers], return_when=asyncio.FIRST_COMPLETED)
     await engine.publish(Update(write), 4)
     assert engine.version == 4
     await asyncio.gather(*readers)
@@ -384,6 +384,43 @@ async def sample_across_an_update(
 async def test_tokens_after_an_update_are_of_the_new_weights(model: PreTrainedModel, engine: TorchEngine) -> None:
     old = make("llama" if isinstance(model, LlamaForCausalLM) else "gpt-neox")
     await sample_across_an_update(model, old, engine, 600)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt-neox"])
+async def test_an_engine_in_another_precision_samples_from_its_own_copy_which_updates_write_in_place(kind: str) -> None:
+    model, engine = make(kind), None
+    try:
+        engine = TorchEngine(model, slots=8, version=3, prefill_tokens=50, overlap=True, dtype=torch.float64)
+        await sample_across_an_update(model, make(kind), engine, 60)
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+async def test_a_change_that_is_not_published_is_not_sampled_from_where_the_engine_has_a_copy(
+    llama: PreTrainedModel,
+) -> None:
+    engine = TorchEngine(llama, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in llama.parameters():
+            parameter.mul_(0.9)
+    check(make("llama"), await complete(engine, make_request(prompt(0, 30))))
+    await engine.publish(Update(), 1)
+    check(llama, await complete(engine, make_request(prompt(0, 30))))
+    engine.close()
+
+
+async def test_the_kv_cache_limits_the_longest_sequence(
+    llama: PreTrainedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, size, float32
+    engine = TorchEngine(llama, slots=3, kv_cache_bytes=4 * 100 * token)
+    assert engine.context_length == 100 < CONTEXT
+    assert "100 tokens" in caplog.text and "engine.slots" in caplog.text
+    assert len((await complete(engine, make_request(prompt(0, 90), 50))).whole) == 100
+    with pytest.raises(EngineError, match="1 to 99 tokens"):
+        await complete(engine, make_request(prompt(0, 100), 50))
+    engine.close()
 
 
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])

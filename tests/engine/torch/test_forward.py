@@ -19,7 +19,8 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from leyden.engine.torch.forward import EngineForward, HubForward, RecomputeForward, Segment
+from leyden.engine.torch.device_llama import DeviceLlamaForward
+from leyden.engine.torch.forward import UNREAD, EngineForward, HubForward, RecomputeForward, Segment
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.llama import LlamaForward
 
@@ -137,6 +138,68 @@ def test_llama_like_models_compute_as_their_own_code_does(name: str) -> None:
     check_steps(model, LlamaForward(model, kv_cache), kv_cache, 1e-4)
 
 
+@pytest.mark.parametrize("name", LIKE_LLAMA)
+def test_the_forward_for_gpus_computes_as_their_own_code_does(name: str) -> None:
+    model = make(LIKE_LLAMA[name])
+    kv_cache = KVCache(6, 600, model.dtype, model.device)
+    check_steps(model, DeviceLlamaForward(model, kv_cache), kv_cache, 1e-4)
+
+
+def test_the_forward_for_gpus_copies_the_weights_in_its_own_precision() -> None:
+    model = make(LIKE_LLAMA["qwen3"])
+    kv_cache = KVCache(6, 600, torch.bfloat16, model.device)
+    forward = DeviceLlamaForward(model, kv_cache)
+    addresses = [tensor.data_ptr() for tensor, _, _ in forward._copies._copies]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    forward.refresh()
+    assert [tensor.data_ptr() for tensor, _, _ in forward._copies._copies] == addresses  # captured graphs stay valid
+    rounded = make(LIKE_LLAMA["qwen3"]).bfloat16()
+    with torch.no_grad():
+        for copied, parameter in zip(rounded.parameters(), model.parameters(), strict=True):
+            copied.copy_(parameter)
+    check_steps(rounded, forward, kv_cache, 0.5)
+    check_steps(rounded.float(), forward, kv_cache, 0.5)
+
+
+@pytest.mark.parametrize("requests", [1, 3, 5, 16])
+def test_a_decoding_step_is_padded_to_a_captured_size_and_changes_no_other_slot(requests: int) -> None:
+    model = make(LIKE_LLAMA["llama"])
+    kv_cache = KVCache(21, 600, model.dtype, model.device)
+    forward = DeviceLlamaForward(model, kv_cache)
+    with torch.no_grad():
+        prompts = [Segment(slot, 0, [slot + 1, 5, 9], False) for slot in range(20)]
+        forward(prompts)
+        before = [buffer.clone() for buffer in kv_cache.buffers]
+        logits = forward([Segment(slot, 3, [7], True) for slot in range(requests)])
+    assert logits.shape == (requests, 97)
+    for slot in range(requests):
+        expected = logprobs(model, [slot + 1, 5, 9, 7])[-1]
+        torch.testing.assert_close(torch.log_softmax(logits[slot], -1), expected, atol=1e-4, rtol=0)
+    for old, new in zip(before, kv_cache.buffers, strict=True):
+        assert torch.equal(old[requests:20], new[requests:20])
+        assert torch.equal(old[:requests, :, :3], new[:requests, :, :3])
+
+
+def test_unread_tokens_are_the_last_sampled_ones_of_their_slots() -> None:
+    for config in (LIKE_LLAMA["qwen2"], OTHERS["gpt-neox"]):
+        model = make(config)
+        kinds: list[type[Any]] = [HubForward]
+        if LlamaForward.supports(model):
+            kinds += [LlamaForward, DeviceLlamaForward]
+        for kind in kinds:
+            kv_cache = KVCache(5, 600, model.dtype, model.device)
+            forward = kind(model, kv_cache)
+            sampled = torch.tensor([11, 12, 13, 14])
+            with torch.no_grad():
+                forward([Segment(0, 0, [1, 2], False), Segment(2, 0, [3, 4], False)], sampled)
+                logits = forward([Segment(0, 2, [UNREAD], True), Segment(2, 2, [50], True)], sampled)
+            for found, tokens in zip(logits, ([1, 2, 11], [3, 4, 50]), strict=True):
+                expected = logprobs(model, tokens)[-1]
+                torch.testing.assert_close(torch.log_softmax(found, -1), expected, atol=1e-4, rtol=0)
+
+
 def test_in_float64_they_agree_to_rounding() -> None:
     model = make(LIKE_LLAMA["qwen3"], torch.float64)
     kv_cache = make_kv_cache(model)
@@ -182,13 +245,13 @@ def test_models_that_keep_more_than_keys_and_values_recompute_whole_sequences(
 ) -> None:
     model = make(NOT_ALL_ATTENTION[name])
     assert not HubForward.supports(model) and not LlamaForward.supports(model)
-    check_steps(model, RecomputeForward(model), make_kv_cache(model), 1e-4)
+    check_steps(model, RecomputeForward(model, model.dtype), make_kv_cache(model), 1e-4)
     assert sum("recomputes its whole sequence" in message for message in caplog.messages) == 1
 
 
 def test_recomputed_sequences_start_again_with_their_slots() -> None:
     model = make(NOT_ALL_ATTENTION["lfm2"])
-    forward = RecomputeForward(model)
+    forward = RecomputeForward(model, model.dtype)
     with torch.no_grad():
         forward([Segment(0, 0, [7] * 30, True)])
         assert not len(forward([Segment(0, 0, [1, 2, 3], False), Segment(1, 0, [5, 5], False)]))

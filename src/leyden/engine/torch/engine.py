@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from leyden.engine.grammar import GrammarCompiler, GrammarError, GrammarMatcher
 from leyden.engine.protocol import EngineError, EngineRequest, Publication, SocketAddress, TokenChunk, WeightUpdate
 from leyden.engine.remote import EngineServer
+from leyden.engine.torch.device_llama import DeviceLlamaForward
 from leyden.engine.torch.forward import EngineForward, HubForward, RecomputeForward
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.llama import LlamaForward
@@ -45,6 +46,8 @@ DEFAULT_CONTEXT_LENGTH = 32_768
 """The longest sequence of a model that sets no limit."""
 CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 8192
 """Prompt tokens of one step: enough to fill the device, and few enough that decoding requests do not wait long."""
+GPU_KV_CACHE_SHARE = 0.4
+"""The part of a GPU's free memory that the KV cache may take: the trainer needs the rest."""
 _CLOSED = "the engine was closed"
 
 
@@ -83,11 +86,16 @@ class TorchEngine:
         prefix_caching: bool = True,
         tokenizer: str | None = None,
         overlap: bool | None = None,
+        dtype: torch.dtype | None = None,
+        kv_cache_bytes: int | None = None,
     ) -> None:
         """Without `prefix_caching`, a completion does not depend on earlier requests, to the last bit.
 
         Grammars need a `tokenizer`, in the form that `GrammarCompiler` takes. With `overlap`, which is the default on a
-        GPU, a step is started before the tokens of the one before are read.
+        GPU, a step is started before the tokens of the one before are read. `dtype` is the precision to sample in: by
+        default bfloat16 on a GPU and the model's on a CPU. Where it is not the model's, and always on a GPU, the engine
+        has its own copy of the weights, which each update writes in place. `kv_cache_bytes` limits the KV cache, and
+        with it the longest sequence; by default it is a part of a GPU's free memory.
         """
         config = model.config.get_text_config()
         self._context_length = int(getattr(config, "max_position_embeddings", DEFAULT_CONTEXT_LENGTH))
@@ -99,14 +107,21 @@ class TorchEngine:
         on_gpu = model.device.type == "cuda"
         self._prefill_tokens = prefill_tokens or (GPU_PREFILL_TOKENS if on_gpu else CPU_PREFILL_TOKENS)
         self._threads = threads or _threads(model)
-        self._kv_cache = KVCache(slots, self._context_length, model.dtype, model.device)
-        self._forward = _forward(model, self._kv_cache)
+        dtype = dtype or (torch.bfloat16 if on_gpu else model.dtype)
+        if kv_cache_bytes is None and on_gpu:
+            kv_cache_bytes = int(GPU_KV_CACHE_SHARE * torch.cuda.mem_get_info(model.device)[0])
+        if kv_cache_bytes is not None:
+            self._context_length = _limit_length(self._context_length, kv_cache_bytes, slots + 1, config, dtype)
+        copies = on_gpu or dtype != model.dtype
+        padding = 1 if copies else 0  # a slot for the rows that pad a captured step
+        self._kv_cache = KVCache(slots + padding, self._context_length, dtype, model.device)
+        self._forward = _forward(model, self._kv_cache, copies)
         recomputes = isinstance(self._forward, RecomputeForward)  # it has no KV cache to reuse
         self._prefix_cache = PrefixCache(slots, self._kv_cache, prefix_caching and not recomputes)
         self._sampled: Tensor | None = None
         """The last sampled id of every slot, on the device; None where tokens are read before the next step."""
         if (on_gpu if overlap is None else overlap) and not recomputes:
-            self._sampled = torch.zeros(slots, dtype=torch.long, device=model.device)
+            self._sampled = torch.zeros(self._kv_cache.slots, dtype=torch.long, device=model.device)
         self._running: RunningStep | None = None
         self._stream = torch.cuda.Stream(model.device) if on_gpu else None
         self._wake = threading.Condition()
@@ -397,11 +412,33 @@ class TorchEngine:
         self._prefix_cache.invalidate()
 
 
-def _forward(model: PreTrainedModel, kv_cache: KVCache) -> EngineForward:
-    """Choose the fastest implementation that supports the model."""
-    if LlamaForward.supports(model):
+def _forward(model: PreTrainedModel, kv_cache: KVCache, copies: bool) -> EngineForward:
+    """Choose the fastest implementation that supports the model, one with its own weights where it `copies` them."""
+    if copies and DeviceLlamaForward.supports(model):
+        return DeviceLlamaForward(model, kv_cache)
+    if not copies and LlamaForward.supports(model):
         return LlamaForward(model, kv_cache)
-    return HubForward(model, kv_cache) if HubForward.supports(model) else RecomputeForward(model)
+    if HubForward.supports(model):
+        return HubForward(model, kv_cache)
+    return RecomputeForward(model, kv_cache.dtype)
+
+
+def _limit_length(context_length: int, limit: int, slots: int, config: Any, dtype: torch.dtype) -> int:
+    """Return the longest sequence with which the KV cache of all slots stays within a number of bytes."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    length = limit // (slots * 2 * config.num_hidden_layers * heads * size * dtype.itemsize)
+    if length >= context_length:
+        return context_length
+    log.warning(
+        "the KV cache of %d slots may have %.1f GiB: sequences are limited to %d tokens of the model's %d;"
+        " set `engine.slots` lower for longer ones",
+        slots,
+        limit / 2**30,
+        length,
+        context_length,
+    )
+    return int(length)
 
 
 def _sampling_error(request: ActiveRequest) -> str:

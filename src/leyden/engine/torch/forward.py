@@ -58,7 +58,7 @@ class HubForward:
     """Runs the model's own code: all segments of one token together, the others one by one."""
 
     def __init__(self, model: PreTrainedModel, kv_cache: KVCache) -> None:
-        self._model = _inference_copy(model)
+        self._model, self._served = _inference_copy(model, kv_cache.dtype), model
         config = model.config.get_text_config()
         self._layer_types = set(getattr(config, "layer_types", None) or ())
         self._window: int | None = getattr(config, "sliding_window", None)
@@ -71,7 +71,8 @@ class HubForward:
         return layer_types <= _ATTENTION_LAYERS and not model._is_stateful
 
     def refresh(self) -> None:
-        """Do nothing: nothing is derived from the weights."""
+        """Write the new weights into the copy, where there is one."""
+        _refresh_copy(self._model, self._served)
 
     def __call__(self, segments: Sequence[Segment], sampled: Tensor | None = None) -> Tensor:
         """Run the model once for all single tokens and once for each longer segment."""
@@ -148,8 +149,8 @@ class RecomputeForward:
     Slow, and correct for every causal model, since no token attends to the padding on its right.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model, self._device = _inference_copy(model), model.device
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        self._model, self._served, self._device = _inference_copy(model, dtype), model, model.device
         self._ids: dict[int, list[int]] = {}
         log.warning(
             "not all layers of %s are attention: every sampled token recomputes its whole sequence, which is slow",
@@ -157,7 +158,8 @@ class RecomputeForward:
         )
 
     def refresh(self) -> None:
-        """Do nothing: nothing is derived from the weights."""
+        """Write the new weights into the copy, where there is one."""
+        _refresh_copy(self._model, self._served)
 
     def __call__(self, segments: Sequence[Segment], sampled: Tensor | None = None) -> Tensor:
         """Run the model for segments that need logits, sequences of similar lengths together; none may be `UNREAD`."""
@@ -182,14 +184,27 @@ class RecomputeForward:
         return logits
 
 
-def _inference_copy(model: PreTrainedModel) -> Any:
-    """Copy the modules over the same parameters, always in evaluation mode.
+def _inference_copy(model: PreTrainedModel, dtype: torch.dtype) -> Any:
+    """Copy the modules, always in evaluation mode; over the same parameters where those are of this precision.
 
     The trainer may set `train()`, checkpointing or another attention implementation on the original.
     """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    copied: Any = copy.deepcopy(model, shared)
+    copied: Any = copy.deepcopy(model, shared if dtype == model.dtype else None)
     copied.train(False)
+    if dtype != model.dtype:
+        copied.requires_grad_(False)
+        for parameter in copied.parameters():
+            parameter.data = parameter.data.to(dtype)
     if model.config.get_text_config()._attn_implementation not in ("eager", "sdpa"):
         copied.set_attn_implementation("sdpa")
     return copied
+
+
+@torch.no_grad()
+def _refresh_copy(copied: Any, model: PreTrainedModel) -> None:
+    """Write the parameters of a model into its copy, unless they are the same."""
+    pairs = zip(copied.parameters(), model.parameters(), strict=True)
+    apart = [(copy, parameter.detach()) for copy, parameter in pairs if copy is not parameter]
+    if apart:
+        torch._foreach_copy_([copy for copy, _ in apart], [parameter for _, parameter in apart])

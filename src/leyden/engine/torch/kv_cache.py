@@ -36,8 +36,11 @@ class KVCache:
             self.length = min(2 * self.length, self.context_length)
         for index, old in enumerate(self.buffers):
             new = self._zeros(old.shape[1], old.shape[3])
-            for slot, count in enumerate(computed):
-                new[slot, :, :count] = old[slot, :, :count]
+            if self.device.type == "cpu":
+                for slot, count in enumerate(computed):
+                    new[slot, :, :count] = old[slot, :, :count]
+            else:  # one copy costs less than many small ones
+                new[:, :, : old.shape[2]] = old
             self.buffers[index] = new
 
     def copy(self, source: int, target: int, length: int) -> None:

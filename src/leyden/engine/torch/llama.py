@@ -1,7 +1,7 @@
 """One step of a Llama-like model without the model's own Python code, which takes most of the time for small models.
 
-Supports Llama, SmolLM2, Qwen2 and Qwen3 in float32 or float64 on a CPU, with plain linear layers. The tokens of all
-requests of a step are multiplied with each matrix together; only attention is computed per request.
+For a CPU, in float32 or float64; `device_llama` is for a GPU. The tokens of all requests of a step are multiplied with
+each matrix together; only attention is computed per request.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,24 @@ MAX_COPIED_PARAMETERS = 50_000_000
 """Smaller models have their matrices copied as [in, out]: products with few rows take a quarter less time."""
 ATTENTION_CALL_BYTES = 400_000
 """Bytes of KV cache that are read in the time that one attention call costs: less padding than this is cheaper."""
+
+
+def is_llama_like(model: PreTrainedModel) -> bool:
+    """Whether a model is a Llama, SmolLM2, Qwen2 or Qwen3 with plain linear layers and full attention."""
+    if type(model).__name__ not in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"):
+        return False
+    config: Any = model.config
+    inner: Any = model.model
+    plain = all(
+        type(part) is nn.Linear and (part.bias is None or name in ("q_proj", "k_proj", "v_proj"))
+        for layer in inner.layers
+        for name, part in (*layer.self_attn.named_children(), *layer.mlp.named_children())
+        if name.endswith("_proj")
+    )
+    full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+    static = inner.rotary_emb.rope_type in ("default", "linear", "llama3", "yarn")
+    whole = 2 * inner.rotary_emb.inv_freq.numel() == inner.layers[0].self_attn.head_dim
+    return plain and full and static and whole and config.hidden_act == "silu" and type(model.lm_head) is nn.Linear
 
 
 class AttentionCall(NamedTuple):
@@ -97,22 +115,8 @@ class LlamaForward:
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
         """Whether this class computes the model exactly."""
-        config: Any = model.config
-        if type(model).__name__ not in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"):
-            return False
-        if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.float64):
-            return False
-        inner: Any = model.model
-        plain = all(
-            type(part) is nn.Linear and (part.bias is None or name in ("q_proj", "k_proj", "v_proj"))
-            for layer in inner.layers
-            for name, part in (*layer.self_attn.named_children(), *layer.mlp.named_children())
-            if name.endswith("_proj")
-        )
-        full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-        static = inner.rotary_emb.rope_type in ("default", "linear", "llama3", "yarn")
-        whole = 2 * inner.rotary_emb.inv_freq.numel() == inner.layers[0].self_attn.head_dim
-        return plain and full and static and whole and config.hidden_act == "silu" and type(model.lm_head) is nn.Linear
+        on_cpu = model.device.type == "cpu" and model.dtype in (torch.float32, torch.float64)
+        return on_cpu and is_llama_like(model)
 
     def refresh(self) -> None:
         """Copy the weights again that are kept in another layout."""

@@ -9,6 +9,7 @@ at that point of the cumulative distribution. The result does not depend on the 
 Nothing here waits for the device but `SampledBatch.read`, which needs one copy.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -88,7 +89,7 @@ class SampledBatch:
     """The sampled tokens of a step, which the device may still be computing."""
 
     def __init__(self, ids: Tensor, values: Tensor, samplers: Sequence[TokenSampler], tops: int) -> None:
-        """`values` has the columns id, logprob, allowed, then the ids and the logprobs of the most likely tokens."""
+        """`values` has the columns id and logprob; unless all samplers are plain allowed, `tops` ids and logprobs."""
         self.ids = ids
         """[request], on the device."""
         self._samplers, self._tops = samplers, tops
@@ -96,8 +97,11 @@ class SampledBatch:
 
     def read(self) -> list[SampledToken]:
         """Wait for the tokens, and update penalties and grammars with them; call it once."""
+        values = self._values.wait().tolist()
+        if len(values[0]) == 2:
+            return [SampledToken(int(id), logprob, None, 1.0) for id, logprob in values]
         tokens = []
-        for sampler, (id, logprob, allowed, *tops) in zip(self._samplers, self._values.wait().tolist(), strict=True):
+        for sampler, (id, logprob, allowed, *tops) in zip(self._samplers, values, strict=True):
             top: TopLogprobs | None = None
             if sampler.top_logprobs:
                 likeliest = zip(tops[: sampler.top_logprobs], tops[self._tops :], strict=False)
@@ -119,8 +123,10 @@ def sample_tokens(logits: Tensor, samplers: Sequence[TokenSampler]) -> SampledBa
     if any(sampler.temperature != 1 for sampler in samplers):
         highest = logits.amax(-1, keepdim=True)  # subtracted first, so that nothing overflows
         logits = (logits - highest) / _column([sampler.temperature for sampler in samplers], logits)
-    allowed = torch.ones(len(samplers), dtype=torch.float64, device=device)
-    if not plain and (matchers := {i: one.matcher for i, one in enumerate(samplers) if one.matcher is not None}):
+    allowed = None if plain else torch.ones(len(samplers), dtype=torch.float64, device=device)
+    if allowed is not None and (
+        matchers := {i: one.matcher for i, one in enumerate(samplers) if one.matcher is not None}
+    ):
         rows = to_device(np.array(list(matchers)), device)
         logits[rows], allowed[rows] = constrain(logits[rows], list(matchers.values()))
     if not plain and (truncated := [index for index, sampler in enumerate(samplers) if sampler.truncates]):
@@ -131,38 +137,38 @@ def sample_tokens(logits: Tensor, samplers: Sequence[TokenSampler]) -> SampledBa
     if not plain and any(sampler.greedy for sampler in samplers):
         greedy = to_device(np.array([sampler.greedy for sampler in samplers]), device)
         ids = torch.where(greedy, logprobs.argmax(-1), ids)
-    most = 0 if plain else max(sampler.top_logprobs for sampler in samplers)
-    parts = [ids[:, None], logprobs.gather(-1, ids[:, None]), allowed[:, None]]
-    if most:
+    most = max(sampler.top_logprobs for sampler in samplers)
+    parts = [ids[:, None], logprobs.gather(-1, ids[:, None])]
+    if allowed is not None:
         values, likeliest = logprobs.topk(most)
-        parts += [likeliest, values]
+        parts += [allowed[:, None], likeliest, values]
     return SampledBatch(ids, torch.cat([part.double() for part in parts], 1), samplers, most)
 
 
 def _select(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Return for each row of [request, vocabulary] the id at which the cumulative distribution passes `uniform`."""
+    """Return for each row of [request, vocabulary] the id at which the cumulative distribution passes `uniform`.
+
+    It is the last id where probabilities are not finite, which the logprob of the token then shows.
+    """
     rows, vocabulary = probabilities.shape
     if vocabulary < 2 * CUMULATIVE_BLOCK:
-        ids, _ = _pass(probabilities, uniform[:, None])
-    else:
-        padding = -vocabulary % CUMULATIVE_BLOCK
-        blocks = torch.nn.functional.pad(probabilities, (0, padding)).view(rows, -1, CUMULATIVE_BLOCK)
-        block, inside = _pass(blocks.sum(-1, dtype=torch.float64), uniform[:, None])
-        chosen = blocks.gather(1, block[:, :, None].expand(-1, 1, CUMULATIVE_BLOCK))[:, 0]
-        ids = block * CUMULATIVE_BLOCK + _pass(chosen, inside)[0]
+        cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+        ids = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+        return ids[:, 0].clamp_(max=vocabulary - 1)
+    size = math.gcd(vocabulary, CUMULATIVE_BLOCK)
+    if size < CUMULATIVE_BLOCK // 16:
+        size = CUMULATIVE_BLOCK
+        probabilities = torch.nn.functional.pad(probabilities, (0, -vocabulary % size))
+    blocks = probabilities.view(rows, -1, size)
+    masses = blocks.sum(-1, dtype=torch.float64)
+    cumulative = masses.cumsum(-1)
+    point = uniform[:, None] * cumulative[:, -1:]
+    block = torch.searchsorted(cumulative, point, right=True).clamp_(max=masses.shape[1] - 1)
+    inside = point - cumulative.gather(-1, block) + masses.gather(-1, block)
+    cumulative = blocks.gather(1, block[:, :, None].expand(-1, 1, size))[:, 0].cumsum(-1, dtype=torch.float64)
+    inside = torch.minimum(inside, cumulative[:, -1:] * (1 - 2**-40))  # rounding must not pass the end of the block
+    ids = block * size + torch.searchsorted(cumulative, inside, right=True)
     return ids[:, 0].clamp_(max=vocabulary - 1)
-
-
-def _pass(masses: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the index in each row at which its cumulative sum passes a share of it, and the share inside that index.
-
-    The index is the last one where values are not finite, which the logprob of the token then shows.
-    """
-    cumulative = masses.cumsum(-1, dtype=torch.float64)
-    point = share * cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, point, right=True).clamp_(max=masses.shape[-1] - 1)
-    mass = masses.gather(-1, index).double()
-    return index, (point - cumulative.gather(-1, index) + mass).div_(mass).clamp_(0, 1 - 2**-40)
 
 
 def constrain(logits: Tensor, matchers: Sequence[GrammarMatcher]) -> tuple[Tensor, Tensor]:
