@@ -179,6 +179,11 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(_content(token))
 
     @cached_property
+    def longest_token(self) -> int:
+        """The length of the longest token: a text has at least its length divided by this of tokens."""
+        return max(map(len, self._backend.get_vocab()), default=1)
+
+    @cached_property
     def control_json(self) -> str:
         """The tokenizer.json with exactly the control tokens marked as special, for grammars."""
         added = self._document.get("added_tokens") or []

@@ -5,6 +5,7 @@ new ones. Answers are compared by meaning (key order, JSON formatting of argumen
 all other messages must be equal, since the prompt holds them as they were first sent. In doubt, nothing is continued.
 """
 
+import asyncio
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
@@ -93,6 +94,8 @@ class PrefixIndex:
         self.started = 0
         self.recorded = 0
         self.sampled_tokens = 0
+        self.large_prompts = asyncio.Lock()
+        """Held while a large prompt of the attempt is tokenised."""
         self._calls: dict[str, IndexedCall] = {}
         self._by_answered: dict[bytes, IndexedCall] = {}  # by the history with the answer
         self._by_prefix: dict[bytes, IndexedCall] = {}  # by every prefix of a history

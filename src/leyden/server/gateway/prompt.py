@@ -20,6 +20,9 @@ NOT_EXTENDED = "the model's template does not extend this turn"
 DROPS_REASONING = "the model's template drops the reasoning of earlier turns"
 CUT_BY_STOP = "a stop string cut the answer: its tokens say more than its text"
 
+_LARGE_TEXT = 256 << 10
+"""Prompts of this many bytes are built one at a time for an attempt, and two at a time for a model."""
+
 T = TypeVar("T")
 
 
@@ -57,12 +60,31 @@ async def build_prompt(
     if forces_call and not isinstance(renderer, ToolCallForcer):
         raise GatewayError(ErrorKind.INVALID, "this model cannot be forced to call a tool: use auto", "tool_choice")
     history = History.of(request.messages, request.offered_tools, model.name)
+    _refuse_too_long(model, request, history)
     builder = _PromptBuilder(model, request, history, index.match(history), history_mode == "exact")
-    prompt = await _build(builder)
+    if history.sizes[-1] > _LARGE_TEXT:
+        async with index.large_prompts, model.large_prompts:
+            prompt = await _build(builder)
+    else:
+        prompt = await _build(builder)
     if not forces_call or not isinstance(renderer, ToolCallForcer):
         return prompt
     forced = tuple(renderer.begin_call(request.tool_choice.name))
     return replace(prompt, ids=[*prompt.ids, *forced], forced=forced)
+
+
+def _refuse_too_long(model: ServedModel, request: GenerationRequest, history: History) -> None:
+    """Refuse a request whose text has too many tokens for the model, before it is tokenised.
+
+    Tokenising takes a hundred times the memory of the text. Reasoning does not count, since templates may drop it.
+    """
+    context_length = model.engine.context_length
+    longest_text = context_length * model.tokenizer.longest_token
+    text = sum(len(message["content"].rpartition("</think>")[2].strip()) for message in request.messages)
+    size = max(text, history.sizes[-1])
+    if text > longest_text or size > 2 * longest_text:
+        message = f"the request has {size} bytes, and the model takes {context_length} tokens in all"
+        raise GatewayError(ErrorKind.TOO_LONG, message, "messages")
 
 
 async def _build(builder: "_PromptBuilder") -> Prompt:

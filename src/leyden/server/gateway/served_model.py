@@ -1,5 +1,6 @@
 """A model that this server serves: its engine, its renderer and its scheduler."""
 
+import asyncio
 from functools import cached_property
 
 from msgspec import Struct
@@ -30,6 +31,11 @@ class ServedModel(Struct, frozen=True, dict=True):
         """Generate again, with the weights of this version."""
         self.engine.resume(version)
         self.scheduler.resume()
+
+    @cached_property
+    def large_prompts(self) -> asyncio.Semaphore:
+        """Bounds how many large prompts are tokenised at the same time, and so their memory."""
+        return asyncio.Semaphore(2)
 
     @cached_property
     def exact_renderer(self) -> ChatRenderer:

@@ -111,11 +111,14 @@ def _message(message: dict[str, Any], field: str) -> Message:
     role = message.get("role")
     match role:
         case "system" | "developer" | "user":
-            named = {"name": message["name"]} if message.get("name") else {}
+            named = {"name": message["name"]} if isinstance(message.get("name"), str) else {}
             kind = "system" if role == "developer" else role
             return {"role": kind, "content": _text(message.get("content"), field), **named}
         case "assistant":
-            calls = [_call(call, f"{field}.tool_calls[{i}]") for i, call in enumerate(message.get("tool_calls") or ())]
+            made = message.get("tool_calls") or []
+            if not isinstance(made, list):
+                raise GatewayError(ErrorKind.INVALID, "tool_calls is a list", f"{field}.tool_calls")
+            calls = [_call(call, f"{field}.tool_calls[{i}]") for i, call in enumerate(made)]
             content = _text(message.get("content"), field, refusal=message.get("refusal"))
             reasoning = message.get("reasoning_content") or message.get("reasoning")
             answer: Message = {"role": "assistant", "content": content}
@@ -153,7 +156,7 @@ def _call(call: Any, field: str) -> dict[str, Any]:
     try:
         function = call["function"]
         id, name, arguments = call["id"], function["name"], function.get("arguments") or "{}"
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, AttributeError) as error:
         raise GatewayError(ErrorKind.INVALID, "a tool call has an id and a function with a name", field) from error
     if not (isinstance(id, str) and isinstance(name, str) and isinstance(arguments, str)):
         raise GatewayError(ErrorKind.INVALID, "id, name and arguments of a tool call are text", field)
