@@ -14,6 +14,7 @@ LAYERS = (
     ("outcomes",),
     ("records",),
     ("episodes", "config", "wire", "loading"),
+    ("views",),
     ("rendering", "rl", "engine", "store", "remote"),
     ("client", "server", "trainer"),
     ("local",),

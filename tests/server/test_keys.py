@@ -47,6 +47,25 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/openapi.json"): EVERYBODY,
     ("GET", "/metrics"): {"admin", "viewer"},
     ("GET", "/api/workers"): {"admin", "viewer"},
+    ("GET", "/api/fleet"): {"admin", "viewer"},
+    ("GET", "/"): SEE | {"viewer of another run"},
+    ("GET", "/workers"): SEE | {"viewer of another run"},
+    ("GET", "/compare"): SEE | {"viewer of another run"},
+    ("GET", "/runs/{run}"): SEE,
+    ("GET", "/runs/{run}/rollouts"): SEE,
+    ("GET", "/runs/{run}/rollouts/{rollout}"): SEE,
+    ("GET", "/signin"): EVERYBODY,
+    ("POST", "/signin"): EVERYBODY,
+    ("GET", "/static/{file}"): EVERYBODY,
+    ("GET", "/api/overview"): SEE | {"viewer of another run"},
+    ("GET", "/api/stream"): SEE | {"viewer of another run"},
+    **{
+        ("GET", RUN + path): SEE
+        for path in (
+            *("/stream", "/card", "/series", "/series.csv", "/rewards", "/search", "/facets", "/failures"),
+            *("/rollouts/{rollout}/view", "/groups/{group}/tree"),
+        )
+    },
     ("GET", "/api/runs"): SEE | {"viewer of another run"},
     ("POST", "/api/runs"): STEER,
     ("GET", RUN): SEE,
@@ -162,6 +181,7 @@ async def knock(
         "role": "r",
         "policy": "p",
         "response_id": "absent",
+        "file": "absent",
     }
     path = route.path.replace(":path}", "}").format(**named, path="embeddings/x", model="a/b")
     headers = {} if key is None else {header: f"Bearer {key}" if header == "authorization" else key}

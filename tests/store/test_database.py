@@ -117,7 +117,7 @@ async def test_an_older_store_is_brought_forward_once(tmp_path: Path, monkeypatc
 
 def _undo_listing(connection: sqlite3.Connection) -> None:
     """Make a store one of schema 5."""
-    for index in ("rollouts_listed", "metrics_by_name", "attempts_of_run"):
+    for index in ("rollouts_listed", "metrics_by_name", "attempts_of_run", "attempts_ended"):
         connection.execute(f"DROP INDEX {index}")
     connection.execute("CREATE INDEX ix_attempts_run_id ON attempts (run_id)")
     connection.execute("DROP TABLE roles")

@@ -50,6 +50,7 @@ async def _run(options: argparse.Namespace) -> None:
                 f"Leyden {__version__} listens on {running.url}\n"
                 f"  store      {running.store}\n"
                 f"  admin key  {running.admin_key_file}\n"
+                f"  dashboard  {running.dashboard}\n"
                 "  stop it with Ctrl-C"
             )
             if running.advertised != running.url:

@@ -137,6 +137,9 @@ async def _train(
     async with local_stack(
         config, folder.path, model, source, state.version, config.run, True, algorithm.reference
     ) as stack:
+        console.print(
+            f"dashboard: {stack.server.running.dashboard}&to=/runs/{config.run}", highlight=False, soft_wrap=True
+        )
         if stack.worker is None:
             console.print(
                 f"waiting for workers: leyden worker CONFIG.toml --server {stack.server.running.advertised} "

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from starlette import routing
 from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
+from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -39,7 +40,7 @@ def application(service: ServerContext) -> ASGIApp:
     router = routing.Router(endpoints, redirect_slashes=False, default=Endpoint(service, "none", ()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["path"] = scope["path"].rstrip("/")  # a slash at the end changes nothing
+        scope["path"] = scope["path"].rstrip("/") or "/"  # a slash at the end changes nothing
         await router(scope, receive, send)
 
     return app
@@ -99,11 +100,14 @@ class Endpoint:
     def _authenticate(self, permission: Permission, path: dict[str, str], headers: Headers) -> Key:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         text = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not text:
-            if self._service.settings.keyless and _is_local(headers):
+        cookie = "" if text else cookie_parser(headers.get("cookie", "")).get(self._service.keyring.cookie, "")
+        if not text and not cookie:
+            if self._service.settings.keyless and permission is not Permission.VIEW and _is_local(headers):
                 return _KEYLESS
             raise KeyRefused(401, "invalid_api_key", "no key: send one as `Authorization: Bearer ...`")
-        key = self._service.keyring.verify(text)
+        key = self._service.keyring.verify(text or cookie)
+        if cookie and key.kind is not KeyKind.VIEWER:  # another site could make a browser send it
+            raise KeyRefused(401, "invalid_api_key", "a cookie can hold a viewer's key only")
         check_permission(key, permission, self._service.leases, run=path.get("run"), attempt=path.get("attempt"))
         return key
 
@@ -119,10 +123,11 @@ class Endpoint:
         else:
             _log.exception("%s %s failed", request.method, request.scope["path"], exc_info=exception)
         if route is not None and route.error is not None:
-            body = route.error(error)
+            body, content_type = route.error(error), route.error_type
         else:
-            body = encode(ErrorBody(ErrorDetail(error.reason, error.message, error.field)), JSON)[0]
-        return Response(body, error.status, dict(error.headers), JSON)
+            body, content_type = encode(ErrorBody(ErrorDetail(error.reason, error.message, error.field)), JSON)[0], JSON
+        headers = {**dict(error.headers), **dict(route.error_headers if route is not None else ())}
+        return Response(body, error.status, headers, content_type)
 
 
 def _not_found(request: HttpRequest) -> ApiError:

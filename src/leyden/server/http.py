@@ -48,6 +48,9 @@ class Route(msgspec.Struct, frozen=True):
     """Whether the handler may wait for long; a client that disconnects then cancels it."""
     error: Callable[[ApiError], bytes] | None = None
     """Writes the body of an error in the route's dialect; None: an `ErrorBody`."""
+    error_type: str = "application/json"
+    """Media type of what `error` writes."""
+    error_headers: tuple[tuple[str, str], ...] = ()
     media_types: tuple[str, ...] = ("application/json",)
     """Media types of raw bodies and answers."""
 

@@ -33,6 +33,7 @@ class Permission(StrEnum):
 
     READ = "read"
     READ_ALL = "read_all"
+    VIEW = "view"
     READ_EPISODES = "read_episodes"
     MANAGE = "manage"
     DELETE = "delete"
@@ -52,6 +53,8 @@ ALLOWED_KINDS: dict[Permission, frozenset[KeyKind]] = {
     Permission.READ: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),
     # Read what concerns all runs; not with a key of one run.
     Permission.READ_ALL: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),
+    # See pages and what they show: never without a key, also where a server accepts requests without one.
+    Permission.VIEW: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),
     # Read episodes, which reward functions need.
     Permission.READ_EPISODES: frozenset({KeyKind.ADMIN, KeyKind.VIEWER, KeyKind.WORKER}),
     # Create runs, queue and cancel rollouts, publish versions and metrics.
@@ -104,6 +107,8 @@ class Keyring:
     def __init__(self, secret: bytes, clock: Callable[[], float]) -> None:
         self._secret = secret
         self.clock = clock
+        self.cookie = f"leyden-{hmac.digest(secret, b'cookie', 'sha256').hex()[:12]}"
+        """Name of the cookie of a viewer's key; servers differ, because browsers share cookies between ports."""
         self._verified: dict[str, Key] = {}
         self._decode = msgspec.msgpack.Decoder(Key).decode
 

@@ -71,3 +71,5 @@ class RunningServer(Struct, frozen=True):
     advertised: str
     store: str
     admin_key_file: str
+    dashboard: str
+    """A link that opens the pages: it carries a viewer's key behind #, which browsers keep from servers and logs."""

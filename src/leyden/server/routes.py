@@ -4,6 +4,7 @@ from leyden.episodes import Episode
 from leyden.records import Call, Group, Metric, Reward, Run, StepCredits, Version, Worker
 from leyden.server import api, otlp
 from leyden.server.content import JSON
+from leyden.server.dashboard.routes import DASHBOARD_ROUTES
 from leyden.server.gateway.routes import GATEWAY_ROUTES
 from leyden.server.http import Raw, Route
 from leyden.server.keys import Permission
@@ -112,4 +113,5 @@ ROUTES: list[Route] = [
     ),
 ]
 ROUTES += GATEWAY_ROUTES
+ROUTES += DASHBOARD_ROUTES
 ROUTES.append(Route("GET", "/openapi.json", None, openapi_handler(ROUTES), returns=Raw))

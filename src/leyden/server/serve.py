@@ -26,6 +26,7 @@ from leyden.server.service import ServerContext, ServerSettings
 from leyden.store.store import Store
 
 _SHUTDOWN_S = 30
+_MONTH = 30 * 86_400.0
 _TEN_YEARS = 10 * 365 * 86_400.0
 
 
@@ -64,14 +65,17 @@ async def open_server(options: ServeOptions, models: Sequence[ServedModel] = ())
         try:
             keyring = _keyring(options.home / "secret")
             admin_key = _ensure_admin_key(keyring, options.home / "admin.key")
-            settings = ServerSettings(options.advertise or url, options.keyless, options.max_body_mb * 2**20)
+            settings = ServerSettings(
+                options.advertise or url, options.keyless, options.max_body_mb * 2**20, options.home
+            )
             service = await ServerContext.start(store, keyring, settings)
             upstream = _upstream(options)
             if models or upstream:
                 service.gateway = Gateway(store, {model.name: model for model in models}, upstream)
             gc.collect()
             gc.freeze()  # imported modules live as long as the server, so collections need not scan them
-            server = Server(service, RunningServer(url, settings.url, store.database.name, str(admin_key)))
+            link = f"{url}/signin#key={keyring.create(KeyKind.VIEWER, _MONTH)[0]}"
+            server = Server(service, RunningServer(url, settings.url, store.database.name, str(admin_key), link))
             await server.listen(listener)
             (options.home / "url").write_text(url + "\n")  # by which commands find the server of this home folder
             try:

@@ -1,5 +1,6 @@
 """The objects that handlers work with: the store, the active leases, the keys and the server's settings."""
 
+from pathlib import Path
 from typing import Self
 
 from msgspec import Struct
@@ -24,6 +25,8 @@ class ServerSettings(Struct, frozen=True):
     """Whether a request without a key is an administrator's; only on loopback."""
     max_body: int = defaults.MAX_BODY_MB * 2**20
     """Size limit of a body in bytes, compressed or not."""
+    home: Path | None = None
+    """The home folder; that of a run has checkpoints with the model's tokenizer."""
 
 
 class ServerContext:

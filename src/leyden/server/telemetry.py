@@ -53,6 +53,11 @@ class Telemetry:
         elif event.kind is EventKind.ATTEMPT_LATE:
             self._late.inc()
 
+    def count_refused(self) -> dict[str, int]:
+        """Return how many requests were refused, by reason."""
+        samples = (sample for metric in self.refused.collect() for sample in metric.samples)
+        return {one.labels["reason"]: int(one.value) for one in samples if one.name.endswith("_total")}
+
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)

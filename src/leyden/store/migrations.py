@@ -9,7 +9,7 @@ from sqlalchemy import Connection, inspect, select, text, update
 from leyden.store.errors import StoreUnusable
 from leyden.store.schema import attempts, meta, metadata, metrics, roles, rollouts
 
-SCHEMA = 7
+SCHEMA = 8
 
 
 def _add_output(connection: Connection) -> None:
@@ -93,6 +93,11 @@ def _add_deleted_responses(connection: Connection) -> None:
     )
 
 
+def _add_recent(connection: Connection) -> None:
+    """Add the index by which recent attempts are found."""
+    connection.execute(text("CREATE INDEX attempts_ended ON attempts (ended)"))
+
+
 STEPS: dict[int, Callable[[Connection], None]] = {
     2: _add_output,
     3: _add_scorings,
@@ -100,6 +105,7 @@ STEPS: dict[int, Callable[[Connection], None]] = {
     5: _add_credits,
     6: _add_listing,
     7: _add_deleted_responses,
+    8: _add_recent,
 }
 """Migrations by the version that they lead to, from the version before it."""
 

@@ -19,6 +19,10 @@ class Notifications:
         """Call a function for every event from now on."""
         self._subscribers.append(subscriber)
 
+    def unsubscribe(self, subscriber: Callable[[Event], None]) -> None:
+        """Call a function no more."""
+        self._subscribers.remove(subscriber)
+
     @contextmanager
     def listen(self, run: str | None, kind: str = "") -> Iterator[asyncio.Event]:
         """Yield an `asyncio.Event` that the next event of a run (or of any run) and kind (or any kind) sets.
@@ -40,7 +44,7 @@ class Notifications:
     def publish(self, events: Iterable[Event]) -> None:
         """Notify subscribers and listeners."""
         for event in events:
-            for subscriber in self._subscribers:
+            for subscriber in tuple(self._subscribers):
                 subscriber(event)
             for run in (event.run, None):
                 for woken, kind in self._listeners.get(run, {}).items():

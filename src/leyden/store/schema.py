@@ -133,6 +133,7 @@ attempts = Table(
     Column("tokens", BigInteger, nullable=False, default=0),
     Column("reward", Double),
     Index("attempts_of_run", "run_id", "calls", "tokens"),  # has the columns that are summed
+    Index("attempts_ended", "ended"),
 )
 ACTIVE = attempts.c.ended.is_(None)
 Index("alive", attempts.c.expires, sqlite_where=ACTIVE, postgresql_where=ACTIVE)

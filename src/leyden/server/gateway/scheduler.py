@@ -29,6 +29,21 @@ class Scheduler:
         return sum(map(len, self._waiting.values()))
 
     @property
+    def slots(self) -> int:
+        """How many calls can run concurrently."""
+        return self._slots
+
+    @property
+    def running(self) -> int:
+        """How many calls have a slot."""
+        return self._slots - self._free
+
+    @property
+    def held(self) -> bool:
+        """Whether no slot is granted."""
+        return self._held
+
+    @property
     def queue_pressure(self) -> float | None:
         """Waiting calls per slot; None while on hold, when the queue says nothing about the load."""
         return None if self._held else self.waiting / self._slots

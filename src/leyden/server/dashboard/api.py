@@ -1,0 +1,151 @@
+"""Handlers of the data that the pages show. They read the store only."""
+
+import csv
+import io
+import time
+
+from sqlalchemy import Connection
+
+from leyden.records import DEFAULT_POLICY
+from leyden.server.dashboard.prefix_tree import prefix_tree
+from leyden.server.dashboard.rollout_view import rollout_view
+from leyden.server.dashboard.token_text import tokenizer_of
+from leyden.server.gateway.served_model import ServedModel
+from leyden.server.http import Raw, Request
+from leyden.server.service import ServerContext
+from leyden.store import queries, views
+from leyden.store.errors import NotFound
+from leyden.views import (
+    AttemptQuery,
+    EngineView,
+    Facets,
+    Failures,
+    Fleet,
+    PrefixTree,
+    RolloutListing,
+    RolloutQuery,
+    RolloutView,
+    RunCard,
+    RunRewards,
+    Series,
+    SeriesQuery,
+)
+
+Plain = Request[None, None]
+
+
+async def overview(service: ServerContext, request: Plain) -> list[RunCard]:
+    """List the runs that the key may see, newest first, with state, step and reward."""
+    return await service.store.read(views.run_cards, request.key.run, time.time())
+
+
+async def run_card(service: ServerContext, request: Plain) -> RunCard:
+    """Return state, step and reward of a run."""
+    return await service.store.read(views.run_card, request.path["run"], time.time())
+
+
+async def run_series(service: ServerContext, request: Request[None, SeriesQuery]) -> dict[str, Series]:
+    """Return metrics by step; where there are more steps than points, as means with their range."""
+    return await service.store.read(views.read_series, request.path["run"], *_series(request.query))
+
+
+async def series_csv(service: ServerContext, request: Request[None, SeriesQuery]) -> Raw:
+    """Return metrics as CSV: a row for each step."""
+    found = await service.store.read(views.read_series, request.path["run"], *_series(request.query))
+    rows: dict[int, dict[str, float]] = {}
+    for name, series in found.items():
+        for step, value in zip(series.steps, series.values, strict=True):
+            rows.setdefault(step, {})[name] = value
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["step", *found])
+    for step in sorted(rows):
+        writer.writerow([step, *(rows[step].get(name, "") for name in found)])
+    headers = (("content-disposition", f'attachment; filename="{request.path["run"]}.csv"'),)
+    return Raw(text.getvalue().encode(), "text/csv; charset=utf-8", headers)
+
+
+def _series(query: SeriesQuery) -> tuple[list[str], int]:
+    return [name for name in query.names.split(",") if name], query.points
+
+
+async def run_rewards(service: ServerContext, request: Plain) -> RunRewards:
+    """Return the rewards of each step, computed from its rollouts."""
+    return await service.store.read(views.run_rewards, request.path["run"])
+
+
+async def search_rollouts(service: ServerContext, request: Request[None, RolloutQuery]) -> RolloutListing:
+    """Return a page of the rollouts that match the query."""
+    return await service.store.read(views.search_rollouts, request.path["run"], request.query)
+
+
+async def facets(service: ServerContext, request: Plain) -> Facets:
+    """Return the values by which rollouts can be filtered."""
+    return await service.store.read(views.facets, request.path["run"])
+
+
+async def failures(service: ServerContext, request: Plain) -> Failures:
+    """Group failed rollouts by message."""
+    return await service.store.read(views.failures, request.path["run"])
+
+
+async def view_rollout(service: ServerContext, request: Request[None, AttemptQuery]) -> RolloutView:
+    """Return one attempt of a rollout, the last one unless another is named, with all that its page shows."""
+    run, id = request.path["run"], request.path["rollout"]
+
+    def read(connection: Connection) -> RolloutView:
+        detail = queries.get_rollout(connection, run, id)
+        wanted = request.query.attempt or detail.rollout.attempts
+        attempt = next((one for one in detail.attempts if one.number == wanted), None)
+        if attempt is None:
+            raise NotFound(f"rollout {id!r} has no attempt {wanted}")
+        episode = queries.get_episode(connection, run, attempt.id)
+        tokenizers = {call.policy: tokenizer_of(service, call.policy) for call in episode.calls}
+        siblings = views.group_rollouts(connection, run, detail.rollout.group)
+        credits = queries.rollout_credits(connection, run, id)
+        return rollout_view(
+            detail, episode, siblings, credits, views.version_at(connection, run, attempt.ended), tokenizers
+        )
+
+    return await service.store.read(read)
+
+
+async def view_tree(service: ServerContext, request: Plain) -> PrefixTree:
+    """Return the prefix tree of a group's calls."""
+
+    def read(connection: Connection) -> PrefixTree:
+        episodes = queries.group_episodes(connection, request.path["run"], request.path["group"])
+        policy = next((call.policy for episode in episodes for call in episode.calls), DEFAULT_POLICY)
+        tokenizer = tokenizer_of(service, policy)
+        return prefix_tree(episodes, tokenizer.decode if tokenizer is not None else lambda ids: "")
+
+    return await service.store.read(read)
+
+
+async def fleet(service: ServerContext, request: Plain) -> Fleet:
+    """Return workers, engines, active attempts and the queue."""
+    now = time.time()
+
+    def read(connection: Connection) -> Fleet:
+        queued, delayed = views.count_queue(connection, now)
+        ended, tokens = views.recent_throughput(connection, now)
+        versions = views.newest_versions(connection)
+        return Fleet(
+            now=now,
+            workers=tuple(views.list_workers(connection, now)),
+            leases=tuple(views.list_leases(connection)),
+            engines=tuple(engine(model, versions.get(model.name)) for model in models),
+            queued=queued,
+            delayed=delayed,
+            running=len(service.leases),
+            ended=ended,
+            tokens=tokens,
+            refused=service.telemetry.count_refused(),
+        )
+
+    def engine(model: ServedModel, version: int | None) -> EngineView:
+        scheduler = model.scheduler
+        return EngineView(model.name, version, scheduler.slots, scheduler.running, scheduler.waiting, scheduler.held)
+
+    models = service.gateway.models.values() if service.gateway is not None else ()
+    return await service.store.read(read)

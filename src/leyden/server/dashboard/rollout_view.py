@@ -1,0 +1,70 @@
+"""Puts together what the page of one rollout shows: conversation with tokens, spans, rewards, signals and credit."""
+
+from collections.abc import Sequence
+
+from leyden.episodes import Episode
+from leyden.records import Call, CallCredit, StepCredits
+from leyden.rendering.tokenizer import Tokenizer
+from leyden.rl.signals import find
+from leyden.server.dashboard.token_text import token_texts
+from leyden.views import CallView, RolloutView, SignalView, TokenView
+from leyden.wire import ListedRollout, RolloutDetail
+
+
+def rollout_view(
+    detail: RolloutDetail,
+    episode: Episode,
+    siblings: Sequence[ListedRollout],
+    credits: Sequence[StepCredits],
+    version: int | None,
+    tokenizers: dict[str, Tokenizer | None],
+) -> RolloutView:
+    """Build the view of one attempt."""
+    by_call = {credit.call: credit for step in credits for credit in step.calls if credit.attempt == episode.attempt.id}
+    return RolloutView(
+        rollout=next(one for one in siblings if one.id == detail.rollout.id),
+        task=detail.task,
+        attempt=episode.attempt,
+        attempts=detail.attempts,
+        calls=tuple(_call(episode, call, by_call.get(call.id), tokenizers[call.policy]) for call in episode.calls),
+        spans=episode.spans,
+        rewards=episode.effective_rewards,
+        signals=tuple(SignalView(one.call.id, str(one.kind), one.why, one.tool) for one in find(episode)),
+        siblings=tuple(siblings),
+        output=episode.output,
+        version=version,
+        trained=credits[-1].step if credits else None,
+    )
+
+
+def _call(episode: Episode, call: Call, credit: CallCredit | None, tokenizer: Tokenizer | None) -> CallView:
+    return CallView(
+        id=call.id,
+        parent=call.parent,
+        role=episode.role(call),
+        policy=call.policy,
+        status=str(call.status),
+        made=str(call.made),
+        made_why=call.made_why,
+        finish=call.finish,
+        span=call.span,
+        started=call.started,
+        ended=call.ended,
+        prompt_tokens=len(episode.prompt_ids(call)),
+        new_prompt_tokens=len(call.prompt_ids),
+        messages=call.messages,
+        kept_messages=call.kept_messages,
+        prompt=tokenizer.decode(call.prompt_ids) if tokenizer is not None else None,
+        response=call.response,
+        tokens=_tokens(call, tokenizer),
+        unusable=call.untrainable,
+        credit=credit,
+    )
+
+
+def _tokens(call: Call, tokenizer: Tokenizer | None) -> tuple[TokenView, ...]:
+    ids = call.completion_ids
+    texts = token_texts(tokenizer, ids) if tokenizer is not None else [f"#{id} " for id in ids]
+    logprobs: Sequence[float | None] = call.logprobs or [None] * len(ids)
+    versions: list[int | None] = [run.number for run in call.versions for _ in range(run.tokens)] or [None] * len(ids)
+    return tuple(map(TokenView, texts, logprobs, versions))

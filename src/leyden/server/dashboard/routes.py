@@ -1,0 +1,72 @@
+"""Routes of the dashboard: its pages, which any path below shows, and the data that they fetch."""
+
+from leyden.server.dashboard import api, pages, stream
+from leyden.server.http import Raw, Route
+from leyden.server.keys import Permission
+from leyden.server.streaming import EVENT_STREAM
+from leyden.views import (
+    AttemptQuery,
+    Facets,
+    Failures,
+    Fleet,
+    PrefixTree,
+    RolloutListing,
+    RolloutQuery,
+    RolloutView,
+    RunCard,
+    RunRewards,
+    Series,
+    SeriesQuery,
+)
+
+_RUN = "/api/runs/{run}"
+_PAGES = ("/", "/workers", "/compare", "/runs/{run}", "/runs/{run}/rollouts", "/runs/{run}/rollouts/{rollout}")
+
+
+def _page(path: str) -> Route:
+    return Route(
+        *("GET", path, Permission.VIEW, pages.page),
+        query=dict[str, str],
+        returns=Raw,
+        media_types=("text/html",),
+        error=pages.sign_in_page,
+        error_type=pages.HTML,
+        error_headers=pages.SECURITY_HEADERS,
+    )
+
+
+DASHBOARD_ROUTES: list[Route] = [
+    *map(_page, _PAGES),
+    Route("GET", "/signin", None, pages.show_sign_in, returns=Raw, media_types=("text/html",)),
+    Route("POST", "/signin", None, pages.sign_in, body=pages.SignIn, returns=Raw),
+    Route("GET", "/static/{file}", None, pages.static_file, returns=Raw, media_types=("text/javascript", "text/css")),
+    Route("GET", "/api/overview", Permission.VIEW, api.overview, returns=list[RunCard]),
+    *(
+        Route(
+            *("GET", path, Permission.VIEW, stream.stream_changes),
+            returns=Raw,
+            waits=True,
+            media_types=(EVENT_STREAM,),
+        )
+        for path in ("/api/stream", _RUN + "/stream")
+    ),
+    Route("GET", _RUN + "/card", Permission.VIEW, api.run_card, returns=RunCard),
+    Route("GET", _RUN + "/series", Permission.VIEW, api.run_series, query=SeriesQuery, returns=dict[str, Series]),
+    Route(
+        *("GET", _RUN + "/series.csv", Permission.VIEW, api.series_csv),
+        query=SeriesQuery,
+        returns=Raw,
+        media_types=("text/csv",),
+    ),
+    Route("GET", _RUN + "/rewards", Permission.VIEW, api.run_rewards, returns=RunRewards),
+    Route("GET", _RUN + "/search", Permission.VIEW, api.search_rollouts, query=RolloutQuery, returns=RolloutListing),
+    Route("GET", _RUN + "/facets", Permission.VIEW, api.facets, returns=Facets),
+    Route("GET", _RUN + "/failures", Permission.VIEW, api.failures, returns=Failures),
+    Route(
+        *("GET", _RUN + "/rollouts/{rollout}/view", Permission.VIEW, api.view_rollout),
+        query=AttemptQuery,
+        returns=RolloutView,
+    ),
+    Route("GET", _RUN + "/groups/{group}/tree", Permission.VIEW, api.view_tree, returns=PrefixTree),
+    Route("GET", "/api/fleet", Permission.READ_ALL, api.fleet, returns=Fleet),
+]

@@ -1,0 +1,165 @@
+// Line charts and stacked areas in SVG. Arrow keys move the marker of a focused chart; Enter or a click opens its step.
+
+import { h, number, replace, svg } from "./dom.js";
+
+const WIDTH = 460;
+const HEIGHT = 190;
+const EDGE = { left: 46, right: 10, top: 8, bottom: 22 };
+const COLOURS = 8;
+
+function ticks(low, high, count) {
+  const span = high - low || Math.abs(high) || 1;
+  const rough = span / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((unit) => unit * power).find((unit) => unit >= rough);
+  const found = [];
+  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-6; value += step) found.push(Math.abs(value) < step / 1e6 ? 0 : value);
+  return found;
+}
+
+function extent(lines, options) {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const line of lines) {
+    line.values.forEach((value, index) => {
+      low = Math.min(low, value, line.low?.[index] ?? value);
+      high = Math.max(high, value, line.high?.[index] ?? value);
+    });
+  }
+  if (!Number.isFinite(low)) return [0, 1];
+  if (options.zero || options.stacked) low = Math.min(0, low);
+  if (options.max !== undefined) high = Math.max(high, options.max);
+  if (low === high) return [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
+  return [low, high + (high - low) * 0.04];
+}
+
+function stack(lines) {
+  const sums = new Map();
+  return lines.map((line) => {
+    const low = line.steps.map((step) => sums.get(step) ?? 0);
+    const values = line.values.map((value, index) => value + low[index]);
+    line.steps.forEach((step, index) => sums.set(step, values[index]));
+    return { ...line, own: line.values, values, low, high: values };
+  });
+}
+
+function nearest(steps, step) {
+  let low = 0;
+  let high = steps.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (steps[middle] < step) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && step - steps[low - 1] < steps[low] - step ? low - 1 : low;
+}
+
+const colour = (line, index) => `c${(line.colour ?? index) % COLOURS}`;
+
+// options: title, note, lines [{name, steps, values, low, high, errors, band, points, colour}], open(step), download, stacked, zero, max
+export function chart(options) {
+  const lines = (options.stacked ? stack(options.lines) : options.lines).filter((line) => line.steps.length);
+  const figure = h("figure", { class: "chart", "data-chart": options.title });
+  const legend = h("figcaption", {},
+    h("span", { class: "title" }, options.title),
+    lines.length > 1 && lines.map((line, index) => h("span", { class: `key ${colour(line, index)}` }, line.name)),
+    h("span", { class: "grow" }),
+    options.download && h("a", { class: "quiet", href: options.download, download: "", title: "Data of this chart as CSV" }, "csv"));
+  if (!lines.length) {
+    return replace(figure, legend, h("p", { class: "nodata" }, options.empty ?? "no data yet"));
+  }
+  const first = Math.min(...lines.map((line) => line.steps[0]));
+  const last = Math.max(first + 1, ...lines.map((line) => line.steps.at(-1)));
+  const [low, high] = extent(lines, options);
+  const x = (step) => EDGE.left + ((step - first) / (last - first)) * (WIDTH - EDGE.left - EDGE.right);
+  const y = (value) => HEIGHT - EDGE.bottom - ((value - low) / (high - low)) * (HEIGHT - EDGE.top - EDGE.bottom);
+  const path = (steps, values) => steps.map((step, index) => `${index ? "L" : "M"}${x(step).toFixed(1)} ${y(values[index]).toFixed(1)}`).join("");
+  const area = (line) => `${path(line.steps, line.high)}${path([...line.steps].reverse(), [...line.low].reverse()).replace("M", "L")}Z`;
+
+  const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, tabindex: "0", role: "img", "aria-label": describe(options, lines) });
+  for (const value of ticks(low, high, 4)) {
+    drawing.append(svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: y(value), y2: y(value) }),
+      svg("text", { x: EDGE.left - 6, y: y(value) + 3, "text-anchor": "end" }, number(value, high - low < 0.1 ? 3 : 2)));
+  }
+  for (const step of ticks(first, last, 5).filter(Number.isInteger)) {
+    drawing.append(svg("text", { x: x(step), y: HEIGHT - 6, "text-anchor": "middle" }, String(step)));
+  }
+  lines.forEach((line, index) => {
+    const tone = colour(line, index);
+    if (line.low?.length) drawing.append(svg("path", { class: `${options.stacked ? "stacked" : "band"} ${tone}`, d: area(line) }));
+    if (!options.stacked) drawing.append(svg("path", { class: `line ${tone}`, d: path(line.steps, line.values) }));
+    if (line.points || line.steps.length === 1) {
+      line.steps.forEach((step, at) => {
+        const error = line.errors?.[at];
+        if (error) drawing.append(svg("line", { class: `whisker ${tone}`, x1: x(step), x2: x(step), y1: y(line.values[at] - error), y2: y(line.values[at] + error) }));
+        drawing.append(svg("circle", { class: `point ${tone}`, cx: x(step), cy: y(line.values[at]), r: 2.6, "data-step": step }));
+      });
+    }
+  });
+
+  const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
+  const cursor = svg("line", { class: "cursor", y1: EDGE.top, y2: HEIGHT - EDGE.bottom, visibility: "hidden" });
+  const tip = h("div", { class: "tip", hidden: true });
+  let at = -1;
+  drawing.append(cursor);
+
+  function mark(index) {
+    at = Math.max(0, Math.min(steps.length - 1, index));
+    const step = steps[at];
+    cursor.setAttribute("x1", x(step));
+    cursor.setAttribute("x2", x(step));
+    cursor.setAttribute("visibility", "visible");
+    const rows = lines.flatMap((line, order) => {
+      const place = nearest(line.steps, step);
+      if (Math.abs(line.steps[place] - step) > (last - first) / 40) return [];
+      const value = (line.own ?? line.values)[place];
+      const error = line.errors?.[place];
+      const range = line.low?.length && !options.stacked ? ` (${number(line.low[place])} to ${number(line.high[place])})` : "";
+      return [h("div", {}, h("span", { class: `key ${colour(line, order)}` }, line.name), h("b", {}, number(value) + (error ? ` ± ${number(error)}` : "")), range)];
+    });
+    replace(tip, h("div", { class: "step" }, `step ${step}`), rows, options.open && h("div", { class: "hint" }, "click for its rollouts"));
+    tip.hidden = false;
+    tip.classList.toggle("left", x(step) > WIDTH / 2);
+    tip.style.left = `${(x(step) / WIDTH) * 100}%`;
+  }
+
+  function hide() {
+    cursor.setAttribute("visibility", "hidden");
+    tip.hidden = true;
+  }
+
+  drawing.addEventListener("pointermove", (event) => {
+    const box = drawing.getBoundingClientRect();
+    const step = first + (((event.clientX - box.left) / box.width) * WIDTH - EDGE.left) / (WIDTH - EDGE.left - EDGE.right) * (last - first);
+    mark(nearest(steps, step));
+  });
+  drawing.addEventListener("pointerleave", hide);
+  drawing.addEventListener("blur", hide);
+  drawing.addEventListener("click", () => at >= 0 && options.open?.(steps[at]));
+  drawing.addEventListener("keydown", (event) => {
+    if (event.key === "ArrowRight") mark(at + 1);
+    else if (event.key === "ArrowLeft") mark(at < 0 ? steps.length - 1 : at - 1);
+    else if (event.key === "Enter" && at >= 0) options.open?.(steps[at]);
+    else return;
+    event.preventDefault();
+  });
+  if (options.open) drawing.classList.add("opens");
+  return replace(figure, legend, h("div", { class: "plot" }, drawing, tip), options.note && h("p", { class: "note" }, options.note));
+}
+
+function describe(options, lines) {
+  const last = lines.map((line) => `${line.name} ${number((line.own ?? line.values).at(-1))}`);
+  return `${options.title}: ${last.join(", ")} at step ${lines[0].steps.at(-1)}`;
+}
+
+export function sparkline(series) {
+  const { steps, values } = series;
+  const drawing = svg("svg", { class: "spark", viewBox: "0 0 120 24", "aria-hidden": "true", preserveAspectRatio: "none" });
+  if (steps.length < 2) return drawing;
+  const low = Math.min(...values);
+  const span = Math.max(...values) - low || 1;
+  const width = steps.at(-1) - steps[0] || 1;
+  const d = steps.map((step, index) => `${index ? "L" : "M"}${(2 + ((step - steps[0]) / width) * 116).toFixed(1)} ${(22 - ((values[index] - low) / span) * 20).toFixed(1)}`);
+  drawing.append(svg("path", { d: d.join("") }));
+  return drawing;
+}

@@ -1,0 +1,99 @@
+// Fetches data, and listens for changes. A page that is hidden does not listen: browsers allow few connections to a host.
+
+export async function get(path, query) {
+  const used = Object.entries(query ?? {}).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const tail = used.length ? `?${new URLSearchParams(used)}` : "";
+  const reply = await fetch(path + tail, { headers: { accept: "application/json" } });
+  if (reply.status === 401) {
+    location.reload(); // shows the page that asks for a key
+    await new Promise(() => {});
+  }
+  const body = await reply.json();
+  if (!reply.ok) throw new Error(body?.error?.message ?? `The server answered ${reply.status}.`);
+  return body;
+}
+
+export function runPath(run, rest = "") {
+  return `/api/runs/${encodeURIComponent(run)}${rest}`;
+}
+
+const REFRESH_MS = 700;
+
+// Calls `refresh(kinds)` soon after something changed, and never twice at once.
+export function follow(run, refresh, signal) {
+  const status = document.getElementById("live");
+  let source = null;
+  let waiting = new Set();
+  let timer = null;
+  let busy = false;
+
+  async function flush() {
+    timer = null;
+    if (busy) return plan();
+    const kinds = waiting;
+    waiting = new Set();
+    busy = true;
+    try {
+      await refresh(kinds);
+    } catch (error) {
+      console.warn(error);
+    } finally {
+      busy = false;
+    }
+  }
+
+  function plan() {
+    if (timer === null && !signal.aborted) timer = setTimeout(flush, REFRESH_MS);
+  }
+
+  function show(state) {
+    status.className = `live ${state}`;
+    status.textContent = state === "on" ? "live" : state === "off" ? "reconnecting" : "";
+  }
+
+  function open() {
+    if (source || document.hidden || signal.aborted) return;
+    source = new EventSource(run ? runPath(run, "/stream") : "/api/stream");
+    let lost = false;
+    source.addEventListener("open", () => {
+      show("on");
+      if (lost) {
+        waiting.add("*");
+        plan();
+      }
+      lost = false;
+    });
+    source.addEventListener("error", () => {
+      lost = true;
+      show("off");
+    });
+    source.addEventListener("change", (event) => {
+      for (const kinds of Object.values(JSON.parse(event.data))) Object.keys(kinds).forEach((kind) => waiting.add(kind));
+      plan();
+    });
+  }
+
+  function close() {
+    source?.close();
+    source = null;
+    show("");
+  }
+
+  function visible() {
+    if (document.hidden) return close();
+    waiting.add("*");
+    plan();
+    open();
+  }
+
+  open();
+  document.addEventListener("visibilitychange", visible, { signal });
+  signal.addEventListener("abort", () => {
+    close();
+    clearTimeout(timer);
+  });
+}
+
+export function touched(kinds, ...prefixes) {
+  return kinds.has("*") || [...kinds].some((kind) => prefixes.some((prefix) => kind.startsWith(prefix)));
+}

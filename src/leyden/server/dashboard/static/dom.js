@@ -1,0 +1,97 @@
+// Builds elements. Text always becomes a text node: nothing here parses markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function build(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(element.style, value);
+    else if (name in element && typeof value !== "string") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  append(element, children);
+  return element;
+}
+
+function append(element, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : String(child));
+  }
+}
+
+export function h(tag, attributes, ...children) {
+  return build(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value);
+  }
+  append(element, children);
+  return element;
+}
+
+export function replace(element, ...children) {
+  element.replaceChildren();
+  append(element, children);
+  return element;
+}
+
+// Numbers and times
+
+export function number(value, digits = 3) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e5) return String(value);
+  if (size >= 1e5) return compact(value);
+  if (size !== 0 && size < 10 ** -digits) return value.toExponential(1);
+  return value.toFixed(size >= 100 ? 1 : digits);
+}
+
+export function compact(value) {
+  if (value === null || value === undefined) return "–";
+  return new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 }).format(value);
+}
+
+export function whole(value) {
+  return value === null || value === undefined ? "–" : value.toLocaleString("en");
+}
+
+export function withError(value, error) {
+  if (value === null || value === undefined) return "–";
+  return error ? [value.toFixed(3), h("span", { class: "error" }, ` ± ${error.toFixed(3)}`)] : value.toFixed(3);
+}
+
+export function duration(seconds) {
+  if (!Number.isFinite(seconds)) return "–";
+  if (seconds < 0.001) return "0 ms";
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86400)} d`;
+}
+
+export function ago(time) {
+  const seconds = Date.now() / 1000 - time;
+  return seconds < 5 ? "now" : `${duration(seconds)} ago`;
+}
+
+export function moment(time) {
+  return new Date(time * 1000).toLocaleString("sv-SE").slice(0, 16);
+}
+
+export const ENDINGS = ["succeeded", "agent_error", "timeout", "no_reward", "lost", "engine_error", "cancelled", "running", "queued"];
+
+export function badge(state) {
+  return h("span", { class: `badge ${state}` }, state.replaceAll("_", " "));
+}
+
+export function title(text) {
+  document.title = `${text} · Leyden`;
+}

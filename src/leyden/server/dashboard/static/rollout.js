@@ -1,0 +1,215 @@
+// One rollout: what happened when, the conversation with its tokens, rewards and credit, and its group.
+
+import { badge, duration, h, moment, number, replace, svg, title, whole } from "./dom.js";
+import { follow, get, runPath } from "./data.js";
+
+const SHADES = [["logprob", "logprob"], ["advantage", "advantage"], ["staleness", "staleness"], ["none", "no shading"]];
+
+export async function showRollout(main, { params: [run, id], query, signal, go }) {
+  title(id);
+  const view = await get(runPath(run, `/rollouts/${encodeURIComponent(id)}/view`), { attempt: query.get("attempt") });
+  if (signal.aborted) return;
+  const base = `/runs/${encodeURIComponent(run)}/rollouts`;
+  const state = view.attempt.outcome?.ending ?? "running";
+  const conversation = h("div", { class: "conversation" });
+  let shade = localStorage.getItem("shade") ?? "logprob";
+  const legend = h("span", { class: "soft legend" });
+
+  function draw() {
+    replace(legend, LEGENDS[shade]);
+    replace(conversation, view.calls.length ? view.calls.map((call, index) => showCall(view, call, index, shade)) : h("p", { class: "empty" }, "The agent made no model call in this attempt."));
+  }
+
+  const chooser = h("select", { "aria-label": "Shade tokens by", onchange: () => {
+    shade = chooser.value;
+    localStorage.setItem("shade", shade);
+    draw();
+  } }, SHADES.map(([value, text]) => h("option", { value, selected: value === shade }, text)));
+
+  replace(main,
+    h("div", { class: "head" }, h("h1", { class: "code" }, id), badge(state), h("span", { class: "grow" }),
+      view.attempts.length > 1 && h("nav", { class: "pages", "aria-label": "Attempts" }, view.attempts.map((one) => h("a", { href: `${base}/${encodeURIComponent(id)}?attempt=${one.number}`, "aria-current": one.number === view.attempt.number ? "page" : null }, `attempt ${one.number}`)))),
+    facts(run, view),
+    view.attempt.outcome?.message && h("pre", { class: "panel message bad" }, view.attempt.outcome.message),
+    siblings(base, view),
+    h("section", { class: "panel" }, h("h2", {}, "Trace"), waterfall(view)),
+    h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Conversation"), h("span", { class: "grow" }), legend, chooser), conversation),
+    tree(run, view),
+    view.attempt.result !== null && h("section", { class: "panel" }, h("h2", {}, "Result"), h("pre", {}, pretty(view.attempt.result))),
+    h("section", { class: "panel" }, h("h2", {}, "Task"), h("pre", {}, pretty(view.task.input))),
+    view.output && h("section", { class: "panel" }, h("h2", {}, "Output"), h("pre", {}, view.output)));
+  draw();
+  if (state === "running") follow(run, () => go(location.pathname + location.search, { replaced: true }), signal);
+}
+
+function facts(run, view) {
+  const fact = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
+  const { rollout, attempt } = view;
+  const sampled = view.calls.reduce((sum, call) => sum + call.tokens.length, 0);
+  return h("dl", { class: "facts" },
+    fact("reward", number(rollout.reward)),
+    view.rewards.map((one) => fact(`${one.kind ?? "final"}: ${one.name ?? "reward"}`, number((one.weight ?? 1) * one.value), one.call && h("span", { class: "soft" }, ` call ${one.call}`), one.why && h("span", { class: "soft" }, ` ${one.why}`))),
+    fact("for", rollout.purpose, rollout.step !== null && ` step ${rollout.step}`),
+    fact("task", rollout.task),
+    fact("calls", `${view.calls.length}, ${whole(sampled)} tokens`),
+    fact("trained", view.trained === null ? "no" : `in step ${view.trained}`),
+    fact("took", attempt.ended ? duration(attempt.ended - attempt.started) : "running"),
+    fact("worker", h("span", { class: "code" }, attempt.worker)),
+    fact("started", moment(attempt.started)));
+}
+
+function siblings(base, view) {
+  return h("nav", { class: "siblings", "aria-label": "Rollouts of the group" }, h("span", { class: "soft" }, `group ${view.rollout.group}`),
+    view.siblings.map((one) => h("a", { href: `${base}/${encodeURIComponent(one.id)}`, "aria-current": one.id === view.rollout.id ? "page" : null, class: `sibling ${one.outcome?.ending ?? one.state}`, title: `${one.calls ?? 0} calls, ${one.tokens ?? 0} tokens` },
+      h("span", { class: "soft" }, `.${one.index}`), " ", one.reward === null ? (one.outcome?.ending ?? one.state).replaceAll("_", " ") : number(one.reward))));
+}
+
+// Trace
+
+function waterfall(view) {
+  const rows = [];
+  for (const span of view.spans) rows.push({ id: span.span_id, parent: span.parent_id, name: span.name, from: span.start_ns / 1e9, to: span.end_ns / 1e9, kind: span.status === "error" ? "error" : "span", note: span.status_message ?? "" });
+  for (const call of view.calls) rows.push({ id: `call ${call.id}`, parent: call.span, name: `model${call.role ? ` · ${call.role}` : ""} · ${call.tokens.length} tokens`, from: call.started, to: call.ended, kind: call.status === "ok" ? "call" : "error", note: call.finish, target: call.id });
+  if (!rows.length) return h("p", { class: "soft" }, "No spans and no calls.");
+  const known = new Map(rows.map((row) => [row.id, row]));
+  const children = new Map();
+  for (const row of rows) {
+    const parent = known.has(row.parent) && row.parent !== row.id ? row.parent : null;
+    children.set(parent, [...(children.get(parent) ?? []), row]);
+  }
+  const ordered = [];
+  const seen = new Set();
+  function visit(row, depth) {
+    if (seen.has(row.id) || ordered.length > 400) return;
+    seen.add(row.id);
+    ordered.push({ ...row, depth });
+    (children.get(row.id) ?? []).sort((a, b) => a.from - b.from).forEach((child) => visit(child, depth + 1));
+  }
+  (children.get(null) ?? []).sort((a, b) => a.from - b.from).forEach((row) => visit(row, 0));
+  rows.forEach((row) => visit(row, 0));
+  const start = Math.min(view.attempt.started, ...rows.map((row) => row.from));
+  const end = Math.max(view.attempt.ended ?? start, ...rows.map((row) => row.to), start + 1e-6);
+  const share = (time) => `${((time - start) / (end - start)) * 100}%`;
+  return h("div", { class: "waterfall" }, ordered.map((row) => h("div", { class: "bar-row", title: row.note },
+    h("span", { class: "name", style: { paddingLeft: `${Math.min(row.depth, 12) * 12}px` } }, row.target ? h("a", { href: `#call-${row.target}` }, row.name) : row.name),
+    h("span", { class: "track" }, h("span", { class: `span ${row.kind}`, style: { left: share(row.from), width: `max(2px, ${((row.to - row.from) / (end - start)) * 100}%)` } })),
+    h("span", { class: "num soft" }, duration(row.to - row.from)))));
+}
+
+// Conversation
+
+const LEGENDS = {
+  logprob: ["sure ", h("i", { class: "scale logprob" }), " unlikely"],
+  advantage: ["worse ", h("i", { class: "scale advantage" }), " better than the group"],
+  staleness: ["newest weights ", h("i", { class: "scale logprob" }), " old"],
+  none: [],
+};
+
+function showCall(view, call, index, shade) {
+  const rewards = view.rewards.filter((one) => one.call === call.id);
+  const signals = view.signals.filter((one) => one.call === call.id);
+  const { credit } = call;
+  return h("article", { class: "call", id: `call-${call.id}` },
+    h("header", {}, h("b", {}, `call ${index + 1}`), call.role && h("span", { class: "role" }, call.role),
+      h("span", { class: "soft" }, `${whole(call.prompt_tokens)} + ${whole(call.tokens.length)} tokens, ${call.made}${call.made_why ? ` (${call.made_why})` : ""}, ${call.finish}, ${duration(call.ended - call.started)}`),
+      credit && (credit.excluded ? h("span", { class: "chip warn" }, `left out: ${credit.excluded}`) : h("span", { class: `chip ${credit.advantage > 0 ? "good" : credit.advantage < 0 ? "bad" : ""}` }, `value ${number(credit.value)}, advantage ${number(credit.advantage)}, weight ${number(credit.weight)}, ${credit.tokens} tokens`)),
+      !credit && call.unusable && h("span", { class: "chip warn" }, `not trained on: ${call.unusable}`),
+      rewards.map((one) => h("span", { class: `chip ${one.value > 0 ? "good" : "bad"}`, title: one.why ?? "" }, `${one.name ?? "reward"} ${number((one.weight ?? 1) * one.value)}`)),
+      signals.map((one) => h("span", { class: "chip", title: one.why }, `${one.kind.replaceAll("_", " ")}${one.tool ? `: ${one.tool}` : ""}`))),
+    call.kept_messages > 0 && h("p", { class: "soft kept" }, `continues after ${call.kept_messages} messages`),
+    call.messages.map((message) => showMessage(message)),
+    h("div", { class: "message assistant" }, h("span", { class: "who" }, "assistant"), h("div", { class: "text tokens" }, call.tokens.length ? call.tokens.map((token) => showToken(token, call, view, shade)) : messageText(call.response))),
+    call.prompt !== null && h("details", { class: "exact" }, h("summary", {}, "new prompt tokens as the model saw them"), h("pre", {}, call.prompt)));
+}
+
+function showMessage(message) {
+  const who = typeof message?.role === "string" ? message.role : "message";
+  return h("div", { class: `message ${["system", "user", "tool", "assistant"].includes(who) ? who : ""}` }, h("span", { class: "who" }, who), h("div", { class: "text" }, messageText(message)));
+}
+
+function messageText(message) {
+  if (message === null || message === undefined) return "";
+  if (typeof message === "string") return message;
+  const parts = [];
+  if (typeof message.content === "string") parts.push(message.content);
+  else if (Array.isArray(message.content)) parts.push(...message.content.map((part) => typeof part?.text === "string" ? part.text : pretty(part)));
+  else if (message.content) parts.push(pretty(message.content));
+  for (const call of message.tool_calls ?? []) parts.push(`${call?.function?.name ?? "tool"}(${call?.function?.arguments ?? ""})`);
+  return parts.length ? parts.join("\n") : pretty(message);
+}
+
+function showToken([text, logprob, version], call, view, shade) {
+  const stale = version !== null && view.version !== null ? view.version - version : null;
+  const advantage = call.credit?.advantage ?? null;
+  const values = { logprob: logprob === null ? null : Math.min(1, -logprob / 4), staleness: stale === null ? null : Math.min(1, stale / 4), advantage };
+  const value = values[shade] ?? null;
+  const label = [logprob !== null && `logprob ${logprob.toFixed(3)} (p ${Math.exp(logprob).toFixed(3)})`, version !== null && `version ${version}${stale ? `, ${stale} behind` : ""}`, advantage !== null && `advantage ${number(advantage)}`].filter(Boolean).join("\n");
+  const token = h("span", { class: "token", title: label }, text);
+  if (value !== null && value !== 0) {
+    const strength = Math.min(1, Math.abs(value));
+    token.classList.add(shade === "advantage" ? (value > 0 ? "up" : "down") : "heat");
+    token.style.setProperty("--strength", `${Math.round(strength * 60)}%`);
+  }
+  return token;
+}
+
+// The group's prefix tree: a row for each call, from the first token to the last
+
+function tree(run, view) {
+  const body = h("div");
+  let asked = false;
+  const panel = h("details", { class: "panel", ontoggle: () => {
+    if (panel.open && !asked) load();
+  } }, h("summary", {}, "Prefix tree of the group"), body);
+
+  async function load() {
+    asked = true;
+    const found = await get(runPath(run, `/groups/${encodeURIComponent(view.rollout.group)}/tree`));
+    if (!found.nodes.length) return replace(body, h("p", { class: "soft" }, "The group has no calls."));
+    const saved = found.tokens ? 1 - found.distinct / found.tokens : 0;
+    replace(body, h("p", { class: "soft" }, `${whole(found.tokens)} tokens in all sequences, ${whole(found.distinct)} in the tree: ${Math.round(saved * 100)} % are computed once instead of again. Grey: prompt. Colour: sampled by the model.`), h("div", { class: "scroll" }, drawTree(found.nodes, view.rollout.index)));
+  }
+  return panel;
+}
+
+function drawTree(nodes, own) {
+  const children = nodes.map(() => []);
+  const roots = [];
+  nodes.forEach((node, index) => (node.parent < 0 ? roots : children[node.parent]).push(index));
+  const depth = nodes.map(() => 0);
+  nodes.forEach((node, index) => { depth[index] = node.parent < 0 ? 0 : depth[node.parent] + nodes[node.parent].tokens; });
+  const longest = Math.max(...nodes.map((node, index) => depth[index] + node.tokens));
+  const top = nodes.map(() => 0);
+  const height = nodes.map(() => 0);
+  let row = 0;
+  const order = [];
+  const pending = [...roots].reverse();
+  while (pending.length) {
+    const index = pending.pop();
+    order.push(index);
+    if (!children[index].length) {
+      top[index] = row;
+      height[index] = 1;
+      row += 1;
+    }
+    pending.push(...[...children[index]].reverse());
+  }
+  for (const index of order.reverse()) {
+    if (!children[index].length) continue;
+    top[index] = Math.min(...children[index].map((child) => top[child]));
+    height[index] = Math.max(...children[index].map((child) => top[child] + height[child])) - top[index];
+  }
+  const unit = Math.max(5, Math.min(16, 320 / row));
+  const width = 1000;
+  const drawing = svg("svg", { class: "tree", viewBox: `0 0 ${width} ${row * unit + 2}`, role: "img", "aria-label": `prefix tree with ${nodes.length} nodes` });
+  nodes.forEach((node, index) => {
+    const mine = node.rollouts.includes(own);
+    drawing.append(svg("rect", { class: `${node.sampled ? "sampled" : "prompt"}${mine ? " own" : ""}`, x: (depth[index] / longest) * width, y: top[index] * unit + 1, width: Math.max(1, (node.tokens / longest) * width - 0.8), height: Math.max(1, height[index] * unit - 1) },
+      svg("title", {}, `${node.tokens} tokens ${node.sampled ? "sampled" : "of the prompt"}, ${node.calls} call${node.calls === 1 ? "" : "s"}, rollouts ${node.rollouts.map((one) => `.${one}`).join(" ")}\n${node.text}`)));
+  });
+  return drawing;
+}
+
+function pretty(value) {
+  return typeof value === "string" ? value : JSON.stringify(value, null, 2);
+}

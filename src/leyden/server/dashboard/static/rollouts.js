@@ -1,0 +1,88 @@
+// The rollouts of a run: filtered, sorted and paged by the server; failures grouped by message.
+
+import { badge, ENDINGS, h, moment, number, replace, title, whole } from "./dom.js";
+import { follow, get, runPath, touched } from "./data.js";
+
+const PAGE = 50;
+const COLUMNS = [["rollout", null], ["task", null], ["for", null], ["step", "step"], ["outcome", null], ["reward", "reward"], ["calls", "calls"], ["tokens", "tokens"], ["message", null], ["finished", null]];
+const NUMERIC = ["step", "reward", "calls", "tokens"];
+const FIELDS = ["purpose", "ending", "role", "step_from", "step_to", "reward_from", "reward_to", "tokens_from", "task", "message", "sort", "offset"];
+
+export async function showRollouts(main, { params: [run], query, signal, go }) {
+  title(`${run}: rollouts`);
+  const path = `/runs/${encodeURIComponent(run)}/rollouts`;
+  const filter = Object.fromEntries(FIELDS.flatMap((name) => query.get(name) ? [[name, query.get(name)]] : []));
+  const list = h("tbody");
+  const pager = h("div", { class: "pager" });
+  const problems = h("div");
+  const controls = h("form", { class: "filters", onsubmit: (event) => event.preventDefault() });
+
+  function change(changes) {
+    const next = Object.entries({ ...filter, offset: "", ...changes }).filter(([, value]) => value !== "" && value !== null);
+    go(`${path}${next.length ? `?${new URLSearchParams(next)}` : ""}`, { replaced: true });
+  }
+
+  async function refresh() {
+    const found = await get(runPath(run, "/search"), { ...filter, limit: PAGE });
+    if (signal.aborted) return;
+    const offset = Number(filter.offset ?? 0);
+    replace(list, found.rollouts.length ? found.rollouts.map((one) => row(path, one)) : h("tr", {}, h("td", { colspan: COLUMNS.length, class: "empty" }, "No rollout matches.")));
+    replace(pager,
+      h("span", { class: "soft", "data-total": found.total }, found.total ? `${whole(offset + 1)} to ${whole(Math.min(offset + PAGE, found.total))} of ${whole(found.total)}` : "0"),
+      h("button", { type: "button", disabled: offset === 0, onclick: () => change({ offset: String(Math.max(0, offset - PAGE) || "") }) }, "Previous"),
+      h("button", { type: "button", disabled: offset + PAGE >= found.total, onclick: () => change({ offset: String(offset + PAGE) }) }, "Next"));
+  }
+
+  async function showFailures() {
+    const found = await get(runPath(run, "/failures"));
+    if (signal.aborted) return;
+    const open = problems.querySelector("details")?.open ?? Boolean(filter.message);
+    replace(problems, found.total > 0 && h("details", { class: "panel", open }, h("summary", {}, `Failures by message: ${whole(found.total)}`, found.examined < found.total && h("span", { class: "soft" }, ` (the newest ${whole(found.examined)} read)`)),
+      h("table", { class: "list" }, h("tbody", {}, found.groups.map((one) => h("tr", {},
+        h("td", { class: "num" }, whole(one.count)), h("td", {}, badge(one.ending)),
+        h("td", { class: "wrap" }, h("button", { type: "button", class: "link", onclick: () => change({ message: one.message, ending: one.ending }) }, one.message || "(no message)")),
+        h("td", {}, h("a", { href: `${path}/${encodeURIComponent(one.example)}` }, "newest"))))))));
+  }
+
+  async function showControls() {
+    const facets = await get(runPath(run, "/facets"));
+    if (signal.aborted) return;
+    const choice = (name, label, options) => h("label", {}, label, h("select", { name, onchange: (event) => change({ [name]: event.target.value }) },
+      options.map(([value, text]) => h("option", { value, selected: (filter[name] ?? "") === value }, text))));
+    const field = (name, label) => h("label", {}, label, h("input", { name, value: filter[name] ?? "", inputmode: "decimal", size: 5, onchange: (event) => change({ [name]: event.target.value.trim() }) }));
+    const endings = ENDINGS.filter((name) => facets.endings[name]);
+    replace(controls,
+      choice("purpose", "for", [["", "all"], ...Object.entries(facets.purposes).map(([name, count]) => [name, `${name} (${whole(count)})`])]),
+      choice("ending", "outcome", [["", "all"], ...endings.map((name) => [name, `${name.replaceAll("_", " ")} (${whole(facets.endings[name])})`])]),
+      facets.roles.length > 0 && choice("role", "role", [["", "all"], ...facets.roles.map((name) => [name, name])]),
+      field("step_from", "step from"), field("step_to", "to"), field("reward_from", "reward from"), field("reward_to", "to"), field("tokens_from", "tokens from"),
+      choice("sort", "sort", [["", "newest"], ["oldest", "oldest"], ["reward", "lowest reward"], ["-reward", "highest reward"], ["-tokens", "longest"], ["tokens", "shortest"], ["-calls", "most calls"], ["-step", "latest step"], ["step", "first step"]]),
+      filter.message && h("button", { type: "button", class: "chip", onclick: () => change({ message: "" }) }, `message: ${filter.message.slice(0, 40)} ✕`),
+      filter.task && h("button", { type: "button", class: "chip", onclick: () => change({ task: "" }) }, `task: ${filter.task} ✕`),
+      Object.keys(filter).length > 0 && h("button", { type: "button", class: "quiet", onclick: () => go(path, { replaced: true }) }, "Clear"));
+  }
+
+  const sortable = ([name, key]) => h("th", { class: NUMERIC.includes(name) ? "num" : null, "aria-sort": filter.sort === key && key ? "ascending" : filter.sort === `-${key}` ? "descending" : null },
+    key ? h("button", { type: "button", class: "sort", onclick: () => change({ sort: filter.sort === `-${key}` ? key : `-${key}` }) }, name, filter.sort === key ? " ▲" : filter.sort === `-${key}` ? " ▼" : "") : name);
+  replace(main, h("div", { class: "head" }, h("h1", {}, "Rollouts"), h("a", { class: "soft", href: `/runs/${encodeURIComponent(run)}` }, run), h("span", { class: "grow" }), pager),
+    controls, problems, h("div", { class: "scroll" }, h("table", { class: "list rollouts" }, h("thead", {}, h("tr", {}, COLUMNS.map(sortable))), list)));
+  await Promise.all([refresh(), showControls(), showFailures()]);
+  follow(run, async (kinds) => {
+    if (touched(kinds, "rollout", "attempt", "group")) await Promise.all([refresh(), showFailures()]);
+  }, signal);
+}
+
+function row(path, one) {
+  const state = one.outcome?.ending ?? one.state;
+  return h("tr", { "data-rollout": one.id },
+    h("td", {}, h("a", { class: "row code", href: `${path}/${encodeURIComponent(one.id)}` }, one.id)),
+    h("td", { class: "soft clip" }, h("a", { href: `${path}?task=${encodeURIComponent(one.task)}` }, one.task)),
+    h("td", { class: "soft" }, one.purpose),
+    h("td", { class: "num" }, one.step ?? "–"),
+    h("td", {}, badge(state), one.attempts > 1 && h("span", { class: "soft" }, ` attempt ${one.attempts}`)),
+    h("td", { class: "num" }, number(one.reward)),
+    h("td", { class: "num" }, one.calls ?? "–"),
+    h("td", { class: "num" }, one.tokens === null ? "–" : whole(one.tokens)),
+    h("td", { class: "clip message" }, one.outcome?.message ?? ""),
+    h("td", { class: "soft" }, one.finished ? moment(one.finished).slice(5) : ""));
+}

@@ -1,0 +1,141 @@
+// One run: its curves as they grow, and its configuration.
+
+import { ago, badge, compact, ENDINGS, h, moment, replace, title, whole, withError } from "./dom.js";
+import { follow, get, runPath, touched } from "./data.js";
+import { chart } from "./chart.js";
+import { differences, flatten } from "./config.js";
+
+const OUTCOMES = ["succeeded", "agent_error", "timeout", "no_reward", "lost", "engine_error", "cancelled"];
+
+// Charts of metrics: title, metrics by the names to show, options.
+const CHARTS = [
+  ["outcomes of a step", OUTCOMES.map((ending) => [`rollouts/${ending}`, ending.replaceAll("_", " ")]), { stacked: true }],
+  ["groups", [["groups/flat", "flat: every rollout has the same reward"], ["groups/dropped", "dropped"]], { zero: true }],
+  ["entropy", [["training/entropy", "entropy"]], { zero: true }],
+  ["KL divergence", [["training/kl_sampler_k3", "to the sampler"], ["training/kl_proximal_k3", "within the step"], ["training/kl_reference", "to the reference"]], { zero: true }],
+  ["clipped and corrected tokens", [["training/clipped_low", "clipped low"], ["training/clipped_high", "clipped high"], ["training/corrected", "corrected"]], { zero: true }],
+  ["trainer and engine agree", [["training/ess_token", "effective sample size by token"], ["training/ess_call", "by call"]], { max: 1 }],
+  ["staleness", [["staleness/mean", "mean versions"], ["staleness/max", "most"]], { zero: true, empty: "every token was sampled by the newest weights, or none was reported" }],
+  ["tokens", [["tokens/sampled", "sampled"], ["tokens/trained", "trained on"], ["tokens/computed", "computed"]], { zero: true }],
+  ["length", [["length/call", "tokens a call"], ["length/rollout", "tokens a rollout"]], { zero: true }],
+  ["time of a step, s", [["time/sampling_s", "sampling"], ["time/training_s", "training"], ["time/publishing_s", "publishing"]], { stacked: true }],
+  ["gradient norm", [["training/grad_norm", "gradient norm"]], { zero: true }],
+  ["loss", [["training/loss", "loss"]], {}],
+  ["learning rate", [["training/learning_rate", "learning rate"]], { zero: true }],
+];
+const NAMES = [...new Set(CHARTS.flatMap(([, metrics]) => metrics.map(([name]) => name))), "reward/*", "held_out/*", "signals/*", "rollouts/asked", "calls/trained"];
+
+export async function showRun(main, { params: [run], signal, go }) {
+  title(run);
+  const path = `/runs/${encodeURIComponent(run)}`;
+  const facts = h("dl", { class: "facts" });
+  const plots = h("div", { class: "charts" });
+  const head = h("div", { class: "head" });
+  const openStep = (purpose) => (step) => go(`${path}/rollouts?purpose=${purpose}&step_from=${step}&step_to=${step}`);
+
+  async function showFacts() {
+    const card = await get(runPath(run, "/card"));
+    if (signal.aborted) return;
+    const done = Object.values(card.rollouts).reduce((sum, one) => sum + one, 0);
+    const fact = (name, ...value) => [h("div", {}, h("dt", {}, name), h("dd", {}, value))];
+    replace(head, h("h1", {}, run), badge(card.state), h("span", { class: "soft" }, card.model ?? ""), h("span", { class: "grow" }),
+      h("a", { class: "button", href: `${path}/rollouts` }, "Rollouts"));
+    replace(facts,
+      fact("step", card.steps ? `${card.step} / ${card.steps}` : card.step),
+      fact(card.held_out ? "held-out reward" : "reward", withError(card.reward, card.error)),
+      fact("best", withError(card.best, card.best_error), card.best_step !== null && h("span", { class: "soft" }, ` at step ${card.best_step}`)),
+      fact("rollouts", whole(done)),
+      fact("outcomes", ENDINGS.filter((name) => card.rollouts[name]).map((name) => h("a", { class: "count", href: `${path}/rollouts?ending=${name}` }, badge(name), ` ${whole(card.rollouts[name])}`))),
+      fact("calls", compact(card.calls)),
+      fact("sampled tokens", compact(card.tokens)),
+      fact("started", moment(card.created)),
+      fact("last event", ago(card.last_event)));
+  }
+
+  async function showCurves() {
+    const [found, rewards] = await Promise.all([get(runPath(run, "/series"), { names: NAMES.join(","), points: 300 }), get(runPath(run, "/rewards"))]);
+    if (signal.aborted) return;
+    const focused = document.activeElement?.closest?.("[data-chart]")?.dataset.chart;
+    const csv = (names) => `${runPath(run, "/series.csv")}?${new URLSearchParams({ names: names.join(","), points: 100000 })}`;
+    const drawn = [rewardChart(found, rewards, openStep("train"), csv), heldOutChart(found, rewards, openStep("eval"), csv)];
+    for (const [name, metrics, options] of CHARTS) {
+      const lines = metrics.flatMap(([metric, label], index) => found[metric] ? [{ name: label, colour: index, ...found[metric] }] : []);
+      if (!lines.length && !options.empty) continue;
+      if (options.stacked) lines.forEach((line) => { delete line.low; delete line.high; });
+      drawn.push(chart({ title: name, lines, ...options, open: openStep("train"), download: csv(metrics.map(([metric]) => metric)) }));
+    }
+    const signals = Object.keys(found).filter((name) => name.startsWith("signals/"));
+    if (signals.length) drawn.push(chart({ title: "signals", zero: true, lines: signals.map((name) => ({ name: name.slice(8), ...found[name] })), open: openStep("train"), download: csv(signals) }));
+    replace(plots, drawn);
+    if (focused) plots.querySelector(`[data-chart="${CSS.escape(focused)}"] svg`)?.focus({ preventScroll: true });
+  }
+
+  replace(main, head, facts, plots, configuration(run));
+  await Promise.all([showFacts(), showCurves()]);
+  follow(run, async (kinds) => {
+    await showFacts();
+    if (touched(kinds, "metrics", "group.finished", "attempt.rewarded")) await showCurves();
+  }, signal);
+}
+
+function rewardChart(found, rewards, open, csv) {
+  const steps = rewards.train.map((one) => one.step);
+  const mean = rewards.train.map((one) => one.mean);
+  const line = found["reward/mean"] && !steps.length ? found["reward/mean"] : thin({ steps, values: mean, deviation: rewards.train.map((one) => one.deviation) });
+  const deviation = line.deviation;
+  if (deviation) {
+    line.low = line.values.map((value, index) => value - deviation[index]);
+    line.high = line.values.map((value, index) => value + deviation[index]);
+  }
+  return chart({ title: "training reward", lines: [{ name: "mean, ± one deviation", ...line }], open, download: csv(["reward/*"]) });
+}
+
+function heldOutChart(found, rewards, open, csv) {
+  const clustered = found["held_out/error"];
+  const errors = new Map(clustered?.steps.map((step, index) => [step, clustered.values[index]]));
+  const points = rewards.held_out.map((one) => ({ ...one, error: errors.get(one.step) ?? one.deviation / Math.sqrt(Math.max(1, one.count)) }));
+  const line = { name: "mean ± standard error", colour: 1, points: true, steps: points.map((one) => one.step), values: points.map((one) => one.mean), errors: points.map((one) => one.error) };
+  return chart({ title: "held-out reward", lines: [line], open, empty: "no evaluation yet", download: csv(["held_out/*"]) });
+}
+
+// Joins neighbouring steps until there are at most 300 points.
+function thin({ steps, values, deviation }) {
+  const width = Math.ceil(steps.length / 300);
+  if (width <= 1) return { steps, values, deviation };
+  const joined = { steps: [], values: [], deviation: [] };
+  const mean = (list, start) => list.slice(start, start + width).reduce((sum, value) => sum + value, 0) / Math.min(width, list.length - start);
+  for (let start = 0; start < steps.length; start += width) {
+    joined.steps.push(steps[Math.min(start + width, steps.length) - 1]);
+    joined.values.push(mean(values, start));
+    joined.deviation.push(mean(deviation, start));
+  }
+  return joined;
+}
+
+function configuration(run) {
+  const body = h("div");
+  let loaded = false;
+  const details = h("details", { class: "panel", ontoggle: () => {
+    if (details.open && !loaded) load();
+  } }, h("summary", {}, "Configuration"), body);
+
+  async function load() {
+    loaded = true;
+    const [own, cards] = await Promise.all([get(runPath(run)), get("/api/overview")]);
+    const flat = flatten(own.config ?? {});
+    const table = h("div", { class: "scroll" });
+    const others = cards.filter((card) => card.id !== run);
+    const choice = h("select", { "aria-label": "Compare with", onchange: () => show(choice.value) }, h("option", { value: "" }, "whole configuration"), others.map((card) => h("option", { value: card.id }, `what differs from ${card.id}`)));
+
+    async function show(other) {
+      const flats = other ? [flat, flatten((await get(runPath(other))).config ?? {})] : [flat];
+      const keys = other ? differences(flats) : Object.keys(flat);
+      replace(table, keys.length ? h("table", { class: "list" },
+        other && h("thead", {}, h("tr", {}, h("th", {}, "setting"), h("th", {}, run), h("th", {}, other))),
+        h("tbody", {}, keys.map((key) => h("tr", {}, h("td", { class: "code" }, key), flats.map((one) => h("td", { class: "code" }, one[key] ?? "–")))))) : h("p", { class: "soft" }, "The configurations are the same."));
+    }
+    replace(body, others.length > 0 && choice, table);
+    await show("");
+  }
+  return details;
+}

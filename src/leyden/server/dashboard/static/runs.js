@@ -1,0 +1,51 @@
+// The list of runs.
+
+import { ago, badge, compact, h, replace, title, whole, withError } from "./dom.js";
+import { follow, get } from "./data.js";
+import { sparkline } from "./chart.js";
+
+export async function showRuns(main, { signal, go }) {
+  title("Runs");
+  const chosen = new Set();
+  const list = h("tbody");
+  const compare = h("button", { type: "button", disabled: true, onclick: () => go(`/compare?runs=${[...chosen].map(encodeURIComponent).join(",")}`) }, "Compare");
+  const count = h("span", { class: "soft" });
+
+  async function refresh() {
+    const cards = await get("/api/overview");
+    if (signal.aborted) return;
+    count.textContent = `${cards.length} run${cards.length === 1 ? "" : "s"}`;
+    replace(list, cards.length ? cards.map(row) : h("tr", {}, h("td", { colspan: 11, class: "empty" }, "No runs yet: start one with leyden train.")));
+  }
+
+  function row(card) {
+    const path = `/runs/${encodeURIComponent(card.id)}`;
+    const total = Object.values(card.rollouts).reduce((sum, one) => sum + one, 0);
+    const failed = total - ["succeeded", "running", "queued"].reduce((sum, name) => sum + (card.rollouts[name] ?? 0), 0);
+    const box = h("input", { type: "checkbox", "aria-label": `Compare ${card.id}`, checked: chosen.has(card.id), onchange: (event) => {
+      chosen[event.target.checked ? "add" : "delete"](card.id);
+      compare.disabled = chosen.size < 2;
+    } });
+    return h("tr", { "data-run": card.id },
+      h("td", { class: "tick" }, box),
+      h("td", {}, h("a", { class: "row strong", href: path }, card.id)),
+      h("td", {}, badge(card.state)),
+      h("td", { class: "soft clip" }, card.model ?? "–"),
+      h("td", { class: "num" }, card.steps ? `${card.step} / ${card.steps}` : card.step || "–"),
+      h("td", { class: "num" }, withError(card.reward, card.error)),
+      h("td", { class: "num" }, withError(card.best, card.best_error), card.best_step !== null && h("span", { class: "soft" }, ` @${card.best_step}`)),
+      h("td", {}, sparkline(card.curve)),
+      h("td", { class: "num" }, h("a", { href: `${path}/rollouts` }, whole(total)), failed > 0 && h("span", { class: "bad" }, ` ${whole(failed)} failed`)),
+      h("td", { class: "num soft" }, compact(card.tokens)),
+      h("td", { class: "soft", title: new Date(card.created * 1000).toLocaleString() }, card.state === "running" ? ago(card.created) : ago(card.last_event)));
+  }
+
+  replace(main,
+    h("div", { class: "head" }, h("h1", {}, "Runs"), count, h("span", { class: "grow" }), compare),
+    h("div", { class: "scroll" }, h("table", { class: "list" },
+      h("thead", {}, h("tr", {}, ["", "run", "state", "model", "step", "reward", "best", "", "rollouts", "tokens", "age"].map((name) => h("th", { class: ["step", "reward", "best", "rollouts", "tokens"].includes(name) ? "num" : null }, name)))),
+      list)),
+    h("p", { class: "note" }, "Reward: mean and standard error on the held-out tasks at the last evaluation, or of the last step's rollouts where nothing is held out. Rollouts that failed count with the run's failure_reward."));
+  await refresh();
+  follow(null, refresh, signal);
+}

@@ -1,0 +1,50 @@
+"""Server-sent events: what changed in which run, at most four times a second, so that pages fetch only that again."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from leyden.records import Event
+from leyden.server.http import Request
+from leyden.server.service import ServerContext
+from leyden.server.streaming import StreamResponse
+
+_INTERVAL_S = 0.25
+Changes = Counter[tuple[str, str]]
+"""How many events there were, by run and kind."""
+
+
+async def stream_changes(service: ServerContext, request: Request[None, None]) -> StreamResponse:
+    """Stream the numbers of new events by run and kind, for as long as the client listens."""
+    return StreamResponse(_changes(service, request.path.get("run") or request.key.run))
+
+
+async def _changes(service: ServerContext, run: str | None) -> AsyncGenerator[bytes, None]:
+    notifications, changes = service.store.notifications, Changes()
+
+    def on_event(event: Event) -> None:
+        if run in (None, event.run):
+            changes[event.run, str(event.kind)] += 1
+
+    notifications.subscribe(on_event)
+    try:
+        yield b"event: open\ndata: {}\n\n"
+        with notifications.listen(run) as woken:
+            while not notifications.closed:
+                await woken.wait()
+                await asyncio.sleep(_INTERVAL_S)
+                woken.clear()
+                if changes:
+                    yield _message(changes)
+                    changes.clear()
+    finally:
+        notifications.unsubscribe(on_event)
+
+
+def _message(changes: Changes) -> bytes:
+    runs: dict[str, dict[str, int]] = {}
+    for (run, kind), count in changes.items():
+        runs.setdefault(run, {})[kind] = count
+    return b"event: change\ndata: " + msgspec.json.encode(runs) + b"\n\n"
