@@ -1,0 +1,184 @@
+"""The pages in a real browser, against a real server."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+from browsing import AVAILABLE, MISSING, READY, open_browser
+from serving import ServerProcess
+
+from leyden.outcomes import Ending, Outcome
+from leyden.records import Call, Metric, Purpose, Reward, Task, VersionRun
+from leyden.remote import Remote
+from leyden.server.keys import KeyKind
+from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+CONFIG = {"model": "spark", "training": {"steps": 4, "learning_rate": 0.001}}
+
+
+async def step(remote: Remote, number: int, reward: float, purpose: Purpose = Purpose.TRAIN) -> None:
+    """One step of run `calc`: two rollouts, of which the second fails, and its metrics."""
+    group = f"{'step' if purpose is Purpose.TRAIN else 'eval'}-{number}-0"
+    await remote.enqueue("calc", GroupSpec(group, Task("t", {"question": HOSTILE}), 2, purpose, step=number))
+    good, bad = await remote.lease(LeaseRequest("w", 2, run="calc"))
+    call = Call(
+        "c",
+        role="solver",
+        messages=({"role": "user", "content": HOSTILE},),
+        response={"role": "assistant", "content": HOSTILE},
+        prompt_ids=(1, 2, 3),
+        completion_ids=(4, 5),
+        logprobs=(-0.1, -3.0),
+        versions=(VersionRun(2, number),),
+        started=1.0,
+        ended=2.0,
+    )
+    await remote.record_calls("calc", good.attempt.id, [call])
+    done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", reward),), output=HOSTILE)
+    await remote.finish("calc", good.attempt.id, done)
+    failed = Outcome(Ending.AGENT_ERROR, f"KeyError {number}: {HOSTILE}")
+    await remote.finish("calc", bad.attempt.id, FinishRequest(failed))
+    if purpose is Purpose.TRAIN:
+        await remote.record_metrics("calc", [Metric(number, "training/entropy", 1 / number)])
+
+
+async def fill(server: ServerProcess) -> None:
+    async with Remote(server.url, server.admin_key) as remote:
+        await remote.create_run(RunSpec("calc", config=CONFIG))
+        await remote.create_run(RunSpec("other", config={**CONFIG, "model": "larger"}))
+        await step(remote, 0, 0.25, Purpose.EVAL)
+        await step(remote, 1, 0.5)
+        await step(remote, 2, 1.0)
+
+
+@pytest.fixture(scope="module")
+def filled(server: ServerProcess) -> ServerProcess:
+    asyncio.run(fill(server))
+    return server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if not AVAILABLE:
+        pytest.skip(MISSING)
+    with open_browser() as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Any, filled: ServerProcess) -> Iterator[Any]:
+    """A page of a browser that has opened the server's link."""
+    context = browser.new_context(base_url=filled.url)
+    opened = context.new_page()
+    opened.goto(filled.running.dashboard)
+    opened.wait_for_selector(READY)
+    yield opened
+    context.close()
+
+
+# Keys
+
+
+PATHS = ("/", "/workers", "/compare", "/runs/calc", "/runs/calc/rollouts", "/runs/calc/rollouts/step-1-0.0")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nothing_is_shown_without_a_key(filled: ServerProcess, path: str) -> None:
+    reply = requests.get(filled.url + path, timeout=30)
+    assert reply.status_code == 401
+    assert 'type="password"' in reply.text
+    assert "calc" not in reply.text
+    assert "script-src 'self'" in reply.headers["content-security-policy"]
+
+
+def test_a_cookie_holds_a_viewers_key_only(filled: ServerProcess) -> None:
+    session = requests.Session()
+    assert session.post(filled.url + "/signin", json={"key": filled.key(KeyKind.WORKER)}, timeout=30).status_code == 403
+    assert session.post(filled.url + "/signin", json={"key": filled.admin_key}, timeout=30).status_code == 200
+    (cookie,) = session.cookies
+    assert cookie.value != filled.admin_key and cookie.has_nonstandard_attr("HttpOnly")
+    assert session.get(filled.url + "/api/overview", timeout=30).status_code == 200
+    assert session.delete(filled.url + "/api/runs/calc", timeout=30).status_code == 403
+    forged = {cookie.name: filled.admin_key}
+    assert requests.get(filled.url + "/api/overview", cookies=forged, timeout=30).status_code == 401
+
+
+def test_pages_need_a_key_on_a_server_without_keys(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with ServerProcess(tmp_path_factory.mktemp("open"), "--keyless") as server:
+        assert requests.get(server.url + "/api/runs", timeout=30).status_code == 200
+        assert requests.get(server.url + "/", timeout=30).status_code == 401
+
+
+# Pages
+
+
+def test_a_run_is_watched_from_its_list_to_one_rollout(page: Any, filled: ServerProcess) -> None:
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    row = page.locator("tr[data-run=calc]")
+    assert "2 / 4" in row.inner_text() and "spark" in row.inner_text()
+    row.get_by_role("link", name="calc").click()
+    page.wait_for_selector("[data-chart=entropy] path.line")
+    assert page.locator("[data-chart='held-out reward'] circle").count() == 1
+    page.wait_for_selector(".live.on")
+
+    async def train_on() -> None:
+        async with Remote(filled.url, filled.admin_key) as remote:
+            await step(remote, 3, 1.0)
+
+    asyncio_run_elsewhere(train_on())
+    page.wait_for_selector("dd:has-text('3 / 4')", timeout=30_000)  # without loading the page again
+
+    page.locator("[data-chart='held-out reward'] svg").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("tr[data-rollout='eval-0-0.0']")
+    assert page.locator("tr[data-rollout]").count() == 2
+    page.locator("tr[data-rollout='eval-0-0.0'] a.row").click()
+    page.wait_for_selector(".tokens .token")
+    assert HOSTILE in page.locator("article.call").first.inner_text()
+    assert page.title() == "eval-0-0.0 · Leyden"  # no script of the agent's text has run
+    assert page.locator("main img, main script").count() == 0
+    assert not errors
+
+
+def test_rollouts_are_filtered_and_failures_grouped(page: Any) -> None:
+    page.goto("/runs/calc/rollouts?purpose=train")
+    page.wait_for_selector(READY)
+    page.get_by_label("outcome").select_option("agent_error")
+    page.wait_for_url("**ending=agent_error**")
+    page.wait_for_selector(READY)
+    assert all("agent error" in row for row in page.locator("tbody tr[data-rollout]").all_inner_texts())
+    page.locator("summary").click()
+    group = page.locator("details button.link")
+    assert group.count() == 1  # messages that differ in a number only
+    assert HOSTILE in group.inner_text()
+
+
+@pytest.mark.slow
+def test_every_page_works_in_the_dark_on_a_phone(browser: Any, filled: ServerProcess) -> None:
+    context = browser.new_context(base_url=filled.url, color_scheme="dark", viewport={"width": 390, "height": 800})
+    opened = context.new_page()
+    errors: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.goto(filled.running.dashboard)
+    opened.wait_for_selector(READY)
+    for path in (*PATHS, "/compare?runs=calc,other"):
+        opened.goto(path)
+        opened.wait_for_selector(READY)
+        assert opened.evaluate("document.documentElement.scrollWidth") <= 390, path
+    assert "larger" in opened.locator("table").inner_text()
+    assert not errors
+    context.close()
+
+
+def asyncio_run_elsewhere(work: Any) -> None:
+    """Run a coroutine on another thread: Playwright's loop is active on this one."""
+    from threading import Thread
+
+    thread = Thread(target=lambda: asyncio.run(work))
+    thread.start()
+    thread.join()

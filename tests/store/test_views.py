@@ -1,0 +1,74 @@
+"""What the pages read: lists, series and groups of failures, on every database."""
+
+import pytest
+
+from leyden.outcomes import Ending, Outcome
+from leyden.records import Call, Metric, Purpose, Reward, Task
+from leyden.store import views
+from leyden.store.queue import LeaseQuery
+from leyden.store.store import Store
+from leyden.views import RolloutQuery
+from leyden.wire import FinishRequest, GroupSpec
+
+
+async def fill(store: Store) -> None:
+    """Two steps of three rollouts: rewards 0, 0.5 and a failure, with 1, 2 and 3 tokens."""
+    for step in (1, 2):
+        await store.enqueue("r", GroupSpec(f"step-{step}-0", Task("t", {}), 3, Purpose.TRAIN, step=step))
+        for index, leased in enumerate(await store.lease(LeaseQuery("w", 3, "r", None))):
+            tokens = tuple(range(index + 1))
+            role = "writer" if index else "checker"
+            call = Call("c", role=role, completion_ids=tokens, logprobs=(0.0,) * len(tokens))
+            await store.record_calls("r", leased.attempt.id, [call])
+            report = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", index / 2),))
+            if index == 2:
+                report = FinishRequest(Outcome(Ending.AGENT_ERROR, f"line {step}: id deadbeef{step}0 is missing"))
+            await store.finish("r", leased.attempt.id, report)
+
+
+async def search(store: Store, **query: object) -> list[str]:
+    found = await store.read(views.search_rollouts, "r", RolloutQuery(**query))  # type: ignore[arg-type]
+    assert found.total >= len(found.rollouts)
+    return [rollout.id for rollout in found.rollouts]
+
+
+async def test_rollouts_are_filtered_sorted_and_paged(store: Store) -> None:
+    await fill(store)
+    assert await search(store, step_from=2, step_to=2, sort="oldest") == ["step-2-0.0", "step-2-0.1", "step-2-0.2"]
+    assert await search(store, ending="agent_error") == ["step-2-0.2", "step-1-0.2"]
+    assert await search(store, role="checker") == ["step-2-0.0", "step-1-0.0"]
+    assert await search(store, reward_from=0.25) == ["step-2-0.1", "step-1-0.1"]
+    assert (await search(store, sort="-tokens"))[:2] == ["step-1-0.2", "step-2-0.2"]
+    assert await search(store, sort="oldest", offset=1, limit=2) == ["step-1-0.1", "step-1-0.2"]
+    assert (await store.read(views.search_rollouts, "r", RolloutQuery(limit=1))).total == 6
+
+
+async def test_failures_that_differ_in_numbers_are_one_group(store: Store) -> None:
+    await fill(store)
+    found = await store.read(views.failures, "r")
+    (group,) = found.groups
+    assert (group.count, group.example, found.total) == (2, "step-2-0.2", 2)
+    assert group.message == "line #: id # is missing"
+    assert await search(store, message=group.message) == ["step-2-0.2", "step-1-0.2"]
+
+
+async def test_a_long_series_is_thinned_to_means_with_their_range(store: Store) -> None:
+    await store.record_metrics("r", [Metric(step, "loss", float(step)) for step in range(1000)])
+    (series,) = (await store.read(views.read_series, "r", ["lo*"], 10)).values()
+    assert len(series.steps) == 10
+    assert (series.steps[0], series.values[0], series.low[0], series.high[0]) == (99, 49.5, 0.0, 99.0)
+    (whole,) = (await store.read(views.read_series, "r", ["loss"], 1000)).values()
+    assert whole.values == tuple(map(float, range(1000))) and not whole.low
+    assert await store.read(views.read_series, "r", ["absent"], 10) == {}
+
+
+async def test_a_card_has_the_reward_of_the_last_step_with_its_error(store: Store) -> None:
+    await fill(store)
+    card = await store.read(views.run_card, "r", 1000.0)
+    assert (card.reward, card.held_out, card.rollouts) == (
+        pytest.approx(1 / 6),
+        False,
+        {"succeeded": 4, "agent_error": 2},
+    )
+    assert card.error == pytest.approx(((1 / 12) / 3) ** 0.5)
+    assert card.tokens == 12
