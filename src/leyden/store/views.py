@@ -337,7 +337,8 @@ def newest_versions(connection: Connection) -> dict[str, int]:
 def version_at(connection: Connection, run: str, moment: float | None) -> int | None:
     """Return the newest version of a run's weights that was published by a moment; None: by now."""
     query = select(func.max(versions.c.number)).where(versions.c.run_id == run)
-    return connection.scalar(query if moment is None else query.where(versions.c.at <= moment))
+    found: int | None = connection.scalar(query if moment is None else query.where(versions.c.at <= moment))
+    return found
 
 
 def require_run(connection: Connection, id: str) -> None:

@@ -83,6 +83,6 @@ function row(path, one) {
     h("td", { class: "num" }, number(one.reward)),
     h("td", { class: "num" }, one.calls ?? "–"),
     h("td", { class: "num" }, one.tokens === null ? "–" : whole(one.tokens)),
-    h("td", { class: "clip message" }, one.outcome?.message ?? ""),
+    h("td", { class: "clip why" }, one.outcome?.message ?? ""),
     h("td", { class: "soft" }, one.finished ? moment(one.finished).slice(5) : ""));
 }
