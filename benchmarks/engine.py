@@ -72,7 +72,7 @@ def generate(model: Any, threads: int) -> Callable[[Prompts, int], int]:
 
     def run(prompts: Prompts, tokens: int) -> int:
         torch.set_num_threads(threads)
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=model.device)
         config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=tokens, pad_token_id=0)
         answer = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
         return int(answer[:, ids.shape[1] :].numel())

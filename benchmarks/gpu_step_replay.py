@@ -71,16 +71,17 @@ async def replay(session: aiohttp.ClientSession, rollouts: Sequence[Sequence[Cal
     async def make(calls: Sequence[Call]) -> None:
         async with slots:
             for call in calls:
-                await _generate(session, call)
+                await generate(session, call)
 
     warming = [Call(tuple(reversed(calls[0].prompt_ids)), 8) for calls in rollouts[:8]]
-    await asyncio.gather(*(_generate(session, call) for call in warming))
+    await asyncio.gather(*(generate(session, call) for call in warming))
     began = time.perf_counter()
     await asyncio.gather(*map(make, rollouts))
     return time.perf_counter() - began
 
 
-async def _generate(session: aiohttp.ClientSession, call: Call) -> None:
+async def generate(session: aiohttp.ClientSession, call: Call) -> None:
+    """Make one call and check the number of its tokens."""
     parameters = {
         "temperature": 1.0,
         "max_tokens": call.completion_tokens,

@@ -1,0 +1,234 @@
+"""Sampled tokens per second of the embedded engine, `model.generate`, vLLM's server, and vLLM behind the gateway.
+
+    python benchmarks/engine_vllm.py --model FOLDER [--model FOLDER] [--requests 1 32 256 1024] [--vllm PYTHON]
+
+Every model is measured with 1, 32, 256 and 1,024 requests that arrive at once, each with its own prompt, streamed, with
+token ids and logprobs, at temperature 1, all of the same lengths. The time includes the prompts, which are new in every
+round. The best of several rounds counts, after one that does not. On a GPU the model is in bfloat16. The embedded
+engine and `model.generate` run first, in this process, and are freed; then one vLLM server is asked directly and
+through the gateway, in turns. The gateway gets the text of each prompt as a chat message, so its prompts have the
+few tokens of the chat template more than those that vLLM gets as token ids.
+
+The last line is one JSON object: by model and number of requests the tokens per second of each, `ratio_embedded` (the
+embedded engine over vLLM's server) and `ratio_gateway` (vLLM behind the gateway over vLLM's server).
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import torch
+from engine import Ours, generate
+from gpu_step_replay import Call
+from gpu_step_replay import generate as generate_in_vllm
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from leyden.engine.vllm.http import session as vllm_session
+from leyden.engine.vllm.process import VllmOptions, VllmProcess
+from leyden.records import RunSettings, Sampling, Task
+from leyden.remote import Remote
+from leyden.rendering.tokenizer import Tokenizer
+from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
+
+HERE = Path(__file__).parent
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+MAX_GENERATE = 256
+"""Sequences that `model.generate` computes at once."""
+LONGEST_S = 3600.0
+
+
+def best(run: Callable[[], int], expected: int, rounds: int) -> float:
+    """Tokens per second of the best round, after one that does not count."""
+    rates = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        sampled = run()
+        rates.append(sampled / (time.perf_counter() - began))
+        if sampled != expected:
+            raise SystemExit(f"{sampled} tokens were sampled where {expected} were asked for")
+    return round(max(rates[1:]), 1)
+
+
+def measure_in_process(folder: str, options: argparse.Namespace) -> dict[int, dict[str, float]]:
+    """The embedded engine and `model.generate`."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE).to(DEVICE).eval()
+    model.generation_config.eos_token_id = None
+    rates = {requests: measure_model(model, requests, options) for requests in options.requests}
+    for requests, found in rates.items():
+        print(f"{folder} {requests:5} requests  {found}", flush=True)
+    return rates
+
+
+def measure_model(model: Any, requests: int, options: argparse.Namespace) -> dict[str, float]:
+    """Tokens per second of both with so many requests."""
+    expected = requests * options.tokens
+    whole, ours = generate(model, torch.get_num_threads()), Ours(model, requests)
+
+    def prompts() -> list[list[int]]:
+        ids: list[list[int]] = torch.randint(0, model.config.vocab_size, (requests, options.prompt)).tolist()
+        return ids
+
+    def generate_all() -> int:
+        asked = prompts()
+        parts = [asked[at : at + MAX_GENERATE] for at in range(0, requests, MAX_GENERATE)]
+        return sum(whole(part, options.tokens) for part in parts)
+
+    embedded = best(lambda: ours(prompts(), options.tokens), expected, options.rounds)
+    ours.engine.close()
+    return {"embedded": embedded, "generate": best(generate_all, expected, options.rounds)}
+
+
+def free_memory() -> None:
+    """Give the memory of deleted models back to the device."""
+    gc.collect()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+
+
+async def one_round(run: Callable[[], Awaitable[int]], expected: int) -> float:
+    """Tokens per second of one round."""
+    began = time.perf_counter()
+    sampled = await run()
+    rate = sampled / (time.perf_counter() - began)
+    if sampled != expected:
+        raise SystemExit(f"{sampled} tokens were sampled where {expected} were asked for")
+    return rate
+
+
+class GatewayClient:
+    """Asks the gateway, as a process that hosts many rollouts does."""
+
+    def __init__(self, url: str, headers: Sequence[dict[str, str]], session: aiohttp.ClientSession) -> None:
+        self._url, self._headers, self._session = url, headers, session
+
+    async def complete(self, number: int, content: str, tokens: int) -> int:
+        """One chat completion, streamed; its number of tokens."""
+        body = {
+            "model": "model",
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        sampled = 0
+        url = f"{self._url}/v1/chat/completions"
+        async with self._session.post(url, json=body, headers=self._headers[number]) as reply:
+            if reply.status != 200:
+                raise SystemExit(f"the gateway refused a call: {await reply.text()}")
+            async for line in reply.content:
+                if line.startswith(b"data: {") and (usage := json.loads(line[6:]).get("usage")):
+                    sampled = usage["completion_tokens"]
+        return sampled
+
+
+async def lease_rollouts(remote: Remote, count: int) -> list[dict[str, str]]:
+    """Lease a rollout for every request; the headers of each."""
+    await remote.create_run(RunSpec("bench", RunSettings(lease_s=3600, sampling=Sampling(temperature=1.0))))
+    pool = await remote.make_key(KeySpec("pool"))
+    await remote.enqueue("bench", GroupSpec("g", Task("t", None), size=count))
+    leases = await remote.lease(LeaseRequest("w", count=count, pool=pool.pool))
+    return [
+        {"authorization": f"Bearer {pool.key}", "baggage": f"leyden.attempt={lease.attempt.id}"} for lease in leases
+    ]
+
+
+async def measure_vllm(folder: str, options: argparse.Namespace, home: Path) -> dict[int, dict[str, float]]:
+    """vLLM's server, asked directly and through the gateway."""
+    tokenizer = Tokenizer.load(folder)
+    config = AutoConfig.from_pretrained(folder)
+    dtype = str(DTYPE).removeprefix("torch.")
+    started = VllmOptions(Path(folder), options.vllm, dtype=dtype, arguments=tuple(options.vllm_arguments.split()))
+    process = VllmProcess(started, home / "vllm.log")
+    rates: dict[int, dict[str, float]] = {}
+    words = [sys.executable, str(HERE / "engine_gateway.py"), str(home / "server"), folder, str(process.socket)]
+    words += [str(config.max_position_embeddings), str(config.vocab_size)]
+    await process.start()
+    server = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        running = json.loads(await server.stdout.readline())
+        key = await asyncio.to_thread(Path(running["admin_key_file"]).read_text)
+        timeout = aiohttp.ClientTimeout(total=LONGEST_S)
+        async with (
+            Remote(running["url"], key.strip()) as remote,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as client,
+            vllm_session(str(process.socket)) as direct,
+        ):
+            gateway = GatewayClient(running["url"], await lease_rollouts(remote, max(options.requests)), client)
+            for requests in options.requests:
+                rates[requests] = {}
+                for number in range(options.rounds + 1):
+                    texts = [random_text(tokenizer, options.prompt) for _ in range(requests)]
+                    calls = [Call(tuple(tokenizer.encode(text)), options.tokens) for text in texts]
+                    turns: dict[str, Callable[[], Awaitable[int]]] = {
+                        "vllm": lambda calls=calls: ask_directly(direct, calls),  # type: ignore[misc]
+                        "gateway": lambda texts=texts: ask_gateway(gateway, texts, options.tokens),  # type: ignore[misc]
+                    }
+                    for name, run in turns.items():
+                        rate = await one_round(run, requests * options.tokens)
+                        if number:  # the first round does not count
+                            rates[requests][name] = max(rates[requests].get(name, 0.0), round(rate, 1))
+                print(f"{folder} {requests:5} requests  {rates[requests]}", flush=True)
+    finally:
+        server.terminate()
+        await server.wait()
+        await process.stop()
+    return rates
+
+
+async def ask_directly(session: aiohttp.ClientSession, calls: Sequence[Call]) -> int:
+    """Every call at once; `generate_in_vllm` checks the length of each."""
+    await asyncio.gather(*(generate_in_vllm(session, call) for call in calls))
+    return sum(call.completion_tokens for call in calls)
+
+
+async def ask_gateway(gateway: GatewayClient, texts: Sequence[str], tokens: int) -> int:
+    """Every call at once; the number of tokens."""
+    return sum(await asyncio.gather(*(gateway.complete(at, text, tokens) for at, text in enumerate(texts))))
+
+
+def random_text(tokenizer: Tokenizer, tokens: int) -> str:
+    """Digits of about this many tokens."""
+    text = " ".join(str(random.randrange(1000)) for _ in range(tokens))
+    return tokenizer.decode(tokenizer.encode(text)[:tokens])
+
+
+def main() -> None:
+    """Measure every model and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", required=True, help="a folder; may be repeated")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 32, 256, 1024])
+    parser.add_argument("--prompt", type=int, default=300, help="tokens of each prompt")
+    parser.add_argument("--tokens", type=int, default=100, help="tokens sampled for each")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vllm", default=os.environ.get("LEYDEN_VLLM_PYTHON", sys.executable), help="its interpreter")
+    parser.add_argument("--vllm-arguments", default="--max-num-seqs 1024", help="of vLLM's server")
+    options = parser.parse_args()
+    report: dict[str, Any] = {}
+    for folder in options.model:
+        rates = measure_in_process(folder, options)
+        free_memory()
+        with tempfile.TemporaryDirectory() as home:
+            for requests, found in asyncio.run(measure_vllm(folder, options, Path(home))).items():
+                rates[requests] |= found
+        for found in rates.values():
+            found["ratio_embedded"] = round(found["embedded"] / found["vllm"], 3)
+            found["ratio_gateway"] = round(found["gateway"] / found["vllm"], 3)
+        report[Path(folder).name] = rates
+    device = torch.cuda.get_device_name() if DEVICE == "cuda" else f"{os.cpu_count()} cores"
+    print(json.dumps({"tokens_per_s": report, "prompt": options.prompt, "tokens": options.tokens, "device": device}))
+
+
+if __name__ == "__main__":
+    main()
