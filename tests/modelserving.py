@@ -105,7 +105,7 @@ async def model_server(home: Path, database: str | None = None) -> AsyncIterator
         service = await ServerContext.start(store, Keyring(b"secret", time.time), ServerSettings(url))
         model = ServedModel("spark", engine, renderer_for(tokenizer), tokenizer, Scheduler())
         service.gateway = Gateway(store, {"spark": model})
-        server = Server(service, RunningServer(url, url, "", ""))
+        server = Server(service, RunningServer(url, url, "", "", ""))
         await server.listen(listener)
         try:
             yield ModelServer(service, engine, tokenizer, url)
