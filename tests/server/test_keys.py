@@ -105,6 +105,7 @@ MAY: dict[tuple[str, str], set[str]] = {
         for method, path in (
             ("POST", "/chat/completions"),
             ("POST", "/messages"),
+            ("POST", "/completions"),
             ("POST", "/responses"),
             ("POST", "/responses/input_tokens"),
             ("GET", "/responses/{response_id}"),

@@ -8,7 +8,16 @@ from typing import Any, Protocol, runtime_checkable
 from renderers import BaseRendererConfig, ParsedResponse, RenderedTokens
 
 
-class ChatRenderer(Protocol):
+class ResponseParser(Protocol):
+    """Converts completions back to messages."""
+
+    def parse_response(
+        self, token_ids: list[int], *, tools: list[Any] | None = None, prompt_ids: list[int] | None = None
+    ) -> ParsedResponse:
+        """Parse a completion into text, reasoning and tool calls."""
+
+
+class ChatRenderer(ResponseParser, Protocol):
     """Converts conversations to tokens and completions back to messages, for one model."""
 
     def render_ids(
@@ -25,11 +34,6 @@ class ChatRenderer(Protocol):
         tools: list[Any] | None = None,
     ) -> RenderedTokens | None:
         """Extend a prompt and its completion by new messages without changing their tokens; None if it cannot."""
-
-    def parse_response(
-        self, token_ids: list[int], *, tools: list[Any] | None = None, prompt_ids: list[int] | None = None
-    ) -> ParsedResponse:
-        """Parse a completion into text, reasoning and tool calls."""
 
     def get_stop_token_ids(self) -> list[int]:
         """Return the tokens that end a completion."""
@@ -59,6 +63,6 @@ class ConfigurableRenderer(Protocol):
     config: BaseRendererConfig
 
 
-def tool_call_texts(renderer: ChatRenderer) -> tuple[str, ...]:
+def tool_call_texts(renderer: ResponseParser) -> tuple[str, ...]:
     """Return the texts that begin a tool call in a model's answer, where it has no token for that."""
     return renderer.tool_call_texts if isinstance(renderer, TextualToolCalls) else ()

@@ -21,6 +21,8 @@ from leyden.server.gateway.generation import Generation
 from leyden.server.gateway.prompt import build_prompt
 from leyden.server.gateway.recorder import Recorder
 from leyden.server.gateway.served_model import ServedModel
+from leyden.server.gateway.text_index import joined
+from leyden.server.gateway.text_prompt import build_text_prompt
 from leyden.server.gateway.upstream.client import UpstreamClient
 from leyden.server.gateway.upstream.relay import UPSTREAM, Relay
 from leyden.store import queries
@@ -70,6 +72,9 @@ class Gateway:
         target = self._route(request.model, attempt.settings)
         caller = replace(caller, role=caller.role or _role(request, attempt.settings))
         if isinstance(target, UpstreamClient):
+            if request.prompt is not None:
+                message = f"{request.model!r} is served by the upstream, which is sent chat completions: send messages"
+                raise GatewayError(ErrorKind.INVALID, message, "prompt")
             attempt.start(request.n)
             answering = Relay(self.recorder, attempt, caller, request).run(target)
         else:
@@ -86,7 +91,10 @@ class Gateway:
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Answer a call with a served model."""
         settings, index = attempt.settings, attempt.index
-        prompt = await build_prompt(model, index, request, settings.history)
+        if request.prompt is None:
+            prompt = await build_prompt(model, index, request, settings.history)
+        else:
+            prompt = await build_text_prompt(model, index, request.prompt)
         context_length = model.engine.context_length
         room = context_length - len(prompt.ids)
         if room < 1:
@@ -105,7 +113,8 @@ class Gateway:
         generation = Generation(self.recorder, attempt, caller, model, request, prompt, sampling, grammar)
         try:
             with attempt.running(generation):
-                yield AnswerStarted(generation.id, len(prompt.ids), prompt.kept)
+                text = "" if request.prompt is None else joined(prompt.history.messages)
+                yield AnswerStarted(generation.id, len(prompt.ids), prompt.kept, prompt_text=text)
                 async with aclosing(generation.run(max_tokens, budget)) as events:
                     async for event in events:
                         yield event

@@ -17,6 +17,7 @@ from leyden.server.gateway.prompt import Prompt
 from leyden.server.gateway.recorder import CallRecording, RecordedAnswer, Recorder
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.stream_parser import StreamParser
+from leyden.server.gateway.text_prompt import TextParser
 from leyden.server.gateway.waiting import WaitTimer
 
 
@@ -43,7 +44,7 @@ class Generation:
         self._parsers = [
             StreamParser(
                 choice,
-                model.renderer,
+                model.renderer if request.prompt is None else TextParser(model),
                 model.tokenizer,
                 prompt.ids[: len(prompt.ids) - len(prompt.forced)],
                 forced=prompt.forced,

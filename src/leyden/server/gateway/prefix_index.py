@@ -16,6 +16,7 @@ from msgspec import Struct
 from leyden.episodes import Episode
 from leyden.records import Call, CallStatus, PromptOrigin
 from leyden.server.gateway.dialects.types import Message
+from leyden.server.gateway.text_index import TextIndex
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -94,6 +95,8 @@ class PrefixIndex:
         self.started = 0
         self.recorded = 0
         self.sampled_tokens = 0
+        self.texts = TextIndex()
+        """The calls that continued a text."""
         self.large_prompts = asyncio.Lock()
         """Held while a large prompt of the attempt is tokenised."""
         self._calls: dict[str, IndexedCall] = {}
@@ -126,6 +129,10 @@ class PrefixIndex:
             return PrefixMatch(PromptOrigin.RERENDERED, "the history is not one that was answered", call, length)
         return PrefixMatch(PromptOrigin.FRESH, "", call, length)
 
+    def indexed(self, id: str) -> IndexedCall:
+        """Return a recorded call."""
+        return self._calls[id]
+
     def start(self, choices: int) -> int:
         """Count a request that starts; return how many calls had started before it."""
         earlier, self.started = self.started, self.started + choices
@@ -147,6 +154,7 @@ class PrefixIndex:
             self._by_request[history.digests[-1]] = call.id
         for digest in history.digests[1:]:
             self._by_prefix.setdefault(digest, indexed)
+        self.texts.add(call, indexed.full_prompt, history.messages)
         if call.status is CallStatus.OK and call.response is not None:
             digest = history.digest_with(call.response)
             self._by_prefix[digest] = indexed

@@ -6,6 +6,7 @@ from typing import Any
 
 from leyden.server.content import JSON
 from leyden.server.errors import ApiError
+from leyden.server.gateway.batch import merge_answers
 from leyden.server.gateway.caller import Caller, identify
 from leyden.server.gateway.dialects.base import (
     AnswerWriter,
@@ -38,7 +39,8 @@ def generation_handler(dialect: Dialect) -> Handler:
         """Answer a model call, whole or streamed."""
         access = _RequestAccess(service, request)
         parsed = await dialect.read(request.body.content, access)
-        events = access.gateway.answer(access.caller, parsed.generation)
+        answers = [access.gateway.answer(access.caller, wanted) for wanted in (parsed.generation, *parsed.further)]
+        events = answers[0] if not parsed.further else merge_answers(answers, parsed.generation.n)
         started = await anext(events)  # raises what is wrong with the request, before any byte of an answer
         assert isinstance(started, AnswerStarted)
         writer = parsed.writer(started)

@@ -15,7 +15,7 @@ from renderers.base import ParsedToolCall, ToolCallParseStatus
 
 from leyden.engine.protocol import FinishReason, TokenChunk
 from leyden.records import VersionRun
-from leyden.rendering.renderer import ChatRenderer, tool_call_texts
+from leyden.rendering.renderer import ResponseParser, tool_call_texts
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     Message,
@@ -40,7 +40,7 @@ class StreamParser:
     def __init__(
         self,
         choice: int,
-        renderer: ChatRenderer,
+        renderer: ResponseParser,
         tokenizer: TokenDecoder,
         prompt_ids: Sequence[int],
         *,
@@ -189,7 +189,7 @@ class StreamParser:
             top = [(self._text(other), value) for other, value in (chunk.top[at] if chunk.top else ())]
             text = self._text(id)
             alternatives = tuple((text, text.encode(), value) for text, value in top)
-            infos.append(TokenInfo(text, text.encode(), logprob, alternatives))
+            infos.append(TokenInfo(text, text.encode(), logprob, alternatives, id))
         return infos
 
     def _text(self, id: int) -> str:

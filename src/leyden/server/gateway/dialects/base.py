@@ -38,6 +38,8 @@ class DialectRequest(Struct, frozen=True):
 
     generation: GenerationRequest
     writer: Callable[[AnswerStarted], AnswerWriter]
+    further: tuple[GenerationRequest, ...] = ()
+    """The requests of the other prompts, where one request has several. Their choices are numbered on."""
 
 
 class StoredAnswer(Struct, frozen=True):

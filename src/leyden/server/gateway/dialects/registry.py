@@ -3,10 +3,12 @@
 from leyden.server.gateway.dialects.anthropic import AnthropicDialect
 from leyden.server.gateway.dialects.base import Dialect
 from leyden.server.gateway.dialects.chat import ChatDialect
+from leyden.server.gateway.dialects.completions import CompletionsDialect
 from leyden.server.gateway.dialects.responses.dialect import ResponsesDialect
 
 DIALECTS: tuple[Dialect, ...] = (
     ChatDialect(),  # the first one writes the errors of paths that belong to no dialect
     AnthropicDialect(),
     ResponsesDialect(),
+    CompletionsDialect(),
 )

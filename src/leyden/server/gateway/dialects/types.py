@@ -36,6 +36,8 @@ class GenerationRequest(Struct, frozen=True):
     """How many alternatives to return with each token; None returns no logprobs at all."""
     format: Format | None = None
     """None for free text."""
+    prompt: str | tuple[int, ...] | None = None
+    """A text, or its tokens, that the model continues as it is; it has no messages then."""
     request: Any = None
     """The other fields of the request, for the record."""
 
@@ -60,6 +62,8 @@ class TokenInfo(Struct, frozen=True):
     data: bytes
     logprob: float
     top: tuple[tuple[str, bytes, float], ...]
+    id: int | None = None
+    """None where an upstream generated it."""
 
 
 class AnswerStarted(Struct, frozen=True):
@@ -69,6 +73,10 @@ class AnswerStarted(Struct, frozen=True):
     """The call's id in the record."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    choice: int = 0
+    """The first choice of its prompt, where a request has several prompts."""
+    prompt_text: str = ""
+    """The text that is continued, for a request with a `prompt`."""
 
 
 class TextDelta(Struct, frozen=True):

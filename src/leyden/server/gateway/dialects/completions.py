@@ -1,0 +1,249 @@
+"""The OpenAI completions dialect: /v1/completions, which continues texts or tokens as they are."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from leyden.records import Sampling
+from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess
+from leyden.server.gateway.dialects.encoding import decode_body, sse_event
+from leyden.server.gateway.dialects.openai_error import openai_error
+from leyden.server.gateway.dialects.types import (
+    AnswerEvent,
+    AnswerFinished,
+    AnswerStarted,
+    GenerationRequest,
+    TextDelta,
+    TokenInfo,
+)
+from leyden.server.gateway.errors import ErrorKind, GatewayError
+
+_DEFAULT_MAX_TOKENS = 16  # as in OpenAI's service
+_MAX_PROMPTS = 128
+_TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class _UsageOption(Struct, frozen=True):
+    include_usage: bool = False
+
+
+class CompletionRequest(Struct, frozen=True):
+    """The fields that the gateway reads; it records the others and ignores them."""
+
+    model: str
+    prompt: str | list[Any]
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stream: bool | None = None
+    stream_options: _UsageOption | None = None
+    suffix: str | None = None
+    return_token_ids: bool | None = None
+    """As in vLLM: the choices have `token_ids`, with which a client that sends tokens can go on."""
+
+    @property
+    def choices(self) -> int:
+        """The choices of each prompt."""
+        return self.n or 1
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling that the caller requests."""
+        given = {name: getattr(self, name) for name in Sampling.__struct_fields__ if name not in ("stop", "max_tokens")}
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return Sampling(
+            **{name: value for name, value in given.items() if value is not None},
+            max_tokens=self.max_tokens or _DEFAULT_MAX_TOKENS,
+            stop=tuple(text for text in stop if text),
+        )
+
+
+class CompletionsDialect:
+    """Serves /v1/completions."""
+
+    path = "/completions"
+
+    @property
+    def extra_routes(self) -> Sequence[DialectRoute]:
+        """None."""
+        return ()
+
+    async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
+        """Read a completion request; each of its prompts is a request of its own."""
+        request, document = decode_body(body, CompletionRequest)
+        _check_supported(request)
+        first, *others = (
+            GenerationRequest(
+                model=request.model,
+                messages=(),
+                prompt=prompt,
+                sampling=request.sampling,
+                n=request.choices,
+                stream=bool(request.stream),
+                top_logprobs=0 if request.logprobs is None and request.return_token_ids else request.logprobs,
+                request={name: value for name, value in document.items() if name != "prompt"},
+            )
+            for prompt in _prompts(request.prompt)
+        )
+        return DialectRequest(first, lambda started: CompletionsWriter(request, 1 + len(others), started), (*others,))
+
+    def write_error(self, error: GatewayError) -> bytes:
+        """Write an error as OpenAI's SDKs read it."""
+        return openai_error(error)
+
+
+def _check_supported(request: CompletionRequest) -> None:
+    if request.suffix:
+        raise GatewayError(ErrorKind.INVALID, "the model writes the end of a text, not its middle", "suffix")
+    if request.best_of is not None and request.best_of > request.choices:
+        raise GatewayError(ErrorKind.INVALID, "all completions are returned: leave it out, or set n", "best_of")
+    if request.echo and request.logprobs is not None:
+        message = "logprobs of the prompt are not computed: send echo or logprobs, not both"
+        raise GatewayError(ErrorKind.INVALID, message, "logprobs")
+
+
+def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
+    """Return the prompts of a request: a text, tokens, or a list of either."""
+    many = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+    if not 0 < len(many) <= _MAX_PROMPTS:
+        raise GatewayError(ErrorKind.INVALID, f"send 1 to {_MAX_PROMPTS} prompts", "prompt")
+    try:
+        return [one if isinstance(one, str) else tuple(msgspec.convert(one, list[_TokenId])) for one in many]
+    except msgspec.ValidationError as error:
+        message = f"a prompt is a text or a list of token ids: {error}"
+        raise GatewayError(ErrorKind.INVALID, message, "prompt") from error
+
+
+class CompletionsWriter:
+    """Writes text completions, whole or as chunks."""
+
+    def __init__(self, request: CompletionRequest, prompts: int, started: AnswerStarted) -> None:
+        self._request, self._id = request, started.id
+        self._count = prompts * request.choices
+        self._created = int(time.time())
+        self._offsets = [0] * self._count
+        self._finished: list[AnswerFinished] = []
+        self._include_usage = request.stream_options is not None and request.stream_options.include_usage
+        self._started = started
+
+    def whole(self, events: Sequence[AnswerEvent]) -> bytes:
+        """Write a `text_completion` object."""
+        choices: list[dict[str, Any]] = [
+            {"index": index, "text": "", "finish_reason": None, "logprobs": None} for index in range(self._count)
+        ]
+        for event in (self._started, *events):
+            for index, text, tokens in self._written(event):
+                choice = choices[index]
+                choice["text"] += text
+                for name, values in self._token_fields(index, tokens).items():
+                    _extend(choice, name, values)
+            if isinstance(event, AnswerFinished):
+                choices[event.choice]["finish_reason"] = _finish_reason(event)
+        return msgspec.json.encode({**self._head(), "choices": choices, "usage": self._usage()})
+
+    def stream_start(self) -> bytes:
+        """Write the first prompt, where it is echoed."""
+        return self.stream_event(self._started)
+
+    def stream_event(self, event: AnswerEvent) -> bytes:
+        """Write the chunks of an event."""
+        if isinstance(event, AnswerFinished):
+            self._finished.append(event)
+            return self._chunk(event.choice, "", {}, _finish_reason(event))
+        return b"".join(
+            self._chunk(index, text, self._token_fields(index, tokens)) for index, text, tokens in self._written(event)
+        )
+
+    def stream_end(self) -> bytes:
+        """Write the usage where the caller wants it, then `[DONE]`."""
+        usage = b""
+        if self._include_usage:
+            usage = sse_event(msgspec.json.encode({**self._head(), "choices": [], "usage": self._usage()}))
+        return usage + sse_event(b"[DONE]")
+
+    def stream_error(self, error: GatewayError) -> bytes:
+        """Write the error as the last event."""
+        return sse_event(openai_error(error))
+
+    def _written(self, event: AnswerEvent) -> list[tuple[int, str, tuple[TokenInfo, ...]]]:
+        """Return the choices that an event adds to, with their new text and tokens."""
+        match event:
+            case AnswerStarted() if self._request.echo:
+                own = range(event.choice, event.choice + self._request.choices)
+                return [(index, event.prompt_text, ()) for index in own]
+            case TextDelta(choice, text, tokens):
+                return [(choice, text, tokens)]
+            case AnswerFinished():
+                self._finished.append(event)
+        return []
+
+    def _token_fields(self, choice: int, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
+        """Return the fields of a choice for its new tokens, as far as the request wants them."""
+        fields: dict[str, Any] = {}
+        if self._request.return_token_ids:
+            fields["token_ids"] = [token.id for token in tokens]
+        if self._request.logprobs is None:
+            return fields
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets[choice])
+            self._offsets[choice] += len(token.text)
+        fields["logprobs"] = {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [{text: logprob for text, _, logprob in token.top} for token in tokens],
+            "text_offset": offsets,
+        }
+        return fields
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": f"cmpl-{self._id}",
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._request.model,
+        }
+
+    def _chunk(self, choice: int, text: str, fields: dict[str, Any], finish: str | None = None) -> bytes:
+        written = {"index": choice, "text": text, "logprobs": None, "finish_reason": finish, **fields}
+        usage: dict[str, None] = {"usage": None} if self._include_usage else {}
+        return sse_event(msgspec.json.encode({**self._head(), "choices": [written], **usage}))
+
+    def _usage(self) -> dict[str, Any]:
+        """Sum up all prompts, each of which counts once, and all choices."""
+        firsts = [finished for finished in self._finished if finished.choice % self._request.choices == 0]
+        prompt = sum(finished.prompt_tokens for finished in firsts)
+        completion = sum(finished.completion_tokens for finished in self._finished)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(finished.cached_tokens for finished in firsts)},
+        }
+
+
+def _extend(choice: dict[str, Any], name: str, values: Any) -> None:
+    """Append the token fields of a delta to those of its choice."""
+    if isinstance(values, list):
+        choice[name] = (choice.get(name) or []) + values
+    else:
+        known = choice[name] or {}
+        choice[name] = {part: known.get(part, []) + new for part, new in values.items()}
+
+
+def _finish_reason(finished: AnswerFinished) -> str:
+    return "length" if finished.finish == "length" else "stop"
