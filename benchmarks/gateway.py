@@ -9,9 +9,10 @@ recommends one worker per pod and as many pods as needed. Both are warmed up wit
     python benchmarks/gateway.py
     python benchmarks/gateway.py --against ../other    beside another checkout of Leyden instead, in alternating rounds
 
-Measured at 1, 64 and 512 clients: calls per second, latency (p50, p99), and the time to the first text when streaming;
-then the time of turn 20 of a conversation of 16,000 tokens against that of turn 2. The last line is one JSON object;
-`ratio` is Leyden's rate over LiteLLM's at 64 clients.
+Measured at 1, 64 and 512 clients: calls per second, latency (p50, p99), and the time to the first text when streaming,
+in the OpenAI chat dialect; then Leyden alone in every dialect, streamed and not, at 64 clients; then the time of turn
+20 of a conversation of 16,000 tokens against that of turn 2. The last line is one JSON object; `ratio` is Leyden's rate
+over LiteLLM's at 64 clients.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from typing import Any
 
 import aiohttp
 from checkouts import THIS, Measured, alternate, measure
+from gateway_dialects import measure_dialects
 from scripted_server import ANSWER
 
 from leyden.records import RunSettings, Task
@@ -184,6 +186,7 @@ async def measure_leyden(seconds: float, folder: Path) -> dict[str, Any]:
             made = sum(measured[str(n)]["per_s"] for n in CLIENTS) * seconds
             assert summary.calls >= 0.8 * made, (summary, made)
             measured["captured_calls"] = summary.calls
+            measured["dialects"] = await measure_dialects(base, headers, 64, seconds / 2)
             measured |= await late_over_early(base, headers[0])
     return measured
 
@@ -272,6 +275,8 @@ def main() -> None:
         for name, value in ours[clients].items():
             other = theirs[clients][name]
             print(f"{clients:>8} {name:20}{value:>10}{other:>10}{value / other:>8.2f}")
+    for name, values in ours["dialects"].items():
+        print(f"{64:>8} {name:24}" + "  ".join(f"{what} {value}" for what, value in values.items()))
     print(f"turn 20 ({ours['late_turn_tokens']} tokens) over turn 2: {ours['late_turn_over_early']}")
     ratio = round(ours["64"]["per_s"] / theirs["64"]["per_s"], 1)
     latency = round(ours["64"]["p50_ms"] / theirs["64"]["p50_ms"], 2)
