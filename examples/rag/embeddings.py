@@ -89,8 +89,7 @@ def new_index(vectors: Vectors) -> Any:
     """An empty index whose clusters are those of some vectors, about 40 vectors a cluster."""
     number, width = vectors.shape
     clusters = max(1, min(4096, number // 40))
-    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, clusters, faiss.METRIC_INNER_PRODUCT)
-    index.own_fields = True
+    index = faiss.index_factory(width, f"IVF{clusters},Flat", faiss.METRIC_INNER_PRODUCT)
     index.train(vectors)
     index.nprobe = max(8, round(clusters * SEARCHED_SHARE))
     return index
