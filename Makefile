@@ -8,7 +8,7 @@ EXAMPLES := $(VENV)/examples-installed
 # Modules are compiled when they are first imported: most of what is installed never is.
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
-.PHONY: demo test test-all check format bench vllm-env clean
+.PHONY: demo examples test test-all check format bench vllm-env clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,10 @@ $(EXAMPLES): pyproject.toml constraints.txt | $(INSTALLED)
 
 demo: $(DEMO)
 	$(BIN)/python examples/calc_plain/demo.py
+
+# Trains the three agents of examples/ on the bundled model; the frameworks of `dev` are all that they need.
+examples: $(INSTALLED)
+	$(BIN)/python examples/train_on_spark.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
