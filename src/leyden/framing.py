@@ -12,7 +12,7 @@ _LENGTH = 4
 
 
 class FrameTooLarge(ValueError):
-    """A frame exceeds `MAX_FRAME`: the sender's message is too large, or the stream is corrupt."""
+    """A frame exceeds its limit: the sender's message is too large, or the stream is corrupt."""
 
 
 def to_frame(body: bytes) -> bytes:
@@ -20,11 +20,11 @@ def to_frame(body: bytes) -> bytes:
     return _checked(len(body)).to_bytes(_LENGTH, "big") + body
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """Read one frame; None when the stream has ended or the connection is lost."""
+async def read_frame(reader: asyncio.StreamReader, limit: int | None = None) -> bytes | None:
+    """Read one frame, by default of at most `MAX_FRAME` bytes; None when the stream has ended or is lost."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH), "big")
-        return await reader.readexactly(_checked(length))
+        return await reader.readexactly(_checked(length, limit))
     except (asyncio.IncompleteReadError, OSError):
         return None
 
@@ -42,7 +42,8 @@ def read_frame_blocking(file: BinaryIO) -> bytes | None:
     return body if len(body) == length else None
 
 
-def _checked(length: int) -> int:
-    if length > MAX_FRAME:
-        raise FrameTooLarge(f"a frame of {length} bytes: at most {MAX_FRAME} are allowed")
+def _checked(length: int, limit: int | None = None) -> int:
+    limit = MAX_FRAME if limit is None else limit
+    if length > limit:
+        raise FrameTooLarge(f"a frame of {length} bytes: at most {limit} are allowed")
     return length

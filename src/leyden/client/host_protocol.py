@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from leyden.config.schema import ServiceConfig
-from leyden.framing import read_frame, read_frame_blocking, to_frame
+from leyden.framing import MAX_FRAME, FrameTooLarge, read_frame, read_frame_blocking, to_frame
 from leyden.outcomes import Outcome, Retry
 from leyden.records import Reward
 
@@ -134,17 +134,23 @@ ToHost = StartAttempt | StopAttempt | Ping | FindBlocker
 ToWorker = HostReady | HostFailed | AttemptEnd | StopReply | StepReward | Pong | BlockerFound
 
 
+class InvalidMessage(Exception):
+    """The other side sent something that is no message: code of an agent may have written to the socket."""
+
+
 class MessageStream(Generic[T]):
     """The async end of the socket: the worker's, and that of a host that runs commands."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, expected: Any) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, expected: Any, max_frame: int = MAX_FRAME
+    ) -> None:
+        self._reader, self._writer, self._max_frame = reader, writer, max_frame
         self._decode: Callable[[bytes], T] = msgspec.json.Decoder(expected).decode
 
     @classmethod
-    async def connect(cls, end: socket.socket, expected: Any) -> "MessageStream[T]":
-        """Use one end of a socket pair."""
-        return cls(*await asyncio.open_unix_connection(sock=end), expected)
+    async def connect(cls, end: socket.socket, expected: Any, max_frame: int = MAX_FRAME) -> "MessageStream[T]":
+        """Use one end of a socket pair; a longer frame than `max_frame` raises `InvalidMessage`."""
+        return cls(*await asyncio.open_unix_connection(sock=end), expected, max_frame)
 
     def send(self, message: Any) -> None:
         """Send without waiting. Does nothing where the other side is gone."""
@@ -152,9 +158,12 @@ class MessageStream(Generic[T]):
             self._writer.write(to_frame(msgspec.json.encode(message)))
 
     async def receive(self) -> T | None:
-        """Return the next message; None when the other side is gone."""
-        body = await read_frame(self._reader)
-        return None if body is None else self._decode(body)
+        """Return the next message; None when the other side is gone. Raises `InvalidMessage`."""
+        try:
+            body = await read_frame(self._reader, self._max_frame)
+            return None if body is None else self._decode(body)
+        except (FrameTooLarge, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidMessage(str(error)) from error
 
     def close(self) -> None:
         """Close the socket; a host process ends when its worker does."""

@@ -5,6 +5,7 @@ one process for each attempt.
 """
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
@@ -25,6 +26,7 @@ from leyden.client.host_protocol import (
     HostFailed,
     HostReady,
     HostSetup,
+    InvalidMessage,
     MessageStream,
     Ping,
     Pong,
@@ -41,9 +43,12 @@ from leyden.client.processes.orphan_reaper import MARK_VARIABLE
 from leyden.loading import LoadError
 from leyden.wire import Lease
 
+_log = logging.getLogger("leyden.worker")
 _EXIT_TIMEOUT_S, _LAST_OUTPUT_S, _REPLY_TIMEOUT_S = 5.0, 0.2, 2.0
 _START_BACKOFF, _MAX_START_TRIES = Backoff(first_s=0.1, max_s=1.0), 3
 _CHUNK_BYTES = 1 << 16
+_MAX_FRAME = 8 << 20
+"""Bytes of a message from a host: a result and the output are bounded, and agent code may write to the socket."""
 
 
 class HostDied(Exception):
@@ -126,10 +131,10 @@ class HostProcess:
             theirs.close()
             if child_output is not None:
                 os.close(child_output)
-        host = cls(process, await MessageStream.connect(ours, ToWorker), mark, crash, output_pipe)
+        host = cls(process, await MessageStream.connect(ours, ToWorker, _MAX_FRAME), mark, crash, output_pipe)
         try:
             host._stream.send(setup)
-            match await host._stream.receive():
+            match await host._receive():
                 case HostReady(services, max_concurrency):
                     host.services, host.max_concurrency = services, max_concurrency
                     return host
@@ -195,7 +200,7 @@ class HostProcess:
             reading.cancel()
 
     async def _read(self, on_event: Callable[[AttemptEnd | StepReward], None]) -> None:
-        while (message := await self._stream.receive()) is not None:
+        while (message := await self._receive()) is not None:
             match message:
                 case AttemptEnd() | StepReward():
                     on_event(message)
@@ -205,6 +210,16 @@ class HostProcess:
                     self._resolve(message.number, message)
                 case BlockerFound():
                     self._resolve(BlockerFound, message)
+
+    async def _receive(self) -> ToWorker | None:
+        """Return the next message. A host that sends something else is killed."""
+        try:
+            return await self._stream.receive()
+        except InvalidMessage as error:
+            _log.warning("a host process sent something that is no message, and is killed: %s", error)
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            return None
 
     def _resolve(self, key: Any, message: Any) -> None:
         reply = self._replies.get(key)

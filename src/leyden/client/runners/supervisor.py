@@ -19,9 +19,11 @@ from leyden.client.host_protocol import AttemptEnd, StepReward, StopReply
 from leyden.client.runners.base import Runner
 from leyden.client.runners.time_limit import TimeLimit, TimeOut
 from leyden.outcomes import Ending, Outcome, Retry
+from leyden.records import RewardKind
 
 _log = logging.getLogger("leyden.worker")
 _OUTPUT_LINES, _MAX_MESSAGE = 20, 4000
+_MAX_STEP_REWARDS = 10_000
 _ENDED_UNRESPONSIVE = "its process was ended because code of one attempt let nothing else run"
 
 
@@ -101,15 +103,25 @@ class RunnerSupervisor:
 
     def _on_event(self, event: AttemptEnd | StepReward) -> None:
         if isinstance(event, StepReward):
-            if (running := self._attempts.get(event.attempt)) is not None:
-                running.step_rewards.append(event.reward)
+            self._on_reward(event)
+            return
+        active = self._attempts.pop(event.attempt, None)
+        if active is None:
+            _log.warning("a runner reported the end of attempt %s, which it does not run: ignored", event.attempt)
             return
         self.any_returned = True
         self._hanging.discard(event.attempt)
-        active = self._attempts.pop(event.attempt)
-        active.resolve(event)
+        active.resolve(replace(event, retry=Retry.CHARGED))  # only the worker decides that a retry is free
         active.released.set()
         self._changed.set()
+
+    def _on_reward(self, event: StepReward) -> None:
+        """Keep what an agent may say: step rewards of attempts that run here. Agent code can write to the channel."""
+        active, reward = self._attempts.get(event.attempt), event.reward
+        if active is None or reward.kind is not RewardKind.STEP or len(active.step_rewards) >= _MAX_STEP_REWARDS:
+            _log.warning("a reward of kind %s for attempt %s is ignored", reward.kind, event.attempt)
+        else:
+            active.step_rewards.append(replace(reward, source="agent"))
 
     def _check_returned(self, active: ActiveAttempt) -> None:
         if not active.released.is_set():

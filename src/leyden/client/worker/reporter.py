@@ -8,7 +8,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from leyden.client.host_protocol import AttemptEnd
@@ -16,6 +15,7 @@ from leyden.client.retrying_client import RetryingClient
 from leyden.client.rewards.attempt_scorer import AttemptScorer
 from leyden.client.rewards.function import NoReward
 from leyden.client.services.pool import ServiceFailed
+from leyden.decoding import decode_json
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Reward
 from leyden.remote import RemoteError
@@ -64,7 +64,7 @@ class Reporter:
         self, lease: Lease, end: AttemptEnd, step_rewards: Sequence[Reward], borrowed: Mapping[str, Any]
     ) -> FinishRequest:
         """Determine outcome and final reward; the reward function is called here."""
-        result = msgspec.json.decode(end.result)
+        result = decode_json(bytes(end.result))
         if end.outcome.ending is not Ending.SUCCEEDED:
             return FinishRequest(end.outcome, result)
         if self._scored_as_group:
