@@ -154,7 +154,9 @@ async def test_a_server_that_runs_already_gets_the_weights_and_outlives_the_back
     words += ["--max-model-len", "1024", "--dtype", "float32", *OPTIONS.arguments]
     variables = {**os.environ, **OPTIONS.environment}
     with (tmp_path / "vllm.log").open("wb") as log:
-        server = await asyncio.create_subprocess_exec(sys.executable, *words, env=variables, stdout=log, stderr=log)
+        server = await asyncio.create_subprocess_exec(
+            sys.executable, *words, env=variables, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         async with control(str(socket)) as client:
             while not await is_healthy(client):
@@ -176,13 +178,13 @@ async def test_a_server_that_runs_already_gets_the_weights_and_outlives_the_back
         assert close(logprobs(chunks), scored(model, prompt(3), ids(chunks)))
         await engine.close()
         assert not failing.done()
-        server.kill()
+        os.killpg(server.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match="no longer answers: start it, then resume the run"):
             await failing
         await backend.close()
     finally:
         with suppress(ProcessLookupError):
-            server.kill()
+            os.killpg(server.pid, signal.SIGKILL)
         await server.wait()
 
 

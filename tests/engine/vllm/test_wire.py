@@ -117,7 +117,10 @@ def test_an_interpreter_that_has_no_vllm_is_known(tmp_path: Path) -> None:
     assert find_vllm(str(tmp_path / "python")) is None
 
 
-async def test_a_server_process_reaches_vllm_by_its_address_until_the_trainer_is_gone() -> None:
+async def test_a_server_process_reaches_vllm_by_its_address_until_the_trainer_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("leyden.engine.vllm.http._RESTART_LIMIT_S", 0.0)
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=theirs)
     engine, lost = connect(VllmAddress("/s", 1024, 512, 32, version=4), reader, writer)

@@ -1,6 +1,7 @@
 """HTTP to a vLLM server: streamed generations that can be cut, and calls of its control routes."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,8 @@ _KEEPALIVE_S = 3.0
 _NO_LIMIT = aiohttp.ClientTimeout(total=None)
 _TRIES = 3
 """A pooled connection may be closed just when it is used: a request that got no answer at all is sent again."""
+_RESTART_LIMIT_S, _RECONNECT_S = 900.0, 0.5
+"""While vLLM is restarted nothing listens at its socket: requests wait so long for it, and look so often."""
 _EVENT_END = b"\n\n"
 
 
@@ -90,10 +93,9 @@ class HttpStream:
                 self._response.close()
 
     async def _post(self) -> aiohttp.ClientResponse | None:
-        """Send the request; None where it was cut meanwhile."""
-        for left in reversed(range(_TRIES)):
-            if self.is_cut:
-                return None
+        """Send the request; None where it was cut meanwhile. A vLLM that is being restarted is waited for."""
+        tries, deadline = _TRIES, time.monotonic() + _RESTART_LIMIT_S
+        while not self.is_cut:
             self._posting = asyncio.create_task(_post(self._session, _GENERATE, self._body))
             try:
                 response = await self._posting
@@ -102,9 +104,12 @@ class HttpStream:
                     return None
                 raise
             except aiohttp.ClientConnectorError:
-                raise
+                if time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(_RECONNECT_S)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                if not left:
+                tries -= 1
+                if not tries:
                     raise
             else:
                 if not self.is_cut:
