@@ -93,6 +93,10 @@ LINES = {
     "It is 3." + END: [],
     call("divide", SIX) + END: [],
 }
+STREAMED = {  # a call of which a part was sent stays a call
+    BROKEN + END: ["malformed_call/1"],
+    "I shall." + BROKEN + call("look", "{}") + END: ["malformed_call/1", "unknown_tool/2"],
+}
 
 
 @pytest.mark.parametrize(("line", "found"), LINES.items())
@@ -107,7 +111,8 @@ async def test_what_the_model_writes_is_seen_in_every_dialect(server: ModelServe
     tool: Any = {"name": function["name"], "input_schema": function["parameters"]}
     async with anthropic.AsyncAnthropic(base_url=server.url, api_key=server.key, max_retries=0) as other:
         await other.messages.create(model="spark", max_tokens=500, messages=[USER], tools=[tool])
-    assert named(await server.episode()) == [(number, name) for number in range(5) for name in found]
+    expected = [found, STREAMED.get(line, found), found, found, found]
+    assert named(await server.episode()) == [(number, name) for number in range(5) for name in expected[number]]
 
 
 async def test_calls_of_a_model_served_elsewhere_have_signals_too(tmp_path: Path, server: ModelServer) -> None:

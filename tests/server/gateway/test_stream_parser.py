@@ -1,15 +1,23 @@
 """What is let out of an answer while it is written, for any text in any pieces."""
 
+import json
 from importlib.resources import files
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import example, given
 
 from leyden.engine.protocol import TokenChunk
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.server.gateway.dialects.types import ReasoningDelta, TextDelta, ToolCallDelta
+from leyden.server.gateway.dialects.types import (
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from leyden.server.gateway.stream_parser import StreamParser
 
 TOKENIZER = Tokenizer.load(str(files("leyden") / "models" / "spark"))
@@ -79,10 +87,10 @@ def test_tool_calls_arrive_complete_and_their_tokens_never_as_text(
 ) -> None:
     said = text.replace("<", "(").strip()
     parser, events = write(said + CALL * calls, [size], streamed=streamed)
-    assert [event.call.name for event in events if isinstance(event, ToolCallDelta)] == ["f"] * calls
+    assert [event.call.name for event in events if isinstance(event, ToolCallFinished)] == ["f"] * calls
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == parser.content
     assert "tool_call" not in parser.content
-    assert [call["function"]["arguments"] for call in parser.message["tool_calls"]] == ['{"x":1}'] * calls
+    assert [call["function"]["arguments"] for call in parser.message["tool_calls"]] == ['{"x": 1}'] * calls
 
 
 @given(thought=st.text("ab c\n", min_size=1, max_size=20), said=st.text("xy z", min_size=1, max_size=20))
@@ -109,3 +117,85 @@ def test_an_unfinished_answer_is_parsed_as_far_as_it_goes() -> None:
     )
     parser.parse_partial()
     assert parser.content == "Half a"
+
+
+ARGUMENTS = st.dictionaries(
+    st.text(max_size=5),
+    st.recursive(
+        st.text(max_size=12)
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.booleans()
+        | st.none(),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+        max_leaves=4,
+    ),
+    max_size=4,
+)
+
+
+@given(
+    said=st.sampled_from(["", "I shall. ", "Grüße: "]),
+    arguments=st.lists(ARGUMENTS, min_size=1, max_size=3),
+    between=st.sampled_from(["", "\n", " and\n"]),
+    size=st.integers(1, 9),
+    ascii_only=st.booleans(),
+)
+def test_arguments_are_streamed_as_they_are_sampled(
+    said: str, arguments: list[Any], between: str, size: int, ascii_only: bool
+) -> None:
+    written = [json.dumps(given, ensure_ascii=ascii_only) for given in arguments]
+    calls = [f'<tool_call>\n{{"name": "f{at}", "arguments": {text}}}\n</tool_call>' for at, text in enumerate(written)]
+    parser, events = write(said + between.join(calls), [size])
+    streamed: dict[int, str] = {}
+    for event in events:
+        match event:
+            case ToolCallStarted(_, index, _, name):
+                assert (index, name) == (len(streamed), f"f{index}")
+                streamed[index] = ""
+            case ToolArgumentsDelta(_, index, text):
+                assert text
+                streamed[index] += text
+            case ToolCallFinished(_, index, call):
+                assert call.arguments == streamed[index]
+                assert call.malformed is None
+    assert list(streamed.values()) == written
+    assert [call.arguments for call in parser.calls] == written
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == parser.content
+
+
+def test_a_long_argument_arrives_in_many_parts() -> None:
+    text = "word " * 200
+    _, events = write(f'<tool_call>\n{{"name": "f", "arguments": {{"text": "{text}"}}}}\n</tool_call>', [4])
+    kinds = [type(event) for event in events]
+    assert kinds[0] is ToolCallStarted
+    assert kinds[-1] is ToolCallFinished
+    assert kinds.count(ToolArgumentsDelta) > 10
+
+
+@pytest.mark.parametrize(
+    ("rest", "why"),
+    [
+        ("}", "unclosed_block"),
+        ('"}]}\n</tool_call>', "invalid_json"),
+        ('"}, "name": "g"}\n</tool_call>', "repeated_key"),
+    ],
+)
+def test_a_call_that_turns_out_malformed_stays_as_it_was_sent_and_is_marked(rest: str, why: str) -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {"x": "some words that are long enough' + rest
+    parser, events = write(text, [3])
+    (call,) = parser.calls
+    assert (call.name, call.malformed) == ("f", why)
+    sent = "".join(event.text for event in events if isinstance(event, ToolArgumentsDelta))
+    assert call.arguments == sent
+    assert sent.startswith('{"x": "some words')
+    assert parser.content == ""
+    assert parser.message["tool_calls"][0]["malformed"] == why
+
+
+def test_a_call_inside_reasoning_is_not_streamed() -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+    parser, events = write(f"<think>\nI could say {call} here.\n</think>\n\nNo.", [2])
+    assert not parser.calls
+    assert not [event for event in events if isinstance(event, ToolCallStarted)]
+    assert parser.content == "No."

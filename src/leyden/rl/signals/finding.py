@@ -99,6 +99,8 @@ def _of_tool_call(call: Call, execution: _Execution, tools: Schemas | None) -> I
     if isinstance(arguments, str):
         if call.finish != _LENGTH:
             yield SignalKind.MALFORMED_CALL, f"its arguments are not a JSON object: {arguments}"
+    elif execution.tool_call.malformed is not None and call.finish != _LENGTH:
+        yield SignalKind.MALFORMED_CALL, f"the call cannot be parsed: {execution.tool_call.malformed}"
     elif tools is not None and (error := violation(arguments, tools.get(name))) is not None:
         yield SignalKind.BAD_ARGUMENTS, f"its arguments break the tool's schema: {error}"
 

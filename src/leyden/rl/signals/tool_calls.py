@@ -22,6 +22,8 @@ class ObservedToolCall(Struct, frozen=True):
     name: str
     arguments: dict[str, Any] | str
     """A JSON object; the text if it is not one."""
+    malformed: str | None = None
+    """Why the gateway could not parse the call after it had streamed its beginning; None where it could."""
 
     @property
     def key(self) -> tuple[str, bytes]:
@@ -56,7 +58,8 @@ def tool_calls_of(call: Call, message: Any) -> list[ObservedToolCall]:
     for position, item in enumerate(listed if isinstance(listed, list | tuple) else (), 1):
         match item:
             case {"id": str(id), "function": {"name": str(name), "arguments": str() | dict() as arguments}}:
-                found.append(ObservedToolCall(call, position, id, name, _parse(arguments)))
+                malformed = item.get("malformed")
+                found.append(ObservedToolCall(call, position, id, name, _parse(arguments), malformed))
     return found
 
 

@@ -1,17 +1,15 @@
 """Parses one answer while it is generated: token chunks in, `AnswerEvent`s out.
 
 Text is emitted only when no later token can change it. Withheld are incomplete characters, white space that may end the
-answer, and what may be the beginning of a stop string or a tool call.
+answer, and what may be the beginning of a stop string or a tool call. Tool calls are streamed as they are sampled.
 """
 
-import secrets
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
-import msgspec
-from renderers.base import ParsedToolCall, ToolCallParseStatus
+from renderers.base import ParsedToolCall
 
 from leyden.engine.protocol import FinishReason, TokenChunk
 from leyden.records import VersionRun
@@ -23,8 +21,8 @@ from leyden.server.gateway.dialects.types import (
     TextDelta,
     TokenInfo,
     ToolCall,
-    ToolCallDelta,
 )
+from leyden.server.gateway.tool_call_stream import ToolCallStream
 
 
 class TokenDecoder(Protocol):
@@ -60,7 +58,6 @@ class StreamParser:
         """Tokens at the end whose text goes beyond the stop string that ended the answer."""
         self.content = ""
         self.reasoning = ""
-        self.calls: tuple[ToolCall, ...] = ()
         self._versions: list[int] = []
         self._renderer, self._tokenizer = renderer, tokenizer
         self._prompt_ids, self._tools, self._stop = list(prompt_ids), list(tools), stop
@@ -68,9 +65,19 @@ class StreamParser:
         self._forced = list(forced)  # the beginning of the answer, which was not sampled
         self._infos: list[TokenInfo] = []
         self._logprobs_wanted = logprobs
+        self._streamed = streamed
         self._incremental = streamed or bool(stop)  # otherwise it parses once, at the end
         self._next_parse = 1
         self._sent = {"content": 0, "reasoning": 0}
+        self._tool_calls = ToolCallStream(choice)
+        self._known_call_events: list[AnswerEvent] = []
+        self._new_call_events: list[AnswerEvent] = []
+        self._inside_call = False
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls of the answer, once it is complete."""
+        return self._tool_calls.calls
 
     @property
     def versions(self) -> tuple[VersionRun, ...]:
@@ -89,10 +96,7 @@ class StreamParser:
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self.calls
-            ]
+            message["tool_calls"] = [call.message_part for call in self.calls]
         return message
 
     def feed(self, chunk: TokenChunk) -> list[AnswerEvent]:
@@ -116,27 +120,31 @@ class StreamParser:
     def parse_partial(self) -> None:
         """Parse what there is of an answer that will not be finished."""
         if self.ids:
-            self._parse()
+            self._parse(partial=True)
 
-    def _parse(self) -> None:
+    def _parse(self, partial: bool = False) -> None:
         parsed = self._renderer.parse_response(
             self._forced + self.ids, tools=self._tools or None, prompt_ids=self._prompt_ids
         )
-        content, self.reasoning = parsed.content or "", parsed.reasoning_content or ""
-        calls = [call for call in parsed.tool_calls if call.status is ToolCallParseStatus.OK]
-        broken = [call for call in parsed.tool_calls if call.status is not ToolCallParseStatus.OK]
-        found = [(at + len(stop), at, stop) for stop in self._stop if (at := content.find(stop)) >= 0]
+        self.content, self.reasoning = parsed.content or "", parsed.reasoning_content or ""
+        calls = parsed.tool_calls
+        found = [(at + len(stop), at, stop) for stop in self._stop if (at := self.content.find(stop)) >= 0]
         if found:  # the stop string that was complete first, even if one chunk held several
             end, cut, self.stopped_by = min(found)
-            self._end_at(content, end)
-            content, calls, broken = content[:cut], [], []
-        if self.done:
-            for call in broken:  # a malformed call is shown as text: nothing of an answer disappears
-                content += self._text_of_call(call)
-            self.calls = tuple(
-                ToolCall(f"call_{secrets.token_hex(12)}", call.name or "", _json(call.arguments)) for call in calls
-            )
-        self.content = content
+            self._end_at(self.content, end)
+            self.content = self.content[:cut]
+        if self.done or partial:
+            only_sent = partial or self.stopped_by is not None
+            self._known_call_events, self._new_call_events, unsent = self._tool_calls.finish(calls, only_sent)
+            for call in unsent:  # a malformed call is shown as text: nothing of an answer disappears
+                self.content += self._text_of_call(call)
+        elif self._streamed and not (parsed.reasoning_content is not None and self._reasoning_is_open()):
+            self._known_call_events, self._new_call_events = self._tool_calls.advance(calls)
+            self._inside_call = self._tool_calls.is_open(len(calls) - 1)
+
+    def _reasoning_is_open(self) -> bool:
+        """Whether what looks like a tool call may turn out to be part of the reasoning."""
+        return "</think>" not in self._decode(len(self.ids))
 
     def _end_at(self, content: str, end: int) -> None:
         """Drop the tokens after the one that completes a stop string, which ends at this index of the content.
@@ -165,13 +173,15 @@ class StreamParser:
         return self._tokenizer.decode((self._forced + self.ids)[start:end])
 
     def _new_events(self, final: bool) -> list[AnswerEvent]:
-        events: list[AnswerEvent] = []
-        if new := self._unsent("reasoning", self.reasoning, final or bool(self.content)):
+        """Return what has become certain: the rest of known tool calls, text after them, then new tool calls."""
+        events, new_calls = self._known_call_events, self._new_call_events
+        self._known_call_events, self._new_call_events = [], []
+        if new := self._unsent("reasoning", self.reasoning, final or bool(self.content) or bool(new_calls)):
             events.append(ReasoningDelta(self.choice, new))
-        if new := self._unsent("content", self.content, final):
+        if new := self._unsent("content", self.content, final or self._inside_call):
             events.append(TextDelta(self.choice, new, tuple(self._infos)))
             self._infos.clear()
-        events.extend(ToolCallDelta(self.choice, index, call) for index, call in enumerate(self.calls))
+        events.extend(new_calls)
         if final and self._infos:
             events.append(TextDelta(self.choice, "", tuple(self._infos)))
             self._infos.clear()
@@ -205,7 +215,3 @@ def _stable_prefix(text: str, withheld: tuple[str, ...]) -> str:
                 stable = stable[:-length]
                 break
     return stable
-
-
-def _json(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()

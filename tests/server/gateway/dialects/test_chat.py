@@ -13,6 +13,7 @@ from modelserving import END, ModelServer, call, eventually, model_server
 
 from leyden.records import CallStatus, PromptOrigin, Purpose, Sampling, Version
 from leyden.remote import Remote
+from leyden.rl.signals.finding import find
 from leyden.server.keys import KeyKind
 
 ADD = {
@@ -89,6 +90,38 @@ async def test_a_stream_says_what_the_whole_answer_says(server: ModelServer, cli
     assert [json.loads(c.function.arguments) for c in calls] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
     episode = await server.check(calls=2)
     assert usage.completion_tokens == len(episode.calls[0].completion_ids)
+
+
+async def test_arguments_are_streamed_and_a_call_that_turns_out_malformed_is_recorded_so(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
+    words = "many words " * 40
+    server.lines = [
+        call("add", f'{{"a": "{words}", "b": 2}}') + END,
+        f'<tool_call>\n{{"name": "add", "arguments": {{"a": "{words}" oops}}}}\n</tool_call>' + END,
+        "I see." + END,
+    ]
+    messages: list[Any] = [QUESTION]
+    for complete in (True, False):
+        asked: Any = {"model": "m", "messages": messages, "tools": [ADD], "stream": True}
+        parts = [part async for part in await client.chat.completions.create(**asked)]
+        deltas = [given for part in parts for choice in part.choices for given in choice.delta.tool_calls or ()]
+        assert len(deltas) > 10
+        assert [given.function.name for given in deltas if given.function.name] == ["add"]
+        arguments = "".join(given.function.arguments or "" for given in deltas)
+        assert parts[-1].choices[0].finish_reason == "tool_calls"
+        made = {"id": deltas[0].id, "type": "function", "function": {"name": "add", "arguments": arguments}}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [made]})
+        messages.append({"role": "tool", "tool_call_id": made["id"], "content": "5" if complete else "not JSON"})
+    answer = await client.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]
+    assert answer.choices[0].message.content == "I see."
+    episode = await server.check(calls=3)
+    assert [c.made for c in episode.calls[1:]] == [PromptOrigin.CONTINUED] * 2
+    assert [c.response["tool_calls"][0].get("malformed") for c in episode.calls[:2]] == [None, "invalid_json"]
+    assert {(s.call.id, str(s.kind)) for s in find(episode)} >= {
+        (episode.calls[0].id, "bad_arguments"),
+        (episode.calls[1].id, "malformed_call"),
+    }
 
 
 def test_the_synchronous_client_works_too(tmp_path: Path) -> None:

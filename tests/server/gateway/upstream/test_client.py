@@ -115,7 +115,7 @@ async def test_a_stream_is_passed_back_in_both_dialects(far: ModelServer, near: 
             answer = await stream.get_final_completion()
         message = answer.choices[0].message
         assert message.content == "Wait: "
-        assert [made.function.arguments for made in message.tool_calls or ()] == ['{"at":[1,2]}', "{}"]
+        assert [made.function.arguments for made in message.tool_calls or ()] == ['{"at": [1,  2]}', "{}"]
         assert answer.choices[0].finish_reason == "tool_calls"
         assert answer.usage is not None and answer.usage.completion_tokens == len(far.tokenizer.encode(thought))
     async with anthropic_at(near) as client:
@@ -127,7 +127,7 @@ async def test_a_stream_is_passed_back_in_both_dialects(far: ModelServer, near: 
     first, second = (await near.check(calls=2)).calls
     assert (first.status, first.untrainable, first.response["reasoning_content"]) == (CallStatus.OK, "no tokens", "Hm.")
     for made in (first.response, second.response):
-        assert [c["function"]["arguments"] for c in made["tool_calls"]] == ['{"at":[1,2]}', "{}"]
+        assert [c["function"]["arguments"] for c in made["tool_calls"]] == ['{"at": [1,  2]}', "{}"]
 
 
 async def test_choices_and_logprobs_are_passed_back_streamed_or_not(far: ModelServer, near: ModelServer) -> None:

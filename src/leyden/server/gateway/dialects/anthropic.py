@@ -23,8 +23,10 @@ from leyden.server.gateway.dialects.types import (
     Message,
     ReasoningDelta,
     TextDelta,
+    ToolArgumentsDelta,
     ToolCall,
-    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
     ToolChoice,
 )
 from leyden.server.gateway.errors import STATUS, ErrorKind, GatewayError, no_model
@@ -287,6 +289,8 @@ class MessagesWriter:
         self._index = -1
         self._open = ""
         """The type of the open block; empty before the first one."""
+        self._call_blocks: list[int] = []
+        """The block of each tool call."""
 
     def whole(self, events: Sequence[AnswerEvent]) -> bytes:
         """Write a `message` object."""
@@ -299,8 +303,8 @@ class MessagesWriter:
                     if not blocks or blocks[-1]["type"] != kind:
                         blocks.append(dict(_BLOCKS[kind]))
                     blocks[-1][kind] += text
-                case ToolCallDelta(_, _, call):
-                    blocks.append({**_tool_use(call), "input": _input(call)})
+                case ToolCallFinished(_, _, call):
+                    blocks.append({**_tool_use(call.id, call.name), "input": _input(call)})
                 case AnswerFinished():
                     finished = event
         return msgspec.json.encode(self._message(blocks, finished))
@@ -316,10 +320,13 @@ class MessagesWriter:
                 kind = _block_type(event)
                 opening = self._open_block(kind, _BLOCKS[kind]) if self._open != kind else b""
                 return opening + self._delta(f"{kind}_delta", kind, text)
-            case ToolCallDelta(_, _, call):
-                arguments = msgspec.json.encode(_input(call)).decode()
-                opening = self._open_block("tool_use", _tool_use(call))
-                return opening + self._delta("input_json_delta", "partial_json", arguments)
+            case ToolCallStarted(_, _, id, name):
+                opening = self._open_block("tool_use", _tool_use(id, name))
+                self._call_blocks.append(self._index)
+                return opening
+            case ToolArgumentsDelta(_, index, text):
+                delta = {"type": "input_json_delta", "partial_json": text}
+                return _event("content_block_delta", index=self._call_blocks[index], delta=delta)
             case AnswerFinished():
                 ending = _event("message_delta", delta=_stop_reason(event), usage=_usage(event))
                 return self._close_block() + ending + _event("message_stop")
@@ -402,8 +409,8 @@ def _block_type(event: TextDelta | ReasoningDelta) -> Literal["text", "thinking"
     return "text" if isinstance(event, TextDelta) else "thinking"
 
 
-def _tool_use(call: ToolCall) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+def _tool_use(id: str, name: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": name, "input": {}}
 
 
 def _input(call: ToolCall) -> dict[str, Any]:

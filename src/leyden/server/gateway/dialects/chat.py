@@ -21,8 +21,10 @@ from leyden.server.gateway.dialects.types import (
     ReasoningDelta,
     TextDelta,
     TokenInfo,
+    ToolArgumentsDelta,
     ToolCall,
-    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
     ToolChoice,
 )
 from leyden.server.gateway.errors import ErrorKind, GatewayError, no_model
@@ -227,7 +229,7 @@ class ChatWriter:
                 case ReasoningDelta(choice, text):
                     message = choices[choice]["message"]
                     message["reasoning_content"] = message.get("reasoning_content", "") + text
-                case ToolCallDelta(choice, _, call):
+                case ToolCallFinished(choice, _, call):
                     choices[choice]["message"].setdefault("tool_calls", []).append(_tool_call(call))
                 case AnswerFinished(choice):
                     choices[choice]["finish_reason"] = event.finish
@@ -254,8 +256,10 @@ class ChatWriter:
                 return self._chunk(choice, {"content": text}, logprobs=logprobs)
             case ReasoningDelta(choice, text):
                 return self._chunk(choice, {"reasoning_content": text})
-            case ToolCallDelta(choice, index, call):
-                return self._chunk(choice, {"tool_calls": [{"index": index, **_tool_call(call)}]})
+            case ToolCallStarted(choice, index, id, name):
+                return self._chunk(choice, {"tool_calls": [{"index": index, **_tool_call(ToolCall(id, name, ""))}]})
+            case ToolArgumentsDelta(choice, index, text):
+                return self._chunk(choice, {"tool_calls": [{"index": index, "function": {"arguments": text}}]})
             case AnswerFinished(choice):
                 self._finished.append(event)
                 return self._chunk(choice, {}, finish=event.finish)

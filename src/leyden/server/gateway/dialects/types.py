@@ -53,6 +53,15 @@ class ToolCall(Struct, frozen=True):
     id: str
     name: str
     arguments: str
+    malformed: str | None = None
+    """Why the call cannot be parsed, where that showed only after its beginning had been streamed."""
+
+    @property
+    def message_part(self) -> dict[str, Any]:
+        """The call as a part of a message."""
+        function = {"name": self.name, "arguments": self.arguments}
+        malformed = {"malformed": self.malformed} if self.malformed is not None else {}
+        return {"id": self.id, "type": "function", "function": function, **malformed}
 
 
 class TokenInfo(Struct, frozen=True):
@@ -94,8 +103,25 @@ class ReasoningDelta(Struct, frozen=True):
     text: str
 
 
-class ToolCallDelta(Struct, frozen=True):
-    """A complete tool call of an answer."""
+class ToolCallStarted(Struct, frozen=True):
+    """A tool call of an answer begins. Calls begin in the order of their indices."""
+
+    choice: int
+    index: int
+    id: str
+    name: str
+
+
+class ToolArgumentsDelta(Struct, frozen=True):
+    """The next part of a tool call's arguments."""
+
+    choice: int
+    index: int
+    text: str
+
+
+class ToolCallFinished(Struct, frozen=True):
+    """A tool call is complete; the `ToolArgumentsDelta`s of its index add up to its arguments."""
 
     choice: int
     index: int
@@ -116,4 +142,12 @@ class AnswerFinished(Struct, frozen=True):
     cached_tokens: int = 0
 
 
-AnswerEvent = AnswerStarted | TextDelta | ReasoningDelta | ToolCallDelta | AnswerFinished
+AnswerEvent = (
+    AnswerStarted
+    | TextDelta
+    | ReasoningDelta
+    | ToolCallStarted
+    | ToolArgumentsDelta
+    | ToolCallFinished
+    | AnswerFinished
+)

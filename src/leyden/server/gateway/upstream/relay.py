@@ -1,6 +1,6 @@
 """Relays calls to an upstream model: streams the answers back as they come and records them without tokens."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import msgspec
@@ -17,8 +17,10 @@ from leyden.server.gateway.dialects.types import (
     ReasoningDelta,
     TextDelta,
     TokenInfo,
+    ToolArgumentsDelta,
     ToolCall,
-    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.prefix_index import History
@@ -81,6 +83,45 @@ class Relay:
         return [RecordedAnswer(response=answer.message, finish=answer.finish or "stop") for answer in self._answers]
 
 
+class _RelayedCall:
+    """A tool call of an upstream's answer as far as it has arrived."""
+
+    def __init__(self) -> None:
+        self.id = self.name = self.arguments = ""
+        self._announced = False
+        self._sent = 0
+
+    def feed(self, delta: dict[str, Any]) -> None:
+        """Add a part of it."""
+        function = delta.get("function") or {}
+        self.id, self.name = delta.get("id") or self.id, function.get("name") or self.name
+        arguments = function.get("arguments") or ""
+        self.arguments += arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+
+    def events(self, choice: int, index: int) -> Iterator[AnswerEvent]:
+        """Yield what is new, once id and name are known."""
+        if self.id and self.name and not self._announced:
+            self._announced = True
+            yield ToolCallStarted(choice, index, self.id, self.name)
+        if self._announced and (new := self.arguments[self._sent :]):
+            self._sent += len(new)
+            yield ToolArgumentsDelta(choice, index, new)
+
+    def end(self, choice: int, index: int) -> Iterator[AnswerEvent]:
+        """Yield what is left, and the whole call."""
+        self.arguments = self.arguments or "{}"
+        if not self._announced:
+            self._announced = True
+            yield ToolCallStarted(choice, index, self.id, self.name)
+        yield from self.events(choice, index)
+        yield ToolCallFinished(choice, index, self.call)
+
+    @property
+    def call(self) -> ToolCall:
+        """The call; its arguments are an empty object where there are none."""
+        return ToolCall(self.id, self.name, self.arguments or "{}")
+
+
 class _RelayedAnswer:
     """Assembles one answer from the chunks of a stream, or from one whole completion."""
 
@@ -88,10 +129,10 @@ class _RelayedAnswer:
         self.choice = choice
         self.finish: str | None = None
         self._content = self._reasoning = ""
-        self._calls: list[dict[str, str]] = []
+        self._calls: list[_RelayedCall] = []
 
     def feed(self, choice: dict[str, Any]) -> list[AnswerEvent]:
-        """Add a chunk; return the events of its text and reasoning."""
+        """Add a chunk; return its events."""
         whole = choice.get("message")
         delta = whole or choice.get("delta") or {}
         self.finish = choice.get("finish_reason") or self.finish or ("stop" if whole else None)
@@ -107,22 +148,17 @@ class _RelayedAnswer:
         for at, call in enumerate(delta.get("tool_calls") or ()):
             index = call.get("index", at)
             while len(self._calls) <= min(index, 1000):
-                self._calls.append({"id": "", "name": "", "arguments": ""})
-            known, function = self._calls[index], call.get("function") or {}
-            known["id"] = call.get("id") or known["id"]
-            known["name"] = function.get("name") or known["name"]
-            arguments = function.get("arguments") or ""
-            known["arguments"] += arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+                self._calls.append(_RelayedCall())
+            self._calls[index].feed(call)
+            if index == len(self._calls) - 1:  # a dialect may have only one call open: others follow at the end
+                events.extend(self._calls[index].events(self.choice, index))
         return events
 
     def end(self) -> list[AnswerEvent]:
-        """Return the tool calls; raise if the upstream stopped before the end."""
+        """Return the rest of the tool calls; raise if the upstream stopped before the end."""
         if self.finish is None:
             raise GatewayError(ErrorKind.FAILED, "the upstream closed the stream before its answer was complete")
-        return [
-            ToolCallDelta(self.choice, index, ToolCall(call["id"], call["name"], call["arguments"] or "{}"))
-            for index, call in enumerate(self._calls)
-        ]
+        return [event for index, call in enumerate(self._calls) for event in call.end(self.choice, index)]
 
     @property
     def message(self) -> Message | None:
@@ -133,14 +169,7 @@ class _RelayedAnswer:
         if self._reasoning:
             message["reasoning_content"] = self._reasoning
         if self._calls:
-            message["tool_calls"] = [
-                {
-                    "id": call["id"],
-                    "type": "function",
-                    "function": {"name": call["name"], "arguments": call["arguments"] or "{}"},
-                }
-                for call in self._calls
-            ]
+            message["tool_calls"] = [call.call.message_part for call in self._calls]
         return message
 
 

@@ -17,8 +17,10 @@ from leyden.server.gateway.dialects.types import (
     ReasoningDelta,
     TextDelta,
     TokenInfo,
+    ToolArgumentsDelta,
     ToolCall,
-    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 
 WireEvent = tuple[str, dict[str, Any]]
@@ -66,6 +68,19 @@ _SUMMARY = _TextItem(
 )
 
 
+class _CallItem(Struct, frozen=True):
+    """How an item that is a tool call is written, and the events that build it."""
+
+    type: str
+    prefix: str
+    field: str
+    event: str
+
+
+_FUNCTION_CALL = _CallItem("function_call", "fc", "arguments", "function_call_arguments")
+_CUSTOM_CALL = _CallItem("custom_tool_call", "ctc", "input", "custom_tool_call_input")
+
+
 class ResponseOutput:
     """The items of one answer, as far as it has come."""
 
@@ -74,7 +89,9 @@ class ResponseOutput:
         self._call, self._given = call, given
         self._reasoning, self._encrypted = _SUMMARY if summary else _REASONING, encrypted
         self._open: _TextItem | None = None
-        """The kind of the last item, while it is open."""
+        """The kind of the last item, while it is open and holds text."""
+        self._call_items: dict[int, tuple[_CallItem, int]] = {}
+        """For each tool call its kind and the index of its item."""
 
     def feed(self, event: AnswerEvent) -> Iterator[WireEvent]:
         """Add an event of the answer; yield the stream events that follow from it."""
@@ -83,16 +100,23 @@ class ResponseOutput:
                 yield from self._text(self._reasoning, text, ())
             case TextDelta(_, text, tokens) if text or (tokens and self._open is _MESSAGE):
                 yield from self._text(_MESSAGE, text, tokens)
-            case ToolCallDelta(_, _, call):
+            case ToolCallStarted(_, index, id, name):
                 yield from self.close()
-                yield from self._tool_call(call)
+                yield self._begin_call(index, id, name)
+            case ToolArgumentsDelta(_, index, text):
+                yield from self._arguments(index, text)
+            case ToolCallFinished(_, index, call):
+                yield from self._finish_call(index, call)
             case AnswerFinished():
                 if not any(item["type"] != "reasoning" for item in self.items):
                     yield from self._begin(_MESSAGE)  # every answer has text or a call
                 yield from self.close("incomplete" if event.finish == "length" else "completed")
 
     def close(self, status: str = "completed") -> Iterator[WireEvent]:
-        """Close the open item."""
+        """Close the open item. A tool call that has begun and is not finished gets the status."""
+        for _, at in self._call_items.values():
+            if self.items[at]["status"] == "in_progress":
+                self.items[at]["status"] = status
         if self._open is None:
             return
         kind, self._open = self._open, None
@@ -127,23 +151,30 @@ class ResponseOutput:
         self._open = kind
         yield f"{kind.part_event}.added", {**self._at(kind), "part": dict(kind.part)}
 
-    def _tool_call(self, call: ToolCall) -> Iterator[WireEvent]:
-        given = self._given.get(call.name, GivenTool(call.name))
+    def _begin_call(self, index: int, id: str, name: str) -> WireEvent:
+        given = self._given.get(name, GivenTool(name))
         namespace = {"namespace": given.namespace} if given.namespace else {}
-        fields = {"call_id": call.id, "name": given.name, **namespace}
-        if given.custom:
-            kind, prefix, field, event, text = "custom_tool_call", "ctc", "input", "custom_tool_call_input", ""
-            text = custom_input(call)
-        else:
-            kind, prefix, field, event, text = "function_call", "fc", "arguments", "function_call_arguments", ""
-            text = call.arguments
-        yield self._add(kind, prefix, {**fields, field: ""})
-        item = self.items[-1]
-        at = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        yield f"{event}.delta", {**at, "delta": text}
-        yield f"{event}.done", {**at, field: text}
-        item |= {field: text, "status": "completed"}
-        yield "output_item.done", {"output_index": at["output_index"], "item": item}
+        kind = _CUSTOM_CALL if given.custom else _FUNCTION_CALL
+        self._call_items[index] = kind, len(self.items)
+        return self._add(kind.type, kind.prefix, {"call_id": id, "name": given.name, **namespace, kind.field: ""})
+
+    def _arguments(self, index: int, text: str) -> Iterator[WireEvent]:
+        """Add to the arguments of a function; the input of a custom tool is a string in them, known at the end."""
+        kind, at = self._call_items[index]
+        if kind is _FUNCTION_CALL:
+            self.items[at][kind.field] += text
+            yield f"{kind.event}.delta", {"item_id": self.items[at]["id"], "output_index": at, "delta": text}
+
+    def _finish_call(self, index: int, call: ToolCall) -> Iterator[WireEvent]:
+        kind, at = self._call_items[index]
+        item = self.items[at]
+        where = {"item_id": item["id"], "output_index": at}
+        if kind is _CUSTOM_CALL:
+            item[kind.field] = custom_input(call)
+            yield f"{kind.event}.delta", {**where, "delta": item[kind.field]}
+        yield f"{kind.event}.done", {**where, kind.field: item[kind.field]}
+        item["status"] = "completed"
+        yield "output_item.done", {"output_index": at, "item": item}
 
     def _add(self, kind: str, prefix: str, fields: dict[str, Any]) -> WireEvent:
         index = sum(item["id"].startswith(f"{prefix}_") for item in self.items)
