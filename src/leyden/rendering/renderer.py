@@ -48,6 +48,16 @@ class ToolCallForcer(Protocol):
 
 
 @runtime_checkable
+class AttributingRenderer(Protocol):
+    """A renderer that attributes each token to its message."""
+
+    def render(
+        self, messages: list[Any], *, tools: list[Any] | None = None, add_generation_prompt: bool = False
+    ) -> RenderedTokens:
+        """Return the tokens of a conversation, each with the index of its message."""
+
+
+@runtime_checkable
 class TextualToolCalls(Protocol):
     """A renderer whose model may have no token for the beginning of a tool call."""
 

@@ -154,13 +154,19 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(
         headers = {"authorization": f"Bearer {await server.new_attempt()}"}
         long = "word " * (1 << 20)
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": "' + long + '"}'}}
-        for messages in (
-            [{"role": "user", "content": long}],
-            [{"role": "assistant", "content": long}, {"role": "user", "content": "?"}],
-            [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "user", "content": "?"}],
+        begun = [{"role": "user", "content": "?"}, {"role": "assistant", "content": long}]
+        for path, messages in (
+            ("chat/completions", [{"role": "user", "content": long}]),
+            ("chat/completions", [{"role": "assistant", "content": long}, {"role": "user", "content": "?"}]),
+            (
+                "chat/completions",
+                [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "user", "content": "?"}],
+            ),
+            ("chat/completions", begun),
+            ("messages/count_tokens", begun),
         ):
             body = {"model": "m", "messages": messages}
-            async with session.post(server.url + "/v1/chat/completions", json=body, headers=headers) as reply:
+            async with session.post(f"{server.url}/v1/{path}", json=body, headers=headers) as reply:
                 assert reply.status == 400 and "bytes, and the model takes" in await reply.text()
     assert max(tokenised, default=0) < 1 << 20
 

@@ -109,11 +109,13 @@ def _offered(episode: Episode) -> dict[str, Schemas | None]:
     """Return, by call, the schemas of the offered tools by name; None if the record does not have them."""
     offered: dict[str, Schemas | None] = {}
     for call in episode.calls:  # a parent is recorded before its child
-        if call.tools is None:
-            offered[call.id] = offered[call.parent] if call.parent is not None else None
+        known = offered[call.parent] if call.tools is None and call.parent is not None else None
+        loaded = [tool for message in call.messages for tool in message.get("loaded_tools") or ()]
+        if call.tools is None and (known is None or not loaded):
+            offered[call.id] = known
             continue
-        schemas = offered[call.id] = dict[str, Any]()
-        for tool in call.tools:
+        schemas = offered[call.id] = dict(known or {})
+        for tool in (*(call.tools or ()), *loaded):
             match tool:
                 case {"function": {"name": str(name), **rest}}:
                     schemas[name] = rest.get("parameters")

@@ -8,7 +8,8 @@ from typing import Protocol
 from leyden.episodes import Episode
 from leyden.records import Call, CallStatus, RunSettings, WaitInterval
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.server.gateway.prefix_index import History, PrefixIndex
+from leyden.server.gateway.history import History
+from leyden.server.gateway.prefix_index import PrefixIndex
 from leyden.server.gateway.waiting import total_s
 from leyden.store.queue import ActiveLease
 from leyden.wire import CallTimes

@@ -18,7 +18,7 @@ from leyden.server.gateway.dialects.base import StoredAnswer
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.generation import Generation
-from leyden.server.gateway.prompt import build_prompt
+from leyden.server.gateway.prompt import build_prompt, count_tokens
 from leyden.server.gateway.recorder import Recorder
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.text_index import joined
@@ -147,7 +147,7 @@ class Gateway:
         if isinstance(target, UpstreamClient):
             message = f"{request.model!r} is served by the upstream: its tokens cannot be counted here"
             raise GatewayError(ErrorKind.NO_MODEL, message, "model")
-        return len((await build_prompt(target, attempt.index, request, attempt.settings.history)).ids)
+        return await count_tokens(target, attempt.index, request, attempt.settings.history)
 
     async def stored_answer(self, caller: Caller, call: str) -> StoredAnswer | None:
         """Return a recorded call of the caller's attempt, unless its answer was deleted."""

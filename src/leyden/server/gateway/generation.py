@@ -48,7 +48,7 @@ class Generation:
                 model.tokenizer,
                 prompt.ids[: len(prompt.ids) - len(prompt.forced)],
                 forced=prompt.forced,
-                tools=request.offered_tools,
+                tools=request.callable_tools,
                 stop=sampling.stop,
                 logprobs=request.top_logprobs is not None,
                 streamed=request.stream,

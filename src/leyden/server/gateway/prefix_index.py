@@ -1,28 +1,25 @@
 """Finds the earlier call of an attempt that a request continues.
 
 A request continues a call when its messages are that call's messages, then its answer as the client sends it back, then
-new ones. Answers are compared by meaning (key order, JSON formatting of arguments and outer white space do not count);
-all other messages must be equal, since the prompt holds them as they were first sent. In doubt, nothing is continued.
+new ones. A client may drop reasoning, and text beside a tool call; the match says so. Of several answers that differ
+only in what was dropped, the one whose tool call ids come back is continued, or else the latest. In doubt, nothing is.
 """
 
 import asyncio
-from collections.abc import Sequence
-from hashlib import blake2b
-from typing import Any
+from collections.abc import Iterator
 
-import msgspec
 from msgspec import Struct
 
 from leyden.episodes import Episode
 from leyden.records import Call, CallStatus, PromptOrigin
-from leyden.server.gateway.dialects.types import Message
+from leyden.server.gateway.history import AnswerDetails, History
 from leyden.server.gateway.text_index import TextIndex
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
+NOT_ANSWERED = "the history is not one that was answered"
 
 
 class IndexedCall(Struct, frozen=True):
-    """A call that can be continued. Like the record, it holds only what it adds to its parent."""
+    """A call that can be continued. Like the record, it holds only the tokens that it adds to its parent."""
 
     id: str
     parent: "IndexedCall | None"
@@ -30,6 +27,8 @@ class IndexedCall(Struct, frozen=True):
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     finish: str
+    answers: tuple[AnswerDetails, ...]
+    """The details of the answers in its prompt and of its own, as their tokens have them."""
 
     def full_prompt(self) -> list[int]:
         """Return every token of the prompt."""
@@ -45,35 +44,10 @@ class IndexedCall(Struct, frozen=True):
                 ids += call.completion_ids
         return ids
 
-
-class History(Struct, frozen=True):
-    """The messages of a request with a digest of each prefix: equal digests mean equal meaning.
-
-    A request can only continue one that offered the same tools to the same policy, so the digests cover those too.
-    """
-
-    messages: Sequence[Message]
-    tools: tuple[Any, ...]
-    policy: str
-    digests: list[bytes]
-    """By the number of messages in the prefix."""
-    sizes: list[int]
-    """The approximate bytes of each prefix."""
-
-    @classmethod
-    def of(cls, messages: Sequence[Message], tools: tuple[Any, ...], policy: str) -> "History":
-        """Compute the digests of a request's messages."""
-        call_order: dict[str, int] = {}
-        digests, sizes = [b""], [0]
-        for part in ([policy, tools], *(_meaning(message, call_order) for message in messages)):
-            data = _encode(part)
-            digests.append(_digest(digests[-1], data))
-            sizes.append(sizes[-1] + len(data))
-        return cls(messages, tools, policy, digests[1:], sizes[1:])
-
-    def digest_with(self, response: Message) -> bytes:
-        """Return the digest of this history followed by an answer."""
-        return _digest(self.digests[-1], _encode(_meaning(response, {})))
+    @property
+    def total_ids(self) -> int:
+        """The number of tokens in prompt and completion."""
+        return self.kept_ids + len(self.prompt_ids) + len(self.completion_ids)
 
 
 class PrefixMatch(Struct, frozen=True):
@@ -81,11 +55,13 @@ class PrefixMatch(Struct, frozen=True):
 
     origin: PromptOrigin
     reason: str
-    """Why the request continues no call, where it looks as if it should."""
+    """Why the request continues no call where it looks as if it should, or what its client dropped."""
     call: IndexedCall | None
     """The call that it continues, or that it shares most messages with."""
     shared_messages: int
     """How many messages it shares with that call."""
+    answered: bool = False
+    """Whether the call's answer is the last of the shared messages."""
 
 
 class PrefixIndex:
@@ -100,7 +76,7 @@ class PrefixIndex:
         self.large_prompts = asyncio.Lock()
         """Held while a large prompt of the attempt is tokenised."""
         self._calls: dict[str, IndexedCall] = {}
-        self._by_answered: dict[bytes, IndexedCall] = {}  # by the history with the answer
+        self._by_answered: dict[bytes, list[IndexedCall]] = {}  # by the essence of the history with the answer
         self._by_prefix: dict[bytes, IndexedCall] = {}  # by every prefix of a history
         self._by_request: dict[bytes, str] = {}  # by the whole history, to recognise retries
 
@@ -114,20 +90,30 @@ class PrefixIndex:
 
     def match(self, history: History) -> PrefixMatch:
         """Find the call that a request continues, or the one that it shares the longest prefix with."""
-        messages, digests = history.messages, history.digests
+        messages = history.messages
         for length in range(len(messages) - 1, 0, -1):
-            call = self._by_answered.get(digests[length])
-            if call is not None and not any(message["role"] == "assistant" for message in messages[length:]):
-                return PrefixMatch(PromptOrigin.CONTINUED, "", call, length)
+            found = self._answered(history, length)
+            if found is None:
+                continue
+            call, dropped = found
+            if not any(message["role"] == "assistant" for message in messages[length:]):
+                return PrefixMatch(PromptOrigin.CONTINUED, _why_dropped(dropped), call, length, answered=True)
+            reason = f"the history was edited after message {length}"
+            return PrefixMatch(PromptOrigin.RERENDERED, reason, call, length, answered=True)
         for length in range(len(messages), 0, -1):
-            call = self._by_prefix.get(digests[length])
-            if call is not None:
+            shared = self._by_prefix.get(history.digests[length])
+            if shared is not None:
                 break
         else:
             return PrefixMatch(PromptOrigin.FRESH, "", None, 0)
         if any(message["role"] == "assistant" for message in messages):
-            return PrefixMatch(PromptOrigin.RERENDERED, "the history is not one that was answered", call, length)
-        return PrefixMatch(PromptOrigin.FRESH, "", call, length)
+            return PrefixMatch(PromptOrigin.RERENDERED, NOT_ANSWERED, shared, length)
+        return PrefixMatch(PromptOrigin.FRESH, "", shared, length)
+
+    def answered_tokens(self, history: History) -> int | None:
+        """Return the number of tokens of a conversation that ends with an answer given here; None for any other."""
+        found = self._answered(history, len(history.messages))
+        return found[0].total_ids if found is not None else None
 
     def indexed(self, id: str) -> IndexedCall:
         """Return a recorded call."""
@@ -148,7 +134,9 @@ class PrefixIndex:
         self.started = max(self.started, self.recorded)
         self.sampled_tokens += len(call.completion_ids)
         parent = self._calls.get(call.parent) if call.parent else None
-        indexed = IndexedCall(call.id, parent, call.kept_ids, call.prompt_ids, call.completion_ids, call.finish)
+        answers = self._sampled_answers(call, parent, history)
+        ids = (call.kept_ids, call.prompt_ids, call.completion_ids)
+        indexed = IndexedCall(call.id, parent, *ids, call.finish, answers)
         self._calls[call.id] = indexed
         if not call.choice:
             self._by_request[history.digests[-1]] = call.id
@@ -156,43 +144,45 @@ class PrefixIndex:
             self._by_prefix.setdefault(digest, indexed)
         self.texts.add(call, indexed.full_prompt, history.messages)
         if call.status is CallStatus.OK and call.response is not None:
-            digest = history.digest_with(call.response)
+            digest, essential = history.with_answer(call.response)
             self._by_prefix[digest] = indexed
             if call.completion_ids:
-                self._by_answered[digest] = indexed
+                self._by_answered.setdefault(essential, []).append(indexed)
+
+    def _answered(self, history: History, length: int) -> tuple[IndexedCall, frozenset[str]] | None:
+        """Find the call whose history and answer are the first messages, and what the client dropped from them."""
+        candidates = self._by_answered.get(history.essential_digests[length])
+        if candidates is None:
+            return None
+        given = history.answers[: history.answers_before(length)]
+        best: tuple[tuple[int, int], IndexedCall, frozenset[str]] | None = None
+        for call in candidates:
+            dropped = list(_dropped(call.answers, given))
+            if None in dropped:
+                continue
+            kept = sum(not parts for parts in dropped)
+            same_ids = sum(ours.call_ids == theirs.call_ids for ours, theirs in zip(call.answers, given, strict=True))
+            if best is None or (kept, same_ids) >= best[0]:
+                best = (kept, same_ids), call, frozenset(part for parts in dropped for part in parts or ())
+        return best[1:] if best is not None else None
+
+    def _sampled_answers(self, call: Call, parent: IndexedCall | None, history: History) -> tuple[AnswerDetails, ...]:
+        """Return the details of the answers in a call's prompt, as its tokens have them, and of its own answer."""
+        given = tuple(history.answers[:-1] if history.prefilled else history.answers)
+        if parent is not None and call.choice:
+            given = parent.answers[: len(given)]
+        elif parent is not None and call.kept_ids >= parent.total_ids:
+            shared = history.answers_before(call.kept_messages)
+            given = parent.answers[:shared] + given[shared:]
+        return (*given, AnswerDetails.of(history.whole_answer(call.response))) if call.response is not None else given
 
 
-def meanings(messages: Sequence[Message]) -> list[bytes]:
-    """Return what each message says; equal bytes mean equal meaning."""
-    call_order: dict[str, int] = {}
-    return [_encode(_meaning(message, call_order)) for message in messages]
+def _dropped(sampled: tuple[AnswerDetails, ...], given: list[AnswerDetails]) -> Iterator[frozenset[str] | None]:
+    for ours, theirs in zip(sampled, given, strict=True):
+        yield ours.dropped(theirs)
 
 
-def _meaning(message: Message, call_order: dict[str, int]) -> Any:
-    """Return what a message says; `call_order` maps the tool call ids of the last answer to their positions."""
-    match message.get("role"):
-        case "assistant":
-            calls = message.get("tool_calls") or ()
-            call_order.clear()
-            call_order.update({call["id"]: index for index, call in enumerate(calls)})
-            return [
-                "assistant",
-                (message.get("content") or "").strip(),
-                [[call["function"]["name"], _arguments(call["function"]["arguments"])] for call in calls],
-            ]
-        case "tool":
-            call_id = message.get("tool_call_id", "")
-            return ["tool", call_order.get(call_id, call_id), message["content"]]
-        case role:
-            return [role, message.get("content"), message.get("name")]
-
-
-def _arguments(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return ["not JSON", text.strip()]
-
-
-def _digest(before: bytes, data: bytes) -> bytes:
-    return blake2b(before + data, digest_size=16).digest()
+def _why_dropped(dropped: frozenset[str]) -> str:
+    names = {"text": "text beside a tool call", "reasoning": "reasoning"}
+    parts = [name for part, name in names.items() if part in dropped]
+    return f"the client dropped {' and '.join(parts)}; the prompt keeps it" if parts else ""

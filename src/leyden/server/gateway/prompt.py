@@ -1,7 +1,9 @@
 """Builds the prompt of a call. Tokens that were sampled before stay as they are wherever that can be proven correct."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from itertools import takewhile
 from typing import Any, Literal, TypeVar
 
@@ -9,15 +11,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.records import PromptOrigin
-from leyden.rendering.renderer import ChatRenderer, ToolCallForcer
+from leyden.rendering.renderer import AttributingRenderer, ChatRenderer, ToolCallForcer
 from leyden.rendering.tokenizer import LONG_TEXT
 from leyden.server.gateway.dialects.types import GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.server.gateway.prefix_index import History, PrefixIndex, PrefixMatch
+from leyden.server.gateway.history import History
+from leyden.server.gateway.prefix_index import PrefixIndex, PrefixMatch
 from leyden.server.gateway.served_model import ServedModel
 
 NOT_EXTENDED = "the model's template does not extend this turn"
 DROPS_REASONING = "the model's template drops the reasoning of earlier turns"
+_PREFILL_AND_FORMAT = "an answer in a format cannot be continued: leave out the assistant's last message, or the format"
 CUT_BY_STOP = "a stop string cut the answer: its tokens say more than its text"
 
 _LARGE_TEXT = 256 << 10
@@ -36,7 +40,7 @@ class Prompt(Struct, frozen=True):
     match: PrefixMatch
     origin: PromptOrigin
     reason: str
-    """Why it was rendered again, if it was."""
+    """Why it was rendered again, if it was, or what its client dropped."""
     ids: list[int] = []
     kept: int = 0
     """How many of the ids are those of the matching call's prompt and completion."""
@@ -50,7 +54,7 @@ async def build_prompt(
     request: GenerationRequest,
     history_mode: Literal["template", "exact"] = "template",
 ) -> Prompt:
-    """Build the prompt of a request, with the beginning of a tool call where `tool_choice` requires one.
+    """Build the prompt of a request, with the beginning of the answer where the request gives or requires one.
 
     The request is matched at once against the calls that have ended. Rendering depends only on that match and runs in a
     thread for long texts, so calls of one attempt can be built at the same time.
@@ -61,16 +65,51 @@ async def build_prompt(
         raise GatewayError(ErrorKind.INVALID, "this model cannot be forced to call a tool: use auto", "tool_choice")
     history = History.of(request.messages, request.offered_tools, model.name)
     _refuse_too_long(model, request, history)
-    builder = _PromptBuilder(model, request, history, index.match(history), history_mode == "exact")
-    if history.sizes[-1] > _LARGE_TEXT:
-        async with index.large_prompts, model.large_prompts:
-            prompt = await _build(builder)
-    else:
+    prefill = request.prefill
+    asked = request if prefill is None else replace(request, messages=request.messages[:-1])
+    to_match = history if prefill is None else History.of(asked.messages, asked.offered_tools, model.name)
+    if prefill is not None and (not asked.messages or request.format is not None):
+        why = "a beginning of the answer needs a message before it" if not asked.messages else _PREFILL_AND_FORMAT
+        raise GatewayError(ErrorKind.INVALID, why, "messages")
+    builder = _PromptBuilder(model, asked, to_match, index.match(to_match), history_mode == "exact")
+    async with _memory_bound(model, index, history):
         prompt = await _build(builder)
+        if prefill is not None:
+            begun = await _in_thread_if_long(len(prefill), partial(model.tokenizer.text_ids, prefill))
+            prompt = replace(prompt, history=history, ids=[*prompt.ids, *begun])
     if not forces_call or not isinstance(renderer, ToolCallForcer):
         return prompt
     forced = tuple(renderer.begin_call(request.tool_choice.name))
     return replace(prompt, ids=[*prompt.ids, *forced], forced=forced)
+
+
+async def count_tokens(
+    model: ServedModel,
+    index: PrefixIndex,
+    request: GenerationRequest,
+    history_mode: Literal["template", "exact"] = "template",
+) -> int:
+    """Return the number of tokens in the prompt of a request, or of a conversation that ends with a whole answer."""
+    if request.messages[-1]["role"] != "assistant":
+        return len((await build_prompt(model, index, request, history_mode)).ids)
+    history = History.of(request.messages, request.offered_tools, model.name)
+    if (answered := index.answered_tokens(history)) is not None:
+        return answered
+    _refuse_too_long(model, request, history)
+    messages, tools = list(request.messages), list(request.offered_tools) or None
+    async with _memory_bound(model, index, history):
+        render = partial(model.renderer.render_ids, messages, tools=tools)
+        return len(await _in_thread_if_long(history.sizes[-1], render))
+
+
+@asynccontextmanager
+async def _memory_bound(model: ServedModel, index: PrefixIndex, history: History) -> AsyncIterator[None]:
+    """Wait until a request may be tokenised: large ones wait for each other."""
+    if history.sizes[-1] <= _LARGE_TEXT:
+        yield
+        return
+    async with index.large_prompts, model.large_prompts:
+        yield
 
 
 def _refuse_too_long(model: ServedModel, request: GenerationRequest, history: History) -> None:
@@ -122,6 +161,10 @@ class _PromptBuilder(Struct, frozen=True):
 
     def render(self) -> Prompt:
         """Render the whole conversation; keep the earlier tokens where they decode to the same text."""
+        if self.match.origin is PromptOrigin.RERENDERED and self.match.answered:
+            spliced = self._render_after_answer()
+            if spliced is not None:
+                return spliced
         messages = list(self.request.messages)
         ids = list(self.model.renderer.render_ids(messages, tools=self.tools, add_generation_prompt=True))
         origin, reason = self.match.origin, self.match.reason
@@ -155,4 +198,30 @@ class _PromptBuilder(Struct, frozen=True):
         bridged = renderer.bridge_to_next_turn(prompt_ids, completion, new, tools=self.tools)
         if bridged is None or bridged.token_ids[:kept] != prompt_ids + completion:
             return None
-        return Prompt(self.history, self.match, PromptOrigin.CONTINUED, "", bridged.token_ids, kept)
+        return Prompt(self.history, self.match, PromptOrigin.CONTINUED, self.match.reason, bridged.token_ids, kept)
+
+    def _render_after_answer(self) -> Prompt | None:
+        """Keep all tokens of the matching call, render only the messages after its answer; None where this is unsafe.
+
+        The matching call has to be one that the renderer extends by the other messages. The template's tokens follow
+        the stop token of its answer, where no tokenizer merges anything.
+        """
+        call, renderer = self.match.call, self.model.renderer
+        assert call is not None
+        extending = self.model.exact_renderer if self.exact else renderer
+        messages, shared = list(self.request.messages), self.match.shared_messages
+        others = [message for message in messages[shared:] if message["role"] != "assistant"]
+        if self._was_cut or not others or not isinstance(renderer, AttributingRenderer):
+            return None
+        prompt_ids, completion = call.full_prompt(), list(call.completion_ids)
+        if extending.bridge_to_next_turn(prompt_ids, completion, others, tools=self.tools) is None:
+            return None
+        rendered = renderer.render(messages, tools=self.tools, add_generation_prompt=True)
+        pairs = zip(rendered.token_ids, rendered.message_indices, strict=True)
+        stop = (completion[-1], shared - 1)
+        ends = [at for at, pair in enumerate(pairs, 1) if pair == stop]
+        if stop[0] not in renderer.get_stop_token_ids() or not ends:
+            return None
+        ids = prompt_ids + completion + rendered.token_ids[ends[-1] :]
+        kept = len(prompt_ids) + len(completion)
+        return Prompt(self.history, self.match, PromptOrigin.RERENDERED, self.match.reason, ids, kept)

@@ -20,7 +20,7 @@ from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.types import GenerationRequest, Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.server.gateway.prefix_index import History
+from leyden.server.gateway.history import History
 from leyden.server.gateway.prompt import Prompt
 from leyden.store.errors import Conflict, NotFound, StoreError
 from leyden.store.store import Store

@@ -13,7 +13,8 @@ from leyden.records import PromptOrigin
 from leyden.rendering.tokenizer import LONG_TEXT, Tokenizer
 from leyden.server.gateway.dialects.types import Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.server.gateway.prefix_index import History, IndexedCall, PrefixIndex, PrefixMatch
+from leyden.server.gateway.history import History
+from leyden.server.gateway.prefix_index import IndexedCall, PrefixIndex, PrefixMatch
 from leyden.server.gateway.prompt import CUT_BY_STOP, Prompt
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.text_index import TextMatch, joined, segment

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import aiohttp
 import anthropic
@@ -246,7 +247,7 @@ async def test_thinking_is_shown_and_recognised(
     else:
         answer = await client.messages.create(**request)
     assert [block.to_dict(exclude_none=True) for block in answer.content] == [
-        {"type": "thinking", "thinking": "Two and three.", "signature": ""},
+        {"type": "thinking", "thinking": "Two and three.", "signature": ANY},
         {"type": "text", "text": "Five."},
     ]
     sure: Any = [QUESTION, {"role": "assistant", "content": answer.content}, {"role": "user", "content": "Sure?"}]
@@ -320,7 +321,23 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [QUESTION, {"role": "assistant", "content": "It is"}]}, "messages.1.role"),
+        ({"messages": [{"role": "assistant", "content": "It is"}]}, "messages"),
+        (
+            {
+                "messages": [QUESTION, {"role": "assistant", "content": "It is"}],
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            },
+            "messages",
+        ),
+        (
+            {
+                "messages": [
+                    QUESTION,
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "add", "input": {}}]},
+                ]
+            },
+            "messages.1",
+        ),
         ({"messages": []}, "messages"),
         ({"messages": ["x"]}, "messages.0"),
         ({"system": [IMAGE]}, "system.0.type"),

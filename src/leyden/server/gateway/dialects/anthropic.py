@@ -4,6 +4,8 @@ As in Anthropic's service, text blocks are joined, tool results come before the 
 assistant messages are one answer.
 """
 
+import base64
+import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -15,6 +17,7 @@ from leyden.records import Sampling
 from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.encoding import decode_body, sse_event
 from leyden.server.gateway.dialects.types import (
+    LOADED_TOOLS,
     AnswerEvent,
     AnswerFinished,
     AnswerStarted,
@@ -43,7 +46,8 @@ _UNSUPPORTED = {
     "compaction": "conversations are not summarised here: send the messages to keep",
     "mcp_servers": "tools of MCP servers are not supported",
 }
-_SUPPORTED_BLOCKS = ("text", "thinking", "tool_use", "tool_result")
+_SUPPORTED_BLOCKS = ("text", "thinking", "tool_use", "tool_result", "tool_reference")
+_LOADED = "These tools can be called now:"
 _BLOCKS: dict[str, dict[str, Any]] = {
     "text": {"type": "text", "text": ""},
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
@@ -128,7 +132,11 @@ def read_request(data: bytes) -> GenerationRequest:
         stop=tuple(stop for stop in request.stop_sequences or () if stop),
     )
     others = {name: value for name, value in document.items() if name not in ("messages", "system", "tools")}
-    return replace(_generation(request), sampling=sampling, stream=bool(request.stream), request=others)
+    generation = _generation(request)
+    if generation.messages[-1].get("tool_calls"):
+        why = "the last message must be the user's, or text that the answer begins with"
+        raise GatewayError(ErrorKind.INVALID, why, f"messages.{len(request.messages) - 1}")
+    return replace(generation, sampling=sampling, stream=bool(request.stream), request=others)
 
 
 def _generation(request: CountRequest) -> GenerationRequest:
@@ -140,19 +148,17 @@ def _generation(request: CountRequest) -> GenerationRequest:
     for param, given in unsupported.items():
         if given:
             raise GatewayError(ErrorKind.INVALID, _UNSUPPORTED[param], param)
-    tools = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools or ()))
-    messages: list[Message] = []
+    tools = [_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools or ())]
+    reader = _MessageReader({tool["function"]["name"]: tool for tool in tools})
     if request.system:
-        messages.append({"role": "system", "content": _text(request.system, "system")})
+        reader.messages.append({"role": "system", "content": _text(request.system, "system")})
     for index, message in enumerate(request.messages):
-        _add(messages, message, f"messages.{index}")
-    if messages[-1]["role"] == "assistant":
-        why = "the last message must be the user's: prefilling the answer is not supported"
-        raise GatewayError(ErrorKind.INVALID, why, f"messages.{len(request.messages) - 1}.role")
+        reader.add(message, f"messages.{index}")
+    deferred = [bool(tool.get("defer_loading")) for tool in request.tools or ()]
     return GenerationRequest(
         model=request.model,
-        messages=tuple(messages),
-        tools=tools,
+        messages=tuple(reader.messages),
+        tools=tuple(tool for tool, later in zip(tools, deferred, strict=True) if not later),
         tool_choice=_tool_choice(request.tool_choice, tools),
         format=_format(request),
     )
@@ -169,39 +175,65 @@ def _format(request: CountRequest) -> Format | None:
     raise GatewayError(ErrorKind.INVALID, why, "output_config.format")
 
 
-def _add(messages: list[Message], message: dict[str, Any], field: str) -> None:
-    """Append a message in the format that all dialects share."""
-    content, content_field = message.get("content"), f"{field}.content"
-    match message.get("role"):
-        case "user":
-            messages.extend(_user_messages(content, content_field))
-        case "assistant":
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": ""})
-            _extend_answer(messages[-1], content, content_field)
-        case "system":
-            messages.append({"role": "system", "content": _text(content, content_field)})
-        case role:
-            raise GatewayError(ErrorKind.INVALID, f"{role!r} is not a role: write user or assistant", f"{field}.role")
+class _MessageReader:
+    """Collects messages in the format that all dialects share."""
 
+    def __init__(self, tools: dict[str, dict[str, Any]]) -> None:
+        self.messages: list[Message] = []
+        self._tools = tools
+        """All tools by name, deferred ones included."""
 
-def _user_messages(content: Any, field: str) -> Iterator[Message]:
-    """Split a user's content into tool messages and one user message."""
-    texts: list[str] = []
-    results = False
-    for block, block_field in _blocks(content, field):
-        match block:
-            case {"type": "text", "text": str(text)}:
-                texts.append(text)
-            case {"type": "tool_result", "tool_use_id": str(id)}:
-                results = True
-                result = _text(block.get("content") or "", f"{block_field}.content")
-                failed = {"is_error": True} if block.get("is_error") else {}
-                yield {"role": "tool", "tool_call_id": id, "content": result, **failed}
-            case _:
-                raise _bad_block(block, block_field)
-    if texts or not results:
-        yield {"role": "user", "content": "".join(texts)}
+    def add(self, message: dict[str, Any], field: str) -> None:
+        """Add a message."""
+        content, content_field = message.get("content"), f"{field}.content"
+        match message.get("role"):
+            case "user":
+                self.messages.extend(self._user_messages(content, content_field))
+            case "assistant":
+                if not self.messages or self.messages[-1]["role"] != "assistant":
+                    self.messages.append({"role": "assistant", "content": ""})
+                _extend_answer(self.messages[-1], content, content_field)
+            case "system":
+                self.messages.append({"role": "system", "content": _text(content, content_field)})
+            case role:
+                message_ = f"{role!r} is not a role: write user or assistant"
+                raise GatewayError(ErrorKind.INVALID, message_, f"{field}.role")
+
+    def _user_messages(self, content: Any, field: str) -> Iterator[Message]:
+        """Split a user's content into tool messages and one user message."""
+        texts: list[str] = []
+        results = False
+        for block, block_field in _blocks(content, field):
+            match block:
+                case {"type": "text", "text": str(text)}:
+                    texts.append(text)
+                case {"type": "tool_result", "tool_use_id": str(id)}:
+                    results = True
+                    failed = {"is_error": True} if block.get("is_error") else {}
+                    result = self._tool_result(block.get("content") or "", f"{block_field}.content")
+                    yield {"role": "tool", "tool_call_id": id, **result, **failed}
+                case _:
+                    raise _bad_block(block, block_field)
+        if texts or not results:
+            yield {"role": "user", "content": "".join(texts)}
+
+    def _tool_result(self, content: Any, field: str) -> Message:
+        """Read a tool's result. A reference to a deferred tool shows its definition from here on."""
+        texts, loaded = [], []
+        for block, block_field in _blocks(content, field):
+            match block:
+                case {"type": "text", "text": str(text)}:
+                    texts.append(text)
+                case {"type": "tool_reference", "tool_name": str(name)}:
+                    if name not in self._tools:
+                        raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", f"{block_field}.tool_name")
+                    loaded.append(self._tools[name])
+                case _:
+                    raise _bad_block(block, block_field)
+        if not loaded:
+            return {"content": "".join(texts)}
+        shown = [json.dumps(tool, ensure_ascii=False) for tool in loaded]
+        return {"content": "\n".join([*texts, _LOADED, *shown]), LOADED_TOOLS: loaded}
 
 
 def _extend_answer(answer: Message, content: Any, field: str) -> None:
@@ -259,7 +291,8 @@ def _tool(tool: dict[str, Any], field: str) -> dict[str, Any]:
     match tool:
         case {"name": str(name), "input_schema": dict(schema)}:
             about = {"description": tool["description"]} if tool.get("description") else {}
-            return {"type": "function", "function": {"name": name, **about, "parameters": schema}}
+            strict = {"strict": True} if tool.get("strict") else {}
+            return {"type": "function", "function": {"name": name, **about, "parameters": schema, **strict}}
     raise GatewayError(ErrorKind.INVALID, "a tool has a name and an input_schema", field)
 
 
@@ -301,7 +334,8 @@ class MessagesWriter:
                 case TextDelta(_, text) | ReasoningDelta(_, text) if text:
                     kind = _block_type(event)
                     if not blocks or blocks[-1]["type"] != kind:
-                        blocks.append(dict(_BLOCKS[kind]))
+                        signed = {"signature": self._signature} if kind == "thinking" else {}
+                        blocks.append({**_BLOCKS[kind], **signed})
                     blocks[-1][kind] += text
                 case ToolCallFinished(_, _, call):
                     blocks.append({**_tool_use(call.id, call.name), "input": _input(call)})
@@ -340,6 +374,11 @@ class MessagesWriter:
         """Write the error as the last event."""
         return sse_event(AnthropicDialect().write_error(error), "error")
 
+    @property
+    def _signature(self) -> str:
+        """Signs thinking. Clients keep only signed blocks; nothing is checked when they come back."""
+        return base64.b64encode(self._started.id.encode()).decode()
+
     def _message(self, content: list[dict[str, Any]], finished: AnswerFinished | None) -> dict[str, Any]:
         return {
             "id": f"msg_{self._started.id}",
@@ -359,7 +398,7 @@ class MessagesWriter:
     def _close_block(self) -> bytes:
         if not self._open:
             return b""
-        signature = self._delta("signature_delta", "signature", "") if self._open == "thinking" else b""
+        signature = self._delta("signature_delta", "signature", self._signature) if self._open == "thinking" else b""
         return signature + _event("content_block_stop", index=self._index)
 
     def _delta(self, kind: str, field: str, text: str) -> bytes:

@@ -1,7 +1,7 @@
 """The OpenAI chat dialect: /v1/chat/completions and /v1/models."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -95,7 +95,7 @@ def read_request(data: bytes) -> tuple[GenerationRequest, bool]:
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     generation = GenerationRequest(
         model=request.model,
-        messages=tuple(_message(message, f"messages[{index}]") for index, message in enumerate(request.messages)),
+        messages=tuple(_messages(request.messages)),
         tools=tools,
         tool_choice=_tool_choice(request.tool_choice, tools),
         sampling=Sampling(**sampling, max_tokens=min(limits, default=None), stop=tuple(s for s in stop if s)),
@@ -106,6 +106,32 @@ def read_request(data: bytes) -> tuple[GenerationRequest, bool]:
         request={name: value for name, value in document.items() if name not in ("messages", "tools")},
     )
     return generation, request.stream_options is not None and request.stream_options.include_usage
+
+
+def _messages(messages: Sequence[dict[str, Any]]) -> Iterator[Message]:
+    """Convert messages to the format that all dialects share; find the calls of tools' results that name none."""
+    unanswered: list[dict[str, Any]] = []
+    for index, given in enumerate(messages):
+        field = f"messages[{index}]"
+        message = _message(given, field)
+        if message["role"] == "assistant":
+            unanswered = list(message.get("tool_calls") or ())
+        elif message["role"] == "tool":
+            message["tool_call_id"] = id = _answered_call(given, unanswered, field)
+            unanswered = [call for call in unanswered if call["id"] != id]
+        yield message
+
+
+def _answered_call(result: dict[str, Any], unanswered: Sequence[dict[str, Any]], field: str) -> str:
+    """Return the call that a tool's result is for: by `tool_call_id`, by `id`, by the tool's name, or the next one."""
+    if isinstance(result.get("tool_call_id"), str):
+        return str(result["tool_call_id"])
+    by_id = [call for call in unanswered if call["id"] == result.get("id")]
+    by_name = [call for call in unanswered if call["function"]["name"] == result.get("name")]
+    for call in (*by_id, *by_name, *unanswered):
+        return str(call["id"])
+    message = "a tool's message names its call, or follows one that is not answered"
+    raise GatewayError(ErrorKind.INVALID, message, f"{field}.tool_call_id")
 
 
 def _message(message: dict[str, Any], field: str) -> Message:
@@ -120,7 +146,7 @@ def _message(message: dict[str, Any], field: str) -> Message:
             made = message.get("tool_calls") or []
             if not isinstance(made, list):
                 raise GatewayError(ErrorKind.INVALID, "tool_calls is a list", f"{field}.tool_calls")
-            calls = [_call(call, f"{field}.tool_calls[{i}]") for i, call in enumerate(made)]
+            calls = [_call(call, index, f"{field}.tool_calls[{index}]") for index, call in enumerate(made)]
             content = _text(message.get("content"), field, refusal=message.get("refusal"))
             reasoning = message.get("reasoning_content") or message.get("reasoning")
             answer: Message = {"role": "assistant", "content": content}
@@ -128,10 +154,8 @@ def _message(message: dict[str, Any], field: str) -> Message:
                 answer["reasoning_content"] = reasoning
             return {**answer, "tool_calls": calls} if calls else answer
         case "tool":
-            if not isinstance(message.get("tool_call_id"), str):
-                raise GatewayError(ErrorKind.INVALID, "a tool's message names its call", f"{field}.tool_call_id")
             content = _text(message.get("content"), field)
-            return {"role": "tool", "tool_call_id": message["tool_call_id"], "content": content}
+            return {"role": "tool", "tool_call_id": message.get("tool_call_id"), "content": content}
     roles = "system, developer, user, assistant or tool"
     raise GatewayError(ErrorKind.INVALID, f"{role!r} is not a role: write {roles}", f"{field}.role")
 
@@ -154,12 +178,12 @@ def _text(content: Any, field: str, refusal: Any = None) -> str:
     return "".join(texts)
 
 
-def _call(call: Any, field: str) -> dict[str, Any]:
+def _call(call: Any, index: int, field: str) -> dict[str, Any]:
     try:
         function = call["function"]
-        id, name, arguments = call["id"], function["name"], function.get("arguments") or "{}"
+        id, name, arguments = call.get("id") or f"call_{index}", function["name"], function.get("arguments") or "{}"
     except (TypeError, KeyError, AttributeError) as error:
-        raise GatewayError(ErrorKind.INVALID, "a tool call has an id and a function with a name", field) from error
+        raise GatewayError(ErrorKind.INVALID, "a tool call has a function with a name", field) from error
     if not (isinstance(id, str) and isinstance(name, str) and isinstance(arguments, str)):
         raise GatewayError(ErrorKind.INVALID, "id, name and arguments of a tool call are text", field)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}

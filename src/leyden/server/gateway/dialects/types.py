@@ -14,6 +14,9 @@ Message = dict[str, Any]
 Format = dict[str, Any]
 """The format of an answer as the OpenAI chat API writes it: `json_object` or `json_schema`."""
 
+LOADED_TOOLS = "loaded_tools"
+"""The key of a tool's message for the tools that its content shows to the model."""
+
 
 class ToolChoice(Struct, frozen=True):
     """Whether the model may, must not or must call a tool, and which."""
@@ -45,6 +48,20 @@ class GenerationRequest(Struct, frozen=True):
     def offered_tools(self) -> tuple[dict[str, Any], ...]:
         """The tools that the prompt shows to the model."""
         return () if self.tool_choice.mode == "none" else self.tools
+
+    @property
+    def callable_tools(self) -> tuple[dict[str, Any], ...]:
+        """The tools that the model may call: those offered, and deferred ones that a tool's result has shown since."""
+        if self.tool_choice.mode == "none":
+            return ()
+        loaded = (tool for message in self.messages for tool in message.get(LOADED_TOOLS) or ())
+        return tuple({tool["function"]["name"]: tool for tool in (*self.tools, *loaded)}.values())
+
+    @property
+    def prefill(self) -> str | None:
+        """The beginning of the answer, where the last message is the assistant's: the model continues it."""
+        last = self.messages[-1]
+        return str(last["content"]) if last["role"] == "assistant" and not last.get("tool_calls") else None
 
 
 class ToolCall(Struct, frozen=True):

@@ -11,7 +11,7 @@ import aiohttp
 
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.records import Sampling
-from leyden.server.gateway.dialects.types import GenerationRequest, Message
+from leyden.server.gateway.dialects.types import LOADED_TOOLS, GenerationRequest, Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.upstream.sse import read_events
 from leyden.server.http import Raw
@@ -19,6 +19,7 @@ from leyden.server.streaming import StreamResponse
 
 _DEFAULTS = Sampling()
 _CONNECT_S = 30.0
+_NOT_SENT = ("is_error", "reasoning_content", LOADED_TOOLS)
 
 
 class UpstreamClient:
@@ -110,10 +111,11 @@ def _body(request: GenerationRequest) -> dict[str, Any]:
     }
     if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    if request.tools:
+    tools = request.callable_tools if request.tool_choice.mode != "none" else request.tools
+    if tools:
         named = request.tool_choice.name
         choice: Any = {"type": "function", "function": {"name": named}} if named else request.tool_choice.mode
-        body |= {"tools": request.tools, "tool_choice": choice}
+        body |= {"tools": tools, "tool_choice": choice}
     if request.top_logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     if request.format is not None:
@@ -128,7 +130,7 @@ def _body(request: GenerationRequest) -> dict[str, Any]:
 
 def _plain(message: Message) -> Message:
     """Drop the fields of a message that the OpenAI API does not have."""
-    return {name: value for name, value in message.items() if name not in ("is_error", "reasoning_content")}
+    return {name: value for name, value in message.items() if name not in _NOT_SENT}
 
 
 def _refusal(url: str, status: int, headers: Mapping[str, str], data: bytes) -> GatewayError:

@@ -23,7 +23,7 @@ from leyden.server.gateway.dialects.types import (
     ToolCallStarted,
 )
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.server.gateway.prefix_index import History
+from leyden.server.gateway.history import History
 from leyden.server.gateway.prompt import Prompt
 from leyden.server.gateway.recorder import CallRecording, RecordedAnswer, Recorder
 from leyden.server.gateway.upstream.client import UpstreamClient

@@ -20,8 +20,10 @@ from leyden.server.gateway.dialects.types import (
     Message,
     ReasoningDelta,
     TextDelta,
+    ToolArgumentsDelta,
     ToolCall,
-    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
 )
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
@@ -114,7 +116,12 @@ def _feed(output: ResponseOutput, answer: Message | None, finished: AnswerFinish
         events = [ReasoningDelta(0, answer.get("reasoning_content") or ""), TextDelta(0, answer.get("content") or "")]
         for index, call in enumerate(answer.get("tool_calls") or ()):
             function = call["function"]
-            events.append(ToolCallDelta(0, index, ToolCall(call["id"], function["name"], function["arguments"])))
+            made = ToolCall(call["id"], function["name"], function["arguments"])
+            events += [
+                ToolCallStarted(0, index, made.id, made.name),
+                ToolArgumentsDelta(0, index, made.arguments),
+                ToolCallFinished(0, index, made),
+            ]
     for event in [*events, finished] if finished is not None else events:
         for _ in output.feed(event):
             pass
