@@ -62,6 +62,10 @@ class Engine(Protocol):
     def vocab_size(self) -> int:
         """Token ids are below this."""
 
+    @property
+    def reports_allowed_mass(self) -> bool:
+        """Whether chunks of requests with a grammar have `allowed`; without it, such completions are not trained on."""
+
     def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample a completion, chunk by chunk."""
 

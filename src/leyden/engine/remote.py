@@ -54,6 +54,8 @@ EngineMessage = StartGeneration | CancelGeneration | EndSession
 class RemoteEngine:
     """The client of an engine at the other end of a stream."""
 
+    reports_allowed_mass = True  # the embedded engine is at the other end
+
     def __init__(self, reader: StreamReader, writer: StreamWriter, address: SocketAddress) -> None:
         self.context_length, self.vocab_size = address.context_length, address.vocab_size
         self._writer = writer

@@ -16,6 +16,7 @@ class ScriptedEngine:
 
     context_length = 32_768
     vocab_size = 2**17
+    reports_allowed_mass = False
 
     def __init__(self, script: Script, chunk_tokens: int = 4, delay_s: float = 0.0) -> None:
         self.script = script

@@ -80,12 +80,18 @@ class _StateCollector(Collector):
         untrained = CounterMetricFamily(
             "leyden_calls_untrained", "Model calls of training rollouts that are not trained on", labels=["reason"]
         )
+        strict = CounterMetricFamily(
+            "leyden_strict_tool_calls", "Calls of strict tools that were validated and not enforced", labels=["result"]
+        )
         if (recorder := self._calls()) is not None:
+            for result, count in recorder.strict_calls.items():
+                strict.add_metric([result], count)
             for labels, count in recorder.counts.items():
                 calls.add_metric(labels, count)
             for reason, count in recorder.untrained.items():
                 untrained.add_metric([reason], count)
         yield calls
         yield untrained
+        yield strict
         yield GaugeMetricFamily("leyden_leases", "Active attempts", value=len(self._leases))
         yield GaugeMetricFamily("leyden_store_bytes", "Size on disk", value=self._store.database.size())

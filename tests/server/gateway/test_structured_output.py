@@ -23,7 +23,7 @@ from leyden.records import MIN_ALLOWED_MASS, Purpose, Sampling
 from leyden.rendering.chat_template import TemplateError
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.server.gateway.dialects.types import Format
+from leyden.server.gateway.dialects.types import Format, GenerationRequest, ToolChoice
 from leyden.server.gateway.errors import GatewayError
 from leyden.server.gateway.structured_output import StructuredOutput
 
@@ -329,3 +329,91 @@ async def test_a_schema_that_never_finishes_is_refused_and_delays_nobody(tmp_pat
 
 LEFT = {"type": "string", "allOf": [{"pattern": f".*b{{{i}}}.*"} for i in range(1, 21)]}
 BARE: Any = {"type": "json_schema", "json_schema": {"name": "bare", "schema": Bare.model_json_schema()}}
+
+
+# Tool calls that are held to their tools
+
+STRICT: Any = {
+    "type": "function",
+    "function": {"name": "judge", "strict": True, "parameters": Verdict.model_json_schema()},
+}
+LOOSE: Any = {"type": "function", "function": {"name": "note", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "judge"}}])
+async def test_a_required_call_follows_its_strict_schema_and_the_allowed_mass_is_recorded(
+    server: ModelServer, client: openai.AsyncOpenAI, choice: Any
+) -> None:
+    tools = [STRICT] if choice == "required" else [LOOSE, STRICT]
+    asked: dict[str, Any] = {"model": "m", "messages": [QUESTION], "tools": tools, "tool_choice": choice, "n": 2}
+    answer = await client.chat.completions.create(**asked, max_tokens=200)
+    for given in answer.choices:
+        if given.finish_reason == "length":  # it may go on calling
+            continue
+        for made in given.message.tool_calls or ():
+            assert made.type == "function" and made.function.name == "judge"
+            Verdict.model_validate_json(made.function.arguments)
+    assert any(given.message.tool_calls for given in answer.choices)
+    for recorded in (await server.episode()).calls:
+        assert recorded.allowed is not None and 0.0 in recorded.allowed
+        assert not server.tokenizer.decode((await server.episode()).prompt_ids(recorded)).endswith("<tool_call>\n")
+
+
+async def held(text: str, mode: Literal["auto", "required"], *tools: Any) -> bool | None:
+    """Whether the grammar of calls allows a text and then its end; None where there is no grammar."""
+    messages = (QUESTION,)
+    request = GenerationRequest("m", messages, tools=tools, tool_choice=ToolChoice(mode))
+    grammar = await StructuredOutput(renderer_for(TOKENIZER), TOKENIZER, len(TOKENIZER)).call_grammar(request, [])
+    if grammar is None:
+        return None
+    matcher = await GrammarCompiler(TOKENIZER.control_json, len(TOKENIZER)).new_matcher(
+        grammar, renderer_for(TOKENIZER).get_stop_token_ids()
+    )
+    for id in TOKENIZER.encode(text + END):
+        allowed = matcher.allowed_bitmask()
+        if not allowed[id // 8] >> id % 8 & 1:
+            return False
+        matcher.accept(id)
+    return True
+
+
+async def test_strict_tools_are_held_to_their_schema_and_others_to_an_object() -> None:
+    right, wrong, loose = call("judge", SAID), call("judge", '{"verdict": "so"}'), call("note", '{"x": [1]}')
+    for text in ("Just text.", right, f"I shall. {right}", f"{loose}{right}", "<think>Hm.</think>\n" + right):
+        assert await held(text, "auto", STRICT, LOOSE)
+    for text in (wrong, call("note", "[1]"), call("unknown", "{}")):
+        assert not await held(text, "auto", STRICT, LOOSE)
+    assert await held(right, "required", STRICT)
+    assert await held(f"{right}\n{loose}", "required", STRICT, LOOSE)
+    assert await held("Just text.", "required", STRICT) is False
+    assert await held(wrong, "auto", LOOSE) is None  # nothing is strict
+
+
+async def test_a_strict_schema_that_cannot_be_enforced_is_left_to_validation() -> None:
+    odd: Any = {"type": "function", "function": {"name": "odd", "strict": True, "parameters": {"not": {}}}}
+    assert await held("Text", "auto", odd) is None
+    assert await held(call("odd", "{}"), "required", odd)
+    assert not await held("Text", "required", odd)
+
+
+async def test_a_strict_tool_whose_schema_is_no_object_takes_any_object() -> None:
+    odd: Any = {"type": "function", "function": {"name": "odd", "strict": True, "parameters": 5}}
+    assert await held(call("odd", '{"x": 1}'), "auto", odd)
+    assert not await held(call("odd", "5"), "auto", odd)
+
+
+async def test_without_the_allowed_mass_strict_is_validated_and_counted_in_training_and_enforced_elsewhere(
+    tmp_path: Path,
+) -> None:
+    async with model_server(tmp_path) as server:
+        for purpose in (Purpose.TRAIN, Purpose.EVAL):
+            key = await server.new_attempt(f"strict-{purpose}", purpose)
+            server.lines = [call("judge", SAID) + END, call("judge", "{}") + END]
+            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+                for _ in range(2):
+                    await client.chat.completions.create(model="m", messages=[QUESTION], tools=[STRICT])  # type: ignore[list-item]
+            assert (server.engine.requests[-1].grammar is None) == (purpose is Purpose.TRAIN)
+            unusable = [made.unusable for made in (await server.check(calls=2)).calls]
+            assert unusable == [None if purpose is Purpose.TRAIN else "chosen by a grammar"] * 2
+        assert server.service.gateway is not None
+        assert server.service.gateway.recorder.strict_calls == {"valid": 1, "invalid": 1}

@@ -75,6 +75,8 @@ class RunningStep:
 class TorchEngine:
     """Samples from a model in this process. Safe to use from any event loop and thread."""
 
+    reports_allowed_mass = True
+
     def __init__(
         self,
         model: PreTrainedModel,

@@ -26,6 +26,8 @@ _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 class VllmEngine:
     """Completes with vLLM's token endpoint."""
 
+    reports_allowed_mass = False
+
     def __init__(self, address: VllmAddress) -> None:
         self.context_length, self.vocab_size = address.context_length, address.vocab_size
         self.version = address.version

@@ -110,7 +110,7 @@ def _offered(episode: Episode) -> dict[str, Schemas | None]:
     offered: dict[str, Schemas | None] = {}
     for call in episode.calls:  # a parent is recorded before its child
         known = offered[call.parent] if call.tools is None and call.parent is not None else None
-        loaded = [tool for message in call.messages for tool in message.get("loaded_tools") or ()]
+        loaded = [tool for message in call.messages for tool in _loaded(message)]
         if call.tools is None and (known is None or not loaded):
             offered[call.id] = known
             continue
@@ -120,3 +120,11 @@ def _offered(episode: Episode) -> dict[str, Schemas | None]:
                 case {"function": {"name": str(name), **rest}}:
                     schemas[name] = rest.get("parameters")
     return offered
+
+
+def _loaded(message: Any) -> Sequence[Any]:
+    """Return the deferred tools that a tool's result shows to the model."""
+    match message:
+        case {"loaded_tools": list() | tuple() as tools}:
+            return tools
+    return ()

@@ -24,6 +24,15 @@ def violation(arguments: Mapping[str, Any], schema: Any) -> str | None:
     return f"{error.json_path}: {error.message}" if error is not None else None
 
 
+def follows(arguments: str, schema: Any) -> bool:
+    """Return whether the JSON text of a call's arguments is an object that follows a schema."""
+    try:
+        decoded = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return isinstance(decoded, dict) and violation(decoded, schema) is None
+
+
 @lru_cache(maxsize=1024)
 def _validator(schema: bytes) -> Any:
     decoded = msgspec.json.decode(schema)

@@ -91,8 +91,11 @@ class Gateway:
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Answer a call with a served model."""
         settings, index = attempt.settings, attempt.index
+        # Without the allowed mass, calls under a grammar give no gradient: training rollouts leave them free.
+        train = caller.lease.purpose is Purpose.TRAIN
+        holds = (model.engine.reports_allowed_mass or not train) and model.structured_output.holds_calls
         if request.prompt is None:
-            prompt = await build_prompt(model, index, request, settings.history)
+            prompt = await build_prompt(model, index, request, settings.history, begin_call=not holds)
         else:
             prompt = await build_text_prompt(model, index, request.prompt)
         context_length = model.engine.context_length
@@ -101,7 +104,10 @@ class Gateway:
             message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {context_length} in all"
             raise GatewayError(ErrorKind.TOO_LONG, message, "messages")
         grammar = None
-        if request.format is not None and not prompt.forced:  # a forced tool call has no other format
+        if holds:
+            grammar = await model.structured_output.call_grammar(request, prompt.ids, session=caller.lease.attempt)
+        required = request.tool_choice.mode == "required"
+        if request.format is not None and not required:  # a required tool call has no other format
             calls = bool(request.offered_tools)
             grammar = await model.structured_output.grammar(
                 request.format, prompt.ids, calls=calls, session=caller.lease.attempt

@@ -37,6 +37,7 @@ class Generation:
     ) -> None:
         self._caller, self._model, self._request, self._times = caller, model, request, attempt.times
         self._prompt, self._sampling, self._grammar = prompt, sampling, grammar
+        self._recorder = recorder
         self._recording = CallRecording(recorder, attempt, caller, request, prompt, sampling, self._answers)
         self._tasks: list[asyncio.Task[None]] = []
         self._cut: GatewayError | None = None
@@ -86,6 +87,8 @@ class Generation:
                     yield event
         except EngineError as error:
             raise GatewayError(ErrorKind.FAILED, f"the engine failed: {error}") from error
+        if self._grammar is None:
+            self._recorder.count_strict(self._request, [call for parser in self._parsers for call in parser.calls])
         for parser, id in zip(self._parsers, self._recording.ids, strict=True):
             yield AnswerFinished(
                 choice=parser.choice,

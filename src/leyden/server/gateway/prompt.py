@@ -53,14 +53,17 @@ async def build_prompt(
     index: PrefixIndex,
     request: GenerationRequest,
     history_mode: Literal["template", "exact"] = "template",
+    begin_call: bool = True,
 ) -> Prompt:
     """Build the prompt of a request, with the beginning of the answer where the request gives or requires one.
+
+    `begin_call` is False where a grammar will hold the answer to a required tool call.
 
     The request is matched at once against the calls that have ended. Rendering depends only on that match and runs in a
     thread for long texts, so calls of one attempt can be built at the same time.
     """
     renderer = model.renderer
-    forces_call = request.tool_choice.mode == "required"
+    forces_call = begin_call and request.tool_choice.mode == "required"
     if forces_call and not isinstance(renderer, ToolCallForcer):
         raise GatewayError(ErrorKind.INVALID, "this model cannot be forced to call a tool: use auto", "tool_choice")
     history = History.of(request.messages, request.offered_tools, model.name)

@@ -16,12 +16,14 @@ from typing import Any, Self
 from msgspec import Struct
 
 from leyden.records import Call, CallStatus, Purpose, Sampling, VersionRun, WaitInterval
+from leyden.rl.signals.schemas import follows
 from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
-from leyden.server.gateway.dialects.types import GenerationRequest, Message
+from leyden.server.gateway.dialects.types import GenerationRequest, Message, ToolCall
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prompt import Prompt
+from leyden.server.gateway.structured_output import is_strict
 from leyden.store.errors import Conflict, NotFound, StoreError
 from leyden.store.store import Store
 
@@ -33,6 +35,8 @@ class Recorder:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.untrained: Counter[str] = Counter()
         """Calls of training rollouts that give no gradient, by reason."""
+        self.strict_calls: Counter[str] = Counter()
+        """Calls of strict tools that no grammar enforced, as `valid` or `invalid` by the tool's schema."""
         self._store = store
 
     async def save(self, attempt: AttemptCalls, calls: Sequence[Call], history: History) -> None:
@@ -51,6 +55,15 @@ class Recorder:
             reason = call.unusable if attempt.settings.allow_biased_sampling else call.untrainable
             if reason is not None and lease.purpose is Purpose.TRAIN:
                 self.untrained[reason] += 1
+
+    def count_strict(self, request: GenerationRequest, calls: Sequence[ToolCall]) -> None:
+        """Validate the calls of strict tools that no grammar enforced, and count them."""
+        functions = [tool["function"] for tool in request.callable_tools]
+        schemas = {function["name"]: function.get("parameters") for function in functions if is_strict(function)}
+        for call in calls:
+            if call.name in schemas:
+                valid = call.malformed is None and follows(call.arguments, schemas[call.name])
+                self.strict_calls["valid" if valid else "invalid"] += 1
 
 
 class RecordedAnswer(Struct, frozen=True, kw_only=True):

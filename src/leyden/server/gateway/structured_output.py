@@ -1,7 +1,8 @@
 """Builds the grammars of answers in a given format.
 
 Where the model has tokens for reasoning, it may reason before the answer; where tools are offered, it may call them
-instead. The grammar constrains neither the reasoning nor the calls.
+instead. The grammar constrains neither the reasoning nor the calls. Another grammar holds tool calls to the offered
+tools, and the arguments of strict tools to their schemas.
 """
 
 import json
@@ -9,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from leyden.engine.grammar import GrammarError
 from leyden.engine.grammar_checker import GrammarChecker
 from leyden.rendering.renderer import ChatRenderer, tool_call_texts
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.server.gateway.dialects.types import Format
+from leyden.server.gateway.dialects.types import Format, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 _WHITE = r"( |\n[ \t]{0,20})?"
@@ -27,6 +28,16 @@ _MAX_MULTIPLE = 10_000
 _QUESTION = {"role": "user", "content": "?"}
 _TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+class _CallForm(NamedTuple):
+    """How a model writes a tool call: two control tokens around JSON with the name and the arguments."""
+
+    begin: int
+    before_name: str
+    before_arguments: str
+    after_arguments: str
+    end: int
 
 
 class StructuredOutput:
@@ -53,12 +64,62 @@ class StructuredOutput:
             "TEXT": r"/(.|\n)+/",
             "WHITE": r"/\s{0,8}/",
         }
+        return await self._checked(rules, session)
+
+    async def call_grammar(
+        self, request: GenerationRequest, prompt_ids: Sequence[int], session: str = ""
+    ) -> str | None:
+        """Return the grammar of an answer whose tool calls are held to the tools of a request.
+
+        With a required choice the answer is one or more calls, else text and calls. The arguments of strict tools
+        follow their schemas where those can be enforced, those of others are objects. None where there is nothing to
+        hold, or where the model's format of calls is not JSON between two control tokens.
+        """
+        form, choice = self._call_form, request.tool_choice
+        tools = [tool["function"] for tool in request.callable_tools]
+        required = choice.mode == "required"
+        if form is None or not tools or not (required or any(map(is_strict, tools))):
+            return None
+        if choice.name is not None:
+            tools = [tool for tool in tools if tool["name"] == choice.name]
+        reasoning = self._reasoning(prompt_ids)
+        start = f"{reasoning} call (WHITE call)*" if required else f"{reasoning} (TEXT | call)*"
+        try:
+            return await self._checked({"start": start, **_call_rules(form, tools, strict=True)}, session)
+        except GatewayError:  # a schema that cannot be enforced: calls of such tools are only validated
+            return (
+                await self._checked({"start": start, **_call_rules(form, tools, strict=False)}, session)
+                if required
+                else None
+            )
+
+    @property
+    def holds_calls(self) -> bool:
+        """Whether a grammar can hold this model's tool calls to the tools that are offered."""
+        return self._call_form is not None
+
+    async def _checked(self, rules: Mapping[str, str], session: str) -> str:
+        """Return the grammar of these rules; raise where it cannot be enforced."""
         grammar = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
         try:
             await self._checker.check(grammar, self._renderer.get_stop_token_ids(), session)
         except GrammarError as error:
             raise _unsupported(str(error).rpartition("failed to compile JSON schema: ")[2]) from error
         return grammar
+
+    @cached_property
+    def _call_form(self) -> _CallForm | None:
+        """Derive how the model writes a call from the one that its renderer writes."""
+        ids = self._answer({"role": "assistant", "content": "", "tool_calls": [_CALL]}) or []
+        marks = [at for at, id in enumerate(ids) if id in self._control_ids]
+        if len(marks) < 2 or marks[0] != 0:
+            return None
+        inside = self._tokenizer.decode(ids[1 : marks[1]])
+        before_name, name, rest = inside.partition('"f"')
+        before_arguments, arguments, after_arguments = rest.partition("{}")
+        if not name or not arguments or ids[marks[1]] in self._renderer.get_stop_token_ids():
+            return None
+        return _CallForm(ids[0], before_name, before_arguments, after_arguments, ids[marks[1]])
 
     def _reasoning(self, prompt_ids: Sequence[int]) -> str:
         """Return the rule for reasoning before the answer."""
@@ -110,6 +171,26 @@ class StructuredOutput:
             while answer and not self._tokenizer.decode(answer[:1]).strip():
                 answer = answer[1:]
         return list(answer)
+
+
+def is_strict(function: Mapping[str, Any]) -> bool:
+    """Return whether calls of a tool have to follow its schema."""
+    return function.get("strict") is True
+
+
+def _call_rules(form: _CallForm, tools: Sequence[Mapping[str, Any]], strict: bool) -> dict[str, str]:
+    """Return the rules of a call of one of the tools."""
+    calls = " | ".join(f"call_{at}" for at in range(len(tools)))
+    rules = {"call": f"<[{form.begin}]> ({calls}) <[{form.end}]>", "TEXT": r"/(.|\n)+/", "WHITE": r"/\s{0,8}/"}
+    for at, tool in enumerate(tools):
+        head = form.before_name + json.dumps(tool["name"], ensure_ascii=False) + form.before_arguments
+        schema = tool.get("parameters") if strict and is_strict(tool) else None
+        wanted: Format = {"type": "json_object"}
+        if schema and isinstance(schema, dict):  # agents send any value
+            wanted = {"type": "json_schema", "json_schema": {"schema": schema}}
+        rules[f"call_{at}"] = f"{json.dumps(head)} arguments_{at} {json.dumps(form.after_arguments)}"
+        rules[f"arguments_{at}"] = f"%json {_schema(wanted)}"
+    return rules
 
 
 def _schema(wanted: Format) -> str:
