@@ -310,7 +310,9 @@ async def test_an_unknown_query_parameter_is_refused(client: Client, query: str)
 # Paths and methods
 
 
-@pytest.mark.parametrize("path", ["/", "/api", "/api/run", "/api/runs/a/nothing", "/api//runs", "/healthz/x", "/v1"])
+@pytest.mark.parametrize(
+    "path", ["/nowhere", "/api", "/api/run", "/api/runs/a/nothing", "/api//runs", "/healthz/x", "/v1"]
+)
 async def test_a_path_that_leads_nowhere_is_not_found(client: Client, path: str) -> None:
     reply = await client.ask("GET", path)
     assert (reply.status, reply.error.type) == (404, "not_found")

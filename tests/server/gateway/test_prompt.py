@@ -19,7 +19,7 @@ from leyden.server.gateway.prompt import DROPS_REASONING
 from leyden.server.gateway.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
 
-SMOLLM2 = (Path(__file__).parents[2] / "data/templates/smollm2.jinja").read_text()
+TEMPLATES = Path(__file__).parents[2] / "data/templates"
 LOOK: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 THOUGHT = "<think>\nHm.\n</think>\n\n"
 Keep = Literal["template", "exact"]
@@ -32,8 +32,9 @@ async def server(tmp_path: Path) -> AsyncIterator[ModelServer]:
 
 
 def serve(server: ModelServer, model: str) -> None:
-    """Serve another model by its renderer, over spark's vocabulary."""
-    tokenizer = Tokenizer(server.tokenizer._document, {**server.tokenizer.config, "chat_template": SMOLLM2}, model)
+    """Serve another model by the renderer of its template, over spark's vocabulary."""
+    template = (TEMPLATES / ("smollm2.jinja" if model == "smollm2" else "qwen3.jinja")).read_text()
+    tokenizer = Tokenizer(server.tokenizer._document, {**server.tokenizer.config, "chat_template": template}, model)
     policy = ServedModel(model, server.engine, renderer_for(tokenizer), tokenizer, Scheduler())
     assert isinstance(policy.renderer, ChatMLRenderer) == (model == "smollm2")
     assert server.service.gateway is not None
