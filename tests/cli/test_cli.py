@@ -439,11 +439,18 @@ def command(*arguments: str, home: Path) -> subprocess.Popen[str]:
 def test_serve_tells_a_person_where_it_is_and_stops_at_control_c(tmp_path: Path) -> None:
     with command("serve", "--port", "0", "--advertise", "http://here:1", home=tmp_path / "home") as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(5)]
+        lines = [process.stdout.readline() for _ in range(6)]
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate(timeout=60)
     said = "".join(lines)
-    for fact in ("listens on http://127.0.0.1:", "leyden.db", "admin.key", "Ctrl-C", "advertised as http://here:1"):
+    for fact in (
+        "listens on http://127.0.0.1:",
+        "#",
+        "leyden.db",
+        "admin.key",
+        "Ctrl-C",
+        "advertised as http://here:1",
+    ):
         assert fact in said
     assert (process.returncode, complaint) == (0, "")
 
