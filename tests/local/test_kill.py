@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainings import Training, children, kill
+from trainings import Training, after_lines, children, kill
 
 
 @pytest.fixture(scope="module")
@@ -15,12 +15,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
     training = Training(tmp_path_factory.mktemp("undisturbed"), "deterministic=true")
     training.finish()
     return training
-
-
-def after_lines(process: object, number: int) -> None:
-    """Wait until a process has printed this many lines after the one that names its engine."""
-    while number:
-        number -= not process.stdout.readline().startswith("engine:")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])

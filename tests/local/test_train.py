@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from trainings import AGENT, Training, children
+from trainings import AGENT, Training, after_lines, children, line_with
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyden.config import ConfigError, override, read_config, read_file
@@ -198,9 +198,7 @@ def test_a_run_that_somebody_is_at_is_left_alone(tmp_path: Path) -> None:
 def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path: Path) -> None:
     training = Training(tmp_path, "training.steps=50", "checkpoints.every=50", "evaluation.every=0")
     process = training.start()
-    assert process.stdout is not None
-    for _ in range(2):
-        process.stdout.readline()
+    after_lines(process, 1)
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0
@@ -217,13 +215,12 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
 
     (tmp_path / "slow").touch()
     process = training.start()
-    assert process.stdout is not None
-    assert f"after step {step}" in process.stdout.readline()
-    assert process.stdout.readline().startswith("engine: torch")
+    line_with(process, f"after step {step}")
+    line_with(process, "engine: torch")
     while not (workers := children(process.pid, "leyden.client.worker")):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert "finishing this step" in process.stdout.readline()
+    line_with(process, "finishing this step")
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -360,9 +357,8 @@ if __name__ == "__main__":
 def test_agents_may_run_elsewhere(tmp_path: Path) -> None:
     training = Training(tmp_path, "workers.processes=0", "training.steps=1", "held_out=0")
     process = training.start()
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("engine: torch")
-    waiting = process.stdout.readline()
+    line_with(process, "engine: torch")
+    waiting = line_with(process, "waiting for workers")
     assert waiting.startswith("waiting for workers: leyden worker CONFIG.toml --server http://127.0.0.1:")
     elsewhere = shlex.split(waiting.partition("CONFIG.toml ")[2])
     worker = subprocess.Popen(

@@ -98,6 +98,22 @@ class Training:
         return (self.run / "step-4" / "model.safetensors").read_bytes()
 
 
+def after_lines(process: "subprocess.Popen[str]", number: int) -> None:
+    """Wait until a training has printed this many lines besides what it says of its parts."""
+    assert process.stdout is not None
+    while number:
+        number -= not process.stdout.readline().startswith(("engine:", "agents:", "dashboard:"))
+
+
+def line_with(process: "subprocess.Popen[str]", text: str) -> str:
+    """Wait for a line with this text; what was printed before it is skipped."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return line
+    raise AssertionError(f"it ended without saying {text!r}")
+
+
 def children(parent: int, module: str = "") -> list[int]:
     """The processes that a process started and that live; those that run a module, where one is named."""
     found = []
