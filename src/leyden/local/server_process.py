@@ -1,21 +1,29 @@
 """Runs the server of a local run in its own process, so that it does not compete with the engine for Python's lock.
 
-The server reaches the engine over a socket to this process, and ends with this process, however that ends.
+The server reaches the engine over a socket to this process, and ends with this process, however that ends. A server
+that dies is started again at the same address, within limits. Attempts that were active when it died are released
+without being charged, because their model calls may have failed with it.
 """
 
 import asyncio
 import signal
 import socket
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
+from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
+from rich.console import Console
 
 from leyden.background import start_background
+from leyden.backoff import Backoff
 from leyden.config import ConfigError
 from leyden.engine.protocol import EngineBackend
 from leyden.local.log_tail import LogTail
@@ -24,34 +32,93 @@ from leyden.trainer.errors import TrainingError
 
 _STOP_TIMEOUT_S = 40.0
 """A server gives the requests that it accepted half a minute."""
+_MAX_DEATHS, _DEATHS_WITHIN_S = 5, 60.0
+"""A server that dies this often within this time is not started again."""
+_BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 
 
 class LocalServer:
-    """A running server process."""
+    """A server process that is started again when it dies."""
 
-    def __init__(self, process: Process, running: RunningServer, output: LogTail) -> None:
-        self._process, self._output = process, output
-        self.running = running
+    def __init__(self, options: ServerProcessOptions, engine: EngineBackend, log_file: Path) -> None:
+        self._options, self._engine, self._log_file = options, engine, log_file
+        self._starts_held = False
+        self._process: Process
+        self._output: LogTail
+        self._engine_connection: tuple[asyncio.StreamWriter, asyncio.Task[None]]
+        self._supervising: asyncio.Task[NoReturn]
+        self.running: RunningServer
+
+    async def start(self) -> Self:
+        """Start the server and wait until it listens. Raises an error that says why where it does not."""
+        self.running = await self._launch(self._options)
+        port = urlsplit(self.running.url).port
+        assert port is not None
+        self._options = replace(self._options, serve=replace(self._options.serve, port=port), release=True)
+        self._supervising = asyncio.create_task(self._supervise())
+        return self
 
     async def wait_failed(self) -> NoReturn:
-        """Wait until the process ends before it is stopped, and raise an error that says how."""
-        raise TrainingError(
-            f"the server ended ({_exit_reason(await self._process.wait())}): {_last_line(self._output)}"
-        )
+        """Wait until starting the server again is useless, and raise an error that says why."""
+        await asyncio.shield(self._supervising)
+        raise AssertionError("supervising ends only with an error")
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the server has died and is not started again."""
+        return self._supervising.done()
 
-@asynccontextmanager
-async def running_server(
-    options: ServerProcessOptions, engine: EngineBackend, log_file: Path
-) -> AsyncIterator[LocalServer]:
-    """Start a server whose model calls go to an engine of this process; stop it at the end of the context."""
-    ours, theirs = socket.socketpair()
-    reader, writer = await asyncio.open_connection(sock=ours)
-    serving = start_background(engine.serve(reader, writer), "serving the engine to the server process")
-    output = LogTail(log_file)
-    try:
-        with theirs, log_file.open("ab") as stderr:
-            process = await asyncio.create_subprocess_exec(
+    @contextmanager
+    def starting_held(self) -> Iterator[None]:
+        """Within this context, a server that is started again starts no model call until a version is published.
+
+        The weights change meanwhile: it could not tell which version samples a token.
+        """
+        self._starts_held = True
+        try:
+            yield
+        finally:
+            self._starts_held = False
+
+    async def stop(self) -> None:
+        """Let the server finish the requests that it accepted; kill it if that takes too long."""
+        self._supervising.cancel()
+        await asyncio.wait({self._supervising})
+        await self._stop_process()
+
+    async def _supervise(self) -> NoReturn:
+        deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
+        console = Console(stderr=True)
+        reason = await self._wait_dead()
+        while True:
+            deaths.append(time.monotonic())
+            if len(deaths) == _MAX_DEATHS and deaths[-1] - deaths[0] < _DEATHS_WITHIN_S:
+                raise TrainingError(f"the server keeps dying: {reason}")
+            console.print(f"{reason}; it is started again", highlight=False, soft_wrap=True, markup=False)
+            await _BACKOFF.wait(len(deaths))
+            try:
+                self.running = await self._launch(self._options)
+            except (ConfigError, TrainingError) as error:
+                reason = str(error)
+            else:
+                reason = await self._wait_dead()
+
+    async def _wait_dead(self) -> str:
+        """Wait until the process ends; returns how it ended."""
+        status = await self._process.wait()
+        self._close_engine()
+        return f"the server ended ({_exit_reason(status)}): {_last_line(self._output)}"
+
+    async def _launch(self, options: ServerProcessOptions) -> RunningServer:
+        """Start a process that is connected to the engine, and wait until it listens."""
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        serving = start_background(self._engine.serve(reader, writer), "serving the engine to the server process")
+        self._engine_connection = writer, serving
+        self._output = LogTail(self._log_file)
+        options = replace(options, engine=self._engine.address, held=self._starts_held)
+        with theirs, self._log_file.open("ab") as stderr:
+            self._process = await asyncio.create_subprocess_exec(
                 # without -P a file of the user may shadow one of ours
                 *(sys.executable, "-P", "-m", "leyden.server", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
@@ -61,12 +128,38 @@ async def running_server(
                 start_new_session=True,
             )
         try:
-            yield LocalServer(process, await _wait_ready(process, options, output), output)
-        finally:
-            await _stop(process)
-    finally:
+            return await _wait_ready(self._process, options, self._output)
+        except BaseException:
+            await self._stop_process()
+            raise
+
+    async def _stop_process(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        self._close_engine()
+
+    def _close_engine(self) -> None:
+        writer, serving = self._engine_connection
         writer.close()
         serving.cancel()
+
+
+@asynccontextmanager
+async def running_server(
+    options: ServerProcessOptions, engine: EngineBackend, log_file: Path
+) -> AsyncIterator[LocalServer]:
+    """Start a server whose model calls go to an engine of this process; stop it at the end of the context."""
+    server = await LocalServer(options, engine, log_file).start()
+    try:
+        yield server
+    finally:
+        await server.stop()
 
 
 async def _wait_ready(process: Process, options: ServerProcessOptions, output: LogTail) -> RunningServer:
@@ -79,18 +172,6 @@ async def _wait_ready(process: Process, options: ServerProcessOptions, output: L
     if status == REFUSED:
         raise ConfigError(f"`server`: {_last_line(output)}")
     raise TrainingError(f"the server did not start ({_exit_reason(status)}): {_last_line(output)}")
-
-
-async def _stop(process: Process) -> None:
-    """Let the server finish the requests that it accepted; kill it if that takes too long."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        async with asyncio.timeout(_STOP_TIMEOUT_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
 
 
 def _last_line(output: LogTail) -> str:

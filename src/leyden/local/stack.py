@@ -20,6 +20,7 @@ from leyden.config import Config
 from leyden.engine.protocol import EngineBackend
 from leyden.local.engine import running_engine
 from leyden.local.machine import usable_cores
+from leyden.local.retrying_remote import RetryingRemote
 from leyden.local.server_process import LocalServer, running_server
 from leyden.local.worker_process import LocalWorker, running_worker, worker_options
 from leyden.records import DEFAULT_POLICY, RunSettings, Sampling
@@ -30,8 +31,6 @@ from leyden.trainer.policy.loading import ModelSource
 from leyden.wire import KeySpec, RunSpec
 
 T = TypeVar("T")
-_EXIT_TIMEOUT_S = 2.0
-"""How long the process of a server may take to end after its connections have failed."""
 
 
 class LocalStack(Struct, frozen=True):
@@ -50,8 +49,6 @@ class LocalStack(Struct, frozen=True):
         failures = [asyncio.create_task(part.wait_failed()) for part in parts if part is not None]
         try:
             await asyncio.wait({task, *failures}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and isinstance(task.exception(), OSError):  # probably because the server died
-                await asyncio.wait(failures, timeout=_EXIT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() or task.exception() is not None:
                 for failure in failures:
                     if failure.done():
@@ -78,7 +75,7 @@ async def local_stack(
     async with (
         running_engine(config, folder, model, source, version, training, reference) as engine,
         running_server(_server_options(config, folder, source, engine), engine, folder / "server.log") as server,
-        Remote(server.running.url, admin_key(folder)) as remote,
+        RetryingRemote(server.running.url, admin_key(folder), lambda: server.is_gone) as remote,
     ):
         await _create_run(remote, config, run)
         key = (await remote.make_key(KeySpec("worker", run))).key

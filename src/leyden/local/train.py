@@ -164,6 +164,7 @@ async def _train(
             state,
             (metrics, display),
             CollapseDetector.of(lines),
+            stack.server.starting_held,
         )
         try:
             with _interruptible(console) as stop:

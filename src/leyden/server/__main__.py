@@ -26,7 +26,7 @@ from leyden.server.options import REFUSED, ServeError, ServerProcessOptions
 from leyden.server.serve import open_server
 from leyden.store.errors import StoreError
 
-_LOST_MESSAGE = "the process that ran it is gone"
+_LOST_MESSAGE = "its worker or the server was started again"
 
 
 def main(stream: int) -> int:
@@ -50,10 +50,10 @@ async def _serve(options: ServerProcessOptions, stream: socket.socket, announce:
     tokenizer = Tokenizer.load(options.model, options.name)
     scheduler = Scheduler(slots=options.engine.concurrency)
     model = ServedModel(options.policy, engine, renderer_for(tokenizer), tokenizer, scheduler)
+    if options.held:
+        model.hold()
     serve = replace(options.serve, upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
-    async with open_server(serve, [model]) as server:
-        if options.release:
-            await server.service.store.release_all(_LOST_MESSAGE)
+    async with open_server(serve, [model], _LOST_MESSAGE if options.release else None) as server:
         with os.fdopen(announce, "wb") as output:
             output.write(msgspec.json.encode(server.running) + b"\n")
         input_closed = asyncio.create_task(_end_of_input())

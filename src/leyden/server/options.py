@@ -52,7 +52,9 @@ class ServerProcessOptions(Struct, frozen=True):
     """The model's name in messages."""
     engine: EngineAddress
     release: bool = False
-    """Whether all active attempts belong to workers that are gone, so that they are released at the start."""
+    """Whether all active attempts are released at the start, because their workers or their model calls are gone."""
+    held: bool = False
+    """Whether no model call starts before a version of the weights is published."""
 
     def to_json(self) -> str:
         """Encode as one line of JSON."""

@@ -43,10 +43,13 @@ async def serve(
 
 
 @asynccontextmanager
-async def open_server(options: ServeOptions, models: Sequence[ServedModel] = ()) -> AsyncIterator["Server"]:
+async def open_server(
+    options: ServeOptions, models: Sequence[ServedModel] = (), release: str | None = None
+) -> AsyncIterator["Server"]:
     """Run a server within a context; accepted requests are finished when the context is left.
 
-    It serves these models and the upstream of the options.
+    It serves these models and the upstream of the options. With `release`, it ends all active attempts with this
+    message, uncharged, before it accepts a request.
     """
     if options.keyless and not is_loopback(options.host):
         raise ServeError(
@@ -63,6 +66,8 @@ async def open_server(options: ServeOptions, models: Sequence[ServedModel] = ())
         store = await Store(options.location).start()
         expiring = start_background(store.expire_loop(), "the expiry of leases")
         try:
+            if release is not None:
+                await store.release_all(release)
             keyring = _keyring(options.home / "secret")
             admin_key = _ensure_admin_key(keyring, options.home / "admin.key")
             settings = ServerSettings(

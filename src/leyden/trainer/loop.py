@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from statistics import fmean, stdev
 from typing import Protocol, TypeVar
 
@@ -124,13 +125,16 @@ class Trainer:
         state: TrainerState,
         observers: Sequence[TrainingObserver],
         collapse: CollapseDetector,
+        changing_weights: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        """`changing_weights` is entered from the hold of the calls until the new version is published."""
         self._config, self._tasks, self._remote = config, tasks, remote
         self._policy, self._engine, self._checkpoints = policy, engine, checkpoints
         self._observers, self._collapse, self._mismatch = observers, collapse, MismatchDetector()
         self._collector = RolloutCollector(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
         self._algorithm = algorithm
+        self._changing_weights = changing_weights
         self.state = state
 
     async def run(self, stop: asyncio.Event) -> TrainerState:
@@ -196,9 +200,11 @@ class Trainer:
         return metrics, publication
 
     async def _publish(self, update: WeightUpdate, version: int) -> Publication:
-        await self._remote.hold_calls(self._config.run, self.state.policy)
-        publication = await self._engine.publish(update, version)
-        await self._remote.publish_version(self._config.run, Version(self.state.policy, version))  # resumes held calls
+        run, policy = self._config.run, self.state.policy
+        with self._changing_weights():
+            await self._remote.hold_calls(run, policy)
+            publication = await self._engine.publish(update, version)
+            await self._remote.publish_version(run, Version(policy, version))  # resumes held calls
         return publication
 
     async def _collect(self, step: int, report: StepReport) -> tuple[list[list[SelectedRollout]], list[Episode]]:

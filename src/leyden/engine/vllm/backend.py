@@ -57,11 +57,15 @@ class VllmBackend:
         self._server: VllmServer = (
             VllmProcess(self._options, log, self._restarted) if url is None else RunningVllm(url.removeprefix("unix:"))
         )
-        self.address = VllmAddress(
+        self._address = VllmAddress(
             self._server.location, context_length, vocab_size, concurrency, version=version, seeded=seeded
         )
-        """How a server process reaches it."""
         self._publisher = self._new_publisher()
+
+    @property
+    def address(self) -> VllmAddress:
+        """How a server process reaches it, with the version of the weights that it serves."""
+        return replace(self._address, version=self._version)
 
     async def start(self) -> None:
         """Start vLLM with the trainer's weights. Raises `EngineError` with the reason where that fails."""

@@ -22,6 +22,8 @@ from leyden.trainer.loop import StepReport
 from leyden.trainer.report.sinks import Sink
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 
+_CLOSE_TIMEOUT_S = 10.0
+
 
 class MetricsLog:
     """Writes the metrics of every step of one policy."""
@@ -55,8 +57,11 @@ class MetricsLog:
         """Do nothing: the metrics show it."""
 
     async def close(self) -> None:
-        """Wait until everything is sent, and close the sinks."""
-        await asyncio.gather(*self._sending, return_exceptions=True)
+        """Wait until everything is sent, but not long for a server that does not answer; close the sinks."""
+        if self._sending:
+            _, unsent = await asyncio.wait(self._sending, timeout=_CLOSE_TIMEOUT_S)
+            for task in unsent:
+                task.cancel()
         for sink in self._sinks:
             sink.close()
 

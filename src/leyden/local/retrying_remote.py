@@ -1,0 +1,51 @@
+"""Repeats the requests of a trainer while its server is started again or cannot write.
+
+Every request of the control API that a trainer makes is idempotent.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from leyden.backoff import Backoff
+from leyden.remote import Remote, RemoteError, ReplyTimeout, ServerUnreachable
+
+T = TypeVar("T")
+_BACKOFF = Backoff(first_s=0.1, max_s=2.0)
+_SILENT_FAILURES = 6
+"""A failed request is reported after this many failures; a server that is started again answers sooner."""
+
+
+class RetryingRemote(Remote):
+    """A client that repeats a request until the server answers it, or `is_gone` says that no server will."""
+
+    def __init__(self, url: str, key: str, is_gone: Callable[[], bool]) -> None:
+        super().__init__(url, key)
+        self._is_gone = is_gone
+        self._reported = False
+
+    async def request(
+        self, method: str, path: str, returns: type[T], body: Any = None, **query: str | float | None
+    ) -> T:
+        """Send a request until the server answers. Raises `RemoteError` where the server refuses it."""
+        failures = 0
+        while True:
+            try:
+                reply = await super().request(method, path, returns, body, **query)
+            except (ServerUnreachable, ReplyTimeout, RemoteError) as error:
+                if (isinstance(error, RemoteError) and error.status != 503) or self._is_gone():
+                    raise
+                failures += 1
+                if failures >= _SILENT_FAILURES:
+                    self._report(f"waiting for the server: {error}")
+                await _BACKOFF.wait(failures)
+            else:
+                self._reported = False
+                return reply
+
+    def _report(self, message: str) -> None:
+        """Print the first failure of an outage."""
+        if not self._reported:
+            self._reported = True
+            Console(stderr=True).print(message, highlight=False, soft_wrap=True, markup=False)
