@@ -21,12 +21,17 @@ class Series(Struct, frozen=True, omit_defaults=True):
     high: tuple[float, ...] = ()
 
 
-class SeriesQuery(Struct, frozen=True, forbid_unknown_fields=True):
+class PointsQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """At most how many points of each curve to read."""
+
+    points: Annotated[int, Meta(ge=1, le=100_000)] = 300
+
+
+class SeriesQuery(PointsQuery, frozen=True, forbid_unknown_fields=True):
     """Which metrics to read, and at most how many points of each."""
 
     names: Names = ""
     """Empty: all."""
-    points: Annotated[int, Meta(ge=1, le=100_000)] = 300
 
 
 class RunCard(Struct, frozen=True):
@@ -49,6 +54,8 @@ class RunCard(Struct, frozen=True):
     """Whether the rewards below are those of held-out tasks, not of training."""
     reward: float | None
     error: float | None
+    counted: int
+    """Rollouts that `reward` is the mean of."""
     best: float | None
     best_error: float | None
     best_step: int | None

@@ -154,6 +154,7 @@ def test_rollouts_are_filtered_and_failures_grouped(page: Any) -> None:
     assert all("agent error" in row for row in page.locator("tbody tr[data-rollout]").all_inner_texts())
     page.locator("summary").click()
     group = page.locator("details button.link")
+    group.first.wait_for()
     assert group.count() == 1  # messages that differ in a number only
     assert HOSTILE in group.inner_text()
 

@@ -6,6 +6,7 @@ from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Metric, Purpose, Reward, Task
 from leyden.store import views
 from leyden.store.queue import LeaseQuery
+from leyden.store.run_digest import digest_run
 from leyden.store.store import Store
 from leyden.views import RolloutQuery
 from leyden.wire import FinishRequest, GroupSpec
@@ -72,3 +73,26 @@ async def test_a_card_has_the_reward_of_the_last_step_with_its_error(store: Stor
     )
     assert card.error == pytest.approx(((1 / 12) / 3) ** 0.5)
     assert card.tokens == 12
+
+
+async def test_rewards_of_many_steps_are_joined_into_points(store: Store) -> None:
+    await fill(store)
+    digest = await store.read(digest_run, "r")
+    assert [(one.step, one.count) for one in digest.rewards(300).train] == [(1, 3), (2, 3)]
+    (joined,) = digest.rewards(1).train
+    assert (joined.step, joined.count, joined.mean) == (2, 6, pytest.approx(1 / 6))
+    assert joined.deviation == pytest.approx((1 / 15) ** 0.5)
+    assert (digest.states, digest.purposes, digest.last_step) == ({"succeeded": 4, "agent_error": 2}, {"train": 6}, 2)
+    facets = await store.read(views.facets, "r", digest)
+    assert facets.roles == ("checker", "writer")
+
+
+async def test_an_evaluation_has_the_error_that_the_trainer_computed(store: Store) -> None:
+    await store.enqueue("r", GroupSpec("eval-3-t", Task("t", {}), 2, Purpose.EVAL, step=3))
+    for reward, leased in enumerate(await store.lease(LeaseQuery("w", 2, "r", None))):
+        done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", float(reward)),))
+        await store.finish("r", leased.attempt.id, done)
+    card = await store.read(views.run_card, "r", 1000.0)
+    assert (card.reward, card.error, card.counted) == (0.5, pytest.approx(0.5), 2)
+    await store.record_metrics("r", [Metric(3, "held_out/error", 0.25)])
+    assert (await store.read(views.run_card, "r", 1000.0)).error == 0.25

@@ -1,18 +1,19 @@
 """Queries of the dashboard. They read indexes and single pages, so large rollouts cost no more than small ones."""
 
 import re
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
 
 from leyden.outcomes import Ending
-from leyden.records import Purpose
 from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.mapping import listed_rollout_from_row
+from leyden.store.run_digest import RunDigest, digest_run
 from leyden.store.schema import ACTIVE, QUEUED, attempts, events, metrics, roles, rollouts, runs, versions, workers
 from leyden.views import (
     Facets,
@@ -22,7 +23,6 @@ from leyden.views import (
     RolloutListing,
     RolloutQuery,
     RunCard,
-    RunRewards,
     Series,
     StepRewards,
     WorkerView,
@@ -34,6 +34,7 @@ _IDLE_AFTER_S = 120.0
 _FAILURES_EXAMINED = 20_000
 _RECENT_S = 600.0
 _MAX_LEASES = 200
+_MAX_ROLES = 100
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
 """Parts of a message that differ between failures of the same kind: numbers, addresses and ids."""
 
@@ -66,100 +67,80 @@ def _named(name: str) -> ColumnElement[bool]:
     return and_(metrics.c.name >= prefix, metrics.c.name < prefix + "\U0010ffff")
 
 
-def run_cards(connection: Connection, only: str | None, now: float) -> list[RunCard]:
-    """Return the runs, newest first."""
-    query = select(runs.c.id, runs.c.created, runs.c.config).where(runs.c.state == "open")
+def open_runs(connection: Connection, only: str | None = None) -> list[str]:
+    """Return the ids of all runs, newest first, or of one if it exists."""
+    query = select(runs.c.id).where(runs.c.state == "open")
     if only is not None:
         query = query.where(runs.c.id == only)
-    return [_card(connection, row, now) for row in connection.execute(query.order_by(runs.c.created.desc())).all()]
+    return list(connection.scalars(query.order_by(runs.c.created.desc())))
 
 
-def run_card(connection: Connection, run: str, now: float) -> RunCard:
-    """Return one run."""
-    cards = run_cards(connection, run, now)
-    if not cards:
+def run_card(connection: Connection, run: str, now: float, digest: RunDigest | None = None) -> RunCard:
+    """Return state, step and rewards of a run; `digest` saves reading its totals again."""
+    row = connection.execute(
+        select(runs.c.created, runs.c.config).where(runs.c.id == run, runs.c.state == "open")
+    ).first()
+    if row is None:
         raise NotFound(f"no run {run!r}")
-    return cards[0]
-
-
-def _card(connection: Connection, row: Any, now: float) -> RunCard:
-    counts = _count_by_state(connection, row.id)
-    totals = select(func.sum(attempts.c.calls), func.sum(attempts.c.tokens)).where(attempts.c.run_id == row.id)
-    n_calls, n_tokens = connection.execute(totals).one()
-    newest = select(events.c.at).where(events.c.run_id == row.id).order_by(events.c.seq.desc()).limit(1)
+    digest = digest or digest_run(connection, run)
+    newest = select(events.c.at).where(events.c.run_id == run).order_by(events.c.seq.desc()).limit(1)
     last_event = connection.scalar(newest) or row.created
     config = decode_json(row.config)
     config = config if isinstance(config, dict) else {}
     steps = (config.get("training") or {}).get("steps") if isinstance(config.get("training"), dict) else None
-    step = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == row.id)) or 0
-    rewards = run_rewards(connection, row.id)
+    step = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run)) or 0
+    rewards, joined = digest.rewards(sys.maxsize), digest.rewards(_CARD_POINTS)
     measured = rewards.held_out or rewards.train
     best = max(measured, key=lambda one: (one.mean, one.step), default=None)
     now_at = measured[-1] if measured else None
-    active = counts.get("running", 0) + counts.get("queued", 0) > 0
+    active = digest.states.get("running", 0) + digest.states.get("queued", 0) > 0
     if steps is not None and step >= steps and not active:
         state = "finished"
     else:
         state = "running" if now - last_event < _IDLE_AFTER_S else "idle"
+    errors = _clustered_errors(connection, run) if rewards.held_out else {}
     return RunCard(
-        id=row.id,
+        id=run,
         created=row.created,
         last_event=last_event,
         state=state,  # type: ignore[arg-type]  # mypy does not narrow the literal
         model=config.get("model") if isinstance(config.get("model"), str) else None,
         step=step,
         steps=steps if isinstance(steps, int) else None,
-        rollouts=counts,
-        calls=int(n_calls or 0),
-        tokens=int(n_tokens or 0),
+        rollouts=digest.states,
+        calls=digest.calls,
+        tokens=digest.tokens,
         held_out=bool(rewards.held_out),
         reward=now_at.mean if now_at else None,
-        error=_error(now_at),
+        error=_error(now_at, errors),
+        counted=now_at.count if now_at else 0,
         best=best.mean if best else None,
-        best_error=_error(best),
+        best_error=_error(best, errors),
         best_step=best.step if best else None,
-        curve=_thin(measured),
+        curve=_curve(joined.held_out or joined.train),
     )
 
 
-def _error(rewards: StepRewards | None) -> float | None:
+def _curve(rewards: Sequence[StepRewards]) -> Series:
+    return Series(tuple(one.step for one in rewards), tuple(one.mean for one in rewards))
+
+
+def _clustered_errors(connection: Connection, run: str) -> dict[int, float]:
+    """Return the standard errors of evaluations by step, which the trainer computes from the spread between tasks."""
+    query = select(metrics.c.step, metrics.c.value).where(metrics.c.run_id == run, metrics.c.name == "held_out/error")
+    return {row.step: row.value for row in connection.execute(query)}
+
+
+def _error(rewards: StepRewards | None, clustered: Mapping[int, float]) -> float | None:
     """Return the standard error of a mean."""
-    return rewards.deviation / sqrt(rewards.count) if rewards is not None and rewards.count > 1 else None
+    if rewards is None or rewards.count < 2:
+        return None
+    return clustered.get(rewards.step, rewards.deviation / sqrt(rewards.count))
 
 
-def _thin(rewards: Sequence[StepRewards]) -> Series:
-    stride = -(-len(rewards) // _CARD_POINTS) or 1
-    kept = [*rewards[:-1][::stride], *rewards[-1:]]
-    return Series(tuple(one.step for one in kept), tuple(one.mean for one in kept))
-
-
-def _count_by_state(connection: Connection, run: str) -> dict[str, int]:
-    state = func.coalesce(rollouts.c.ending, rollouts.c.state)
-    query = select(state, func.count()).where(rollouts.c.run_id == run).group_by(state)
-    return {name: int(count) for name, count in connection.execute(query)}
-
-
-def run_rewards(connection: Connection, run: str, role: str = "") -> RunRewards:
-    """Return count, mean and deviation of the rewards of each step, of all rollouts or of those with a role."""
-    reward = rollouts.c.reward
-    query = (
-        select(rollouts.c.purpose, rollouts.c.step, func.count(reward), func.sum(reward), func.sum(reward * reward))
-        .where(rollouts.c.run_id == run, rollouts.c.step.is_not(None), reward.is_not(None))
-        .group_by(rollouts.c.purpose, rollouts.c.step)
-        .order_by(rollouts.c.step)
-    )
-    if role:
-        query = query.where(rollouts.c.id.in_(_with_role(run, role)))
-    found: dict[str, list[StepRewards]] = defaultdict(list)
-    for purpose, step, count, total, squares in connection.execute(query):
-        mean = total / count
-        variance = max(0.0, squares / count - mean * mean) * count / max(1, count - 1)
-        found[purpose].append(StepRewards(step, count, mean, sqrt(variance)))
-    return RunRewards(tuple(found[str(Purpose.TRAIN)]), tuple(found[str(Purpose.EVAL)]))
-
-
-def _with_role(run: str, role: str) -> Select[Any]:
-    return select(roles.c.rollout_id).where(roles.c.run_id == run, roles.c.role == role.encode(errors="replace"))
+def _has_role(run: str, role: str) -> ColumnElement[bool]:
+    same = roles.c.run_id == run, roles.c.role == role.encode(errors="replace"), roles.c.rollout_id == rollouts.c.id
+    return exists(select(roles.c.role).where(*same))
 
 
 _SORTS: dict[str, tuple[ColumnElement[Any], ...]] = {
@@ -180,16 +161,16 @@ def search_rollouts(connection: Connection, run: str, query: RolloutQuery) -> Ro
     require_run(connection, run)
     conditions = _conditions(run, query)
     if query.message:
-        matching = _with_message(connection, run, conditions, query.message)
-        total = len(matching)
-        conditions = [rollouts.c.seq.in_(matching)]
-    else:
-        total = connection.scalar(select(func.count()).select_from(rollouts).where(*conditions)) or 0
-    # Pages are found in the index alone, and only their rows are read.
-    page = select(rollouts.c.seq).where(*conditions).order_by(*_SORTS[query.sort])
-    found = connection.scalars(page.limit(query.limit).offset(query.offset)).all()
-    rows = {row.seq: row for row in connection.execute(select(rollouts).where(rollouts.c.seq.in_(found)))}
-    return RolloutListing(tuple(listed_rollout_from_row(rows[seq]) for seq in found), total)
+        conditions = [rollouts.c.seq.in_(_with_message(connection, run, conditions, query.message))]
+    count = select(func.count()).select_from(rollouts).where(*conditions)
+    # Pages are found in the index alone, and only their rows are read. A filter is applied once, to page and count.
+    counted = func.count().over() if len(conditions) > 1 else count.scalar_subquery()
+    page = select(rollouts.c.seq, counted).where(*conditions).order_by(*_SORTS[query.sort])
+    found = connection.execute(page.limit(query.limit).offset(query.offset)).all()
+    total = found[0][1] if found else connection.scalar(count) or 0
+    seqs = [seq for seq, _ in found]
+    rows = {row.seq: row for row in connection.execute(select(rollouts).where(rollouts.c.seq.in_(seqs)))}
+    return RolloutListing(tuple(listed_rollout_from_row(rows[seq]) for seq in seqs), total)
 
 
 def _conditions(run: str, query: RolloutQuery) -> list[ColumnElement[bool]]:
@@ -199,7 +180,7 @@ def _conditions(run: str, query: RolloutQuery) -> list[ColumnElement[bool]]:
     if query.ending:
         found.append(func.coalesce(rollouts.c.ending, rollouts.c.state).in_(query.ending.split(",")))
     if query.role:
-        found.append(rollouts.c.id.in_(_with_role(run, query.role)))
+        found.append(_has_role(run, query.role))
     if query.task:
         found.append(rollouts.c.task_id == query.task)
     for column, low, high in (
@@ -247,19 +228,22 @@ def general_message(message: bytes | None) -> str:
     return _VARIABLE.sub("#", first)[:500]
 
 
-def facets(connection: Connection, run: str) -> Facets:
+def facets(connection: Connection, run: str, digest: RunDigest) -> Facets:
     """Return the values by which a run's rollouts can be filtered."""
     require_run(connection, run)
-    purposes = connection.execute(
-        select(rollouts.c.purpose, func.count()).where(rollouts.c.run_id == run).group_by(rollouts.c.purpose)
-    )
-    names = connection.scalars(select(roles.c.role).where(roles.c.run_id == run).distinct().limit(100))
-    return Facets(
-        endings=_count_by_state(connection, run),
-        purposes={purpose: int(count) for purpose, count in purposes},
-        roles=tuple(sorted(name.decode(errors="replace") for name in names)),
-        last_step=connection.scalar(select(func.max(rollouts.c.step)).where(rollouts.c.run_id == run)),
-    )
+    return Facets(digest.states, digest.purposes, tuple(sorted(_role_names(connection, run))), digest.last_step)
+
+
+def _role_names(connection: Connection, run: str) -> Iterator[str]:
+    """Yield the roles of a run, at most 100, each by one step in the index and not from the rows of its rollouts."""
+    last = b""
+    for _ in range(_MAX_ROLES):
+        after = select(roles.c.role).where(roles.c.run_id == run, roles.c.role > last)
+        found = connection.scalar(after.order_by(roles.c.role).limit(1))
+        if found is None:
+            return
+        last = bytes(found)
+        yield last.decode(errors="replace")
 
 
 def group_rollouts(connection: Connection, run: str, group: str) -> list[ListedRollout]:

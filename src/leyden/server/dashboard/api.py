@@ -21,6 +21,7 @@ from leyden.views import (
     Facets,
     Failures,
     Fleet,
+    PointsQuery,
     PrefixTree,
     RolloutListing,
     RolloutQuery,
@@ -36,12 +37,16 @@ Plain = Request[None, None]
 
 async def overview(service: ServerContext, request: Plain) -> list[RunCard]:
     """List the runs that the key may see, newest first, with state, step and reward."""
-    return await service.store.read(views.run_cards, request.key.run, time.time())
+    return [await _card(service, run) for run in await service.store.read(views.open_runs, request.key.run)]
 
 
 async def run_card(service: ServerContext, request: Plain) -> RunCard:
     """Return state, step and reward of a run."""
-    return await service.store.read(views.run_card, request.path["run"], time.time())
+    return await _card(service, request.path["run"])
+
+
+async def _card(service: ServerContext, run: str) -> RunCard:
+    return await service.store.read(views.run_card, run, time.time(), await service.digests.get(run))
 
 
 async def run_series(service: ServerContext, request: Request[None, SeriesQuery]) -> dict[str, Series]:
@@ -69,9 +74,9 @@ def _series(query: SeriesQuery) -> tuple[list[str], int]:
     return [name for name in query.names.split(",") if name], query.points
 
 
-async def run_rewards(service: ServerContext, request: Plain) -> RunRewards:
-    """Return the rewards of each step, computed from its rollouts."""
-    return await service.store.read(views.run_rewards, request.path["run"])
+async def run_rewards(service: ServerContext, request: Request[None, PointsQuery]) -> RunRewards:
+    """Return the rewards by step, computed from the rollouts; of training in at most so many points."""
+    return (await service.digests.get(request.path["run"])).rewards(request.query.points)
 
 
 async def search_rollouts(service: ServerContext, request: Request[None, RolloutQuery]) -> RolloutListing:
@@ -81,7 +86,8 @@ async def search_rollouts(service: ServerContext, request: Request[None, Rollout
 
 async def facets(service: ServerContext, request: Plain) -> Facets:
     """Return the values by which rollouts can be filtered."""
-    return await service.store.read(views.facets, request.path["run"])
+    run = request.path["run"]
+    return await service.store.read(views.facets, run, await service.digests.get(run))
 
 
 async def failures(service: ServerContext, request: Plain) -> Failures:

@@ -33,20 +33,30 @@ export async function showRollouts(main, { params: [run], query, signal, go }) {
       h("button", { type: "button", disabled: offset + PAGE >= found.total, onclick: () => change({ offset: String(offset + PAGE) }) }, "Next"));
   }
 
+  // Messages are read only once somebody wants to see them: a run can have many thousands.
+  const groups = h("tbody");
+  const examined = h("span", { class: "soft" });
   async function showFailures() {
+    if (!problems.querySelector("details")?.open) return;
     const found = await get(runPath(run, "/failures"));
     if (signal.aborted) return;
+    examined.textContent = found.examined < found.total ? ` (the newest ${whole(found.examined)} read)` : "";
+    replace(groups, found.groups.map((one) => h("tr", {},
+      h("td", { class: "num" }, whole(one.count)), h("td", {}, badge(one.ending)),
+      h("td", { class: "wrap" }, h("button", { type: "button", class: "link", onclick: () => change({ message: one.message, ending: one.ending }) }, one.message || "(no message)")),
+      h("td", {}, h("a", { href: `${path}/${encodeURIComponent(one.example)}` }, "newest")))));
+  }
+
+  function countFailures(endings) {
+    const total = ENDINGS.filter((name) => !["succeeded", "running", "queued"].includes(name)).reduce((sum, name) => sum + (endings[name] ?? 0), 0);
     const open = problems.querySelector("details")?.open ?? Boolean(filter.message);
-    replace(problems, found.total > 0 && h("details", { class: "panel", open }, h("summary", {}, `Failures by message: ${whole(found.total)}`, found.examined < found.total && h("span", { class: "soft" }, ` (the newest ${whole(found.examined)} read)`)),
-      h("table", { class: "list" }, h("tbody", {}, found.groups.map((one) => h("tr", {},
-        h("td", { class: "num" }, whole(one.count)), h("td", {}, badge(one.ending)),
-        h("td", { class: "wrap" }, h("button", { type: "button", class: "link", onclick: () => change({ message: one.message, ending: one.ending }) }, one.message || "(no message)")),
-        h("td", {}, h("a", { href: `${path}/${encodeURIComponent(one.example)}` }, "newest"))))))));
+    replace(problems, total > 0 && h("details", { class: "panel", open, ontoggle: showFailures }, h("summary", {}, `Failures by message: ${whole(total)}`, examined), h("table", { class: "list" }, groups)));
   }
 
   async function showControls() {
     const facets = await get(runPath(run, "/facets"));
     if (signal.aborted) return;
+    countFailures(facets.endings);
     const choice = (name, label, options) => h("label", {}, label, h("select", { name, onchange: (event) => change({ [name]: event.target.value }) },
       options.map(([value, text]) => h("option", { value, selected: (filter[name] ?? "") === value }, text))));
     const field = (name, label) => h("label", {}, label, h("input", { name, value: filter[name] ?? "", inputmode: "decimal", size: 5, onchange: (event) => change({ [name]: event.target.value.trim() }) }));
@@ -66,9 +76,10 @@ export async function showRollouts(main, { params: [run], query, signal, go }) {
     key ? h("button", { type: "button", class: "sort", onclick: () => change({ sort: filter.sort === `-${key}` ? key : `-${key}` }) }, name, filter.sort === key ? " ▲" : filter.sort === `-${key}` ? " ▼" : "") : name);
   replace(main, h("div", { class: "head" }, h("h1", {}, "Rollouts"), h("a", { class: "soft", href: `/runs/${encodeURIComponent(run)}` }, run), h("span", { class: "grow" }), pager),
     controls, problems, h("div", { class: "scroll" }, h("table", { class: "list rollouts" }, h("thead", {}, h("tr", {}, COLUMNS.map(sortable))), list)));
-  await Promise.all([refresh(), showControls(), showFailures()]);
+  await Promise.all([refresh(), showControls()]);
+  await showFailures();
   follow(run, async (kinds) => {
-    if (touched(kinds, "rollout", "attempt", "group")) await Promise.all([refresh(), showFailures()]);
+    if (touched(kinds, "rollout", "attempt", "group")) await Promise.all([refresh(), get(runPath(run, "/facets")).then((facets) => signal.aborted || countFailures(facets.endings))]).then(showFailures);
   }, signal);
 }
 

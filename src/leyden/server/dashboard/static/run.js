@@ -53,7 +53,7 @@ export async function showRun(main, { params: [run], signal, go }) {
   }
 
   async function showCurves() {
-    const [found, rewards] = await Promise.all([get(runPath(run, "/series"), { names: NAMES.join(","), points: 300 }), get(runPath(run, "/rewards"))]);
+    const [found, rewards] = await Promise.all([get(runPath(run, "/series"), { names: NAMES.join(","), points: 300 }), get(runPath(run, "/rewards"), { points: 300 })]);
     if (signal.aborted) return;
     const focused = document.activeElement?.closest?.("[data-chart]")?.dataset.chart;
     const csv = (names) => `${runPath(run, "/series.csv")}?${new URLSearchParams({ names: names.join(","), points: 100000 })}`;
@@ -81,7 +81,7 @@ export async function showRun(main, { params: [run], signal, go }) {
 function rewardChart(found, rewards, open, csv) {
   const steps = rewards.train.map((one) => one.step);
   const mean = rewards.train.map((one) => one.mean);
-  const line = found["reward/mean"] && !steps.length ? found["reward/mean"] : thin({ steps, values: mean, deviation: rewards.train.map((one) => one.deviation) });
+  const line = found["reward/mean"] && !steps.length ? found["reward/mean"] : { steps, values: mean, deviation: rewards.train.map((one) => one.deviation) };
   const deviation = line.deviation;
   if (deviation) {
     line.low = line.values.map((value, index) => value - deviation[index]);
@@ -96,20 +96,6 @@ function heldOutChart(found, rewards, open, csv) {
   const points = rewards.held_out.map((one) => ({ ...one, error: errors.get(one.step) ?? one.deviation / Math.sqrt(Math.max(1, one.count)) }));
   const line = { name: "mean ± standard error", colour: 1, points: true, steps: points.map((one) => one.step), values: points.map((one) => one.mean), errors: points.map((one) => one.error) };
   return chart({ title: "held-out reward", lines: [line], open, empty: "no evaluation yet", download: csv(["held_out/*"]) });
-}
-
-// Joins neighbouring steps until there are at most 300 points.
-function thin({ steps, values, deviation }) {
-  const width = Math.ceil(steps.length / 300);
-  if (width <= 1) return { steps, values, deviation };
-  const joined = { steps: [], values: [], deviation: [] };
-  const mean = (list, start) => list.slice(start, start + width).reduce((sum, value) => sum + value, 0) / Math.min(width, list.length - start);
-  for (let start = 0; start < steps.length; start += width) {
-    joined.steps.push(steps[Math.min(start + width, steps.length) - 1]);
-    joined.values.push(mean(values, start));
-    joined.deviation.push(mean(deviation, start));
-  }
-  return joined;
 }
 
 function configuration(run) {
