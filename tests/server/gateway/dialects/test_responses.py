@@ -253,6 +253,20 @@ async def test_logprobs_are_given_where_they_are_wanted(server: ModelServer, cli
     assert [token["token"] for token in streamed] == [token.token for token in logprobs]  # type: ignore[union-attr]
 
 
+async def test_search_that_agents_offer_by_default_is_not_shown_to_the_model(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
+    server.lines = ["Five." + END]
+    tools: Any = [{"type": "web_search", "external_web_access": True}, ADD, {"type": "image_generation"}]
+    response = await client.responses.create(model="m", input=QUESTION, tools=tools)
+    assert [tool.type for tool in response.tools] == ["function"]
+    (made,) = (await server.check(calls=1)).calls
+    assert [tool["function"]["name"] for tool in made.tools or ()] == ["add"]
+    assert made.request["responses"]["left_out_tools"] == ["web_search", "image_generation"]
+    status, document = await post(server, input=QUESTION, tools=tools, tool_choice={"type": "web_search"})
+    assert (status, document["error"]["param"]) == (400, "tool_choice")
+
+
 async def test_sampling_is_the_callers_in_evaluation(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     key = await server.new_attempt("eval", Purpose.EVAL)
     server.lines = ["Five." + END]

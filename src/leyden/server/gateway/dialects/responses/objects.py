@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from leyden.server.gateway.dialects.responses.ids import response_id
 from leyden.server.gateway.dialects.responses.request import ResponseParameters
+from leyden.server.gateway.dialects.responses.tools import is_left_out
 from leyden.server.gateway.dialects.types import AnswerFinished
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -54,7 +55,7 @@ class ResponseHead(Struct, frozen=True):
             "temperature": 1.0 if request.temperature is None else request.temperature,
             "text": {**(request.text or {}), "format": (request.text or {}).get("format") or {"type": "text"}},
             "tool_choice": request.tool_choice or "auto",
-            "tools": request.tools or [],
+            "tools": [tool for tool in request.tools or () if not is_left_out(tool)],
             "top_logprobs": request.top_logprobs or 0,
             "top_p": 1.0 if request.top_p is None else request.top_p,
             "truncation": request.truncation or "disabled",

@@ -12,7 +12,7 @@ from leyden.server.gateway.dialects.responses.ids import call_of_input, call_of_
 from leyden.server.gateway.dialects.responses.objects import ResponseHead, Status
 from leyden.server.gateway.dialects.responses.output import ResponseOutput
 from leyden.server.gateway.dialects.responses.request import ENCRYPTED_REASONING, ResponseParameters
-from leyden.server.gateway.dialects.responses.tools import GivenTool, ToolTable
+from leyden.server.gateway.dialects.responses.tools import GivenTool, ToolTable, is_left_out
 from leyden.server.gateway.dialects.responses.writer import new_output
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
@@ -34,7 +34,9 @@ _KEPT = "responses"
 def recorded_request(document: dict[str, Any], given: dict[str, GivenTool]) -> dict[str, Any]:
     """Return what the record keeps of a request beside its messages and tools."""
     others = {name: value for name, value in document.items() if name not in ("input", "instructions", "tools")}
-    return {**others, _KEPT: {"instructions": bool(document.get("instructions")), "given": msgspec.to_builtins(given)}}
+    kept = {"instructions": bool(document.get("instructions")), "given": msgspec.to_builtins(given)}
+    left_out = [tool["type"] for tool in document.get("tools") or () if is_left_out(tool)]
+    return {**others, _KEPT: kept | ({"left_out_tools": left_out} if left_out else {})}
 
 
 class StoredResponse:

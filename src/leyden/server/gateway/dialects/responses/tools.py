@@ -116,6 +116,11 @@ class ToolTable(Struct, frozen=True):
         return ToolTable(functions, self.given)
 
 
+def is_left_out(tool: dict[str, Any]) -> bool:
+    """Return whether the model is not shown a tool that agents offer by default and that no server runs here."""
+    return str(tool.get("type")).startswith(("web_search", "image_generation"))
+
+
 def _flatten(tools: Sequence[dict[str, Any]], field: str) -> Iterator[tuple[dict[str, Any], str | None, str]]:
     """Yield each function and custom tool with its namespace and field."""
     for index, tool in enumerate(tools):
@@ -126,6 +131,8 @@ def _flatten(tools: Sequence[dict[str, Any]], field: str) -> Iterator[tuple[dict
             case {"type": "namespace", "name": str(namespace), "tools": list(nested)}:
                 for inner, _, inner_field in _flatten(nested, f"{tool_field}.tools"):
                     yield inner, namespace, inner_field
+            case _ if is_left_out(tool):
+                pass
             case {"type": "tool_search"}:
                 pass  # deferred tools are all shown at once, so there is nothing to search for
             case {"type": str(kind)}:
