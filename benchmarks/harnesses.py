@@ -1,0 +1,213 @@
+"""Runs agent harnesses, unmodified, against the real gateway with a scripted engine, and counts what was kept.
+
+`make harnesses` installs them and runs all; `--installed` runs those of the main environment. A cell is one harness
+with one dialect, streamed or not. It is ok when the harness ends as it should. A proxy records the traffic: `made`
+counts the model calls that it saw, `captured` those of them that are in the record with tokens and logprobs,
+`extendable` those that repeat an earlier request and its answer (`harness_traffic.py`), and `exact` those of these
+whose prompt begins with that call's prompt and completion, token for token. The last line is JSON; `--document FILE`
+also writes the table there.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness_list import HOME, INSTALLED, Harness, apart, node
+from harness_traffic import Traffic, extendable, watched
+from modelserving import ModelServer, model_server
+
+COUNTS = ("made", "captured", "extendable", "exact")
+MARKS = ("<!-- begin of the table of make harnesses -->\n", "<!-- end of the table of make harnesses -->\n")
+
+
+@dataclass
+class Cell:
+    """The result of one harness with one dialect."""
+
+    harness: str
+    version: str
+    dialect: str
+    stream: bool
+    ok: bool = False
+    made: int = 0
+    captured: int = 0
+    extendable: int = 0
+    exact: int = 0
+    why: str = ""
+
+    @property
+    def perfect(self) -> bool:
+        """Whether the harness ran, every call was captured, and every turn that could keep its tokens kept them."""
+        return self.ok and self.captured == self.made and self.exact == self.extendable
+
+    def row(self) -> str:
+        """Return a line of the printed table."""
+        mode = "streamed" if self.stream else "whole"
+        counts = f"{self.made:5} {self.captured:9} {self.extendable:11} {self.exact:6}"
+        return f"{self.harness:31} {self.dialect:10} {mode:9} {'ok' if self.ok else 'FAILED':7} {counts}  {self.why}"
+
+
+async def run_cell(harness: Harness, dialect: str, stream: bool, timeout_s: float, log: Path | None) -> Cell:
+    """Have one conversation in a new attempt of a new server."""
+    cell = Cell(harness.name, harness.version, dialect, stream)
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder) / "home"
+        async with model_server(Path(folder)) as server, watched(server.url) as traffic:
+            await server.new_attempt()
+            server.engine.context_length = 1 << 20  # coding agents begin with 80 KB of text
+            server.say = harness.say
+            _write_files(harness, home, traffic.url, server.key)
+            arguments = [dialect, *(["--stream"] if stream else [])] if harness.is_script else []
+            code, output = await _run([*harness.command, *arguments], harness, home, traffic.url, server.key, timeout_s)
+            if harness.continued and code == 0:
+                code, more = await _run(harness.continued, harness, home, traffic.url, server.key, timeout_s)
+                output += more
+            await _count(cell, server, traffic)
+            cell.ok = code == 0 and harness.expected in output
+            if not cell.ok:
+                cell.why = f"exit {code}: {output.strip()[-300:]!r}"
+            if log is not None:
+                _write_log(log / f"{harness.name}-{dialect}-{stream}.json", traffic, output)
+    return cell
+
+
+async def _run(
+    command: tuple[str, ...] | list[str], harness: Harness, home: Path, url: str, key: str, timeout_s: float
+) -> tuple[int | None, str]:
+    """Run a command of a harness with its own home; return its exit code and its output."""
+    environment = {
+        "PATH": f"{Path(node()).parent}:{os.environ['PATH']}" if HOME.exists() else os.environ["PATH"],
+        "HOME": str(home),
+        "CODEX_HOME": str(home / ".codex"),
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": key,
+        "LANGSMITH_TRACING": "false",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "PYTHONIOENCODING": "utf-8",
+        **harness.environment,
+    }
+    pipe, devnull = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=home, env=environment, stdin=devnull, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            output, _ = await process.communicate()
+        return process.returncode, output.decode(errors="replace")
+    except TimeoutError:
+        process.kill()
+        output, _ = await process.communicate()
+        return None, output.decode(errors="replace") + f"\n(killed after {timeout_s} s)"
+
+
+def _write_files(harness: Harness, home: Path, url: str, key: str) -> None:
+    home.mkdir()
+    (home / "note.txt").write_text("leyden jar\n")
+    for name, text in harness.files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text.replace("@URL@", url).replace("@KEY@", key))
+
+
+async def _count(cell: Cell, server: ModelServer, traffic: Traffic) -> None:
+    """Compare what the harness sent and received with the record."""
+    episode = await server.episode()
+    recorded = {made.id: made for made in episode.calls}
+    cell.made = len(traffic.made)
+    for exchange in traffic.made:
+        made = recorded.get(exchange.call or "")
+        cell.captured += made is not None and bool(made.completion_ids) and made.logprobs is not None
+    for child, parents in extendable(traffic.made).items():
+        cell.extendable += 1
+        prompt = episode.prompt_ids(recorded[child]) if child in recorded else ()
+        starts = [episode.prompt_ids(recorded[id]) + recorded[id].completion_ids for id in parents if id in recorded]
+        cell.exact += any(prompt[: len(start)] == start for start in starts)
+
+
+def _write_log(path: Path, traffic: Traffic, output: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    exchanges = [[e.dialect, e.status, e.call, e.request, e.body.decode(errors="replace")] for e in traffic.exchanges]
+    path.write_text(json.dumps({"others": traffic.others, "output": output, "calls": exchanges}, indent=1))
+
+
+async def run_all(harnesses: list[Harness], timeout_s: float, log: Path | None) -> list[Cell]:
+    """Run every cell, one after the other."""
+    cells = []
+    counts = f"{'made':>5} {'captured':>9} {'extendable':>11} {'exact':>6}"
+    print(f"{'harness':31} {'dialect':10} {'mode':9} {'result':7} {counts}")
+    for harness in harnesses:
+        for dialect in harness.dialects:
+            for stream in harness.modes:
+                cells.append(await run_cell(harness, dialect, stream, timeout_s, log))
+                print(cells[-1].row(), flush=True)
+    return cells
+
+
+def summary(cells: list[Cell]) -> dict[str, Any]:
+    """Sum up the cells, over all and by harness and dialect."""
+    by_harness: dict[str, Any] = {}
+    for cell in cells:
+        dialects = by_harness.setdefault(cell.harness, {"version": cell.version, "dialects": {}})["dialects"]
+        dialects[cell.dialect] = _sums([c for c in cells if (c.harness, c.dialect) == (cell.harness, cell.dialect)])
+    return {**_sums(cells), "harnesses": by_harness}
+
+
+def _sums(cells: list[Cell]) -> dict[str, Any]:
+    counts = {name: sum(getattr(cell, name) for cell in cells) for name in COUNTS}
+    return {"cells": len(cells), "ok": sum(cell.ok for cell in cells), **counts}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the table of the documentation for a summary."""
+    lines = [
+        "| harness | version | dialect | cells, ok | calls, captured | extendable turns, exact |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, harness in result["harnesses"].items():
+        for dialect, sums in harness["dialects"].items():
+            lines.append(_line(name, harness["version"], dialect, sums))
+    lines.append(_line("all", "", "", result))
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, version: str, dialect: str, sums: dict[str, Any]) -> str:
+    pairs = [("cells", "ok"), ("made", "captured"), ("extendable", "exact")]
+    return " | ".join([f"| {name}", version, dialect, *(f"{sums[a]}, {sums[b]}" for a, b in pairs)]) + " |"
+
+
+def write_table(path: Path, result: dict[str, Any]) -> None:
+    """Replace the table in a page."""
+    pattern = re.escape(MARKS[0]) + ".*" + re.escape(MARKS[1])
+    page = re.sub(pattern, lambda _: MARKS[0] + table(result) + MARKS[1], path.read_text(), flags=re.DOTALL)
+    path.write_text(page)
+
+
+def main() -> None:
+    """Run the harnesses and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--installed", action="store_true", help="only those of the main environment")
+    parser.add_argument("--only", action="append", help="only this harness; may be repeated")
+    parser.add_argument("--timeout-s", type=float, default=180.0, help="for one command of a cell")
+    parser.add_argument("--log", type=Path, help="a folder for the traffic of each cell")
+    parser.add_argument("--document", type=Path, help="a page whose table is replaced")
+    args = parser.parse_args()
+    harnesses = INSTALLED if args.installed else [*INSTALLED, *apart()]
+    chosen = [harness for harness in harnesses if not args.only or harness.name in args.only]
+    cells = asyncio.run(run_all(chosen, args.timeout_s, args.log))
+    result = summary(cells)
+    if args.document is not None:
+        write_table(args.document, result)
+    print(json.dumps(result))
+    sys.exit(0 if all(cell.perfect for cell in cells) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Runs the harnesses of the main environment, unmodified, and checks how extendable turns are counted."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import harness_list
+import harness_traffic
+import harnesses
+
+ROOT = Path(__file__).parents[2]
+SHORT = {
+    ("openai (Python)", "chat"),
+    ("openai (Python)", "responses"),
+    ("anthropic (Python)", "messages"),
+    ("LangGraph", "messages"),
+    ("OpenAI Agents SDK (Python)", "responses"),
+}
+CELLS = [
+    pytest.param(
+        harness,
+        dialect,
+        stream,
+        id=f"{harness.name}-{dialect}-{'streamed' if stream else 'whole'}",
+        marks=[] if stream and (harness.name, dialect) in SHORT else [pytest.mark.slow],
+    )
+    for harness in harness_list.INSTALLED
+    for dialect in harness.dialects
+    for stream in harness.modes
+]
+
+
+@pytest.mark.parametrize(("harness", "dialect", "stream"), CELLS)
+async def test_a_harness_is_captured_and_keeps_its_tokens(harness: Any, dialect: str, stream: bool) -> None:
+    cell = await harnesses.run_cell(harness, dialect, stream, timeout_s=120, log=None)
+    assert cell.ok, cell.why
+    assert (cell.made, cell.captured, cell.extendable, cell.exact) == (4, 4, 3, 3)
+
+
+def exchange(number: int, *messages: Any, said: Any, tools: Any = ()) -> Any:
+    body = json.dumps({"choices": [{"message": {"role": "assistant", **said}}]}).encode()
+    request = {"messages": list(messages), "tools": list(tools)}
+    return harness_traffic.Exchange("chat", request, 200, f"call-{number}", body, complete=True)
+
+
+def test_only_a_turn_that_repeats_request_and_answer_is_extendable() -> None:
+    ask, thanks = {"role": "user", "content": "2 + 3?"}, {"role": "user", "content": "Thanks"}
+    function = {"name": "add", "arguments": '{"a": 2.0}'}
+    called = {"content": "Let me.", "tool_calls": [{"function": function}]}
+    again = {"role": "assistant", "tool_calls": [{"function": {**function, "arguments": '{"a": 2}'}}]}
+    result = {"role": "tool", "content": "5"}
+    first = exchange(0, ask, said=called)
+    second = exchange(1, ask, again, result, said={"content": "5"})
+    five = {"role": "assistant", "content": "5"}
+    assert harness_traffic.extendable([first, second]) == {"call-1": ["call-0"]}
+    third = exchange(2, ask, again, result, five, thanks, said={"content": "Bye"})
+    assert harness_traffic.extendable([first, second, third])["call-2"] == ["call-1"]
+    others = [
+        exchange(3, ask, {**again, "content": "Other words"}, result, said={"content": "5"}),
+        exchange(3, {**ask, "content": "4?"}, again, result, said={"content": "5"}),
+        exchange(3, ask, again, result, said={"content": "5"}, tools=[{"x": 1}]),
+        exchange(3, ask, again, result, {**five, "content": "6"}, thanks, said={"content": "Bye"}),
+    ]
+    for other in others:
+        assert harness_traffic.extendable([first, other]) == {}
+
+
+def test_a_refused_call_counts_as_made_and_continues_nothing() -> None:
+    ask = {"role": "user", "content": "2 + 3?"}
+    refused = harness_traffic.Exchange("chat", {"messages": [ask]}, 400, None, b"{}", complete=True)
+    aborted = harness_traffic.Exchange("chat", {"messages": [ask]}, 200, "call-0", b"data: {", complete=False)
+    assert harness_traffic.Traffic(exchanges=[refused, aborted]).made == [refused]
+    assert harness_traffic.extendable([refused]) == {}
+
+
+def test_the_page_shows_the_last_run() -> None:
+    result = json.loads((ROOT / "results" / "harnesses" / "benchmark.json").read_text())
+    page = (ROOT / "docs" / "harnesses.md").read_text()
+    assert harnesses.MARKS[0] + harnesses.table(result) + harnesses.MARKS[1] in page
