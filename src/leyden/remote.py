@@ -13,6 +13,7 @@ import msgspec
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.episodes import Episode
 from leyden.records import Call, EventKind, Group, Metric, Reward, Run, StepCredits, Version
+from leyden.views import RolloutListing, RolloutQuery, RunCard, Series
 from leyden.wire import (
     CallTimes,
     CancelReply,
@@ -181,6 +182,23 @@ class Remote:
     async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
         """List rollouts in the order in which they were queued."""
         return await self.request("GET", f"/api/runs/{run}/rollouts", list[ListedRollout], after=after, limit=limit)
+
+    async def search(self, run: str, query: RolloutQuery) -> RolloutListing:
+        """Return a page of the rollouts that match a query, and how many match."""
+        return await self.request("GET", f"/api/runs/{run}/search", RolloutListing, **msgspec.to_builtins(query))
+
+    async def cards(self) -> list[RunCard]:
+        """Return state, step and reward of every run, newest first."""
+        return await self.request("GET", "/api/overview", list[RunCard])
+
+    async def card(self, run: str) -> RunCard:
+        """Return state, step and reward of a run."""
+        return await self.request("GET", f"/api/runs/{run}/card", RunCard)
+
+    async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
+        """Return metrics by step, each in at most so many points."""
+        path = f"/api/runs/{run}/series"
+        return await self.request("GET", path, dict[str, Series], names=",".join(names), points=points)
 
     async def rollout(self, run: str, rollout: str) -> RolloutDetail:
         """Return a rollout with its task and attempts."""

@@ -89,6 +89,7 @@ class RolloutQuery(Struct, frozen=True, forbid_unknown_fields=True):
     step_to: Count | None = None
     reward_from: float | None = None
     reward_to: float | None = None
+    reward_below: float | None = None
     tokens_from: Integer | None = None
     role: _Text = ""
     message: _Text = ""

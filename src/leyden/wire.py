@@ -226,7 +226,7 @@ class CancelReply(Struct, frozen=True):
 class KeySpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A key to create. Attempt keys come with leases and cannot be requested."""
 
-    kind: Annotated[str, Meta(pattern="^(admin|worker|pool|viewer)$")]
+    kind: Annotated[str, Meta(pattern="^(admin|worker|pool|viewer|client)$")]
     run: Id | None = None
     ttl_s: Annotated[float, Meta(gt=0, le=10 * 365 * 86_400)] = 30 * 86_400.0
 

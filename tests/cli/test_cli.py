@@ -18,7 +18,7 @@ from serving import ServerProcess
 
 from leyden.cli import main
 from leyden.outcomes import Ending, Outcome, Retry
-from leyden.records import Call, CallCredit, Reward, RewardKind, StepCredits, Task, VersionRun
+from leyden.records import Call, CallCredit, Purpose, Reward, RewardKind, StepCredits, Task, VersionRun
 from leyden.remote import Remote
 from leyden.server.keys import KeyKind
 from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
@@ -164,7 +164,7 @@ def where(
 
 def test_runs_as_json(leyden: Leyden, where: list[str]) -> None:
     calc, empty = leyden("runs", "--json", *where).document
-    assert {name: calc[name] for name in calc if name != "created"} == {
+    assert {name: calc[name] for name in calc if name not in ("created", "card")} == {
         "id": "calc",
         "rollouts": {"succeeded": 1, "agent_error": 1, "queued": 1},
         "groups": 1,
@@ -181,6 +181,28 @@ def test_runs_for_a_person(leyden: Leyden, where: list[str]) -> None:
     text = leyden("runs", *where).text
     for fact in ("calc", "0 of 1", "1 agent_error, 1 queued, 1 succeeded", "0.375", "empty"):
         assert fact in text
+
+
+async def evaluate(server: ServerProcess) -> None:
+    """A run with an evaluation of two tasks, one rollout each."""
+    async with Remote(server.url, server.admin_key) as remote:
+        await remote.create_run(RunSpec("measured"))
+        for reward in (0.5, 1.0):
+            group = GroupSpec(f"eval-3-{reward}", Task(f"t{reward}", {}), 1, Purpose.EVAL, step=3)
+            await remote.enqueue("measured", group)
+            (leased,) = await remote.lease(LeaseRequest("w", run="measured"))
+            done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("r", reward),))
+            await remote.finish("measured", leased.attempt.id, done)
+
+
+def test_a_reward_comes_with_its_error_and_the_rollouts_it_rests_on(leyden: Leyden, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "home") as server:
+        asyncio.run(evaluate(server))
+        for source in (["--home", server.home], ["--server", server.url, "--key", server.key(KeyKind.VIEWER)]):
+            text = leyden("runs", *source).text
+            assert "0.750 ± 0.250" in text and "2 held-out" in text and "0.750 ± 0.250 at 3" in text
+            (found,) = leyden("runs", "--json", *source).document
+            assert (found["card"]["reward"], found["card"]["counted"]) == (0.75, 2)
 
 
 def test_a_run_as_json(leyden: Leyden, where: list[str]) -> None:
@@ -277,6 +299,21 @@ def test_a_long_list_is_shown_in_parts(leyden: Leyden, where: list[str]) -> None
     assert [rollout["id"] for rollout in rest["rollouts"]] == ["sums.2"]
 
 
+def test_rollouts_are_shown_by_outcome_step_and_reward(leyden: Leyden, where: list[str]) -> None:
+    def shown(*filters: object) -> list[str]:
+        found = leyden("show", "calc", *filters, "--json", *where).document["rollouts"]
+        return [rollout["id"] for rollout in found]
+
+    assert shown("--outcome", "agent_error") == ["sums.1"]
+    assert shown("--outcome", "agent_error,queued") == ["sums.1", "sums.2"]
+    assert shown("--reward-below", 0.5) == ["sums.1"]
+    assert shown("--step", 1) == []
+    assert shown("--newest", "--limit", 2) == ["sums.2", "sums.1"]
+    assert shown("--limit", 5000) == ["sums.0", "sums.1", "sums.2"]
+    assert "1 of 2 that match" in leyden("show", "calc", "--outcome", "succeeded,queued", "--limit", 1, *where).text
+    assert "--after" in leyden("show", "calc", "--newest", "--after", "sums.1", *where).mistake(1)
+
+
 async def try_twice(server: ServerProcess, run: str, group: str) -> None:
     async with Remote(server.url, server.admin_key) as remote:
         await remote.create_run(RunSpec(run))
@@ -318,9 +355,9 @@ def test_ids_are_whole_however_narrow_and_attempts_are_there_where_it_took_sever
         (["show", ".."], "letters, digits"),
         (["show", "a", "x?y=z"], "letters, digits"),
         (["show", "a", "--after", ""], "letters, digits"),
-        (["show", "a", "--limit", "0"], "from 1 to 1000"),
-        (["show", "a", "--limit", "-3"], "from 1 to 1000"),
-        (["show", "a", "--limit", "ten"], "from 1 to 1000"),
+        (["show", "a", "--limit", "0"], "from 1 to"),
+        (["show", "a", "--limit", "-3"], "from 1 to"),
+        (["show", "a", "--limit", "ten"], "from 1 to"),
         (["show", "a", "--limit"], "--limit"),
         (["runs", "--colour"], "--colour"),
         (["runs", "--server"], "--server"),

@@ -17,6 +17,13 @@ def print_json(value: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode() + "\n")
 
 
+def with_error(value: float | None, error: float | None) -> str:
+    """Format a mean with its standard error, such as `0.750 ± 0.031`."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
+
+
 def stdout_console() -> Console:
     """Return a console on stdout; it wraps lines only on a terminal."""
     return Console(soft_wrap=not sys.stdout.isatty())

@@ -4,13 +4,17 @@ import argparse
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from leyden import __version__
 from leyden.cli.arguments import integer, url
+from leyden.cli.train import needs_torch
+from leyden.config import ConfigError
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
+from leyden.server.address import is_loopback
 from leyden.server.options import RunningServer, ServeOptions
 
 
@@ -25,6 +29,8 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--advertise", metavar="URL", type=url, help="the URL at which workers and agents elsewhere reach the server"
     )
+    command.add_argument("--model", metavar="RUN|DIR", help="serve this model: a run, its folder, or a model's folder")
+    command.add_argument("--step", help="with --model RUN: best, last, or a number (default: best)")
     command.add_argument("--keyless", action="store_true", help="accept requests without a key; on loopback only")
     command.add_argument("--max-body-mb", type=integer(1, 65536), default=32, help="the largest request (default: 32)")
     command.add_argument("--upstream", metavar="URL", type=url, help="an OpenAI-compatible service for model calls")
@@ -40,15 +46,19 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
 
 async def _run(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    fields = {name: getattr(options, name) for name in ServeOptions.__struct_fields__}
+    names = (name for name in ServeOptions.__struct_fields__ if name != "direct")
+    serving = ServeOptions(**{name: getattr(options, name) for name in names})
 
-    def started(running: RunningServer) -> None:
+    def started(running: RunningServer, model: str | None = None) -> None:
         if options.json:
             text = msgspec.json.encode(running).decode()
         else:
+            key = Path(running.admin_key_file).with_name("client.key")
+            local = " (on this machine any key will do)" if is_loopback(options.host) else ""
             text = (
                 f"Leyden {__version__} listens on {running.url}\n"
-                f"  store      {running.store}\n"
+                + (f"  model      {model}\n  client key {key}{local}\n" if model else "")
+                + f"  store      {running.store}\n"
                 f"  admin key  {running.admin_key_file}\n"
                 f"  dashboard  {running.dashboard}\n"
                 "  stop it with Ctrl-C"
@@ -58,6 +68,14 @@ async def _run(options: argparse.Namespace) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
+    if options.model is not None:
+        needs_torch()
+        from leyden.local.serve import serve_model
+
+        await serve_model(serving, options.model, options.step, started)
+        return
+    if options.step is not None:
+        raise ConfigError("--step is for --model RUN")
     from leyden.server.serve import serve  # takes seconds to import; other commands must not wait for it
 
-    await serve(ServeOptions(**fields), started)
+    await serve(serving, started)

@@ -14,13 +14,17 @@ from rich.text import Text
 from rich.tree import Tree
 
 from leyden.cli.arguments import identifier, integer
-from leyden.cli.printing import print_json, print_table, stdout_console
+from leyden.cli.printing import print_json, print_table, stdout_console, with_error
 from leyden.cli.source import RunSource, add_source, all_runs, open_source
+from leyden.config import ConfigError
 from leyden.episodes import Episode
 from leyden.records import Attempt, Call, CallCredit, Rollout, Span, StepCredits
+from leyden.views import RolloutQuery, RunCard
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
 
 _OUTPUT_LINES, _MAX_LINE_LENGTH = 20, 2000
+_LIST_PAGE, _SEARCH_PAGE = 1000, 500
+"""Rollouts of one request."""
 
 
 def add_runs(commands: Any) -> argparse.ArgumentParser:
@@ -37,7 +41,11 @@ def add_show(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("name", metavar="RUN", type=identifier)
     command.add_argument("rollout", metavar="ROLLOUT", type=identifier, nargs="?")
     command.add_argument("--after", metavar="ROLLOUT", type=identifier, help="show the rollouts that follow this one")
-    command.add_argument("--limit", type=integer(1, 1000), default=20, help="how many rollouts (default: 20)")
+    command.add_argument("--outcome", metavar="NAME", help="only these outcomes, as in agent_error,timeout")
+    command.add_argument("--step", type=integer(0, 2**31 - 1), metavar="N", help="only rollouts of this step")
+    command.add_argument("--reward-below", type=float, metavar="X", help="only rollouts with a smaller reward")
+    command.add_argument("--newest", action="store_true", help="the newest rollouts first")
+    command.add_argument("--limit", type=integer(1, 2**31 - 1), default=20, help="how many rollouts (default: 20)")
     add_source(command)
     command.set_defaults(run=_show)
     return command
@@ -46,24 +54,41 @@ def add_show(commands: Any) -> argparse.ArgumentParser:
 async def _runs(options: argparse.Namespace) -> None:
     found = await all_runs(options)
     if options.json:
-        print_json(found)
+        print_json([{**msgspec.to_builtins(run), "card": card} for run, card in found])
         return
     console = stdout_console()
     if not found:
         console.print("no runs yet")
         return
-    table = Table("run", "started", "groups", "calls", "tokens", "reward", "rollouts", box=box.SIMPLE, pad_edge=False)
-    for run in found:
+    columns = ("run", "started", "step", "groups", "calls", "tokens", "reward", "of", "best", "rollouts")
+    table = Table(*columns, box=box.SIMPLE, pad_edge=False)
+    for run, card in found:
         table.add_row(
             run.id,
             _time(run.created),
+            "-" if card is None or not card.step else str(card.step),
             _groups(run),
             str(run.calls),
             str(run.tokens),
-            _number(run.mean_reward),
+            *_rewards_of(run, card),
             _counts(run),
         )
     print_table(console, table)
+    console.print(
+        "reward: of the last evaluation (held-out), or of the last step (training), ± its standard error; "
+        "of: how many rollouts it is the mean of",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _rewards_of(run: RunSummary, card: RunCard | None) -> tuple[str, str, str]:
+    """Return reward, what it is the mean of, and the best reward with its step."""
+    if card is None or card.reward is None:  # no rollout of a step or an evaluation: the mean over all rollouts
+        return _number(run.mean_reward), "all", "-"
+    kind = "held-out" if card.held_out else "training"
+    best = f"{with_error(card.best, card.best_error)} at {card.best_step}" if card.best_step is not None else "-"
+    return with_error(card.reward, card.error), f"{card.counted} {kind}", best
 
 
 async def _show(options: argparse.Namespace) -> None:
@@ -76,7 +101,17 @@ async def _show(options: argparse.Namespace) -> None:
 
 async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
     run, summary = await source.run(options.name), await source.summary(options.name)
-    listed = await source.rollouts(options.name, options.after or "", options.limit)
+    query = RolloutQuery(
+        ending=options.outcome or "",
+        step_from=options.step,
+        step_to=options.step,
+        reward_below=options.reward_below,
+        sort="newest" if options.newest else "oldest",
+    )
+    filtered = query != RolloutQuery(sort="oldest")
+    if filtered and options.after is not None:
+        raise ConfigError("--after goes on in the whole list: leave it out beside filters, and raise --limit")
+    listed, total = await (_search(source, options, query) if filtered else _list(source, options))
     if options.json:
         print_json({"run": run, "summary": summary, "rollouts": listed})
         return
@@ -87,8 +122,34 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
     settings = msgspec.to_builtins(run.settings)
     console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()), highlight=False)
     print_table(console, _rollouts(listed))
-    if len(listed) == options.limit:
+    if filtered:
+        console.print(f"{len(listed)} of {total} that match", highlight=False)
+    elif len(listed) == options.limit:
         console.print(f"more: leyden show {run.id} --after {listed[-1].id}", highlight=False, soft_wrap=True)
+
+
+async def _search(
+    source: RunSource, options: argparse.Namespace, query: RolloutQuery
+) -> tuple[list[ListedRollout], int]:
+    """Return the first rollouts that match, and how many match."""
+    found: list[ListedRollout] = []
+    while True:
+        limit = min(_SEARCH_PAGE, options.limit - len(found))
+        page = await source.search(options.name, msgspec.structs.replace(query, offset=len(found), limit=limit))
+        found += page.rollouts
+        if len(page.rollouts) < limit or len(found) == options.limit:
+            return found, page.total
+
+
+async def _list(source: RunSource, options: argparse.Namespace) -> tuple[list[ListedRollout], int]:
+    """Return the rollouts after `--after`, in the order in which they were queued."""
+    found: list[ListedRollout] = []
+    while True:
+        limit, after = min(_LIST_PAGE, options.limit - len(found)), found[-1].id if found else options.after or ""
+        page = await source.rollouts(options.name, after, limit)
+        found += page
+        if len(page) < limit or len(found) == options.limit:
+            return found, len(found)
 
 
 async def _show_rollout(source: RunSource, options: argparse.Namespace) -> None:

@@ -2,8 +2,9 @@
 
 import argparse
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -11,12 +12,13 @@ from sqlalchemy import Connection
 
 from leyden.episodes import Episode
 from leyden.records import Reward, Run, StepCredits
-from leyden.remote import Remote
+from leyden.remote import Remote, RemoteError
 from leyden.server.options import ServeOptions
-from leyden.store import queries
+from leyden.store import queries, views
 from leyden.store.database import Database
 from leyden.store.errors import StoreInUse, StoreUnusable
 from leyden.store.store import Store
+from leyden.views import RolloutListing, RolloutQuery, RunCard, Series
 from leyden.wire import ListedRollout, Recorded, RolloutDetail, RunSummary
 
 P = ParamSpec("P")
@@ -34,6 +36,15 @@ class RunSource(Protocol):
 
     async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
         """List rollouts in the order in which they were queued."""
+
+    async def search(self, run: str, query: RolloutQuery) -> RolloutListing:
+        """Return a page of the rollouts that match a query, and how many match."""
+
+    async def card(self, run: str) -> RunCard:
+        """Return state, step and reward of a run."""
+
+    async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
+        """Return metrics by step, each in at most so many points."""
 
     async def rollout(self, run: str, rollout: str) -> RolloutDetail:
         """Return a rollout with its task and attempts."""
@@ -77,6 +88,22 @@ class StoredRuns:
         """List rollouts in the order in which they were queued."""
         return self._read(queries.list_rollouts, run, after=after, limit=limit)
 
+    async def search(self, run: str, query: RolloutQuery) -> RolloutListing:
+        """Return a page of the rollouts that match a query, and how many match."""
+        return self._read(views.search_rollouts, run, query)
+
+    async def cards(self) -> list[RunCard]:
+        """Return state, step and reward of every run."""
+        return [await self.card(run) for run in self._read(views.open_runs)]
+
+    async def card(self, run: str) -> RunCard:
+        """Return state, step and reward of a run."""
+        return self._read(views.run_card, run, time.time())
+
+    async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
+        """Return metrics by step, each in at most so many points."""
+        return self._read(views.read_series, run, names, points)
+
     async def rollout(self, run: str, rollout: str) -> RolloutDetail:
         """Return a rollout with its task and attempts."""
         return self._read(queries.get_rollout, run, rollout)
@@ -115,14 +142,20 @@ def add_source(command: argparse.ArgumentParser) -> None:
     )
 
 
-async def all_runs(options: argparse.Namespace) -> list[RunSummary]:
-    """List all runs, the oldest first."""
+async def all_runs(options: argparse.Namespace) -> list[tuple[RunSummary, RunCard | None]]:
+    """List all runs, the oldest first. A server without keys gives cards to nobody."""
     if options.server:
         async with _remote(options) as remote:
-            return await remote.runs()
+            found, cards = await remote.runs(), dict[str, RunCard]()
+            with suppress(RemoteError):
+                cards = {card.id: card for card in await remote.cards()}
+            return [(summary, cards.get(summary.id)) for summary in found]
     with _stores(options) as stores:
-        found = [summary for store in stores for summary in await store.runs()]
-    return sorted(found, key=lambda summary: summary.created)
+        listed: list[tuple[RunSummary, RunCard | None]] = []
+        for store in stores:
+            by_id = {card.id: card for card in await store.cards()}
+            listed += [(summary, by_id.get(summary.id)) for summary in await store.runs()]
+    return sorted(listed, key=lambda one: one[0].created)
 
 
 @asynccontextmanager

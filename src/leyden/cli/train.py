@@ -64,7 +64,8 @@ def configuration(options: argparse.Namespace) -> Config:
     return read_config(document)
 
 
-def _needs_torch() -> None:
+def needs_torch() -> None:
+    """Raise unless the packages for training are installed; set up how torch's threads wait."""
     wait_asleep()
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
@@ -73,7 +74,7 @@ def _needs_torch() -> None:
 
 async def _train(options: argparse.Namespace) -> None:
     config = configuration(options)
-    _needs_torch()
+    needs_torch()
     from leyden.local.train import train
 
     trained = await train(config, options.restart)
@@ -107,7 +108,7 @@ def resume_command(options: argparse.Namespace) -> str:
 
 async def _eval(options: argparse.Namespace) -> None:
     config = configuration(options)
-    _needs_torch()
+    needs_torch()
     from leyden.local.evaluate import evaluate_model
 
     done = await evaluate_model(config, options.model, options.tasks)
@@ -127,7 +128,7 @@ async def _eval(options: argparse.Namespace) -> None:
 
 async def _dev(options: argparse.Namespace) -> None:
     config = configuration(options)
-    _needs_torch()
+    needs_torch()
     from leyden.local.dev import run_dev
 
     report, episodes = await run_dev(config, options.tasks, options.rollouts)
@@ -141,7 +142,7 @@ async def _dev(options: argparse.Namespace) -> None:
 
 
 async def _export(options: argparse.Namespace) -> None:
-    _needs_torch()
+    needs_torch()
     from leyden.local.export import export
 
     checkpoint = export(options.home / options.name, options.to, options.step)

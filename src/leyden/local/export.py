@@ -15,6 +15,22 @@ from leyden.trainer.policy.loading import find_model
 
 def export(run: Path, to: Path, which: str = "best", policy: str = DEFAULT_POLICY) -> Path:
     """Write the best, the last or a numbered checkpoint of a policy into a new folder. Returns the checkpoint."""
+    checkpoint = choose_checkpoint(run, which, policy)
+    if to.exists() and any(to.iterdir()):
+        raise ConfigError(f"{to} is not empty: name a new folder with --to")
+    config = stored_config(run)
+    origin = AutoConfig.from_pretrained(find_model(config.model, config.base).folder).dtype
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=origin or torch.float32)
+    model.save_pretrained(to)
+    for file in tokenizer_files(checkpoint):
+        copyfile(file, to / file.name)
+    return checkpoint
+
+
+def choose_checkpoint(run: Path, which: str, policy: str = DEFAULT_POLICY) -> Path:
+    """Return the folder of the best, the last or a numbered checkpoint."""
+    if not (run / "config.toml").is_file():
+        raise ConfigError(f"there is no run {run.name!r} in {run.parent}{_known_runs(run.parent)}")
     folder, steps = checkpoint_folder(run, policy), checkpoint_steps(run, policy)
     if not steps:
         raise ConfigError(f"{run} has no checkpoint yet")
@@ -24,20 +40,19 @@ def export(run: Path, to: Path, which: str = "best", policy: str = DEFAULT_POLIC
         best = read_state(folder / f"step-{steps[-1]}").best_step
         if best == 0:
             raise ConfigError(
-                "no checkpoint is better than the model before training: export the last one with --step last"
+                "no checkpoint is better than the model before training: take the last one with --step last"
             )
         step = steps[-1] if best is None else best
     else:
-        step = int(which.removeprefix("step-"))
+        number = which.removeprefix("step-")
+        if not number.isdigit():
+            raise ConfigError(f"--step {which}: write best, last, or the number of a step")
+        step = int(number)
     if step not in steps:
         raise ConfigError(f"{run} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
-    if to.exists() and any(to.iterdir()):
-        raise ConfigError(f"{to} is not empty: name a new folder with --to")
-    config = stored_config(run)
-    checkpoint = folder / f"step-{step}"
-    origin = AutoConfig.from_pretrained(find_model(config.model, config.base).folder).dtype
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=origin or torch.float32)
-    model.save_pretrained(to)
-    for file in tokenizer_files(checkpoint):
-        copyfile(file, to / file.name)
-    return checkpoint
+    return folder / f"step-{step}"
+
+
+def _known_runs(home: Path) -> str:
+    known = sorted(path.parent.name for path in home.glob("*/config.toml"))
+    return f"; there are {', '.join(known)}" if known else ""

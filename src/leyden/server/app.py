@@ -28,6 +28,7 @@ from leyden.server.service import ServerContext
 
 _log = logging.getLogger("leyden.server")
 _ANONYMOUS = Key(KeyKind.VIEWER, "anonymous", float("inf"))
+_LOCAL_CLIENT = Key(KeyKind.CLIENT, "local", float("inf"))
 _KEYLESS = Key(KeyKind.ADMIN, "keyless", float("inf"))
 
 
@@ -104,12 +105,24 @@ class Endpoint:
         if not text and not cookie:
             if self._service.settings.keyless and permission is not Permission.VIEW and _is_local(headers):
                 return _KEYLESS
+            if self._may_call_directly(permission, headers):
+                return _LOCAL_CLIENT
             raise KeyRefused(401, "invalid_api_key", "no key: send one as `Authorization: Bearer ...`")
-        key = self._service.keyring.verify(text or cookie)
+        try:
+            key = self._service.keyring.verify(text or cookie)
+        except KeyRefused:
+            if self._may_call_directly(permission, headers):  # SDKs do not work without a key, so that any will do
+                return _LOCAL_CLIENT
+            raise
         if cookie and key.kind is not KeyKind.VIEWER:  # another site could make a browser send it
             raise KeyRefused(401, "invalid_api_key", "a cookie can hold a viewer's key only")
         check_permission(key, permission, self._service.leases, run=path.get("run"), attempt=path.get("attempt"))
         return key
+
+    def _may_call_directly(self, permission: Permission, headers: Headers) -> bool:
+        """Whether a request without a valid key may call a model: on loopback, where models are served directly."""
+        settings = self._service.settings
+        return permission is Permission.CALL_MODELS and settings.direct and settings.loopback and _is_local(headers)
 
     def _not_allowed(self, request: HttpRequest) -> ApiError:
         allowed = ", ".join(sorted(self._routes))

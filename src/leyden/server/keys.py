@@ -26,6 +26,7 @@ class KeyKind(StrEnum):
     POOL = "pool"
     ATTEMPT = "attempt"
     VIEWER = "viewer"
+    CLIENT = "client"
 
 
 class Permission(StrEnum):
@@ -45,7 +46,7 @@ class Permission(StrEnum):
     CREATE_KEYS = "create_keys"
 
 
-_EVERY = frozenset(KeyKind)
+_REPORTING = frozenset({KeyKind.ADMIN, KeyKind.WORKER, KeyKind.POOL, KeyKind.ATTEMPT})
 _TRUSTED = frozenset({KeyKind.ADMIN, KeyKind.WORKER})
 
 ALLOWED_KINDS: dict[Permission, frozenset[KeyKind]] = {
@@ -65,10 +66,11 @@ ALLOWED_KINDS: dict[Permission, frozenset[KeyKind]] = {
     # Record model calls; not agents, which could invent tokens.
     Permission.RECORD: _TRUSTED,
     # Record rewards; agents only where the run allows it.
-    Permission.REWARD: _EVERY - {KeyKind.VIEWER},
+    Permission.REWARD: _REPORTING,
     # Send spans.
-    Permission.TRACE: _EVERY - {KeyKind.VIEWER},
-    Permission.CALL_MODELS: frozenset({KeyKind.POOL, KeyKind.ATTEMPT}),
+    Permission.TRACE: _REPORTING,
+    # Call models: agents for their attempt; clients outside any rollout, where the server allows that.
+    Permission.CALL_MODELS: frozenset({KeyKind.POOL, KeyKind.ATTEMPT, KeyKind.CLIENT}),
     # Create keys; workers only those of pools.
     Permission.CREATE_KEYS: _TRUSTED,
 }

@@ -24,6 +24,7 @@ LIMITS: dict[KeyKind, Limit] = {
     KeyKind.POOL: Limit(5_000, 4096),
     KeyKind.ATTEMPT: Limit(200, 128),
     KeyKind.VIEWER: Limit(100, 64),
+    KeyKind.CLIENT: Limit(5_000, 4096),
 }
 
 

@@ -28,6 +28,8 @@ class ServeOptions(Struct, frozen=True):
     """The URL that workers and agents use; None: the address that the server listens on."""
     keyless: bool = False
     max_body_mb: int = defaults.MAX_BODY_MB
+    direct: bool = False
+    """Whether models may be called outside rollouts: with a client's key, and on loopback with any key or none."""
     upstream: str | None = None
     """The base URL of an OpenAI-compatible service that answers model calls."""
     upstream_key: str | None = None

@@ -69,10 +69,17 @@ async def open_server(
             if release is not None:
                 await store.release_all(release)
             keyring = _keyring(options.home / "secret")
-            admin_key = _ensure_admin_key(keyring, options.home / "admin.key")
+            admin_key = _ensure_key(keyring, KeyKind.ADMIN, options.home / "admin.key")
             settings = ServerSettings(
-                options.advertise or url, options.keyless, options.max_body_mb * 2**20, options.home
+                url=options.advertise or url,
+                keyless=options.keyless,
+                direct=options.direct,
+                max_body=options.max_body_mb * 2**20,
+                loopback=is_loopback(options.host),
+                home=options.home,
             )
+            if options.direct:
+                _ensure_key(keyring, KeyKind.CLIENT, options.home / "client.key")
             service = await ServerContext.start(store, keyring, settings)
             upstream = _upstream(options)
             if models or upstream:
@@ -176,10 +183,10 @@ def _keyring(path: Path) -> Keyring:
         raise ServeError(str(error)) from error
 
 
-def _ensure_admin_key(keyring: Keyring, path: Path) -> Path:
-    """Return the file with the admin key; the key is created if it is missing or invalid."""
+def _ensure_key(keyring: Keyring, kind: KeyKind, path: Path) -> Path:
+    """Return a file with a key of this kind; the key is created if it is missing or invalid."""
     try:
         keyring.verify(path.read_text().strip())
     except (FileNotFoundError, KeyRefused):
-        write_private(path, keyring.create(KeyKind.ADMIN, _TEN_YEARS)[0])
+        write_private(path, keyring.create(kind, _TEN_YEARS)[0])
     return path

@@ -24,8 +24,12 @@ class ServerSettings(Struct, frozen=True):
     """The URL for workers and agents, which need not be the address that the server listens on."""
     keyless: bool = False
     """Whether a request without a key is an administrator's; only on loopback."""
+    direct: bool = False
+    """Whether models may be called outside rollouts."""
     max_body: int = defaults.MAX_BODY_MB * 2**20
     """Size limit of a body in bytes, compressed or not."""
+    loopback: bool = False
+    """Whether it listens on this machine only."""
     home: Path | None = None
     """The home folder; that of a run has checkpoints with the model's tokenizer."""
 

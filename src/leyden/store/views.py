@@ -183,6 +183,8 @@ def _conditions(run: str, query: RolloutQuery) -> list[ColumnElement[bool]]:
         found.append(_has_role(run, query.role))
     if query.task:
         found.append(rollouts.c.task_id == query.task)
+    if query.reward_below is not None:
+        found.append(rollouts.c.reward < query.reward_below)
     for column, low, high in (
         (rollouts.c.step, query.step_from, query.step_to),
         (rollouts.c.reward, query.reward_from, query.reward_to),

@@ -28,9 +28,18 @@ class CallInFlight(Protocol):
 class AttemptCalls:
     """What the model calls of one attempt share, from its first call until it ends."""
 
-    def __init__(self, lease: ActiveLease, settings: RunSettings, times: CallTimes, episode: Episode | None) -> None:
+    def __init__(
+        self,
+        lease: ActiveLease,
+        settings: RunSettings,
+        times: CallTimes,
+        episode: Episode | None,
+        recorded: bool = True,
+    ) -> None:
         """`episode` is what was recorded before this server started; None for an attempt that started later."""
         self.lease, self.settings, self.times = lease, settings, times
+        self.recorded = recorded
+        """False for calls outside rollouts."""
         self.index = PrefixIndex() if episode is None else PrefixIndex.from_episode(episode)
         self._waits = [] if episode is None else [wait for call in episode.calls for wait in call.waits]
         self.limit_reached = False

@@ -5,13 +5,16 @@ calling; a call without a known context is refused and counted.
 """
 
 import re
+import secrets
+import time
 from collections.abc import Mapping
 from urllib.parse import unquote
 
 from msgspec import Struct
 
+from leyden.records import Purpose
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.server.keys import Key, KeyRefused, check_attempt
+from leyden.server.keys import Key, KeyKind, KeyRefused, check_attempt
 from leyden.server.leases import ActiveLeases
 from leyden.store.queue import ActiveLease
 
@@ -28,10 +31,19 @@ class Caller(Struct, frozen=True):
     """The span in which the call is made."""
     retry: bool = False
     """Whether the SDK marks the request as a retry."""
+    direct: bool = False
+    """Whether it calls outside any rollout: its lease is no real one, and nothing is recorded."""
 
 
-def identify(leases: ActiveLeases, key: Key, headers: Mapping[str, str], role: str | None) -> Caller:
-    """Return the caller of a request; `role` is the one in its path."""
+def identify(
+    leases: ActiveLeases, key: Key, headers: Mapping[str, str], role: str | None, direct: bool = False
+) -> Caller:
+    """Return the caller of a request; `role` is the one in its path. With `direct`, clients need no rollout."""
+    if key.kind is KeyKind.CLIENT:
+        if not direct:
+            message = "this server answers the calls of rollouts only: start one with `leyden serve --model`"
+            raise KeyRefused(403, "no_context", message)
+        return Caller(_direct_lease(key), direct=True)
     trace = _TRACEPARENT(headers.get("traceparent", "").strip())
     attempt = key.attempt or _baggage(headers.get("baggage", ""))
     lease = leases.get(attempt) if attempt else leases.by_trace(trace[1]) if trace else None
@@ -48,6 +60,21 @@ def identify(leases: ActiveLeases, key: Key, headers: Mapping[str, str], role: s
         )
     retry = headers.get("x-stainless-retry-count", "0") != "0"
     return Caller(lease, role, trace[2] if trace else None, retry)
+
+
+def _direct_lease(key: Key) -> ActiveLease:
+    """Return a lease for one call outside rollouts. Calls of one key share a place in the scheduler's order."""
+    return ActiveLease(
+        attempt=f"direct-{secrets.token_hex(8)}",
+        run="",
+        rollout=key.id,
+        worker="",
+        pool=None,
+        started=time.time(),
+        expires=float("inf"),
+        purpose=Purpose.EVAL,
+        agent_rewards=False,
+    )
 
 
 def _baggage(header: str) -> str | None:

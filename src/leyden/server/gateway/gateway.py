@@ -67,8 +67,7 @@ class Gateway:
 
     async def answer(self, caller: Caller, request: GenerationRequest) -> AsyncGenerator[AnswerEvent, None]:
         """Answer a call; the first event is `AnswerStarted`. A caller that disconnects leaves an abandoned call."""
-        started, times = time.perf_counter(), self.times[caller.lease.run]
-        attempt = await self._calls_of(caller.lease)
+        started, attempt = time.perf_counter(), await self._calls_by(caller)
         target = self._route(request.model, attempt.settings)
         caller = replace(caller, role=caller.role or _role(request, attempt.settings))
         if isinstance(target, UpstreamClient):
@@ -84,7 +83,7 @@ class Gateway:
                 async for event in events:
                     yield event
         finally:
-            times.total_s += time.perf_counter() - started
+            attempt.times.total_s += time.perf_counter() - started
 
     async def _generate(
         self, model: ServedModel, attempt: AttemptCalls, caller: Caller, request: GenerationRequest
@@ -148,7 +147,7 @@ class Gateway:
 
     async def count_tokens(self, caller: Caller, request: GenerationRequest) -> int:
         """Return the number of tokens in the prompt of a call."""
-        attempt = await self._calls_of(caller.lease)
+        attempt = await self._calls_by(caller)
         target = self._route(request.model, attempt.settings)
         if isinstance(target, UpstreamClient):
             message = f"{request.model!r} is served by the upstream: its tokens cannot be counted here"
@@ -157,6 +156,9 @@ class Gateway:
 
     async def stored_answer(self, caller: Caller, call: str) -> StoredAnswer | None:
         """Return a recorded call of the caller's attempt, unless its answer was deleted."""
+        if caller.direct:
+            kept = self.recorder.direct.get(caller.lease.rollout, call)
+            return None if kept is None else StoredAnswer(kept, kept.messages, kept.tools or ())
         chain = await self._store.read(queries.response_chain, caller.lease.run, caller.lease.attempt, call)
         if not chain:
             return None
@@ -165,6 +167,9 @@ class Gateway:
 
     async def delete_answer(self, caller: Caller, call: str) -> None:
         """Delete the answer of a call for its agent."""
+        if caller.direct:
+            self.recorder.direct.delete(caller.lease.rollout, call)
+            return
         await self._store.delete_response(caller.lease.run, caller.lease.attempt, call)
 
     async def model_names(self, run: str | None) -> list[str]:
@@ -202,6 +207,12 @@ class Gateway:
         if run not in self._settings:
             self._settings[run] = (await self._store.read(queries.get_run, run)).settings
         return self._settings[run]
+
+    async def _calls_by(self, caller: Caller) -> AttemptCalls:
+        """Return the calls of a caller's attempt. A call outside rollouts has none before it: it is rendered anew."""
+        if caller.direct:
+            return AttemptCalls(caller.lease, RunSettings(), CallTimes(), None, recorded=False)
+        return await self._calls_of(caller.lease)
 
     async def _calls_of(self, lease: ActiveLease) -> AttemptCalls:
         """Return the calls of an attempt; read them from the record if the attempt started before this server."""

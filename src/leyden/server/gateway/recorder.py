@@ -20,6 +20,7 @@ from leyden.rl.signals.schemas import follows
 from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.types import GenerationRequest, Message, ToolCall
+from leyden.server.gateway.direct_answers import DirectAnswers
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prompt import Prompt
@@ -37,11 +38,15 @@ class Recorder:
         """Calls of training rollouts that give no gradient, by reason."""
         self.strict_calls: Counter[str] = Counter()
         """Calls of strict tools that no grammar enforced, as `valid` or `invalid` by the tool's schema."""
+        self.direct = DirectAnswers()
         self._store = store
 
     async def save(self, attempt: AttemptCalls, calls: Sequence[Call], history: History) -> None:
         """Save the calls of one request; they are durable when this returns."""
         lease, started = attempt.lease, time.perf_counter()
+        if not attempt.recorded:
+            self.direct.add(lease.rollout, calls)
+            return
         try:
             await self._store.record_calls(lease.run, lease.attempt, calls)
         except (Conflict, NotFound) as error:

@@ -76,7 +76,7 @@ async def forward(service: ServerContext, request: Request[Raw, Any]) -> StreamR
     if upstream is None:
         how = "start the server with --upstream URL to have it passed on to a service that has it"
         raise GatewayError(ErrorKind.NOT_FOUND, f"/v1/{path} is not served here: {how}")
-    identify(service.leases, request.key, request.headers, request.path.get("role"))
+    _caller(service, request)
     return await upstream.forward(path, request.body, request.query, request.headers.get("accept", ""))
 
 
@@ -105,8 +105,7 @@ class _RequestAccess:
 
     @property
     def caller(self) -> Caller:
-        request = self._request
-        return identify(self._service.leases, request.key, request.headers, request.path.get("role"))
+        return _caller(self._service, self._request)
 
     async def count_tokens(self, request: GenerationRequest) -> int:
         return await self.gateway.count_tokens(self.caller, request)
@@ -122,6 +121,11 @@ class _RequestAccess:
 
     async def delete_answer(self, call: str) -> None:
         await self.gateway.delete_answer(self.caller, call)
+
+
+def _caller(service: ServerContext, request: Request[Any, Any]) -> Caller:
+    role, direct = request.path.get("role"), service.settings.direct
+    return identify(service.leases, request.key, request.headers, role, direct)
 
 
 async def _stream(writer: AnswerWriter, events: AsyncGenerator[AnswerEvent, None]) -> AsyncGenerator[bytes, None]:

@@ -1,0 +1,72 @@
+"""`leyden serve --model`: serves a trained model in every dialect, with the engine that its training used."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+from rich.console import Console
+
+from leyden.config import Config, ConfigError
+from leyden.local.engine import running_engine
+from leyden.local.export import choose_checkpoint
+from leyden.local.run_folder import stored_config
+from leyden.local.server_process import running_server
+from leyden.server.options import RunningServer, ServeOptions, ServerProcessOptions
+from leyden.trainer.policy.loading import ModelSource, check_tokenizer, find_model, load_model
+
+
+class ServedSource(Struct, frozen=True):
+    """What to serve: the files of a model, the name that clients see, and the configuration of its engine."""
+
+    name: str
+    source: ModelSource
+    config: Config
+
+
+def find_served(model: str, home: Path, step: str | None = None) -> ServedSource:
+    """Find a model to serve: the folder or the name of a run (its best checkpoint, or `step`), or any other model."""
+    for folder in (Path(model), home / model):
+        if (folder / "config.toml").is_file():
+            config = stored_config(folder)
+            checkpoint = choose_checkpoint(folder, step or "best")
+            return ServedSource(config.run, find_model(str(checkpoint.absolute()), "."), config)
+    if step is not None:
+        raise ConfigError(f"--step is for runs, and {model} is not the folder of one")
+    source = find_model(model, ".")
+    name = source.folder.name if Path(model).is_dir() else model
+    return ServedSource(name, source, Config(run="serve", agent="", tasks=""))
+
+
+async def serve_model(
+    options: ServeOptions, model: str, step: str | None, started: Callable[[RunningServer, str], None]
+) -> None:
+    """Serve a model until SIGINT or SIGTERM. `started` gets where the server listens, and the model's name."""
+    console = Console(stderr=True)
+    found = find_served(model, options.home, step)
+    check_tokenizer(found.source)
+    console.print(f"loading {found.source.folder}", highlight=False, soft_wrap=True)
+    loaded = load_model(found.source, found.config.engine.dtype, training=False)
+    folder = (options.home / f"{found.name.replace('/', '-')}.serve").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with running_engine(found.config, folder, loaded, found.source, 0, training=False) as engine:
+        server_options = ServerProcessOptions(
+            serve=replace(options, home=folder, direct=True),
+            policy=found.name,
+            model=str(found.source.folder),
+            name=found.source.name,
+            engine=engine.address,
+        )
+        async with running_server(server_options, engine, folder / "server.log") as server:
+            started(server.running, found.name)
+            parts = [asyncio.create_task(one) for one in (stop.wait(), engine.wait_failed(), server.wait_failed())]
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for part in parts:
+                part.cancel()
+            for part in done:
+                part.result()  # raises why engine or server failed

@@ -1,0 +1,90 @@
+"""`leyden serve --model`: a run is served to clients of every dialect, without rollouts."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import anthropic
+import msgspec
+import openai
+import pytest
+import requests
+from serving import ServerProcess
+
+from leyden.config import Config, ConfigError, EngineConfig, written
+from leyden.local.serve import find_served
+from leyden.trainer.checkpoint import TrainerState
+from leyden.trainer.policy.loading import BUNDLED
+
+
+def make_run(home: Path, best_step: int) -> Path:
+    """Write the folder of a run with two checkpoints, both of the bundled model."""
+    run = home / "mine"
+    run.mkdir(parents=True)
+    config = Config(run="mine", agent="a.py:solve", tasks="t.jsonl", engine=EngineConfig(slots=3))
+    (run / "config.toml").write_text(written(config))
+    for step in (2, 4):
+        shutil.copytree(str(BUNDLED["spark"]), run / f"step-{step}")
+        state = msgspec.json.encode(TrainerState(step, best_step=best_step, best_reward=0.5))
+        (run / f"step-{step}" / "state.json").write_bytes(state)
+    return run
+
+
+def test_the_best_checkpoint_of_a_run_is_found_by_its_folder_or_its_name(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs", best_step=2)
+    for model in (str(run), "mine"):
+        found = find_served(model, tmp_path / "runs")
+        assert (found.name, found.source.folder, found.config.engine.slots) == ("mine", run / "step-2", 3)
+    assert find_served("mine", tmp_path / "runs", "last").source.folder == run / "step-4"
+    assert find_served(str(run / "step-4"), tmp_path).name == "step-4"
+    with pytest.raises(ConfigError, match="best, last, or the number of a step"):
+        find_served("mine", tmp_path / "runs", "newest")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("served")
+    make_run(folder, best_step=4)
+    with ServerProcess(folder, "--model", str(folder / "mine")) as server:
+        yield server
+
+
+QUESTION = [{"role": "user", "content": "What is 2 plus 3?"}]
+
+
+def test_every_dialect_is_answered_with_any_key_on_this_machine(served: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=served.url + "/v1", api_key="anything")
+    chat = client.chat.completions.create(model="mine", messages=QUESTION, max_tokens=8, temperature=0)  # type: ignore[arg-type]
+    assert chat.usage is not None and 0 < chat.usage.completion_tokens <= 8
+    streamed = client.chat.completions.create(  # type: ignore[call-overload]
+        model="mine", messages=QUESTION, max_tokens=8, temperature=0, stream=True
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+    assert text == (chat.choices[0].message.content or "")  # greedy: the client's sampling is used
+    first = client.responses.create(model="mine", input="Say 5.", max_output_tokens=8)
+    second = client.responses.create(model="mine", input="And 6?", max_output_tokens=8, previous_response_id=first.id)
+    assert first.usage is not None and second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    assert client.completions.create(model="mine", prompt="2 + 3 =", max_tokens=4).choices[0].text is not None
+    claude = anthropic.Anthropic(base_url=served.url, api_key="anything")
+    message = claude.messages.create(model="mine", messages=QUESTION, max_tokens=8)  # type: ignore[arg-type]
+    assert 0 < message.usage.output_tokens <= 8
+    assert [model.id for model in client.models.list()] == ["mine"]
+
+
+def test_only_model_calls_need_no_key(served: ServerProcess) -> None:
+    assert requests.get(served.url + "/api/runs", timeout=30).status_code == 401
+    assert requests.get(served.url + "/", timeout=30).status_code == 401
+    body = {"model": "mine", "messages": QUESTION, "max_tokens": 4}
+    chat = served.url + "/v1/chat/completions"
+    elsewhere = {"host": "leyden.example.org"}  # as a web page of another site would reach this machine
+    assert requests.post(chat, json=body, timeout=30).status_code == 200
+    assert requests.post(chat, json=body, headers=elsewhere, timeout=30).status_code == 401
+    key = Path(served.running.admin_key_file).with_name("client.key").read_text().strip()
+    bearer = {"authorization": f"Bearer {key}"}
+    assert requests.post(chat, json=body, headers={**elsewhere, **bearer}, timeout=30).status_code == 200
+    assert requests.get(served.url + "/api/runs", headers=bearer, timeout=30).status_code == 403
+    assert requests.get(served.url + "/healthz", timeout=30).ok
