@@ -97,6 +97,8 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether to train on calls sampled greedily, with truncation or with penalties; the wire keeps its old name."""
     history: Literal["template", "exact"] = "template"
     """Whether earlier turns are rendered by the model's template, which may drop reasoning, or exactly as sampled."""
+    tool_calls: Literal["marked", "any"] = "marked"
+    """What is a tool call: only what stands in the marks of the model's template, or also JSON that ends an answer."""
     max_calls: Annotated[int, Meta(ge=1)] | None = None
     """Limit of model calls per rollout, so that a looping policy ends."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None

@@ -41,6 +41,9 @@ class RolloutConfig(_Section, frozen=True):
     history: Literal["template", "exact"] = "template"
     """Earlier turns in a prompt: `template` renders them as the chat template does (some drop reasoning), `exact` keeps
     every sampled token."""
+    tool_calls: Literal["marked", "any"] = "marked"
+    """What is a tool call: `marked` takes what stands in the marks of the model's template, `any` also JSON at the end
+    of an answer that names an offered tool, as models write it that were trained little on tools."""
     lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = defaults.LEASE_S
     """Seconds without a heartbeat after which a worker's rollouts are leased to another."""
     reward_time_limit_s: Positive = defaults.REWARD_TIME_LIMIT_S

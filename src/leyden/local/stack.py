@@ -137,6 +137,7 @@ async def _create_run(remote: Remote, config: Config, run: str) -> None:
         max_calls=rollout.max_calls,
         max_tokens=rollout.max_tokens,
         history=rollout.history,
+        tool_calls=rollout.tool_calls,
         agent_rewards=rollout.agent_rewards,
         allow_biased_sampling=config.training.allow_biased_sampling,
         routes=config.routes,

@@ -199,3 +199,25 @@ def test_a_call_inside_reasoning_is_not_streamed() -> None:
     assert not parser.calls
     assert not [event for event in events if isinstance(event, ToolCallStarted)]
     assert parser.content == "No."
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("size", [1, 4, 50])
+def test_a_call_without_marks_is_a_call_where_the_run_says_so(size: int, streamed: bool) -> None:
+    said = 'I call it:\n\n```json\n{"name": "f", "arguments": {"x": 1}}\n```'
+    parser, events = write(said, [size], tools=TOOLS, unmarked=True, streamed=streamed)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == parser.content == "I call it:"
+    assert [call["function"]["arguments"] for call in parser.message["tool_calls"]] == ['{"x": 1}']
+    parser, events = write(said, [size], tools=TOOLS, streamed=streamed)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == parser.content == said
+    assert not parser.calls
+
+
+@given(text=TEXTS | st.text("`{j", max_size=9), size=st.integers(1, 9))
+def test_what_might_have_become_a_call_is_still_shown(text: str, size: int) -> None:
+    plain = text.replace("<", "(")
+    parser, events = write(plain, [size], tools=TOOLS, unmarked=True)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == parser.content == plain

@@ -50,6 +50,7 @@ class Generation:
                 prompt.ids[: len(prompt.ids) - len(prompt.forced)],
                 forced=prompt.forced,
                 tools=request.callable_tools,
+                unmarked=attempt.settings.tool_calls == "any",
                 stop=sampling.stop,
                 logprobs=request.top_logprobs is not None,
                 streamed=request.stream,

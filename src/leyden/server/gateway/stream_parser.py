@@ -23,6 +23,7 @@ from leyden.server.gateway.dialects.types import (
     ToolCall,
 )
 from leyden.server.gateway.tool_call_stream import ToolCallStream
+from leyden.server.gateway.unmarked_calls import OPENINGS, find_unmarked_call, settled_length
 
 
 class TokenDecoder(Protocol):
@@ -44,6 +45,7 @@ class StreamParser:
         *,
         forced: Sequence[int] = (),
         tools: Sequence[Any] = (),
+        unmarked: bool = False,
         stop: tuple[str, ...] = (),
         logprobs: bool = False,
         streamed: bool = True,
@@ -61,7 +63,8 @@ class StreamParser:
         self._versions: list[int] = []
         self._renderer, self._tokenizer = renderer, tokenizer
         self._prompt_ids, self._tools, self._stop = list(prompt_ids), list(tools), stop
-        self._withheld = (*stop, *tool_call_texts(renderer))
+        self._unmarked = frozenset(tool["function"]["name"] for tool in tools) if unmarked else frozenset()
+        self._withheld = (*stop, *tool_call_texts(renderer), *(OPENINGS if self._unmarked else ()))
         self._forced = list(forced)  # the beginning of the answer, which was not sampled
         self._infos: list[TokenInfo] = []
         self._logprobs_wanted = logprobs
@@ -127,12 +130,16 @@ class StreamParser:
             self._forced + self.ids, tools=self._tools or None, prompt_ids=self._prompt_ids
         )
         self.content, self.reasoning = parsed.content or "", parsed.reasoning_content or ""
-        calls = parsed.tool_calls
+        calls = list(parsed.tool_calls)
         found = [(at + len(stop), at, stop) for stop in self._stop if (at := self.content.find(stop)) >= 0]
         if found:  # the stop string that was complete first, even if one chunk held several
             end, cut, self.stopped_by = min(found)
             self._end_at(self.content, end)
             self.content = self.content[:cut]
+        if self._unmarked and self.finish == "stop" and not calls:
+            found_call = find_unmarked_call(self.content, self._unmarked)
+            if found_call is not None:
+                self.content, calls = found_call.text, [found_call.call]
         if self.done or partial:
             only_sent = partial or self.stopped_by is not None
             self._known_call_events, self._new_call_events, unsent = self._tool_calls.finish(calls, only_sent)
@@ -189,6 +196,8 @@ class StreamParser:
 
     def _unsent(self, part: str, text: str, final: bool) -> str:
         end = len(text) if final else len(_stable_prefix(text, self._withheld))
+        if self._unmarked and not final and part == "content":
+            end = len(text[: min(end, settled_length(text))].rstrip())
         sent = self._sent[part]
         self._sent[part] = max(sent, end)
         return text[sent:end]

@@ -201,6 +201,27 @@ async def test_a_stop_string_cuts_the_text_and_not_the_tokens(server: ModelServe
         assert "stop string" in episode.calls[1].made_why
 
 
+@pytest.mark.parametrize("tool_calls", ["marked", "any"])
+async def test_a_call_in_a_fenced_block_is_a_tool_call_where_the_run_says_so(
+    server: ModelServer, tool_calls: str
+) -> None:
+    key = await server.new_attempt("fenced", tool_calls=tool_calls)
+    said = '```json\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n```'
+    server.lines = [said + END, "Five." + END]
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
+        request: Any = {"model": "m", "tools": [ADD]}
+        message = (await client.chat.completions.create(messages=[QUESTION], **request)).choices[0].message
+        if tool_calls == "marked":
+            assert (message.content, message.tool_calls) == (said, None)
+            return
+        assert message.tool_calls is not None
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "5"}
+        await client.chat.completions.create(messages=[QUESTION, message.to_dict(), result], **request)
+    first, second = (await server.check(calls=2)).calls
+    assert second.made is PromptOrigin.CONTINUED  # with the tokens that were sampled, fence and all
+    assert server.tokenizer.decode(first.completion_ids) == said + END
+
+
 async def test_tools_that_must_not_be_called_are_not_offered(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     server.lines = ["Five." + END]
     request: Any = {"messages": [QUESTION], "tools": [ADD], "tool_choice": "none"}
