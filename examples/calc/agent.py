@@ -12,7 +12,10 @@ from autogen_core.models import ModelInfo
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from calculator import calculate
 
-SYSTEM = "Use the calculator, then answer after ####."
+SYSTEM = (
+    "Solve the problem step by step. Call the calculator for every calculation, with one expression a call. When you "
+    "know the result, end with #### and the number."
+)
 MAX_CALLS = 6
 MAX_TOKENS = 256
 ANY_MODEL = ModelInfo(vision=False, function_calling=True, json_output=False, family="unknown", structured_output=False)
@@ -31,10 +34,10 @@ async def calculator(expression: str) -> str:
     return calculate(expression)
 
 
-async def solve(task: dict[str, Any]) -> str:
+async def solve(task: dict[str, Any], system: str = SYSTEM) -> str:
     """The answer to a question. AutoGen's agents keep their conversation, so each question has a new one."""
     assistant = AssistantAgent(
-        "solver", model, tools=[calculator], system_message=SYSTEM, max_tool_iterations=MAX_CALLS
+        "solver", model, tools=[calculator], system_message=system, max_tool_iterations=MAX_CALLS
     )
     result = await assistant.run(task=task["question"])
     return parse_answer(result.messages[-1].to_text())

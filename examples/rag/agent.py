@@ -15,7 +15,10 @@ from typing import Any
 from agents import Agent, MaxTurnsExceeded, ModelSettings, RunContextWrapper, Runner, function_tool
 from passages import Passages
 
-INSTRUCTIONS = "Search, then answer after ####."
+INSTRUCTIONS = (
+    "Answer the question with the search tool. Search for one fact at a time, and search again until you know the "
+    "answer. Then end with #### and the answer alone, in as few words as possible."
+)
 MAX_TURNS = 6
 MAX_TOKENS = 256
 

@@ -63,9 +63,7 @@ def test_the_calculator_of_a_server_trains_too(tmp_path: Path) -> None:
     assert trained.step == 2
     for row in steps_of(trained):
         assert row["rollouts/succeeded"] == row["rollouts/asked"] == 8
-    episodes = trained.episodes("step-1-0") + trained.episodes("step-1-1")
-    tools = [message for episode in episodes for message in episode.messages(episode.calls[-1])]
-    assert any(message["role"] == "tool" for message in tools)
+    assert all(episode.tools(made) for episode in trained.episodes("step-1-0") for made in episode.calls)
 
 
 @pytest.mark.parametrize(
