@@ -27,6 +27,7 @@ import psutil
 import workers_agent
 from gateway import leyden_server
 
+from leyden import guardian
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.records import EventKind, RunSettings, Task
@@ -88,8 +89,8 @@ async def measure(remote: Remote, name: str, agent: str, rollouts: int, options:
     bench = Bench(remote, name)
     try:
         await bench.finish(WARM_UP)
-        children = psutil.Process(worker.process.pid).children()
-        hosts = [process for process in children if not any("orphan_reaper" in word for word in process.cmdline())]
+        descendants = psutil.Process(worker.process.pid).children(recursive=True)
+        hosts = [process for process in descendants if process.name() != guardian.NAME][:1]
         here = psutil.Process()
         server = next(process for process in here.children() if "scripted_server.py" in " ".join(process.cmdline()))
         parts = (server, psutil.Process(worker.process.pid), hosts)

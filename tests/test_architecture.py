@@ -10,8 +10,8 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 
 LAYERS = (
-    ("defaults", "background", "backoff", "decoding", "estimates", "framing", "descriptors"),
-    ("outcomes",),
+    ("defaults", "background", "backoff", "decoding", "estimates", "framing", "descriptors", "descendants"),
+    ("outcomes", "guardian"),
     ("records",),
     ("episodes", "config", "wire", "loading"),
     ("views",),

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 from modelserving import END, ModelServer, eventually, model_server
 
+from leyden import guardian
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.episodes import Episode
@@ -79,7 +80,9 @@ class WorkerHarness:
         try:
             yield worker
         finally:
-            descendants = hosts_of(worker) if worker.process.poll() is None else []
+            descendants = (
+                psutil.Process(worker.process.pid).children(recursive=True) if worker.process.poll() is None else []
+            )
             worker.process.kill()
             worker.process.wait()
             deadline = time.monotonic() + 10
@@ -89,15 +92,15 @@ class WorkerHarness:
 
 
 def hosts_of(worker: WorkerProcess) -> list[psutil.Process]:
-    """The descendants of a worker except its orphan reaper."""
+    """The descendants of a worker except guardians."""
     descendants = psutil.Process(worker.process.pid).children(recursive=True)
-    return [process for process in descendants if not is_reaper(process)]
+    return [process for process in descendants if not is_guardian(process)]
 
 
-def is_reaper(process: psutil.Process) -> bool:
-    """Whether it is the orphan reaper of a worker."""
+def is_guardian(process: psutil.Process) -> bool:
+    """Whether it is the guardian of a host, a command or a service."""
     try:
-        return any(word.endswith("orphan_reaper.py") for word in process.cmdline())
+        return process.name() == guardian.NAME
     except psutil.Error:
         return False
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 import leyden
+from leyden import guardian
 from leyden.trainer.report.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ def kill_vllm_once(until: threading.Event) -> None:
     while not until.wait(0.2):
         for process in psutil.Process().children(recursive=True):
             words = process.cmdline()
-            if "vllm.entrypoints.openai.api_server" in words and "leyden.client.processes.lifeline" not in words:
+            if "vllm.entrypoints.openai.api_server" in words and process.name() != guardian.NAME:
                 os.kill(process.pid, signal.SIGKILL)
                 return
 

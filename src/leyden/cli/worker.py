@@ -10,7 +10,6 @@ from typing import Any
 
 from leyden.cli.arguments import integer, url
 from leyden.cli.train import add_configuration, configuration
-from leyden.client.processes.descendants import adopt_orphans
 from leyden.client.worker.ray_cluster import ClusterError, RayWorkers, connected
 from leyden.client.worker.worker import WorkerOptions, work
 from leyden.config import ConfigError
@@ -59,7 +58,6 @@ async def _run(options: argparse.Namespace) -> None:
     if options.ray:
         await _work_on_cluster(worker, key, options)
     else:
-        adopt_orphans()
         await work(worker, key, _stop_signal())
 
 

@@ -38,8 +38,6 @@ class HostSetup(Struct, frozen=True, tag="setup"):
     """Memory limit of each process of a command."""
     cpu_s: float | None = None
     """CPU time limit of each process of a command."""
-    mark: str = ""
-    """Marks the environment of the worker's descendants, so that they can be found."""
     services: dict[str, ServiceConfig] = {}
     """Services that the agent may take. Of a command it receives the address; objects are created in the host."""
 

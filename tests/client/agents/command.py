@@ -35,11 +35,15 @@ match task["do"]:
     case "leave children":
         children = [subprocess.Popen(["sleep", "600"])]  # holds the pipes, too
         children.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+        children.append(subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env={}))
         nested = "import subprocess; subprocess.run(['sleep', '600'])"
         children.append(subprocess.Popen([sys.executable, "-c", nested], start_new_session=True))
         whole = Path(task["file"] + ".new")
         whole.write_text(json.dumps([child.pid for child in children]))
         whole.rename(task["file"])
+        if task.get("kill parent"):
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(600)
         if task["hang"]:
             if task.get("stubborn"):
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from modelserving import eventually
-from worker_harness import AGENTS, WorkerHarness, alive, gone, hosts_of, is_reaper, kill
+from worker_harness import AGENTS, WorkerHarness, alive, gone, hosts_of, kill
 
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
@@ -178,6 +178,19 @@ async def test_what_a_command_leaves_behind_ends_with_it_and_with_a_cancelled_at
         await gone(family)
 
 
+async def test_a_command_that_kills_its_parent_ends_with_all_that_it_started(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    await harness.open()
+    await harness.queue("g", {"do": "leave children", "kill parent": True, "file": str(tmp_path / "family")})
+    await harness.queue("next", {"do": "print", "lines": ["1"]})
+    with harness.worker(PYTHON, concurrency=1):
+        episode = await harness.episode("g")
+        assert not any(map(alive, read_family(tmp_path / "family")))
+        assert (await harness.episode("next")).final_reward(-1.0) == 1.0
+    assert ending(episode) is Ending.AGENT_ERROR and message(episode).startswith("killed by SIGKILL")
+
+
 async def test_nothing_is_left_of_a_worker_that_is_killed(harness: WorkerHarness, tmp_path: Path) -> None:
     await harness.open()
     await harness.queue("g", {"do": "leave children", "hang": True, "file": str(tmp_path / "family")})
@@ -193,8 +206,8 @@ async def test_a_worker_continues_when_its_command_host_is_killed(harness: Worke
     await harness.queue("g", {"do": "leave children", "hang": True, "file": str(tmp_path / "family")})
     with harness.worker(PYTHON) as worker:
         await family_in(tmp_path / "family")
-        (between,) = [child for child in psutil.Process(worker.process.pid).children() if not is_reaper(child)]
-        (command,) = [child for child in between.children() if "command.py" in child.cmdline()]
+        between = hosts_of(worker)[0]
+        (command,) = [child for child in hosts_of(worker) if "command.py" in child.cmdline()]
         (tmp_path / "family").unlink()
         family = between.children(recursive=True)
         kill(between)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from spark_vllm import (
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from leyden import guardian
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
@@ -128,8 +130,8 @@ async def test_a_killed_server_is_restarted_with_the_published_weights(backend: 
 
 
 def _server_pid(backend: VllmBackend) -> int:
-    (pid,) = Path(f"/proc/{backend._server.pid}/task/{backend._server.pid}/children").read_text().split()
-    return int(pid)
+    found = psutil.Process(backend._server.pid).children(recursive=True)
+    return next(process.pid for process in found if process.name() != guardian.NAME)
 
 
 async def test_a_server_that_cannot_start_is_reported_with_the_reason(tmp_path: Path) -> None:

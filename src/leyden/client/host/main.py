@@ -8,7 +8,6 @@ import asyncio
 import inspect
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -43,12 +42,12 @@ from leyden.client.host_protocol import (
     ToHost,
 )
 from leyden.client.processes import crash_report
-from leyden.client.processes.descendants import adopt_orphans, kill_descendants, prefer_for_oom_kill
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
 from leyden.client.tracing import context, instrumentation, propagation
 from leyden.client.tracing.exporter import AttemptSpanProcessor, SpanExport
 from leyden.client.user_code import wait_on
+from leyden.descendants import prefer_for_oom_kill
 from leyden.loading import LoadError, load_callable
 from leyden.outcomes import Ending, Outcome
 
@@ -210,11 +209,7 @@ def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:
 
 
 def end() -> NoReturn:
-    """Exit at once with all descendants, because threads of agents may never return."""
-    adopt_orphans()
-    kill_descendants()
-    if os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
+    """Exit at once, because threads of agents may never return. The guardian kills all that they have started."""
     os._exit(1)
 
 

@@ -1,1 +1,1 @@
-"""Child processes: their environment, how descendants are found, and how none outlives its worker."""
+"""Child processes of a worker: their environment without its secrets, and reports of their crashes."""

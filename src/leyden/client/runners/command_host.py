@@ -1,8 +1,7 @@
 """The host process for commands: `python -m leyden.client.runners.command_host SOCKET_FD CRASH_FD`.
 
-It starts one process for each attempt, with the attempt's own key and in its own session and process group, which is
-killed whole. When the worker is gone, this process and all groups end; if this process is killed, the kernel kills the
-commands.
+It starts one process for each attempt, with the attempt's own key and under a guardian, which kills all descendants of
+the process when it ends, or when this process does.
 """
 
 import asyncio
@@ -10,7 +9,6 @@ import logging
 import os
 import socket
 import sys
-from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -34,16 +32,10 @@ from leyden.client.host_protocol import (
     ToHost,
 )
 from leyden.client.processes import crash_report
-from leyden.client.processes.descendants import (
-    adopt_orphans,
-    kill_descendants,
-    kill_marked,
-    prefer_for_oom_kill,
-    reap_orphans,
-)
 from leyden.client.processes.environment import KEY_VARIABLE, agent_environment
 from leyden.client.runners.command_process import CommandProcess, ResourceLimits
 from leyden.client.services.registry import addressed_services
+from leyden.descendants import adopt_orphans, kill_children
 from leyden.loading import LoadError
 from leyden.outcomes import Ending, Outcome
 
@@ -51,6 +43,7 @@ _log = logging.getLogger("leyden.host")
 ATTEMPT_VARIABLE = "LEYDEN_ATTEMPT"
 _MAX_VARIABLE = 128 * 1024 - 64
 """Linux refuses a longer environment string; a longer task is passed on stdin only."""
+_KILL_TIMEOUT_S = 1.0
 
 
 class CommandHost:
@@ -61,7 +54,6 @@ class CommandHost:
         self._limits = ResourceLimits(setup.memory_mb, setup.cpu_s)
         self._processes: dict[str, CommandProcess] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._starting = asyncio.Lock()
 
     async def serve(self) -> None:
         """Handle messages until the worker is gone."""
@@ -84,24 +76,17 @@ class CommandHost:
         process = CommandProcess(self._limits)
         self._processes[start.attempt] = process
         try:
-            async with self._starting:
-                await process.start(self._command, self._setup.base, self._environment(start, task))
-            mark = f"{ATTEMPT_VARIABLE}={start.attempt}\0".encode()
-            end = await process.run(
-                start.attempt, task, self._setup.has_reward_function, partial(kill_marked, mark, self._running_pids)
-            )
+            process.start(self._command, self._setup.base, self._environment(start, task))
+            end = await process.run(start.attempt, task, self._setup.has_reward_function)
         except OSError as error:
             end = AttemptEnd(start.attempt, Outcome(Ending.LOST, f"the command cannot be started here: {error}"))
         except Exception as error:  # a bug here must not leave the attempt without an end
             _log.exception("attempt %s failed in its host process", start.attempt)
             end = AttemptEnd(start.attempt, Outcome(Ending.LOST, f"the host failed: {type(error).__name__}: {error}"))
         del self._processes[start.attempt]
-        if not self._starting.locked():  # the pid of a process that is being started is not known yet
-            reap_orphans(self._running_pids())
+        guardians = [process.pid for process in self._processes.values() if process.pid is not None]
+        kill_children(_KILL_TIMEOUT_S, keep=guardians)  # there are others only where a command has killed its guardian
         self._stream.send(end)
-
-    def _running_pids(self) -> set[int]:
-        return {process.pid for process in self._processes.values() if process.pid is not None}
 
     def _stop(self, attempt: str) -> None:
         process = self._processes.get(attempt)
@@ -143,13 +128,11 @@ async def _serve(end: socket.socket) -> None:
 
 
 def main(fd: int, crash_fd: int) -> NoReturn:
-    """Run commands until the worker is gone, then kill all that is left of them."""
+    """Run commands until the worker is gone. The guardians then kill all that is left of them."""
     os.set_inheritable(fd, False)
     crash_report.write_to(crash_fd)
-    prefer_for_oom_kill()
     adopt_orphans()
     uvloop.run(_serve(socket.socket(fileno=fd)))
-    kill_descendants()
     os._exit(0)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,8 +16,9 @@ from leyden.client.attempt.outcome import end_of_attempt, result_from_json
 from leyden.client.attempt.output_buffer import OutputBuffer
 from leyden.client.attempt.result import MAX_RESULT_BYTES
 from leyden.client.host_protocol import AttemptEnd
-from leyden.client.processes.descendants import die_with_parent
 from leyden.decoding import NotJson, decode_json, decode_text
+from leyden.descendants import prefer_for_oom_kill
+from leyden.guardian import KILL, TERMINATE, Program, fork_guardian
 from leyden.outcomes import Ending, Outcome
 
 _TERM_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 1.0
@@ -34,7 +35,7 @@ class ResourceLimits(Struct, frozen=True):
 
     def apply(self) -> None:
         """Apply the limits to this process, which was just forked, and its descendants."""
-        die_with_parent()
+        prefer_for_oom_kill()
         if self.memory_mb is not None:  # not RLIMIT_AS: address space that is only reserved costs nothing
             resource.setrlimit(resource.RLIMIT_DATA, (self.memory_mb << 20, self.memory_mb << 20))
         if self.cpu_s is not None:
@@ -43,66 +44,75 @@ class ResourceLimits(Struct, frozen=True):
 
 
 class CommandProcess:
-    """The process of one attempt, with its process group."""
+    """The process of one attempt, under a guardian that kills all its descendants when it ends."""
 
     def __init__(self, limits: ResourceLimits) -> None:
         self.output = OutputBuffer()
         self._limits = limits
-        self._process: asyncio.subprocess.Process | None = None
+        self.pid: int | None = None
+        """The process id of the guardian; None before `start` and after the end."""
+        self._control: int | None = None
+        self._pipes: tuple[int, int, int, int] = (-1, -1, -1, -1)
         self._stopped = False
         self._stderr_tail = b""
         self._result = LastJsonLine()
 
-    async def start(self, command: list[str], folder: str, environment: dict[str, str]) -> None:
-        """Start the process."""
-        self._process = await asyncio.create_subprocess_exec(
-            *command,
-            cwd=folder,
-            env=environment,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=self._limits.apply,  # safe: this process has one thread
-        )
+    def start(self, command: list[str], folder: str, environment: dict[str, str]) -> None:
+        """Start the process. This process must have one thread."""
+        pipes: list[tuple[int, int]] = []
+        try:
+            for _ in range(5):
+                pipes.append(os.pipe())
+            stdin, stdout, stderr, control, report = pipes
+            program = Program(
+                command, environment, folder, (stdin[0], stdout[1], stderr[1]), prepare=self._limits.apply
+            )
+            self.pid = fork_guardian(program, control[0], report[1])
+        except OSError:
+            _close(*(end for pipe in pipes for end in pipe))
+            raise
+        _close(stdin[0], stdout[1], stderr[1], control[0], report[1])
+        self._control, self._pipes = control[1], (stdin[1], stdout[0], stderr[0], report[0])
         if self._stopped:
             self.stop()
 
-    @property
-    def pid(self) -> int | None:
-        """The process id; None before `start`."""
-        return self._process.pid if self._process is not None else None
-
-    async def run(
-        self, attempt: str, task: bytes, has_reward_function: bool, kill_rest: Callable[[], Awaitable[None]]
-    ) -> AttemptEnd:
-        """Send the task, read the output until the process ends, and kill its group; `kill_rest` kills what left it."""
-        process = self._process
-        assert process is not None and process.stdin is not None
+    async def run(self, attempt: str, task: bytes, has_reward_function: bool) -> AttemptEnd:
+        """Send the task and read the output until the process has ended and none of its descendants is left."""
+        write_stdin, read_stdout, read_stderr, read_report = self._pipes
+        report = bytearray()
         pipes = [
-            start_background(_write(process.stdin, task + b"\n"), f"writing the task of {attempt}"),
-            start_background(_read_pipe(process.stdout, self._on_stdout), f"reading stdout of {attempt}"),
-            start_background(_read_pipe(process.stderr, self._on_stderr), f"reading stderr of {attempt}"),
+            start_background(_write(write_stdin, task + b"\n"), f"writing the task of {attempt}"),
+            start_background(_read_pipe(read_stdout, self._on_stdout), f"reading stdout of {attempt}"),
+            start_background(_read_pipe(read_stderr, self._on_stderr), f"reading stderr of {attempt}"),
         ]
-        status = await process.wait()
-        self._signal(signal.SIGKILL)
-        await kill_rest()
+        await _read_pipe(read_report, report.extend)  # it closes when the guardian ends
+        status = self._wait()
         _, unfinished = await asyncio.wait(pipes, timeout=_LAST_OUTPUT_S)
         for pipe in unfinished:  # a descendant that escaped may hold the pipe open
             pipe.cancel()
+        if report:
+            raise OSError(decode_text(bytes(report)).strip())
         end = self._read_end(attempt, status, has_reward_function)
         return msgspec.structs.replace(end, output=self.output.text())
 
     def stop(self) -> None:
-        """Terminate the group; kill it if it does not end in time."""
+        """Terminate the process; kill it if it does not end in time."""
         self._stopped = True
-        self._signal(signal.SIGTERM)
-        asyncio.get_running_loop().call_later(_TERM_TIMEOUT_S, self._signal, signal.SIGKILL)
+        self._tell(TERMINATE)
+        asyncio.get_running_loop().call_later(_TERM_TIMEOUT_S, self._tell, KILL)
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
+    def _tell(self, message: bytes) -> None:
+        if self._control is not None:
+            with suppress(BrokenPipeError):
+                os.write(self._control, message)
+
+    def _wait(self) -> int:
+        """Reap the guardian, which has ended; return the exit status, or the signal as a negative number."""
+        assert self.pid is not None and self._control is not None
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self._control)
+        self.pid = self._control = None
+        return os.waitstatus_to_exitcode(status)
 
     def _on_stdout(self, data: bytes) -> None:
         self.output.add(data)
@@ -162,14 +172,28 @@ def _is_json(line: bytes | bytearray) -> bool:
     return True
 
 
-async def _write(pipe: asyncio.StreamWriter, task: bytes) -> None:
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+async def _write(pipe: int, task: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(pipe, "wb", 0))
+    writer = asyncio.StreamWriter(transport, protocol, None, loop)
     with suppress(OSError, RuntimeError):  # the command does not read its task (uvloop: RuntimeError)
-        pipe.write(task)
-        await pipe.drain()
-    pipe.close()
+        writer.write(task)
+        await writer.drain()
+    writer.close()
 
 
-async def _read_pipe(pipe: asyncio.StreamReader | None, on_data: Callable[[bytes], None]) -> None:
-    assert pipe is not None
-    while data := await pipe.read(_CHUNK_BYTES):
-        on_data(data)
+async def _read_pipe(pipe: int, on_data: Callable[[bytes], object]) -> None:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", 0)
+    )
+    try:
+        while data := await reader.read(_CHUNK_BYTES):
+            on_data(data)
+    finally:
+        transport.close()

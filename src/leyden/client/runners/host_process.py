@@ -7,7 +7,6 @@ one process for each attempt.
 import asyncio
 import logging
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -37,14 +36,15 @@ from leyden.client.host_protocol import (
     ToWorker,
 )
 from leyden.client.processes.crash_report import CrashReport
-from leyden.client.processes.descendants import kill_marked
 from leyden.client.processes.environment import agent_environment
-from leyden.client.processes.orphan_reaper import MARK_VARIABLE
+from leyden.guardian import KILL, guarded
 from leyden.loading import LoadError
 from leyden.wire import Lease
 
 _log = logging.getLogger("leyden.worker")
 _EXIT_TIMEOUT_S, _LAST_OUTPUT_S, _REPLY_TIMEOUT_S = 5.0, 0.2, 2.0
+_GRACE_S = 6.0
+"""How long a host may take to end by itself after its worker has died."""
 _START_BACKOFF, _MAX_START_TRIES = Backoff(first_s=0.1, max_s=1.0), 3
 _CHUNK_BYTES = 1 << 16
 _MAX_FRAME = 8 << 20
@@ -62,12 +62,12 @@ class HostProcess:
         self,
         process: subprocess.Popen[bytes],
         stream: MessageStream[ToWorker],
-        mark: str,
+        control: int,
         crash: CrashReport,
         output_pipe: int | None,
     ) -> None:
-        self._process, self._stream, self._mark, self._crash = process, stream, mark, crash
-        self.pid = process.pid
+        self._process, self._stream, self._crash = process, stream, crash
+        self._control: int | None = control
         self.pool: str | None = None
         self.services: tuple[str, ...] = ()
         self.max_concurrency: int | None = None
@@ -114,24 +114,34 @@ class HostProcess:
     async def _try_start(cls, module: str, setup: HostSetup, keep_output: bool) -> Self:
         """Start a host once; raises `LoadError` or `HostDied` where it does not load the agent."""
         ours, theirs = socket.socketpair()
-        mark = f"{setup.mark}-{secrets.token_hex(8)}"
         crash = CrashReport()
+        child_control, control = os.pipe()
+        pass_fds = (theirs.fileno(), crash.fileno())
         output_pipe, child_output = os.pipe() if keep_output else (None, None)
         try:
             process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
-                [sys.executable, "-m", module, str(theirs.fileno()), str(crash.fileno())],
-                pass_fds=[theirs.fileno(), crash.fileno()],
-                env={**agent_environment(setup.server, setup.key), MARK_VARIABLE: mark},
+                guarded(
+                    (sys.executable, "-m", module, *map(str, pass_fds)),
+                    child_control,
+                    pass_fds=pass_fds,
+                    grace_s=_GRACE_S,
+                ),
+                pass_fds=(*pass_fds, child_control),
+                env=agent_environment(setup.server, setup.key),
                 stdin=subprocess.DEVNULL,
                 stdout=child_output,
                 stderr=child_output,
-                start_new_session=True,  # its group can be killed whole; Ctrl-C in a terminal reaches the worker only
+                start_new_session=True,  # Ctrl-C in a terminal reaches the worker only
             )
+        except BaseException:
+            os.close(control)
+            raise
         finally:
             theirs.close()
+            os.close(child_control)
             if child_output is not None:
                 os.close(child_output)
-        host = cls(process, await MessageStream.connect(ours, ToWorker, _MAX_FRAME), mark, crash, output_pipe)
+        host = cls(process, await MessageStream.connect(ours, ToWorker, _MAX_FRAME), control, crash, output_pipe)
         try:
             host._stream.send(setup)
             match await host._receive():
@@ -217,9 +227,14 @@ class HostProcess:
             return await self._stream.receive()
         except InvalidMessage as error:
             _log.warning("a host process sent something that is no message, and is killed: %s", error)
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            self._kill()
             return None
+
+    def _kill(self) -> None:
+        """Have the guardian kill the host and all its descendants."""
+        if self._control is not None:
+            with suppress(BrokenPipeError):
+                os.write(self._control, KILL)
 
     def _resolve(self, key: Any, message: Any) -> None:
         reply = self._replies.get(key)
@@ -241,10 +256,11 @@ class HostProcess:
         self._stream.close()
         if not kill:
             await asyncio.wait((self._exit,), timeout=_EXIT_TIMEOUT_S)
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        self._kill()
         await asyncio.shield(self._exit)
-        await kill_marked(f"{MARK_VARIABLE}={self._mark}\0".encode())
+        if self._control is not None:
+            os.close(self._control)
+            self._control = None
         if self._reading_output is not None:
             await asyncio.wait((self._reading_output,), timeout=_LAST_OUTPUT_S)
             self._reading_output.cancel()

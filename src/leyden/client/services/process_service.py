@@ -13,13 +13,15 @@ from leyden.client.processes.environment import without_secrets
 from leyden.client.services.pool import ServiceFailed
 from leyden.config.schema import ServiceConfig
 from leyden.decoding import decode_text
+from leyden.guardian import guarded
 
 _POLL_S, _CONNECT_TIMEOUT_S, _LAST_OUTPUT_S = 0.05, 5.0, 1.0
+_TERM_TIMEOUT_S = 3.0
 _MAX_OUTPUT = 2000
 
 
 class ProcessService:
-    """A running command. It never outlives the worker (see `processes.lifeline`)."""
+    """A running command. It never outlives the worker (see `leyden.guardian`)."""
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int, config: ServiceConfig, port: int) -> None:
         self._process, self._lifeline, self._port = process, lifeline, port
@@ -38,7 +40,7 @@ class ProcessService:
         child_end, lifeline = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "leyden.client.processes.lifeline", str(child_end), *command),
+                *guarded(command, child_end, grace_s=_TERM_TIMEOUT_S, terminate=True),
                 pass_fds=[child_end],
                 cwd=base,
                 env=without_secrets(),

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from leyden.client.processes.descendants import adopt_orphans
 from leyden.client.worker.worker import WorkerOptions, work
 from leyden.descriptors import raise_file_limit
 from leyden.loading import LoadError
@@ -28,7 +27,6 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.set_inheritable(arguments.lifeline, False)
     key = b"".join(iter(lambda: os.read(arguments.lifeline, 1).strip(b"\n"), b"")).decode()
-    adopt_orphans()
     raise_file_limit()
     threading.Thread(target=_exit_when_closed, args=(arguments.lifeline,), daemon=True).start()
     try:

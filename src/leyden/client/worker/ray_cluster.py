@@ -17,8 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.backoff import Backoff
-from leyden.client.processes.descendants import adopt_orphans, die_with_parent
 from leyden.client.worker.worker import WorkerOptions, work
+from leyden.descendants import die_with_parent
 from leyden.loading import LoadError
 from leyden.remote import RemoteError
 
@@ -76,7 +76,6 @@ class LeydenWorker:
     async def work(self, options: WorkerOptions, key: str) -> str | None:
         """Work until `stop` is called. Returns why this node cannot run the agent, or None."""
         die_with_parent()  # Ray's processes survive where Ray is killed on a node and its parent does not reap it
-        adopt_orphans()
         try:
             await work(options, key, self._stop)
         except (LoadError, RemoteError) as refused:

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from leyden import defaults
 from leyden.client.agent_reference import AgentKind, kind_of
 from leyden.client.host_protocol import HostSetup
-from leyden.client.processes.orphan_reaper import OrphanReaper
 from leyden.client.retrying_client import RetryingClient
 from leyden.client.rewards.attempt_scorer import AttemptScorer
 from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_reward
@@ -108,12 +107,11 @@ async def _work(
     stop: asyncio.Event,
 ) -> None:
     heartbeat, reporter = Heartbeat(client, options.name), _reporter(client, reward, services)
-    reaper = OrphanReaper()
     try:
         async with asyncio.TaskGroup() as tasks:
             lease_loops = [
                 LeaseLoop(tasks, client, heartbeat, reporter, services, each)
-                for each in _lease_loop_options(options, client, reaper.mark)
+                for each in _lease_loop_options(options, client)
             ]
             running = [tasks.create_task(loop.run()) for loop in lease_loops] + [tasks.create_task(heartbeat.run())]
             if reward is not None and reward.takes_group:
@@ -129,7 +127,6 @@ async def _work(
                 task.cancel()
     finally:
         await _give_back(heartbeat, reporter)
-        await asyncio.to_thread(reaper.close)
 
 
 def _reporter(client: RetryingClient, reward: RewardFunction | None, services: ServiceRegistry) -> Reporter:
@@ -162,7 +159,7 @@ async def _give_back(heartbeat: Heartbeat, reporter: Reporter) -> None:
             await asyncio.gather(*(reporter.give_back(active.lease) for active in unfinished))
 
 
-def _lease_loop_options(options: WorkerOptions, client: RetryingClient, mark: str) -> list[LeaseLoopOptions]:
+def _lease_loop_options(options: WorkerOptions, client: RetryingClient) -> list[LeaseLoopOptions]:
     """Options of each lease loop: one per host process for a Python agent, one for any other agent."""
     kind = kind_of(options.agent, options.base)
     loops = options.processes if kind is AgentKind.PYTHON else 1
@@ -180,7 +177,6 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingClient, mark: st
             memory_mb=options.memory_mb,
             cpu_s=options.cpu_s,
             services={name: _service_share(name, each, index, loops) for name, each in options.services.items()},
-            mark=mark,
         )
         all_options.append(
             LeaseLoopOptions(

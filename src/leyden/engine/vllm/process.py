@@ -26,6 +26,7 @@ from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.extension import leyden_weights
 from leyden.engine.vllm.http import call, control, is_healthy
 from leyden.engine.vllm.installation import VllmInstallation, find_vllm
+from leyden.guardian import guarded
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ _NOTICED_S = 5.0
 _RESTARTS, _WITHIN_S = 3, 600.0
 """So many restarts within this time are tried."""
 _LAST_LINES, _LONGEST_WORDS = 3, 600
-_LIFELINE = "leyden.client.processes.lifeline"
+_TERM_TIMEOUT_S = 3.0
 _ERROR_WORDS = ("Error: ", "Exception: ")
 _CONSEQUENCE = "See root cause above"
 """vLLM's front end ends its log with an error that only refers to the one of the process that failed."""
@@ -167,7 +168,7 @@ class VllmProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that ends with this one and has the server as its child."""
+        """The process id of the guardian, which ends with this process and has the server as a descendant."""
         return self._process.pid if self._process is not None else None
 
     async def _supervise(self) -> NoReturn:
@@ -203,14 +204,13 @@ class VllmProcess:
         """Start the server on a socket that nobody else knows of yet, and wait until it is ready."""
         assert self._installation is not None
         lifeline_end, self._lifeline = os.pipe()
-        words = [sys.executable, "-P", "-m", _LIFELINE, str(lifeline_end)]
+        words = command(self._options, self._installation, self._private_socket)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         try:
             with self._log.open("ab") as output:
                 self._process = await asyncio.create_subprocess_exec(
-                    *words,
-                    *command(self._options, self._installation, self._private_socket),
+                    *guarded(words, lifeline_end, grace_s=_TERM_TIMEOUT_S, terminate=True),
                     env=environment(self._options),
                     pass_fds=[lifeline_end],
                     stdin=DEVNULL,

@@ -1,0 +1,99 @@
+"""Processes that an agent starts end with its host, whatever session and environment they have."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from modelserving import eventually
+from worker_harness import WorkerHarness, alive, gone, hosts_of, kill
+
+from leyden.guardian import KILL, guarded
+
+AGENT = """
+import json, os, subprocess, time
+from pathlib import Path
+
+def act(task):
+    daemon = "import os, sys; os.fork() and os._exit(0); os.setsid(); print(os.getpid(), flush=True); os.close(1); "
+    daemon += "os.execve('/bin/sleep', ['sleep', '600'], {})"
+    children = [subprocess.Popen(["sleep", "600"], start_new_session=own).pid for own in (True, False)]
+    children.append(subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env={}).pid)
+    children.append(int(subprocess.run(["python3", "-c", daemon], stdout=-1).stdout))
+    Path(task["file"] + ".new").write_text(json.dumps(children))
+    Path(task["file"] + ".new").rename(task["file"])
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("victim", ["worker", "host", "guardian", "guardian of the guardian"])
+async def test_nothing_that_an_agent_started_is_left(harness: WorkerHarness, tmp_path: Path, victim: str) -> None:
+    (tmp_path / "starting_sleeps.py").write_text(AGENT)
+    file = tmp_path / "children"
+    await harness.open(max_attempts=1)
+    await harness.queue("g", {"file": str(file)})
+    with harness.worker("starting_sleeps.py:act", base=str(tmp_path)) as worker:
+        await eventually(file.exists)
+        children = [psutil.Process(pid) for pid in json.loads(file.read_text())]
+        (host,) = [process for process in hosts_of(worker) if process not in children]
+        victims = {
+            "worker": psutil.Process(worker.process.pid),
+            "host": host,
+            "guardian": host.parents()[0],
+            "guardian of the guardian": host.parents()[1],
+        }
+        kill(victims[victim])
+        await gone([host, *children])
+
+
+LARGE = """
+import subprocess, sys
+memory = bytearray(b"x") * (512 << 20)
+print(subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env={}).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "told", "closed"])
+def test_a_guardian_ends_when_nothing_of_its_program_is_left(end: str) -> None:
+    # while the kernel frees the memory of a large program, its children are not orphans yet
+    child_end, control = os.pipe()
+    words = guarded((sys.executable, "-c", LARGE), child_end)
+    with subprocess.Popen(words, stdin=-1, stdout=-1, pass_fds=[child_end]) as guardian:
+        os.close(child_end)
+        assert guardian.stdout
+        left = psutil.Process(int(guardian.stdout.readline()))
+        try:
+            if end == "killed":
+                psutil.Process(guardian.pid).children(recursive=True)[1].kill()
+            elif end == "told":
+                os.write(control, KILL)
+            if end != "killed":
+                os.close(control)
+            assert guardian.wait(30) == -signal.SIGKILL
+            assert not alive(left)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
+
+
+def test_a_guardian_ends_as_its_program_does_and_says_why_it_cannot_be_started(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    child_end, control = os.pipe()
+
+    def run(*command: str) -> int:
+        return subprocess.run(guarded(command, child_end), pass_fds=[child_end]).returncode
+
+    assert run("sh", "-c", "exit 7") == 7
+    assert run("sh", "-c", "kill -SEGV $$") == -signal.SIGSEGV
+    assert run("sh", "-c", "kill -TERM $$") == -signal.SIGTERM
+    assert run("/no/such/program") == 127
+    assert "No such file" in capfd.readouterr().err
+    os.close(child_end)
+    os.close(control)
