@@ -80,6 +80,12 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
         return None
 
 
+class FixedAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    """The target of a route whose calls get the same answer without a model."""
+
+    answer: str
+
+
 class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of a run that the server and the gateway apply to its rollouts."""
 
@@ -103,8 +109,11 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Limit of model calls per rollout, so that a looping policy ends."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Limit of sampled tokens per rollout."""
-    routes: dict[str, Name] = {}
-    """Maps model names to a policy or to `upstream`. If empty, the policy serves every name."""
+    routes: dict[str, Name | FixedAnswer] = {}
+    """Maps model names, in which `*` stands for any text, to a policy, to `upstream` or to a fixed answer.
+
+    If empty, the policy serves every name.
+    """
     roles: dict[Name, str] = {}
     """Maps roles to a regular expression on the system prompt, for agents that do not name roles themselves."""
 

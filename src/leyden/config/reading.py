@@ -155,7 +155,9 @@ def _keys(section: str) -> list[str]:
     inner: Any = Config
     for name in filter(None, section.replace("[...]", "").split(".")):  # which stands for what the user names
         kind = next(entry.type for entry in msgspec.structs.fields(inner) if entry.name == name)
-        inner = next((one for one in reversed(get_args(kind)) if one is not NoneType), kind)
+        while choices := get_args(kind):
+            kind = next(one for one in reversed(choices) if one is not NoneType)
+        inner = kind
     return [entry.name for entry in msgspec.structs.fields(inner)]
 
 

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
 
 from leyden import defaults
-from leyden.records import Id, Name, Real
+from leyden.records import FixedAnswer, Id, Name, Real
 
 Whole = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -376,8 +376,8 @@ class Config(_Section, frozen=True):
     server: ServerConfig = field(default_factory=ServerConfig)
     services: dict[str, ServiceConfig] = {}
     """By name, services that a worker starts once and that one rollout uses at a time."""
-    routes: dict[str, Name] = {}
-    """By model name, `policy` or `upstream`; empty: the policy serves every name."""
+    routes: dict[str, Name | FixedAnswer] = {}
+    """By model name, `policy`, `upstream` or `{answer = "..."}`; empty: the policy serves every name."""
     roles: dict[Name, str] = {}
     """By role, a regular expression for the system prompt of its calls; for agents that cannot set roles."""
     upstream: UpstreamConfig = field(default_factory=UpstreamConfig)
@@ -387,8 +387,10 @@ class Config(_Section, frozen=True):
             if not name.isidentifier() or name in RESERVED:
                 raise ValueError(f"`services.{name}` cannot be the name of a parameter: choose another name")
         for model, server in self.routes.items():
-            if server not in ("policy", "upstream"):
-                raise ValueError(f"`routes`: {model!r} is served by {server!r}: write policy or upstream")
+            if not isinstance(server, FixedAnswer) and server not in ("policy", "upstream"):
+                raise ValueError(
+                    f'`routes`: {model!r} is served by {server!r}: write policy, upstream or {{answer = "..."}}'
+                )
             if server == "upstream" and self.upstream.url is None:
                 raise ValueError(f"`routes`: {model!r} is served upstream: set `upstream.url`")
         for role, rule in self.roles.items():

@@ -1,4 +1,4 @@
-"""Answers model calls: routes each to a served model or the upstream, checks its budget and sets its sampling."""
+"""Answers model calls: routes each to a served model, the upstream or a fixed answer; sets its budget and sampling."""
 
 import re
 import time
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from leyden.episodes import chain_messages
 from leyden.outcomes import Ending
-from leyden.records import Event, EventKind, Purpose, RunSettings, Sampling
+from leyden.records import Event, EventKind, FixedAnswer, Purpose, RunSettings, Sampling
 from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.base import StoredAnswer
@@ -24,7 +24,8 @@ from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.text_index import joined
 from leyden.server.gateway.text_prompt import build_text_prompt
 from leyden.server.gateway.upstream.client import UpstreamClient
-from leyden.server.gateway.upstream.relay import UPSTREAM, Relay
+from leyden.server.gateway.upstream.fixed import FixedAnswerSource
+from leyden.server.gateway.upstream.relay import AnswerSource, Relay
 from leyden.store import queries
 from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
@@ -70,14 +71,16 @@ class Gateway:
         started, attempt = time.perf_counter(), await self._calls_by(caller)
         target = self._route(request.model, attempt.settings)
         caller = replace(caller, role=caller.role or _role(request, attempt.settings))
-        if isinstance(target, UpstreamClient):
+        if isinstance(target, ServedModel):
+            answering = self._generate(target, attempt, caller, request)
+        else:
             if request.prompt is not None:
                 message = f"{request.model!r} is served by the upstream, which is sent chat completions: send messages"
+                if isinstance(target, FixedAnswerSource):
+                    message = f"{request.model!r} has a fixed answer to chat completions: send messages"
                 raise GatewayError(ErrorKind.INVALID, message, "prompt")
             attempt.start(request.n)
-            answering = Relay(self.recorder, attempt, caller, request).run(target)
-        else:
-            answering = self._generate(target, attempt, caller, request)
+            answering = Relay(self.recorder, attempt, caller, request, target).run()
         try:
             async with aclosing(answering) as events:
                 async for event in events:
@@ -149,8 +152,8 @@ class Gateway:
         """Return the number of tokens in the prompt of a call."""
         attempt = await self._calls_by(caller)
         target = self._route(request.model, attempt.settings)
-        if isinstance(target, UpstreamClient):
-            message = f"{request.model!r} is served by the upstream: its tokens cannot be counted here"
+        if not isinstance(target, ServedModel):
+            message = f"{request.model!r} is not served by a policy: its tokens cannot be counted here"
             raise GatewayError(ErrorKind.NO_MODEL, message, "model")
         return await count_tokens(target, attempt.index, request, attempt.settings.history)
 
@@ -174,7 +177,8 @@ class Gateway:
 
     async def model_names(self, run: str | None) -> list[str]:
         """Return the model names that a run can use; with one policy and no routes it may use any other name too."""
-        routes = (await self._settings_of(run)).routes if run is not None else {}
+        routed = (await self._settings_of(run)).routes if run is not None else {}
+        routes = [name for name in routed if "*" not in name]
         others = await self.upstream.models() if self.upstream is not None and not self.models else []
         return list(dict.fromkeys([*self.models, *routes, *others]))
 
@@ -186,12 +190,14 @@ class Gateway:
             return False
         return True
 
-    def _route(self, model: str, settings: RunSettings) -> ServedModel | UpstreamClient:
+    def _route(self, model: str, settings: RunSettings) -> ServedModel | AnswerSource:
         """Find what serves a name: the run's route, else the policy of that name, the only policy, or the upstream."""
-        name = settings.routes.get(model, model)
+        name = _route_target(model, settings.routes)
+        if isinstance(name, FixedAnswer):
+            return FixedAnswerSource(name.answer)
         if name in self.models:
             return self.models[name]
-        if self.upstream is not None and (name == UPSTREAM or not self.models):
+        if self.upstream is not None and (name == self.upstream.policy or not self.models):
             return self.upstream
         if len(self.models) == 1 and not settings.routes:
             return next(iter(self.models.values()))
@@ -222,6 +228,16 @@ class Gateway:
         if lease.attempt not in self._started:
             episode = await self._store.read(queries.get_episode, lease.run, lease.attempt)
         return self._attempts.setdefault(lease.attempt, AttemptCalls(lease, settings, self.times[lease.run], episode))
+
+
+def _route_target(model: str, routes: Mapping[str, str | FixedAnswer]) -> str | FixedAnswer:
+    """Return the target of a model's route: the one of that name, else the first whose `*` matches, else the name."""
+    if model in routes:
+        return routes[model]
+    for name, target in routes.items():
+        if "*" in name and re.fullmatch(".*".join(map(re.escape, name.split("*"))), model, re.DOTALL):
+            return target
+    return model
 
 
 def _role(request: GenerationRequest, settings: RunSettings) -> str | None:

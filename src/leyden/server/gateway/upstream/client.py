@@ -30,6 +30,9 @@ class UpstreamClient:
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=timeout_s)
 
+    policy = "upstream"
+    """The policy name of recorded upstream calls, and the route target that selects the upstream."""
+
     @asynccontextmanager
     async def chat(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
         """Send a request; yield an iterator over the chunks of the stream, or over the one whole completion.

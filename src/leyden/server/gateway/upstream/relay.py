@@ -1,7 +1,8 @@
-"""Relays calls to an upstream model: streams the answers back as they come and records them without tokens."""
+"""Relays calls to what answers without tokens: streams the answers back as they come and records them."""
 
-from collections.abc import AsyncGenerator, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
 
 import msgspec
 
@@ -26,30 +27,44 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prompt import Prompt
 from leyden.server.gateway.recorder import CallRecording, RecordedAnswer, Recorder
-from leyden.server.gateway.upstream.client import UpstreamClient
-
-UPSTREAM = "upstream"
-"""The policy name of recorded upstream calls, and the route target that selects the upstream."""
 
 _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+
+
+class AnswerSource(Protocol):
+    """Answers requests in the format of chat completions: an upstream, or a fixed answer."""
+
+    @property
+    def policy(self) -> str:
+        """The policy name of its recorded calls."""
+
+    def chat(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
+        """Return a context with an iterator over the chunks of a stream, or over the one whole completion."""
 
 
 class Relay:
     """Relays one request and its `n` answers."""
 
-    def __init__(self, recorder: Recorder, attempt: AttemptCalls, caller: Caller, request: GenerationRequest) -> None:
-        self._request = request
+    def __init__(
+        self,
+        recorder: Recorder,
+        attempt: AttemptCalls,
+        caller: Caller,
+        request: GenerationRequest,
+        source: AnswerSource,
+    ) -> None:
+        self._request, self._source = request, source
         self._answers = [_RelayedAnswer(choice) for choice in range(request.n)]
         self._usage: dict[str, Any] = {}
-        history = History.of(request.messages, request.tools, UPSTREAM)
+        history = History.of(request.messages, request.tools, source.policy)
         match = attempt.index.match(history)
         prompt = Prompt(history, match, match.origin, match.reason)
         self._recording = CallRecording(recorder, attempt, caller, request, prompt, request.sampling, self._recorded)
 
-    async def run(self, upstream: UpstreamClient) -> AsyncGenerator[AnswerEvent, None]:
+    async def run(self) -> AsyncGenerator[AnswerEvent, None]:
         """Send the request, yield the events of the answers, and record them before they are finished."""
         async with self._recording:
-            async with upstream.chat(self._request) as chunks:
+            async with self._source.chat(self._request) as chunks:
                 yield AnswerStarted(self._recording.ids[0])
                 async for chunk in chunks:
                     for event in self._feed(chunk):
