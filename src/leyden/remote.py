@@ -5,11 +5,13 @@ A request fails in one of three ways: the server refuses it (`RemoteError`), the
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
 
+from leyden.config import ConfigError
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.episodes import Episode
 from leyden.records import Call, EventKind, Group, Metric, Reward, Run, StepCredits, Version
@@ -263,6 +265,14 @@ class Remote:
     async def make_key(self, spec: KeySpec) -> NewKey:
         """Create a key."""
         return await self.request("POST", "/api/keys", NewKey, spec)
+
+
+def read_key(path: Path) -> str:
+    """Read a key from its file."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not the file of a key: an admin.key is written again by its server") from error
 
 
 def _encode(body: Any) -> tuple[bytes | None, str]:

@@ -5,6 +5,8 @@ import contextlib
 import signal
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -303,3 +305,14 @@ async def test_headers_that_do_not_end_are_hung_up_on(tmp_path: Path) -> None:
         with contextlib.suppress(ConnectionError):
             assert (await reader.read(100)).startswith(b"HTTP/1.1 400")
         writer.close()
+
+
+def test_an_admin_key_file_that_is_no_text_is_written_again(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        assert server.stop() == 0
+    (tmp_path / "admin.key").write_bytes(b"\xff\x00\xfe")
+    command = [sys.executable, "-m", "leyden.cli", "runs", "--home", str(tmp_path), "--server", "http://127.0.0.1:9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "is not the file of a key" in done.stderr and "Traceback" not in done.stderr
+    with ServerProcess(tmp_path) as server:
+        assert server.admin_key.startswith("leyden-")

@@ -1,8 +1,10 @@
 """What is refused, what is migrated, and what is given back to the disk."""
 
 import hashlib
+import resource
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ from sqlalchemy import Connection, inspect, select, text
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Reward, RunSettings, Task
 from leyden.store import migrations, queries
+from leyden.store.codec import pack_ids
 from leyden.store.database import Database
 from leyden.store.errors import StoreUnusable
+from leyden.store.page_checksums import checksums_file
 from leyden.store.queue import LeaseQuery
 from leyden.store.schema import meta
 from leyden.store.store import Store
@@ -66,6 +70,53 @@ async def test_a_damaged_store_is_refused_and_left_untouched(tmp_path: Path) -> 
     ):
         path.write_bytes(damaged)
         refuse(path, "corrupt")
+
+
+async def test_changed_bytes_that_sqlite_does_not_notice_are_refused_with_what_they_belong_to(tmp_path: Path) -> None:
+    path = tmp_path / "leyden.db"
+    await fill(path)
+    whole = path.read_bytes()
+    tokens = whole.index(pack_ids(range(1000, 1100))[1:])
+    path.write_bytes(whole[:tokens] + b"\x07\x07" + whole[tokens + 2 :])
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    with pytest.raises(StoreUnusable, match=r"damaged after it was closed \(1 page of calls\)") as refusal:
+        Database(path)
+    assert "\n" not in str(refusal.value)
+    path.write_bytes(whole)
+    Database(path).close()
+    path.write_bytes(whole[:tokens] + b"\x07\x07" + whole[tokens + 2 :])
+    checksums_file(path).unlink()
+    Database(path).close()  # the user wants it as it is
+
+
+async def test_a_store_of_zero_bytes_is_not_an_empty_store(tmp_path: Path) -> None:
+    path = tmp_path / "leyden.db"
+    await fill(path)
+    path.write_bytes(b"")
+    refuse(path, "has 0 bytes")
+
+
+async def test_a_schema_version_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "leyden.db"
+    await fill(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE meta SET value = 'eight' WHERE name = 'schema'")
+    connection.close()
+    refuse(path, "its schema version is 'eight'")
+
+
+def test_a_full_disk_at_the_start_is_one_line_and_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in (0, 4096, 3 * 4096):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        try:
+            with pytest.raises(StoreUnusable, match=r"leyden\.db cannot be written: ") as refusal:
+                Database(tmp_path / "leyden.db")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert "\n" not in str(refusal.value)
+    Database(tmp_path / "leyden.db").close()
 
 
 def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
@@ -141,6 +192,7 @@ async def test_lists_of_an_older_store_are_filled_from_its_record(tmp_path: Path
         )
         connection.execute("UPDATE meta SET value = '5' WHERE name = 'schema'")
     connection.close()
+    checksums_file(tmp_path / "leyden.db").unlink()
     database = Database(tmp_path / "leyden.db", readonly=True)
     with database.reader.connect() as opened:
         listed = queries.list_rollouts(opened, "r", after="", limit=10)
@@ -166,6 +218,7 @@ async def test_a_store_of_the_first_schema_is_brought_forward(tmp_path: Path, re
         _undo_listing(connection)
         connection.execute("UPDATE meta SET value = '1' WHERE name = 'schema'")
     connection.close()
+    checksums_file(path).unlink()
     database = Database(path, readonly=readonly)
     with database.reader.connect() as connection:
         assert queries.get_episode(connection, "r", "r-0.0.1").output == ""
@@ -217,6 +270,7 @@ async def test_an_interrupted_deletion_continues_at_the_next_start(tmp_path: Pat
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE runs SET state = 'deleting'")
     connection.close()
+    checksums_file(path).unlink()
     store = await Store(path).start()
     with store.notifications.listen("r", "run.deleted") as gone:
         await gone.wait()

@@ -1,5 +1,6 @@
 """A run goes on from a checkpoint as if it had never stopped; a checkpoint is whole or not there."""
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,18 @@ import torch
 from smallpolicy import OBJECTIVE, small_policy, some_samples
 from transformers import AutoModelForCausalLM
 
-from leyden.config import AdapterConfig
+from leyden.config import AdapterConfig, ConfigError
 from leyden.records import DEFAULT_POLICY
 from leyden.trainer.checkpoint import (
     Checkpoints,
     TrainerState,
-    checkpoint_steps,
+    is_disk_full,
     latest_checkpoint,
     read_state,
     restore_checkpoint,
+    restore_latest,
 )
+from leyden.trainer.checkpoint_files import CHECKSUMS_FILE, checkpoint_steps
 from leyden.trainer.policy.loading import ModelSource
 from leyden.trainer.policy.objective import OldLogprobs
 from leyden.trainer.policy.policy import Policy
@@ -122,3 +125,61 @@ def test_the_checkpoints_of_policies_are_apart(tmp_path: Path) -> None:
 def test_a_state_without_a_policy_is_of_the_default_one(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"step": 4, "position": 9, "version": 4}')
     assert read_state(tmp_path) == TrainerState(step=4, position=9, version=4, policy=DEFAULT_POLICY)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("name", ["model.safetensors", "beside.safetensors", "optimiser.safetensors", "state.json"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Path, name: str, checksums: bool) -> None:
+    policy, checkpoints = small_policy(critic=True), Checkpoints(tmp_path, SPARK, keep=2)
+    found: list[torch.Tensor] = []
+    for step in (1, 2):
+        update(policy, step)
+        checkpoints.save(policy, TrainerState(step=step, version=step))
+        found.append(weights(policy).clone())
+    cut_short(tmp_path / "step-2" / name)
+    if not checksums:  # written by an earlier version
+        (tmp_path / "step-2" / CHECKSUMS_FILE).unlink()
+    said: list[str] = []
+    again = small_policy(seed=9, critic=True)
+    assert restore_latest(tmp_path, again, said.append) == TrainerState(step=1, version=1)
+    assert torch.equal(weights(again), found[0])
+    (message,) = said
+    assert message.startswith("the checkpoint step-2 is damaged (") and "\n" not in message
+    assert (tmp_path / "step-2.damaged").exists() and checkpoint_steps(tmp_path) == [1]
+
+
+def test_a_flipped_byte_is_found_and_a_run_without_a_whole_checkpoint_does_not_begin_anew_unasked(
+    tmp_path: Path,
+) -> None:
+    Checkpoints(tmp_path, SPARK, keep=1).save(small_policy(), TrainerState(step=1))
+    flip_a_byte(tmp_path / "step-1" / "model.safetensors")
+    said: list[str] = []
+    with pytest.raises(ConfigError, match=r"every checkpoint in .* is damaged"):
+        restore_latest(tmp_path, small_policy(), said.append)
+    assert "model.safetensors is not what was written" in said[0]
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_and_no_draft(tmp_path: Path) -> None:
+    policy, checkpoints = small_policy(), Checkpoints(tmp_path, SPARK, keep=1)
+    checkpoints.save(policy, TrainerState(step=1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(Exception, match="too large") as full:
+            checkpoints.save(policy, TrainerState(step=2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert is_disk_full(full.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    checkpoints.save(policy, TrainerState(step=2))
+    assert checkpoint_steps(tmp_path) == [2]

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import uvloop
 
 from leyden import __version__
 from leyden.cli.arguments import identifier
+from leyden.cli.check import add_check
 from leyden.cli.compare import add_compare
 from leyden.cli.rescore import add_rescore
 from leyden.cli.serve import add_serve
@@ -48,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
         add_runs,
         add_show,
         add_compare,
+        add_check,
         add_rescore,
     ):
         command = add(commands)
@@ -78,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TimeoutError:  # an OSError, but nothing that the user can correct
         raise
     except OSError as error:  # such as a home folder that is a file
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _fail(f"{error.strerror} in {options.home}: free some, and run the command again")
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     return 0
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from leyden.episodes import Episode
 from leyden.records import Reward, Run, StepCredits
-from leyden.remote import Remote, RemoteError
+from leyden.remote import Remote, RemoteError, read_key
 from leyden.server.options import ServeOptions
 from leyden.store import queries, views
 from leyden.store.database import Database
@@ -187,7 +187,7 @@ async def open_writable(options: argparse.Namespace, run: str) -> AsyncIterator[
         url = Path(location).parent / "url"
         if not url.exists():
             raise StoreUnusable(f"{refused}, or name it with --server") from refused
-        async with Remote(url.read_text().strip(), (url.parent / "admin.key").read_text().strip()) as remote:
+        async with Remote(url.read_text().strip(), read_key(url.parent / "admin.key")) as remote:
             yield remote
         return
     try:
@@ -198,7 +198,7 @@ async def open_writable(options: argparse.Namespace, run: str) -> AsyncIterator[
 
 def _remote(options: argparse.Namespace) -> Remote:
     key_file = options.home / "admin.key"
-    return Remote(options.server, options.key or (key_file.read_text().strip() if key_file.exists() else None))
+    return Remote(options.server, options.key or (read_key(key_file) if key_file.exists() else None))
 
 
 @contextmanager

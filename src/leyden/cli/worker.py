@@ -14,6 +14,7 @@ from leyden.client.worker.ray_cluster import ClusterError, RayWorkers, connected
 from leyden.client.worker.worker import WorkerOptions, work
 from leyden.config import ConfigError
 from leyden.local.worker_process import worker_options
+from leyden.remote import read_key
 
 
 def add_worker(commands: Any) -> argparse.ArgumentParser:
@@ -51,7 +52,7 @@ async def _run(options: argparse.Namespace) -> None:
     config = configuration(options)
     if options.server is None:
         raise ConfigError("no server: name it with --server URL")
-    key = options.key_file.read_text().strip() if options.key_file else os.environ.pop("LEYDEN_KEY", "")
+    key = read_key(options.key_file) if options.key_file else os.environ.pop("LEYDEN_KEY", "")
     if not key:
         raise ConfigError("a worker needs a key: name its file with --key-file, or set LEYDEN_KEY")
     worker = worker_options(config, options.server, config.run)

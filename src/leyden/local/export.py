@@ -9,7 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from leyden.config import ConfigError
 from leyden.local.run_folder import stored_config
 from leyden.records import DEFAULT_POLICY
-from leyden.trainer.checkpoint import checkpoint_folder, checkpoint_steps, read_state, tokenizer_files
+from leyden.trainer.checkpoint import read_state, tokenizer_files
+from leyden.trainer.checkpoint_files import checkpoint_folder, checkpoint_steps, find_damage
 from leyden.trainer.policy.loading import find_model
 
 
@@ -50,7 +51,10 @@ def choose_checkpoint(run: Path, which: str, policy: str = DEFAULT_POLICY) -> Pa
         step = int(number)
     if step not in steps:
         raise ConfigError(f"{run} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
-    return folder / f"step-{step}"
+    checkpoint = folder / f"step-{step}"
+    if (damage := find_damage(checkpoint)) is not None:
+        raise ConfigError(f"the checkpoint {checkpoint} is damaged: {damage}; name another with --step")
+    return checkpoint
 
 
 def _known_runs(home: Path) -> str:

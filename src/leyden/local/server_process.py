@@ -34,6 +34,8 @@ _STOP_TIMEOUT_S = 40.0
 """A server gives the requests that it accepted half a minute."""
 _MAX_DEATHS, _DEATHS_WITHIN_S = 5, 60.0
 """A server that dies this often within this time is not started again."""
+_REFUSED_WITHIN_S = 600.0
+"""How long a server that refuses to start is started again."""
 _BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 
 
@@ -88,20 +90,33 @@ class LocalServer:
 
     async def _supervise(self) -> NoReturn:
         deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
-        console = Console(stderr=True)
         reason = await self._wait_dead()
         while True:
             deaths.append(time.monotonic())
             if len(deaths) == _MAX_DEATHS and deaths[-1] - deaths[0] < _DEATHS_WITHIN_S:
                 raise TrainingError(f"the server keeps dying: {reason}")
-            console.print(f"{reason}; it is started again", highlight=False, soft_wrap=True, markup=False)
-            await _BACKOFF.wait(len(deaths))
+            _print(f"{reason}; it is started again")
             try:
-                self.running = await self._launch(self._options)
-            except (ConfigError, TrainingError) as error:
+                await self._restart()
+            except TrainingError as error:
                 reason = str(error)
             else:
                 reason = await self._wait_dead()
+
+    async def _restart(self) -> None:
+        """Start the server again. While it refuses to start, because the disk is full, say, try for some minutes."""
+        failures, deadline = 0, time.monotonic() + _REFUSED_WITHIN_S
+        while True:
+            await _BACKOFF.wait(failures + 1)
+            try:
+                self.running = await self._launch(self._options)
+                return
+            except ConfigError as refusal:
+                if time.monotonic() > deadline:
+                    raise
+                failures += 1
+                if failures == 1:
+                    _print(f"{refusal}; trying again")
 
     async def _wait_dead(self) -> str:
         """Wait until the process ends; returns how it ended."""
@@ -172,6 +187,10 @@ async def _wait_ready(process: Process, options: ServerProcessOptions, output: L
     if status == REFUSED:
         raise ConfigError(f"`server`: {_last_line(output)}")
     raise TrainingError(f"the server did not start ({_exit_reason(status)}): {_last_line(output)}")
+
+
+def _print(message: str) -> None:
+    Console(stderr=True).print(message, highlight=False, soft_wrap=True, markup=False)
 
 
 def _last_line(output: LogTail) -> str:

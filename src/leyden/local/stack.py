@@ -24,7 +24,7 @@ from leyden.local.retrying_remote import RetryingRemote
 from leyden.local.server_process import LocalServer, running_server
 from leyden.local.worker_process import LocalWorker, running_worker, worker_options
 from leyden.records import DEFAULT_POLICY, RunSettings, Sampling
-from leyden.remote import Remote
+from leyden.remote import Remote, read_key
 from leyden.server.keys import write_private
 from leyden.server.options import ServeOptions, ServerProcessOptions
 from leyden.trainer.policy.loading import ModelSource
@@ -116,7 +116,7 @@ def _server_options(config: Config, folder: Path, source: ModelSource, engine: E
 
 def admin_key(folder: Path) -> str:
     """Read the admin key that a server writes into its home folder."""
-    return (folder / "admin.key").read_text().strip()
+    return read_key(folder / "admin.key")
 
 
 async def _create_run(remote: Remote, config: Config, run: str) -> None:

@@ -20,7 +20,7 @@ from leyden.local.stack import local_stack
 from leyden.store import queries
 from leyden.store.database import Database
 from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of, unused_settings
-from leyden.trainer.checkpoint import Checkpoints, TrainerState, latest_checkpoint, restore_checkpoint
+from leyden.trainer.checkpoint import Checkpoints, TrainerState, latest_checkpoint, restore_latest
 from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.loop import Trainer
 from leyden.trainer.policy.loading import ModelSource, check_tokenizer, find_model, load_model
@@ -129,8 +129,9 @@ async def _train(
             f"{source.name} cannot be trained as a tree, so every call is computed by itself: {policy.no_trees_reason}"
         )
     checkpoints = Checkpoints(folder.path, source, config.checkpoints.keep)
-    last = latest_checkpoint(folder.path)
-    state = restore_checkpoint(last, policy) if last is not None else TrainerState()
+    state = restore_latest(
+        folder.path, policy, lambda message: console.print(message, highlight=False, soft_wrap=True, markup=False)
+    )
     if state.step:
         console.print(f"resuming [bold]{config.run}[/] after step {state.step}", highlight=False, soft_wrap=True)
     sinks = open_sinks(config, folder.path)

@@ -25,6 +25,7 @@ from leyden.server.http import Raw, Request, Route
 from leyden.server.keys import Key, KeyKind, KeyRefused, Permission, check_permission
 from leyden.server.routes import ROUTES
 from leyden.server.service import ServerContext
+from leyden.store.errors import StoreUnavailable
 
 _log = logging.getLogger("leyden.server")
 _ANONYMOUS = Key(KeyKind.VIEWER, "anonymous", float("inf"))
@@ -133,7 +134,7 @@ class Endpoint:
         error = api_error(exception)
         if error.status < 500:
             self._service.telemetry.refused.labels(error.reason).inc()
-        else:
+        elif not isinstance(exception, StoreUnavailable):  # the store logs it once for all requests
             _log.exception("%s %s failed", request.method, request.scope["path"], exc_info=exception)
         if route is not None and route.error is not None:
             body, content_type = route.error(error), route.error_type

@@ -187,6 +187,6 @@ def _ensure_key(keyring: Keyring, kind: KeyKind, path: Path) -> Path:
     """Return a file with a key of this kind; the key is created if it is missing or invalid."""
     try:
         keyring.verify(path.read_text().strip())
-    except (FileNotFoundError, KeyRefused):
+    except (FileNotFoundError, UnicodeDecodeError, KeyRefused):
         write_private(path, keyring.create(kind, _TEN_YEARS)[0])
     return path

@@ -7,8 +7,9 @@ another program's, of a newer schema) is refused before anything is written to i
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sqlalchemy.pool import QueuePool
 
 from leyden.store import migrations
 from leyden.store.errors import StoreInUse, StoreUnusable
+from leyden.store.page_checksums import changed_pages, checksums_file, write_page_checksums
 
 _APPLICATION = 0x4C455944  # "LEYD", in the header of every SQLite store
 _CHECK_UP_TO = 256 * 2**20  # larger files are checked as they are read: a start takes seconds, not minutes
@@ -33,6 +35,8 @@ class Database:
         self.url = _url(location)
         self.readonly = readonly
         self._lock: int | None = None
+        self._opened: Path | None = None
+        """The SQLite file that was opened for writing."""
         try:
             if self.dialect == "sqlite":
                 self._open_sqlite(Path(self.url.database or ""))
@@ -41,7 +45,10 @@ class Database:
         except BaseException as error:
             self.close()
             if isinstance(error, StoreUnusable):
-                raise type(error)(f"{self.name} {error}") from error.__cause__
+                name = "" if str(error).startswith(self.name) else f"{self.name} "  # it has it where a reader migrates
+                raise type(error)(f"{name}{error}") from error.__cause__
+            if isinstance(error, DatabaseError):
+                raise StoreUnusable(f"{self.name} cannot be written: {_first_line(error.orig)}") from error
             raise
 
     @property
@@ -72,13 +79,20 @@ class Database:
             connection.close()
 
     def close(self) -> None:
-        """Close every connection and release the lock."""
-        for engine in (getattr(self, "reader", None), getattr(self, "writer", None)):
-            if engine is not None:
-                engine.dispose()
+        """Close every connection, write the checksums of a file that is complete, and release the lock."""
+        self._dispose()
+        if self._opened is not None and is_complete(self._opened):
+            with suppress(OSError):  # a full disk, say: the next start then checks less
+                write_page_checksums(self._opened)
+        self._opened = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _dispose(self) -> None:
+        for engine in (getattr(self, "reader", None), getattr(self, "writer", None)):
+            if engine is not None:
+                engine.dispose()
 
     def size(self) -> int:
         """Return the size in bytes on disk."""
@@ -108,15 +122,29 @@ class Database:
             connection.close()
 
     def _open_sqlite(self, path: Path) -> None:
-        exists = path.exists() and path.stat().st_size > 0
+        exists = path.exists()
         if self.readonly and not exists:
             raise StoreUnusable("does not exist: start a server there, or name another with --home")
+        if exists and path.stat().st_size == 0:
+            raise StoreUnusable("has 0 bytes, so what it held is lost: restore it, or delete it to start an empty one")
         if not self.readonly:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
             os.close(os.open(path, os.O_CREAT, 0o600))  # the record is private to its owner
+        try:
+            self._connect_sqlite(path, exists)
+        except BaseException:
+            if not exists:  # half a store would be refused by the next start
+                self._dispose()
+                for suffix in ("", "-wal", "-shm"):
+                    Path(f"{path}{suffix}").unlink(missing_ok=True)
+            raise
+
+    def _connect_sqlite(self, path: Path, exists: bool) -> None:
         if exists and _inspect(path) != migrations.SCHEMA and self.readonly:
             Database(path).close()  # migrates: readers know the newest schema only
+        if exists and not self.readonly:
+            _refuse_changed(path)
         self.reader = create_engine(self.url, poolclass=QueuePool, pool_size=_READERS, max_overflow=0)
         self.writer = create_engine(self.url, poolclass=QueuePool, pool_size=1, max_overflow=0)
 
@@ -146,9 +174,11 @@ class Database:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
         if not self.readonly:
+            checksums_file(path).unlink(missing_ok=True)
             with self.writer.begin() as connection:
                 connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION}")
                 migrations.migrate(connection)
+            self._opened = path
 
     def _open_postgresql(self) -> None:
         try:
@@ -197,6 +227,35 @@ def _lock(path: Path) -> int:
         os.close(lock)
         raise StoreInUse("is in use by another server: stop that one, or name another with --home") from error
     return lock
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a SQLite file has all that was committed: nothing of it is in a write-ahead log."""
+    log = Path(f"{path}-wal")
+    return not log.exists() or log.stat().st_size == 0
+
+
+def _refuse_changed(path: Path) -> None:
+    """Raise if bytes of a store have changed since a server closed it."""
+    if is_complete(path) and (pages := changed_pages(path)):
+        raise StoreUnusable(
+            f"was damaged after it was closed ({describe_pages(path, pages)}): restore it, or delete "
+            f"{checksums_file(path).name} to use it as it is; `leyden check` says what can be read"
+        )
+
+
+def describe_pages(path: Path, pages: Collection[int]) -> str:
+    """Count damaged pages by the table or index that they belong to, as far as SQLite can tell."""
+    owners: Counter[str] = Counter()
+    with (
+        suppress(sqlite3.Error),  # SQLite may be built without dbstat, and the damage may be in the way
+        closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True)) as connection,
+    ):
+        names = dict(connection.execute("SELECT pageno, name FROM dbstat"))
+        owners.update(names[page] for page in pages if page in names)
+    named = [f"{count} page{'s' * (count > 1)} of {name}" for name, count in owners.most_common()]
+    unknown = len(pages) - owners.total()
+    return ", ".join([*named, *([f"{unknown} other pages"] if unknown else [])])
 
 
 def _inspect(path: Path) -> int | None:

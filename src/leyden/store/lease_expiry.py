@@ -1,7 +1,8 @@
 """Ends leases as they expire, and never because of a stall of the server.
 
 While the event loop is blocked, the process is stopped or the machine is suspended, workers cannot renew their leases.
-After such a stall, or a step of the clock, every active lease gets its full time again before any expires.
+After such a stall, a step of the clock, or a time in which the database could not be written, every active lease gets
+its full time again before any expires.
 """
 
 import asyncio
@@ -57,8 +58,10 @@ class ExpiringLeases(Protocol):
 class LeaseExpiry:
     """Expires the leases of a store for as long as it runs; sleeps until the next expiry."""
 
-    def __init__(self, leases: ExpiringLeases, clock: Callable[[], float]) -> None:
-        self._leases, self._clock = leases, clock
+    def __init__(self, leases: ExpiringLeases, clock: Callable[[], float], outages: Callable[[], int]) -> None:
+        """`outages` returns how often the database has failed so far."""
+        self._leases, self._clock, self._outages = leases, clock, outages
+        self._failed = False
         self._planned: float | None = None
         self._sooner = asyncio.Event()
         self._detector, self._handled = StallDetector(clock), 0
@@ -86,7 +89,7 @@ class LeaseExpiry:
     async def _expire_due(self) -> None:
         while True:
             self._planned = await self._leases.next_expiry()
-            stalls, now = self._detector.check(), self._clock()
+            stalls, now = self._detector.check() + self._outages(), self._clock()
             if stalls != self._handled:
                 await self._leases.renew_leases()
                 self._handled = stalls
@@ -99,6 +102,9 @@ class LeaseExpiry:
         try:
             await work()
         except Exception as error:  # expiry continues after the database has recovered, from a full disk say
-            _log.warning("expired leases could not be ended; trying again: %s", error)
+            if not self._failed:
+                _log.warning("expired leases could not be ended; trying again: %s", error)
+            self._failed = True
             return False
+        self._failed = False
         return True

@@ -118,6 +118,8 @@ def version_of(connection: Connection) -> int | None:
     if meta.name not in tables:
         raise StoreUnusable("holds tables of another program: name a database that is for Leyden only")
     found = connection.scalar(select(meta.c.value).where(meta.c.name == "schema"))
+    if found is not None and not found.isdecimal():
+        raise StoreUnusable(f"is corrupt and was left untouched: its schema version is {found[:40]!r}")
     return int(found) if found is not None else None
 
 

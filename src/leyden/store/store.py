@@ -232,7 +232,7 @@ class Store:
 
     async def expire_loop(self) -> None:
         """End leases as they expire, for as long as the store is open; see `LeaseExpiry`."""
-        expiry = LeaseExpiry(self, self.clock)
+        expiry = LeaseExpiry(self, self.clock, lambda: self.writer.outages)
         self.notifications.subscribe(expiry.on_event)
         await expiry.run()
 

@@ -6,6 +6,7 @@ operations are tried one by one. An operation returns only after the commit that
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -24,6 +25,7 @@ from leyden.store.statements import Statement, insert
 
 T = TypeVar("T")
 
+_log = logging.getLogger("leyden.store")
 _LARGEST_BATCH = 512
 
 
@@ -105,6 +107,9 @@ class Writer:
         self.commits = 0
         self.operations = 0
         self.busy_s = 0.0
+        self.outages = 0
+        """How often the database began to fail, because the disk is full, say."""
+        self._failing = False
         self._database = database
         self._clock = clock
         self._publish = publish
@@ -142,6 +147,9 @@ class Writer:
             for job in batch:
                 job.run(transaction)
             transaction.write_log()
+        if self._failing:
+            self._failing = False
+            _log.warning("the store commits again")
         return transaction.events
 
     def _commit_alone(self, job: _Operation[Any]) -> list[Event]:
@@ -149,8 +157,17 @@ class Writer:
         try:
             return self._commit([job])
         except Exception as error:
-            job.error = StoreUnavailable(f"the store could not commit: {error}") if _is_database_error(error) else error
+            if _is_database_error(error):
+                self._report_outage(error)
+                error = StoreUnavailable(f"the store could not commit: {error}")
+            job.error = error
             return []
+
+    def _report_outage(self, error: Exception) -> None:
+        if not self._failing:
+            self._failing = True
+            self.outages += 1
+            _log.error("the store cannot commit (%s): it refuses requests with 503 until it can", error)
 
     def _next_batch(self) -> list[_Operation[Any]]:
         batch: list[_Operation[Any]] = []

@@ -1,18 +1,20 @@
 """Checkpoints: each is a folder that is complete or absent, from which a run resumes as if it had never stopped.
 
-`step-N` is a Hugging Face folder (weights as they are trained, the model's tokenizer), with the optimiser's moments and
-the run's state. Rollouts sampled after the last checkpoint are in the store; a resumed run trains on them again.
+`step-N` is a Hugging Face folder (weights as they are trained, the model's tokenizer), with the optimiser's moments,
+the run's state and checksums. Rollouts sampled after the last checkpoint are in the store; a resumed run trains on them
+again. A run does not resume from a damaged checkpoint but from the one before it.
 """
 
+import errno
 import os
-import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import torch
 from msgspec import Struct
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -20,11 +22,18 @@ from leyden.config import ConfigError
 from leyden.records import DEFAULT_POLICY
 from leyden.rendering.known_models import remember_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE
+from leyden.trainer.checkpoint_files import (
+    CHECKSUMS_FILE,
+    STATE_FILE,
+    checkpoint_folder,
+    checkpoint_steps,
+    find_damage,
+    write_checksums,
+)
+from leyden.trainer.errors import TrainingError
 from leyden.trainer.policy.loading import ModelSource
 from leyden.trainer.policy.policy import Policy
 
-_NAME = re.compile(r"step-(\d+)")
-_STATE = "state.json"
 _OPTIMISER = "optimiser.safetensors"
 _EXTRA = "beside.safetensors"
 """Trained parameters that are not in the model: LoRA matrices, a critic."""
@@ -54,12 +63,25 @@ class Checkpoints:
     def __init__(self, run: Path, model: ModelSource, keep: int, policy: str = DEFAULT_POLICY) -> None:
         """`model` is the one that the training started from; its tokenizer belongs to every checkpoint."""
         self._folder, self._model, self._keep = checkpoint_folder(run, policy), model, keep
+        self._run, self._policy = run, policy
 
     def save(self, policy: Policy, state: TrainerState) -> Path:
         """Write a checkpoint, and delete those that are no longer kept."""
         final = self._folder / f"step-{state.step}"
         temporary = self._folder / f".step-{state.step}.draft"
         shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            self._write(policy, state, temporary)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)  # it takes room on a disk that may be full
+            raise
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        _sync(self._folder, inside=False)
+        self._delete_old(state)
+        return final
+
+    def _write(self, policy: Policy, state: TrainerState, temporary: Path) -> None:
         temporary.mkdir(parents=True)
         policy.served.save_pretrained(temporary, state_dict=policy.weights())
         save_file(
@@ -69,26 +91,29 @@ class Checkpoints:
             shutil.copyfile(file, temporary / file.name)
         remember_known_model(temporary, self._model.name)
         save_file(_moments(policy), temporary / _OPTIMISER)
-        (temporary / _STATE).write_bytes(msgspec.json.encode(state))
+        (temporary / STATE_FILE).write_bytes(msgspec.json.encode(state))
+        write_checksums(temporary)
         _sync(temporary)
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.rename(final)
-        _sync(self._folder, inside=False)
-        self._delete_old(state)
-        return final
 
     def weights_of(self, step: int, policy: Policy) -> "CheckpointWeights":
         """Return the weights of a checkpoint, to be published."""
-        return CheckpointWeights(self._folder / f"step-{step}", policy)
+        folder = self._folder / f"step-{step}"
+        if (damage := find_damage(folder)) is not None:
+            raise TrainingError(f"the checkpoint {folder} is damaged: {damage}")
+        return CheckpointWeights(folder, policy)
 
     @property
     def newest(self) -> int | None:
         """Step of the newest checkpoint."""
-        return max(_steps(self._folder), default=None)
+        return max(self._steps, default=None)
+
+    @property
+    def _steps(self) -> list[int]:
+        return checkpoint_steps(self._run, self._policy)
 
     def _delete_old(self, state: TrainerState) -> None:
-        wanted = {*sorted(_steps(self._folder))[-self._keep :], state.best_step, state.kept_step}
-        for number in _steps(self._folder):
+        wanted = {*self._steps[-self._keep :], state.best_step, state.kept_step}
+        for number in self._steps:
             if number not in wanted:
                 shutil.rmtree(self._folder / f"step-{number}")
 
@@ -110,8 +135,33 @@ class CheckpointWeights:
         return ((name, parameter.detach()) for name, parameter in self._policy.served.named_parameters())
 
 
+def restore_latest(run: Path, policy: Policy, warn: Callable[[str], None]) -> TrainerState:
+    """Restore a policy from its newest checkpoint that is whole; return the first state where there is no checkpoint.
+
+    Damaged checkpoints are renamed to `step-N.damaged` and reported.
+    """
+    damaged: list[Path] = []
+    while (folder := latest_checkpoint(run)) is not None:
+        damage = find_damage(folder)
+        if damage is None:
+            try:
+                return restore_checkpoint(folder, policy)
+            except (OSError, SafetensorError, ConfigError, KeyError, RuntimeError, ValueError) as error:
+                if (folder / CHECKSUMS_FILE).exists():
+                    raise
+                damage = str(error).partition("\n")[0]  # written by an earlier Leyden, without checksums
+        aside = folder.with_name(f"{folder.name}.damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        damaged.append(folder.rename(aside))
+        warn(f"the checkpoint {folder.name} is damaged ({damage}): it is now {aside}, and the one before it is used")
+    if damaged:
+        raise ConfigError(f"every checkpoint in {run} is damaged: run the command again to begin at step 0")
+    return TrainerState()
+
+
 def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
     """Restore a policy and its optimiser from a checkpoint."""
+    policy.optimiser.state.clear()
     state = read_state(folder)
     policy.load_weights(_read_weights(folder, policy))
     extra = load_file(folder / _EXTRA)
@@ -136,11 +186,6 @@ def _read_weights(folder: Path, policy: Policy) -> dict[str, torch.Tensor]:
     return weights
 
 
-def checkpoint_folder(run: Path, policy: str = DEFAULT_POLICY) -> Path:
-    """Return the folder of a policy's checkpoints: the run's for the default policy, else one of the policy's name."""
-    return run if policy == DEFAULT_POLICY else run / policy
-
-
 def latest_checkpoint(run: Path, policy: str = DEFAULT_POLICY) -> Path | None:
     """Return the checkpoint to resume from."""
     steps = checkpoint_steps(run, policy)
@@ -150,19 +195,17 @@ def latest_checkpoint(run: Path, policy: str = DEFAULT_POLICY) -> Path | None:
 def read_state(folder: Path) -> TrainerState:
     """Read the state of a run at a checkpoint."""
     try:
-        return msgspec.json.decode((folder / _STATE).read_bytes(), type=TrainerState)
+        return msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=TrainerState)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{folder} is not a checkpoint: {error}") from error
 
 
-def checkpoint_steps(run: Path, policy: str = DEFAULT_POLICY) -> list[int]:
-    """Return the steps of which a policy has checkpoints."""
-    return _steps(checkpoint_folder(run, policy))
-
-
-def _steps(folder: Path) -> list[int]:
-    entries = folder.iterdir() if folder.is_dir() else ()
-    return sorted(int(name[1]) for path in entries if (name := _NAME.fullmatch(path.name)) and (path / _STATE).exists())
+def is_disk_full(error: Exception) -> bool:
+    """Whether an error of writing a file says that there is no room for it."""
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if isinstance(error, SafetensorError):  # it names the number in its text
+        return any(f"os error {number})" in str(error) for number in numbers)
+    return isinstance(error, OSError) and error.errno in numbers
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

@@ -3,15 +3,17 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from statistics import fmean, stdev
 from typing import Protocol, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from leyden.backoff import Backoff
 from leyden.config import Config
 from leyden.engine.protocol import EngineBackend, Publication, WeightUpdate
 from leyden.episodes import Episode
@@ -20,7 +22,7 @@ from leyden.records import Call, RewardKind, StepCredits, Task, Version
 from leyden.remote import Remote
 from leyden.trainer.algorithm.resolve import Algorithm
 from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, select_rollouts
-from leyden.trainer.checkpoint import Checkpoints, TrainerState
+from leyden.trainer.checkpoint import Checkpoints, TrainerState, is_disk_full
 from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.mismatch import MismatchDetector
@@ -36,8 +38,7 @@ from leyden.wire import GroupSpec
 T = TypeVar("T")
 _MAX_TRIES = 3
 """How often a group is requested, each time for another task, before a step continues without it."""
-
-
+_ROOM_BACKOFF = Backoff(first_s=0.2, max_s=10.0)
 _CREDITS_PER_REQUEST = 10_000
 """Calls whose credits are recorded in one transaction."""
 
@@ -151,13 +152,15 @@ class Trainer:
                 report.held_out = await self._measure(report.step)
                 report.evaluation_s = time.monotonic() - evaluating
             durations = [*durations[-9:], time.monotonic() - started]
+            left_s = fmean(durations) * (training.steps - report.step)
             for observer in self._observers:  # before the checkpoint, so that every saved step has been reported
-                observer.step(report, fmean(durations) * (training.steps - report.step))
+                await self._when_there_is_room("the metrics", partial(observer.step, report, left_s))
             self._warn_of_collapse(report)
             self._warn_of_mismatch(report)
             best = self.state.best_step == report.step
             if best or stop.is_set() or _due(self._config.checkpoints.every, report.step, training.steps):
-                await self._on_thread(lambda: self._checkpoints.save(self._policy, self.state))
+                save = partial(self._on_thread, lambda: self._checkpoints.save(self._policy, self.state))
+                await self._when_there_is_room("the checkpoint", save)
         if self.state.step == training.steps and self._tasks.test:
             await self._measure_test()
         return self.state
@@ -271,7 +274,7 @@ class Trainer:
         if measured.reward is not None and (best is None or measured.reward >= best):  # of equal ones the later
             self.state = replace(self.state, best_step=step, best_reward=measured.reward)
         for observer in self._observers:
-            observer.measured(step, measured, episodes)
+            await self._when_there_is_room("the metrics", partial(observer.measured, step, measured, episodes))
         return measured
 
     async def _measure_test(self) -> None:
@@ -282,7 +285,7 @@ class Trainer:
             await self._publish(weights, weights.version)
         measured, _ = await self._evaluate("test", step, self._tasks.test, "test rollouts")
         for observer in self._observers:
-            observer.tested(step, measured)
+            await self._when_there_is_room("the metrics", partial(observer.tested, step, measured))
 
     async def _evaluate(
         self, name: str, step: int, tasks: Sequence[Task], what: str
@@ -326,6 +329,24 @@ class Trainer:
     def _report_progress(self, step: int, done: int, total: int, what: str) -> None:
         for observer in self._observers:
             observer.progress(step, done, total, what)
+
+    async def _when_there_is_room(self, what: str, write: Callable[[], Awaitable[object] | None]) -> None:
+        """Write something; while the disk is full, wait and try again."""
+        failures = 0
+        while True:
+            try:
+                writing = write()
+                if writing is not None:
+                    await writing
+                return
+            except Exception as error:
+                if not is_disk_full(error):
+                    raise
+                failures += 1
+                if failures == 1:
+                    for observer in self._observers:
+                        observer.warn(f"{what} of step {self.state.step} cannot be written ({error}): waiting for room")
+            await _ROOM_BACKOFF.wait(failures)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Run heavy work on the one compute thread, so that the event loop stays responsive."""

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from msgspec import Struct
 
+from leyden.backoff import Backoff
 from leyden.records import Call, CallStatus, Purpose, Sampling, VersionRun, WaitInterval
 from leyden.rl.signals.schemas import follows
 from leyden.server.gateway.attempt_calls import AttemptCalls
@@ -25,8 +26,12 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prompt import Prompt
 from leyden.server.gateway.structured_output import is_strict
-from leyden.store.errors import Conflict, NotFound, StoreError
+from leyden.store.errors import Conflict, NotFound, StoreError, StoreUnavailable
+from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
+
+_STORE_WAIT_S = 300.0
+_BACKOFF = Backoff(first_s=0.1, max_s=2.0)
 
 
 class Recorder:
@@ -42,13 +47,13 @@ class Recorder:
         self._store = store
 
     async def save(self, attempt: AttemptCalls, calls: Sequence[Call], history: History) -> None:
-        """Save the calls of one request; they are durable when this returns."""
+        """Save the calls of one request; they are durable when this returns. Waits while the disk is full."""
         lease, started = attempt.lease, time.perf_counter()
         if not attempt.recorded:
             self.direct.add(lease.rollout, calls)
             return
         try:
-            await self._store.record_calls(lease.run, lease.attempt, calls)
+            await self._record(lease, calls)
         except (Conflict, NotFound) as error:
             raise GatewayError(ErrorKind.FORBIDDEN, str(error)) from error
         except StoreError as error:
@@ -60,6 +65,19 @@ class Recorder:
             reason = call.unusable if attempt.settings.allow_biased_sampling else call.untrainable
             if reason is not None and lease.purpose is Purpose.TRAIN:
                 self.untrained[reason] += 1
+
+    async def _record(self, lease: ActiveLease, calls: Sequence[Call]) -> None:
+        """Try for some minutes: an agent would fail where the disk is full, and would be charged for it."""
+        deadline, failures = time.monotonic() + _STORE_WAIT_S, 0
+        while True:
+            try:
+                await self._store.record_calls(lease.run, lease.attempt, calls)
+                return
+            except StoreUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+                failures += 1
+                await _BACKOFF.wait(failures)
 
     def count_strict(self, request: GenerationRequest, calls: Sequence[ToolCall]) -> None:
         """Validate the calls of strict tools that no grammar enforced, and count them."""

@@ -71,16 +71,27 @@ class MetricsLog:
             named = {"policy": self._policy}
             metrics = {f"{self._policy}/{name}": value for name, value in metrics.items()}
         line = json.dumps({"step": step, "time": time.time(), **named, **metrics})
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        _append(self._path, line)
         for sink in self._sinks:
             sink.write(step, metrics)
         records = [Metric(step, name, value, time.time()) for name, value in metrics.items()]
         task = start_background(self._remote.record_metrics(self._run, records), "sending metrics to the server")
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
+
+
+def _append(path: Path, line: str) -> None:
+    """Append a line, or nothing where the disk has no room for it."""
+    with path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            data = f"{line}\n".encode()
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
 
 
 def step_metrics(report: StepReport) -> dict[str, float]:

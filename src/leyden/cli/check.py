@@ -1,0 +1,33 @@
+"""`leyden check`: verifies what a run keeps."""
+
+import argparse
+from typing import Any
+
+from leyden.cli.arguments import identifier
+from leyden.cli.printing import print_json, stdout_console
+from leyden.config import ConfigError
+from leyden.local.check import check_run
+
+
+def add_check(commands: Any) -> argparse.ArgumentParser:
+    """Add the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "check", help="verify the database and the checkpoints of a run"
+    )
+    command.add_argument("name", metavar="RUN", type=identifier)
+    command.set_defaults(run=_check)
+    return command
+
+
+async def _check(options: argparse.Namespace) -> None:
+    parts = check_run(options.home / options.name)
+    if options.json:
+        print_json(parts)
+    else:
+        console = stdout_console()
+        for part in parts:
+            console.print(f"{part.name}: {part.detail}", highlight=False, soft_wrap=True, markup=False)
+            for problem in part.problems:
+                console.print(f"  {problem}", highlight=False, soft_wrap=True, markup=False)
+    if damaged := [part.name for part in parts if part.problems]:
+        raise ConfigError(f"damaged: {', '.join(damaged)}")

@@ -1,0 +1,72 @@
+"""The files of a checkpoint and their checksums, by which a damaged checkpoint is known before it is loaded.
+
+This module does not import torch.
+"""
+
+import re
+import zlib
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from leyden.records import DEFAULT_POLICY
+
+STATE_FILE = "state.json"
+CHECKSUMS_FILE = "checksums.json"
+_NAME = re.compile(r"step-(\d+)")
+
+
+class FileChecksum(Struct, frozen=True):
+    """The size and the CRC-32 of a file."""
+
+    bytes: int
+    crc32: int
+
+
+def checkpoint_folder(run: Path, policy: str = DEFAULT_POLICY) -> Path:
+    """Return the folder of a policy's checkpoints: the run's for the default policy, else one of the policy's name."""
+    return run if policy == DEFAULT_POLICY else run / policy
+
+
+def checkpoint_steps(run: Path, policy: str = DEFAULT_POLICY) -> list[int]:
+    """Return the steps of which a policy has checkpoints."""
+    folder = checkpoint_folder(run, policy)
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(
+        int(name[1]) for path in entries if (name := _NAME.fullmatch(path.name)) and (path / STATE_FILE).exists()
+    )
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of all files of a checkpoint."""
+    found = {path.name: _checksum(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    (folder / CHECKSUMS_FILE).write_bytes(msgspec.json.encode(found))
+
+
+def find_damage(folder: Path) -> str | None:
+    """Return what is wrong with the files of a checkpoint; None if nothing is, or if it has no checksums."""
+    file = folder / CHECKSUMS_FILE
+    if not file.exists():  # written by an earlier Leyden
+        return None
+    try:
+        written = msgspec.json.decode(file.read_bytes(), type=dict[str, FileChecksum])
+        for name, checksum in written.items():
+            path = folder / name
+            if not path.exists():
+                return f"{name} is missing"
+            if (size := path.stat().st_size) != checksum.bytes:
+                return f"{name} has {size} bytes instead of {checksum.bytes}"
+            if _checksum(path) != checksum:
+                return f"{name} is not what was written"
+    except (OSError, msgspec.DecodeError) as error:
+        return f"it cannot be read: {error}"
+    return None
+
+
+def _checksum(path: Path) -> FileChecksum:
+    size = crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            size, crc = size + len(block), zlib.crc32(block, crc)
+    return FileChecksum(size, crc)
