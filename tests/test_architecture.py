@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 LAYERS = (
     ("defaults", "background", "backoff", "decoding", "estimates", "framing", "descriptors", "descendants"),
-    ("outcomes", "guardian"),
+    ("outcomes", "guardian", "rotating_log"),
     ("records",),
     ("episodes", "config", "wire", "loading"),
     ("views",),

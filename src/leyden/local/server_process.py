@@ -6,6 +6,7 @@ without being charged, because their model calls may have failed with it.
 """
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -26,7 +27,7 @@ from leyden.background import start_background
 from leyden.backoff import Backoff
 from leyden.config import ConfigError
 from leyden.engine.protocol import EngineBackend
-from leyden.local.log_tail import LogTail
+from leyden.rotating_log import RotatingLog
 from leyden.server.options import REFUSED, RunningServer, ServerProcessOptions
 from leyden.trainer.errors import TrainingError
 
@@ -43,10 +44,9 @@ class LocalServer:
     """A server process that is started again when it dies."""
 
     def __init__(self, options: ServerProcessOptions, engine: EngineBackend, log_file: Path) -> None:
-        self._options, self._engine, self._log_file = options, engine, log_file
+        self._options, self._engine, self._output = options, engine, RotatingLog(log_file)
         self._starts_held = False
         self._process: Process
-        self._output: LogTail
         self._engine_connection: tuple[asyncio.StreamWriter, asyncio.Task[None]]
         self._supervising: asyncio.Task[NoReturn]
         self.running: RunningServer
@@ -130,9 +130,8 @@ class LocalServer:
         reader, writer = await asyncio.open_connection(sock=ours)
         serving = start_background(self._engine.serve(reader, writer), "serving the engine to the server process")
         self._engine_connection = writer, serving
-        self._output = LogTail(self._log_file)
         options = replace(options, engine=self._engine.address, held=self._starts_held)
-        with theirs, self._log_file.open("ab") as stderr:
+        with theirs, os.fdopen(self._output.open(), "wb") as stderr:
             self._process = await asyncio.create_subprocess_exec(
                 # without -P a file of the user may shadow one of ours
                 *(sys.executable, "-P", "-m", "leyden.server", str(theirs.fileno())),
@@ -158,6 +157,7 @@ class LocalServer:
             self._process.kill()
             await self._process.wait()
         self._close_engine()
+        await asyncio.to_thread(self._output.tail)  # until it is all in the log
 
     def _close_engine(self) -> None:
         writer, serving = self._engine_connection
@@ -177,7 +177,7 @@ async def running_server(
         await server.stop()
 
 
-async def _wait_ready(process: Process, options: ServerProcessOptions, output: LogTail) -> RunningServer:
+async def _wait_ready(process: Process, options: ServerProcessOptions, output: RotatingLog) -> RunningServer:
     """Wait until the server listens; returns where."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(options.to_json().encode() + b"\n")
@@ -193,7 +193,7 @@ def _print(message: str) -> None:
     Console(stderr=True).print(message, highlight=False, soft_wrap=True, markup=False)
 
 
-def _last_line(output: LogTail) -> str:
+def _last_line(output: RotatingLog) -> str:
     line = output.last_line()
     return f"nothing was written to {output.path}" if line is None else f"{line} ({output.path})"
 

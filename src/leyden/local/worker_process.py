@@ -11,8 +11,8 @@ from typing import NoReturn
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.config import Config, ConfigError
-from leyden.local.log_tail import LogTail
 from leyden.local.machine import usable_cores, worker_size
+from leyden.rotating_log import RotatingLog
 
 _REFUSED = 2
 """The exit status of a worker that cannot run with these options, so that restarting it is useless."""
@@ -25,7 +25,7 @@ class LocalWorker:
 
     def __init__(self, options: WorkerOptions, key: str, log_file: Path) -> None:
         self._options, self._key = options, key
-        self._output = LogTail(log_file)
+        self._output = RotatingLog(log_file)
         self._worker = self._start()
         self._supervising = asyncio.create_task(self._supervise())
 
@@ -39,9 +39,10 @@ class LocalWorker:
         self._supervising.cancel()
         self._worker.end()
         await asyncio.to_thread(self._worker.process.wait)
+        await asyncio.to_thread(self._output.tail)
 
     def _start(self) -> WorkerProcess:
-        return WorkerProcess(self._options, self._key, self._output.path)
+        return WorkerProcess(self._options, self._key, self._output.open())
 
     async def _supervise(self) -> NoReturn:
         deaths: list[float] = []

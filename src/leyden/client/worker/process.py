@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 
@@ -13,10 +12,12 @@ from leyden.client.worker.worker import WorkerOptions
 class WorkerProcess:
     """A worker in a child process. Keep a reference: the worker ends when this object or the parent process goes."""
 
-    def __init__(self, options: WorkerOptions, key: str, log: Path | None = None) -> None:
-        """Start it. Output of the worker and its agents is appended to `log`; None: it goes to this process's own."""
+    def __init__(self, options: WorkerOptions, key: str, output: int | None = None) -> None:
+        """Start it. Output of the worker and its agents goes to the descriptor `output`, which is closed here.
+
+        Without one it goes to this process's own.
+        """
         self._lifeline: int | None = None
-        output = log.open("ab") if log is not None else None
         child_end, self._lifeline = os.pipe()
         os.write(self._lifeline, f"{key}\n".encode())  # agents of the same user could read it from the environment
         try:
@@ -34,7 +35,7 @@ class WorkerProcess:
         finally:
             os.close(child_end)
             if output is not None:
-                output.close()
+                os.close(output)
 
     def stop(self) -> None:
         """Let it finish its attempts within the grace time; `process.wait()` waits for its end."""

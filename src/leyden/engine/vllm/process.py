@@ -21,12 +21,12 @@ from typing import Literal, NoReturn
 
 from msgspec import Struct
 
-from leyden.decoding import decode_text
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.extension import leyden_weights
 from leyden.engine.vllm.http import call, control, is_healthy
 from leyden.engine.vllm.installation import VllmInstallation, find_vllm
 from leyden.guardian import guarded
+from leyden.rotating_log import RotatingLog
 
 log = logging.getLogger(__name__)
 
@@ -107,14 +107,13 @@ class VllmProcess:
         self, options: VllmOptions, log: Path, on_restart: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         """Without `on_restart` a crash is final: `wait_failed` raises at once."""
-        self._options, self._log, self._on_restart = options, log, on_restart
+        self._options, self._log, self._on_restart = options, RotatingLog(log), on_restart
         self._folder = Path(tempfile.mkdtemp(prefix="leyden-vllm-"))  # mode 0700
         self.socket = self._folder / "vllm.sock"
         self.restarts = 0
         self._installation: VllmInstallation | None = None
         self._process: Process | None = None
         self._lifeline = -1
-        self._log_start = 0
         self._supervisor: asyncio.Task[NoReturn] | None = None
         self._up, self._down = asyncio.Event(), asyncio.Event()
 
@@ -205,10 +204,9 @@ class VllmProcess:
         assert self._installation is not None
         lifeline_end, self._lifeline = os.pipe()
         words = command(self._options, self._installation, self._private_socket)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        self._log.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with self._log.open("ab") as output:
+            with os.fdopen(self._log.open(), "wb") as output:
                 self._process = await asyncio.create_subprocess_exec(
                     *guarded(words, lifeline_end, grace_s=_TERM_TIMEOUT_S, terminate=True),
                     env=environment(self._options),
@@ -252,8 +250,7 @@ class VllmProcess:
 
     def _last_lines(self) -> str:
         """The reason, as far as the log has it."""
-        text = decode_text(self._log.read_bytes()[self._log_start :])
-        return f"{last_words(text)} (see {self._log})"
+        return f"{last_words(self._log.tail())} (see {self._log.path})"
 
 
 def last_words(text: str) -> str:
