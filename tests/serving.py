@@ -20,11 +20,13 @@ class ServerProcess:
     def __init__(self, home: Path, *arguments: str) -> None:
         self.home = home
         self.arguments = arguments
+        self.prefix: tuple[str, ...] = ()
+        """A command that runs the server, such as one that sets limits."""
         self.port = "0"
 
     def start(self) -> Self:
         command = [sys.executable, "-m", "leyden.cli", "serve", "--json", "--home", str(self.home), "--port", self.port]
-        self.process = subprocess.Popen([*command, *self.arguments], stdout=subprocess.PIPE)
+        self.process = subprocess.Popen([*self.prefix, *command, *self.arguments], stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:

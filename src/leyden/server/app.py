@@ -82,6 +82,8 @@ class Endpoint:
         key = _ANONYMOUS
         if route.permission is not None:
             key = self._authenticate(route.permission, path, headers)
+            if (connection := request.scope.get("state", {}).get("connection")) is not None:
+                connection.holds_key()
             admission.enter_context(service.limiter.admit(key.kind, key.id))
         check_path(path)
         query = decode_query(request.scope["query_string"], route.query)

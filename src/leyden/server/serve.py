@@ -15,10 +15,10 @@ from leyden.background import start_background
 from leyden.descriptors import raise_file_limit
 from leyden.server.address import is_loopback, is_wildcard
 from leyden.server.app import application
+from leyden.server.connections import KEEP_ALIVE_S, ConnectionLimits
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.upstream.client import UpstreamClient
-from leyden.server.header_limit import HeaderLimitProtocol
 from leyden.server.keys import KeyKind, KeyRefused, Keyring, write_private
 from leyden.server.loop_watchdog import LoopWatchdog
 from leyden.server.options import RunningServer, ServeError, ServeOptions
@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 application(service),
-                http=HeaderLimitProtocol,
+                http=ConnectionLimits().protocol,  # type: ignore[arg-type]  # it is called like a class
                 lifespan="off",
                 ws="none",
                 access_log=False,
@@ -117,7 +117,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 date_header=False,
                 backlog=4096,
-                timeout_keep_alive=75,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_SHUTDOWN_S,
             )
         )

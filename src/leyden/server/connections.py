@@ -1,0 +1,128 @@
+"""Limits what a connection may cost before its caller has shown a key.
+
+Heads have a limit of size and time, bodies a limit of time, and connections on which no valid key was sent a limit of
+number: a new connection takes the place of the oldest of them, so that descriptors are left for callers with keys.
+uvicorn itself limits only how long a connection is idle between two requests.
+"""
+
+import asyncio
+import resource
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+KEEP_ALIVE_S = 75
+"""How long a connection may be idle between two requests."""
+_MAX_HEAD = 128 * 1024
+_HEAD_S = 20.0
+"""How long a head may take; on a new connection, how long the caller may be silent."""
+_BODY_IDLE_S, _BODY_S = 30.0, 600.0
+"""How long a body may pause, and take in all."""
+_SWEEP_S = 0.5
+_RESERVED = 100
+"""Descriptors for the database, the engine and files."""
+
+
+class ConnectionLimits:
+    """The open connections of one server."""
+
+    def __init__(self) -> None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max_connections = max(limit - _RESERVED, limit // 2)
+        self._max_anonymous = self._max_connections // 2
+        self._open: set[LimitedConnection] = set()
+        self._anonymous: dict[LimitedConnection, None] = {}
+        """Connections on which no valid key was sent, the oldest first."""
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def protocol(self, *args: Any, **kwargs: Any) -> "LimitedConnection":
+        """Create the protocol of a connection; uvicorn calls it as it would call a protocol class."""
+        return LimitedConnection(self, *args, **kwargs)
+
+    def add(self, connection: "LimitedConnection") -> None:
+        """Count a new connection; where there are too many, close the oldest on which no key was sent."""
+        self._open.add(connection)
+        self._anonymous[connection] = None
+        if len(self._anonymous) > self._max_anonymous or len(self._open) > self._max_connections:
+            oldest = next(iter(self._anonymous))
+            self.remove(oldest)
+            oldest.transport.abort()
+        if self._sweeping is None:
+            self._sweep()
+
+    def trust(self, connection: "LimitedConnection") -> None:
+        """A valid key was sent on a connection: it is not closed for the sake of others."""
+        self._anonymous.pop(connection, None)
+
+    def remove(self, connection: "LimitedConnection") -> None:
+        """Forget a connection that is closed."""
+        self._open.discard(connection)
+        self._anonymous.pop(connection, None)
+
+    def _sweep(self) -> None:
+        """Close connections that are over time; repeat while there are any."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in [one for one in self._open if one.is_over_time(now)]:
+            connection.transport.abort()
+        self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self._open else None
+
+
+class LimitedConnection(HttpToolsProtocol):
+    """Answers 400 and closes the connection when request line and headers exceed 128 KiB; keeps its deadline."""
+
+    def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._in_head, self._head = True, 0
+        self._deadline: float | None = None
+        self._body_deadline = 0.0
+
+    def is_over_time(self, now: float) -> bool:
+        """Whether the head or the body takes too long. A body that the server does not read yet does not count."""
+        return self._deadline is not None and now > self._deadline and not self.flow.read_paused
+
+    def holds_key(self) -> None:
+        """Called when a request on this connection has a valid key."""
+        self._limits.trust(self)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Wait for the first head."""
+        super().connection_made(transport)
+        self._deadline = self.loop.time() + _HEAD_S
+        self._limits.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free the descriptor."""
+        self._limits.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count the bytes until the headers are complete, and set the deadline for what must follow."""
+        self._head += len(data) if self._in_head else 0
+        super().data_received(data)
+        if self._head > _MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response("The request headers are too large.")
+        if not self._in_head:
+            self._deadline = min(self.loop.time() + _BODY_IDLE_S, self._body_deadline)
+        elif not self._head:
+            self._deadline = None  # the request is complete; uvicorn limits the time until the next
+        elif self._deadline is None:
+            self._deadline = self.loop.time() + _HEAD_S
+
+    def on_message_begin(self) -> None:
+        """Count a head that begins behind the request before it."""
+        self._head = max(self._head, 1)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Stop counting: bodies have their own limit."""
+        self._in_head, self._head, self._deadline = False, 0, None
+        self._body_deadline = self.loop.time() + _BODY_S
+        self.scope["state"]["connection"] = self
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Count again for the next request."""
+        self._in_head = True
+        super().on_message_complete()

@@ -1,0 +1,77 @@
+"""Connections without a key: they end in time, and their number leaves room for callers who hold one."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import aiohttp
+import pytest
+from serving import ServerProcess
+
+from leyden.remote import Remote
+from leyden.server import connections
+from leyden.server.options import ServeOptions
+from leyden.server.serve import open_server
+
+HEAD = b"POST /api/runs HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+def connect(url: str) -> socket.socket:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+async def test_half_open_connections_do_not_lock_out_those_who_hold_a_key(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        server.stop()
+        server.prefix = ("bash", "-c", 'ulimit -n 300; exec "$@"', "bash")
+        server.start()
+        url = server.url
+        async with Remote(url, server.admin_key) as before, aiohttp.ClientSession() as anybody:
+            await before.runs()  # this connection stays open
+            half_open = []
+            for number in range(400):
+                half_open.append(connect(url))
+                if number % 2:
+                    half_open[-1].sendall(HEAD)
+            for _ in range(3):
+                async with asyncio.timeout(30), Remote(url, server.admin_key) as new:
+                    assert await new.runs() == await before.runs() == []
+            async with anybody.get(f"{url}/healthz", timeout=aiohttp.ClientTimeout(30)) as health:
+                assert health.status == 200
+            closed = 0
+            for attacker in half_open:
+                attacker.settimeout(0.001)
+                try:
+                    closed += attacker.recv(1) == b""
+                except ConnectionError:
+                    closed += 1
+                except TimeoutError:
+                    pass
+                attacker.close()
+            assert closed >= 250  # the oldest made room
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", HEAD, HEAD + b"content-length: 9\r\n\r\n{", b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /heal"],
+    ids=["silent", "half a head", "half a body", "half a second head"],
+)
+async def test_a_request_that_does_not_arrive_in_time_ends(
+    sent: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("_HEAD_S", "_BODY_IDLE_S"):
+        monkeypatch.setattr(connections, limit, 0.5)
+    async with open_server(ServeOptions(tmp_path, port=0, keyless=True)) as server:
+        host, _, port = server.running.url.removeprefix("http://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+            try:
+                while await reader.read(1000):
+                    pass
+            except ConnectionError:
+                pass
+            async with session.get(f"{server.running.url}/healthz") as health:
+                assert health.status == 200
+        writer.close()
