@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+from forked_commands import ForkedCommand, start_command
 
 from leyden.server.keys import KeyKind, Keyring
 from leyden.server.options import RunningServer
@@ -25,8 +26,12 @@ class ServerProcess:
         self.port = "0"
 
     def start(self) -> Self:
-        command = [sys.executable, "-m", "leyden.cli", "serve", "--json", "--home", str(self.home), "--port", self.port]
-        self.process = subprocess.Popen([*self.prefix, *command, *self.arguments], stdout=subprocess.PIPE)
+        words = ("serve", "--json", "--home", str(self.home), "--port", self.port, *self.arguments)
+        if self.prefix:
+            command = [*self.prefix, sys.executable, "-m", "leyden.cli", *words]
+            self.process: ForkedCommand | subprocess.Popen[bytes] = subprocess.Popen(command, stdout=subprocess.PIPE)
+        else:
+            self.process = start_command(*words, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:

@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from forked_commands import run_command, start_command
 from trainings import AGENT, Training, after_lines, children, line_with
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,14 +26,15 @@ from leyden.trainer.policy.loading import BUNDLED
 
 
 def leyden(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "leyden.cli", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return run_command(*arguments, cwd=folder)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
     training = Training(tmp_path_factory.mktemp("trained"))
-    training.finish()
+    command = [sys.executable, "-m", "leyden.cli", "train", "small.toml"]
+    done = subprocess.run(command, cwd=training.folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
     return training
 
 
@@ -171,7 +173,7 @@ def test_a_run_that_came_to_nothing_may_begin_with_another_configuration(tmp_pat
     assert nowhere.returncode == 1
     assert "`server`: cannot listen on 192.0.2.1" in nowhere.stderr
     agent = (tmp_path / "agent.py").read_text()
-    (tmp_path / "agent.py").write_text(agent.replace("client = OpenAI()", "client = None"))
+    (tmp_path / "agent.py").write_text(agent.replace("client.post", "client.pest"))
     broken = leyden(tmp_path, "train", "small.toml", "held_out=1", "training.group_size=2")
     assert "none of the first 1 rollouts succeeded" in broken.stderr
     (tmp_path / "agent.py").write_text(agent)
@@ -361,9 +363,7 @@ def test_agents_may_run_elsewhere(tmp_path: Path) -> None:
     waiting = line_with(process, "waiting for workers")
     assert waiting.startswith("waiting for workers: leyden worker CONFIG.toml --server http://127.0.0.1:")
     elsewhere = shlex.split(waiting.partition("CONFIG.toml ")[2])
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "leyden.cli", "worker", "small.toml", *elsewhere], cwd=tmp_path, stderr=subprocess.PIPE
-    )
+    worker = start_command("worker", "small.toml", *elsewhere, cwd=tmp_path, stderr=subprocess.PIPE)
     try:
         printed, _ = process.communicate(timeout=120)
         assert process.returncode == 0, printed

@@ -4,26 +4,30 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from forked_commands import ForkedCommand, start_command
+
 AGENT = """
+import os
 import time
 from pathlib import Path
 
-from openai import OpenAI
+import httpx  # OpenAI's client takes a second to import
 
-client = OpenAI()
+client = httpx.Client(verify=False, timeout=600)
 
 
 def solve(task):
     while Path("slow").exists():
         time.sleep(0.05)
-    said = client.chat.completions.create(
-        model="spark", messages=[{"role": "user", "content": task["question"]}], max_tokens=8
+    answer = client.post(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        headers={"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+        json={"model": "spark", "messages": [{"role": "user", "content": task["question"]}], "max_tokens": 8},
     )
-    return said.choices[0].message.content
+    return answer.raise_for_status().json()["choices"][0]["message"]["content"]
 
 
 def reward(task, result):
@@ -60,15 +64,10 @@ class Training:
         rows = [json.dumps({"question": f"What is {n} plus {n}?"}) for n in range(8)]
         (folder / "tasks.jsonl").write_text("\n".join(rows))
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> ForkedCommand:
         """Begin, or go on."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "leyden.cli", "train", "small.toml", *self.settings, *arguments],
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        words = ("train", "small.toml", *self.settings, *arguments)
+        return start_command(*words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def finish(self, *arguments: str) -> str:
         """Train to the end; what was printed."""
@@ -98,14 +97,14 @@ class Training:
         return (self.run / "step-4" / "model.safetensors").read_bytes()
 
 
-def after_lines(process: "subprocess.Popen[str]", number: int) -> None:
+def after_lines(process: ForkedCommand, number: int) -> None:
     """Wait until a training has printed this many lines besides what it says of its parts."""
     assert process.stdout is not None
     while number:
         number -= not process.stdout.readline().startswith(("engine:", "agents:", "dashboard:"))
 
 
-def line_with(process: "subprocess.Popen[str]", text: str) -> str:
+def line_with(process: ForkedCommand, text: str) -> str:
     """Wait for a line with this text; what was printed before it is skipped."""
     assert process.stdout is not None
     for line in process.stdout:

@@ -1,0 +1,211 @@
+"""Runs `leyden` commands in forks of a process that has imported what they need.
+
+A command that is started anew spends up to ten seconds of a core on imports, more than on what most tests look at. A
+fork runs the same `main` with its own arguments, folder, environment, output and exit. `tests/cli/test_cli.py` and the
+first training of `tests/local/test_train.py` start commands as a user does.
+"""
+
+import atexit
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+_IMPORTS = {
+    "train": ["leyden.local.train", "matplotlib.figure"],
+    "eval": ["leyden.local.evaluate"],
+    "dev": ["leyden.local.dev"],
+    "export": ["leyden.local.export"],
+    "serve": ["leyden.server.serve"],
+    "worker": ["leyden.client.worker.worker"],
+}
+"""What the process imports before it forks for a command."""
+_REQUEST_BYTES = 2**20
+
+
+class ForkedCommand:
+    """A running command, with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, status: int, stdout: IO[Any] | None, stderr: IO[Any] | None) -> None:
+        self.pid, self.stdout, self.stderr = pid, stdout, stderr
+        self.returncode: int | None = None
+        self._status = status
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal, or None while the command runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; returns the exit status."""
+        if self.returncode is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._status, selectors.EVENT_READ)
+                if not selector.select(timeout):
+                    raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            self.returncode = int(os.read(self._status, 16))
+            os.close(self._status)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
+        """Read the rest of the output and wait for the end."""
+        output: dict[str, Any] = {}
+        streams = {"stdout": self.stdout, "stderr": self.stderr}
+        readers = [
+            threading.Thread(target=lambda name=name, stream=stream: output.update({name: stream.read()}), daemon=True)
+            for name, stream in streams.items()
+            if stream is not None
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(timeout)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        self.wait(timeout)
+        return output.get("stdout"), output.get("stderr")
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the command has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class _ForkServer:
+    """The process that forks. It ends when this process ends."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, str(Path(__file__)), str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+    def fork(self, arguments: list[str], folder: Path, descriptors: list[int]) -> int:
+        request = json.dumps({"arguments": arguments, "folder": str(folder), "environment": dict(os.environ)})
+        socket.send_fds(self._socket, [request.encode()], descriptors)
+        return int(self._socket.recv(16))
+
+
+_server: _ForkServer | None = None
+
+
+def start_command(
+    *arguments: str, cwd: Path | None = None, stdout: int | None = None, stderr: int | None = None, text: bool = False
+) -> ForkedCommand:
+    """Start `leyden ARGUMENTS`. Output goes where `subprocess.Popen` would send it."""
+    global _server
+    if _server is None:
+        _server = _ForkServer()
+    kept: list[int] = []
+    given: list[int] = []
+
+    def pipe() -> int:
+        reading, writing = os.pipe()
+        kept.append(reading)
+        given.append(writing)
+        return writing
+
+    status = pipe()
+    outputs = [1, 2]
+    streams: list[IO[Any] | None] = [None, None]
+    for index, asked in enumerate((stdout, stderr)):
+        if asked == subprocess.PIPE:
+            outputs[index] = pipe()
+            streams[index] = os.fdopen(kept[-1], "r" if text else "rb")
+        elif asked == subprocess.STDOUT:
+            outputs[index] = outputs[0]
+    try:
+        pid = _server.fork(list(arguments), cwd or Path.cwd(), [status, *outputs])
+    finally:
+        for descriptor in given:
+            os.close(descriptor)
+    return ForkedCommand(pid, kept[0], *streams)
+
+
+def run_command(*arguments: str, cwd: Path | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run `leyden ARGUMENTS` to its end; returns what it printed."""
+    process = start_command(*arguments, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    stdout, stderr = process.communicate(timeout)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(["leyden", *arguments], process.returncode, stdout, stderr)
+
+
+def _serve(requests: socket.socket) -> list[str] | None:
+    """Fork for every request. Returns a command's arguments in the fork, and None when nobody can request any more."""
+    selector = selectors.DefaultSelector()
+    selector.register(requests, selectors.EVENT_READ)
+    running: dict[int, tuple[int, int]] = {}  # file descriptor of a process -> its pid, where its exit status goes
+    while True:
+        for key, _ in selector.select():
+            if key.fd != requests.fileno():
+                pid, status = running.pop(key.fd)
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+                os.close(status)
+                continue
+            text, (status, *outputs), _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 3)
+            if not text:
+                return None
+            request = json.loads(text)
+            for module in ["leyden.cli", *_IMPORTS.get(request["arguments"][0], ())]:
+                import_module(module)
+            if "--model" in request["arguments"]:
+                import_module("leyden.local.serve")
+            pid = os.fork()
+            if pid == 0:
+                selector.close()
+                requests.close()
+                for descriptor in (status, *running, *(status for _, status in running.values())):
+                    os.close(descriptor)
+                _become(outputs, request["folder"], request["environment"])
+                return [str(one) for one in request["arguments"]]
+            for descriptor in outputs:
+                os.close(descriptor)
+            handle = os.pidfd_open(pid)
+            running[handle] = pid, status
+            selector.register(handle, selectors.EVENT_READ)
+            requests.send(str(pid).encode())
+
+
+def _become(outputs: list[int], folder: str, environment: dict[str, str]) -> None:
+    """Take over the output, folder and environment of a command."""
+    for number, descriptor in enumerate(outputs, start=1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[0] = folder
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # Python's own generator is seeded by the fork
+
+
+if __name__ == "__main__":
+    if (arguments := _serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
+        from leyden.cli import main
+
+        sys.argv = ["leyden", *arguments]
+        sys.exit(main())
