@@ -41,12 +41,12 @@ check: $(INSTALLED)
 	$(BIN)/mypy --strict src
 
 test: check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Also what is slow: many seeds, long chaos, real engines. The last result is kept under results/.
 test-all: check $(EXAMPLES)
 	mkdir -p results
-	$(BIN)/python -m pytest -n 2 -m 'slow or not slow' --hypothesis-profile=random --junit-xml=results/test-all.xml
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or not slow' --hypothesis-profile=random --junit-xml=results/test-all.xml
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

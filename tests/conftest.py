@@ -9,7 +9,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported; see leyden.local.openmp
+# Before torch is imported, also by the commands that tests start. Models are tiny and cores are shared.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see leyden.local.openmp
 sys.path.insert(0, str(Path(__file__).parent))
 
 from databases import Postgres, find_programs
