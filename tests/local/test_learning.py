@@ -58,6 +58,7 @@ def test_a_reduced_demo_learns(tmp_path: Path) -> None:
     assert trained.after > trained.before + MARGIN
 
 
+@pytest.mark.slow  # tests/rl/test_unbiased.py proves what the gradient is on average
 def test_shuffled_rewards_teach_nothing(tmp_path: Path) -> None:
     config = configured(tmp_path, *REDUCED)
     trained = run(configured(tmp_path, *REDUCED, "reward=shuffled.py:reward", "held_out=0"))

@@ -226,6 +226,7 @@ def test_models_as_they_are_agree_to_single_precision(kind: str, samples: list[S
     assert_equal(both_ways(small(kind, spread=0.1), samples, OBJECTIVES["ppo_clip"]), single_precision(samples))
 
 
+@pytest.mark.usefixtures("in_double")
 @some
 @given(samples=episodes())
 def test_the_critics_values_are_those_of_one_sequence_per_call(samples: list[Sample]) -> None:
@@ -236,7 +237,7 @@ def test_the_critics_values_are_those_of_one_sequence_per_call(samples: list[Sam
         assert policy.critic is not None
         torch.nn.init.normal_(policy.critic.outer.weight)
         found.append(policy.values(samples))
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("layout", ["rows", "tree"])
