@@ -87,7 +87,7 @@ class ModelServer:
 
 async def eventually(true: Callable[[], bool]) -> None:
     """Wait for a condition that no event announces."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -46,11 +46,11 @@ class WorkerHarness:
         """Queue a group, named like its task."""
         await self.remote.enqueue("r", GroupSpec(group, Task(group, input), size, Purpose.TRAIN))
 
-    async def episodes(self, group: str, timeout_s: float = 30.0) -> list[Episode]:
+    async def episodes(self, group: str, timeout_s: float = 120.0) -> list[Episode]:
         """Wait until a group is finished and return its episodes."""
         async with asyncio.timeout(timeout_s):
             while group not in self._finished:
-                log = await self.remote.events("r", self._after, wait=timeout_s, kind="group.finished")
+                log = await self.remote.events("r", self._after, wait=30, kind="group.finished")
                 self._after = log.after
                 self._finished |= {event.subject for event in log.events}
         return await self.remote.group_episodes("r", group)
@@ -60,12 +60,12 @@ class WorkerHarness:
         (episode,) = await self.episodes(group)
         return episode
 
-    async def event(self, kind: str, subject: str, timeout_s: float = 20.0) -> None:
+    async def event(self, kind: str, subject: str, timeout_s: float = 120.0) -> None:
         """Wait for an event."""
         after = 0
         async with asyncio.timeout(timeout_s):
             while True:
-                log = await self.remote.events("r", after, wait=timeout_s, kind=kind)
+                log = await self.remote.events("r", after, wait=30, kind=kind)
                 if any(event.subject == subject for event in log.events):
                     return
                 after = log.after
@@ -85,7 +85,7 @@ class WorkerHarness:
             )
             worker.process.kill()
             worker.process.wait()
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while any(map(alive, descendants)):
                 assert time.monotonic() < deadline, descendants
                 time.sleep(0.02)

@@ -272,9 +272,9 @@ async def test_a_worker_that_polls_again_at_once_does_not_keep_a_server_from_sto
             asking = asyncio.create_task(ask_again_and_again(remote))
             await until_asked_for_work(remote, "w")
             server.process.terminate()
-            await asyncio.wait([asking], timeout=5)
+            await asyncio.wait([asking], timeout=20)
             assert asking.done()
-            assert await asyncio.to_thread(server.process.wait, 5) == 0
+            assert await asyncio.to_thread(server.process.wait, 20) == 0
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ async def test_who_waits_is_served_when_the_time_of_a_retry_has_come(store: Stor
     await asyncio.sleep(0.1)
     assert not waiting.done()
     advance(store, 0.5)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         (grant,) = await waiting
     assert grant.attempt.id == "g.0.2"
 
@@ -220,7 +220,7 @@ async def test_a_worker_that_withdraws_is_answered_at_once(store: Store) -> None
     waiting = [asyncio.create_task(store.lease(LeaseQuery(name, 1, None, None), 30)) for name in ("leaving", "staying")]
     await asyncio.sleep(0)
     store.withdraw("leaving")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert await waiting[0] == []
     await queue(store, "g")
     assert len(await waiting[1]) == 1

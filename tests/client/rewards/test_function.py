@@ -71,7 +71,7 @@ async def test_a_reward_that_dawdles_is_not_waited_for() -> None:
         await function(lambda: time.sleep(30), tries=2, limit_s=0.1).score({}, 1, no_episode)
     with pytest.raises(NoReward, match="failed: TimeoutError"):
         await function(_own_time_out, tries=1).score({}, 1, no_episode)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 async def _own_time_out() -> None:
