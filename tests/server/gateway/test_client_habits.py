@@ -1,13 +1,11 @@
 """What clients make of a conversation on its way back, and that its turns keep their tokens all the same."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from modelserving import END, ModelServer, call, model_server
+from modelserving import END, ModelServer, call
 
 from leyden.records import PromptOrigin
 from leyden.rl.signals.finding import find
@@ -18,13 +16,6 @@ USER = {"role": "user", "content": "What is 2 + 3?"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}
 ADD = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 SUB = {"type": "function", "function": {"name": "sub", "parameters": SCHEMA}}
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[ModelServer]:
-    async with model_server(tmp_path) as running:
-        await running.new_attempt()
-        yield running
 
 
 async def post(server: ModelServer, path: str, **body: Any) -> Any:

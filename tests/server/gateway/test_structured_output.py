@@ -63,12 +63,6 @@ async def server(tmp_path: Path, spark: Any) -> AsyncIterator[ModelServer]:
         engine.close()
 
 
-@pytest.fixture
-async def client(server: ModelServer) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as made:
-        yield made
-
-
 async def test_the_openai_client_parses_the_format_it_requested(
     server: ModelServer, client: openai.AsyncOpenAI
 ) -> None:

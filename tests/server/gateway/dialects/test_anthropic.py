@@ -27,13 +27,6 @@ ASK: Any = {"model": "any-name", "max_tokens": 500, "messages": [QUESTION]}
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[ModelServer]:
-    async with model_server(tmp_path) as running:
-        await running.new_attempt()
-        yield running
-
-
-@pytest.fixture
 async def client(server: ModelServer) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with anthropic.AsyncAnthropic(base_url=server.url, api_key=server.key, max_retries=0) as made:
         yield made

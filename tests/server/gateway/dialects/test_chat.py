@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,6 @@ ADD = {
     },
 }
 QUESTION = {"role": "user", "content": "What is 2 + 3?"}
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[ModelServer]:
-    async with model_server(tmp_path) as running:
-        await running.new_attempt()
-        yield running
-
-
-@pytest.fixture
-async def client(server: ModelServer) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as made:
-        yield made
 
 
 def use_tool(answer: Any) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """The OpenAI completions dialect, through the official client, unmodified."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,6 @@ from modelserving import END, ModelServer, model_server
 from leyden.records import PromptOrigin
 from leyden.server.gateway.prompt import CUT_BY_STOP
 from leyden.server.gateway.upstream.client import UpstreamClient
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[ModelServer]:
-    async with model_server(tmp_path) as running:
-        await running.new_attempt()
-        yield running
-
-
-@pytest.fixture
-async def client(server: ModelServer) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as made:
-        yield made
 
 
 async def test_a_text_that_goes_on_keeps_its_tokens(server: ModelServer, client: openai.AsyncOpenAI) -> None:

@@ -1,15 +1,13 @@
 """The OpenAI Responses dialect, through the official client, unmodified, and against its typed models."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import openai
 import pydantic
 import pytest
-from modelserving import END, ModelServer, call, model_server
+from modelserving import END, ModelServer, call
 from responses_oracle import check_response, stream_events
 
 from leyden.engine.protocol import EngineError
@@ -24,19 +22,6 @@ ADD: Any = {
 }
 SHELL: Any = {"type": "custom", "name": "shell", "description": "Run a command."}
 QUESTION = "What is 2 + 3?"
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[ModelServer]:
-    async with model_server(tmp_path) as running:
-        await running.new_attempt()
-        yield running
-
-
-@pytest.fixture
-async def client(server: ModelServer) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as made:
-        yield made
 
 
 async def post(server: ModelServer, **body: Any) -> tuple[int, Any]:

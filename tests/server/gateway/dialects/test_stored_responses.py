@@ -1,6 +1,5 @@
 """Responses that the server stores: continued by their id, referred to, read and deleted, also after a restart."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,6 @@ ADD: Any = {
 SHELL: Any = {"type": "custom", "name": "shell", "description": "Run a command."}
 CALL = call("add", '{"a": 2, "b": 3}') + END
 QUESTION = "What is 2 + 3?"
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[ModelServer]:
-    async with model_server(tmp_path) as running:
-        await running.new_attempt()
-        yield running
-
-
-@pytest.fixture
-async def client(server: ModelServer) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as made:
-        yield made
 
 
 def result(response: Any, output: str = "5") -> Any:
