@@ -24,6 +24,8 @@ TERMINATE, KILL = b"T", b"K"
 """Bytes on the control pipe: send SIGTERM to the program's group; kill the program and all its descendants."""
 KILL_TIMEOUT_S = 10.0
 _CANNOT_RUN = 127
+MAX_PROCESSES = 4096
+"""Processes and threads of a program that has its own user id."""
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -37,7 +39,9 @@ class Program(NamedTuple):
     """Descriptors of its standard streams."""
     pass_fds: tuple[int, ...] = ()
     prepare: Callable[[], None] | None = None
-    """Called in the forked process before the program replaces it: limits, user id."""
+    """Called in the forked process before the program replaces it, to set limits."""
+    user: int | None = None
+    """User and group id that the program gets, without other groups; needs root."""
     grace_s: float = 0.0
     """How long the program may continue when the control pipe closes."""
     terminate: bool = False
@@ -115,6 +119,11 @@ def _exec(program: Program, report: int) -> NoReturn:
             os.chdir(program.folder)
         if program.prepare is not None:
             program.prepare()
+        if program.user is not None:
+            resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
+            os.setgroups([])
+            os.setresgid(program.user, program.user, program.user)
+            os.setresuid(program.user, program.user, program.user)
         die_with_parent()
         os.execvpe(program.command[0], list(program.command), dict(program.environment))
     except BaseException as error:
@@ -172,23 +181,24 @@ def guarded(
     pass_fds: Sequence[int] = (),
     grace_s: float = 0.0,
     terminate: bool = False,
+    user: int | None = None,
 ) -> list[str]:
     """Return the command that runs `command` under a guardian, for a parent that has threads and cannot fork one.
 
     The parent passes `control`, the reading end of a pipe, and `pass_fds` to it, and nothing else.
     """
-    options = json.dumps([control, list(pass_fds), grace_s, terminate])
+    options = json.dumps([control, list(pass_fds), grace_s, terminate, user])
     # without -P a file of the user may shadow one of ours
     return [sys.executable, "-P", "-m", "leyden.guardian", options, *command]
 
 
 def main(options: str, command: Sequence[str]) -> NoReturn:
     """Run a command under a guardian, and guard the guardian: if a program kills its parent, its orphans die here."""
-    control, pass_fds, grace_s, terminate = json.loads(options)
+    control, pass_fds, grace_s, terminate, user = json.loads(options)
     signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.Signals) - {signal.SIGCHLD})
     adopt_orphans()
     set_name(NAME)
-    program = Program(command, os.environ, pass_fds=tuple(pass_fds), grace_s=grace_s, terminate=terminate)
+    program = Program(command, os.environ, pass_fds=tuple(pass_fds), grace_s=grace_s, terminate=terminate, user=user)
     guardian = fork_guardian(program, control, os.dup(2))
     _close_all_but(())
     _, status = os.waitpid(guardian, 0)

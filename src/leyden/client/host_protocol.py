@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from leyden.client.isolation.options import IsolationOptions
 from leyden.config.schema import ServiceConfig
 from leyden.framing import MAX_FRAME, FrameTooLarge, read_frame, read_frame_blocking, to_frame
 from leyden.outcomes import Outcome, Retry
@@ -38,6 +39,8 @@ class HostSetup(Struct, frozen=True, tag="setup"):
     """Memory limit of each process of a command."""
     cpu_s: float | None = None
     """CPU time limit of each process of a command."""
+    isolation: IsolationOptions = IsolationOptions()
+    """How commands are isolated, and the host itself where it runs agent code."""
     services: dict[str, ServiceConfig] = {}
     """Services that the agent may take. Of a command it receives the address; objects are created in the host."""
 

@@ -269,6 +269,9 @@ class EngineConfig(_Section, frozen=True):
             raise ValueError('`engine.url` is for vLLM, and `engine.kind` is "torch": leave one of them out')
 
 
+HostPort = Annotated[str, Meta(pattern=r"^(\*|(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})$")]
+
+
 class WorkerConfig(_Section, frozen=True):
     """The workers that run agents on this machine."""
 
@@ -279,6 +282,14 @@ class WorkerConfig(_Section, frozen=True):
     """The most rollouts at once, over all processes. Where unset: 64, and 256 beside an engine on a GPU."""
     drain_s: NotNegative = defaults.DRAIN_S
     """Seconds that the other rollouts of a process have to finish when one of them hangs, before it is ended."""
+    isolation: Literal["none", "user", "sandbox", "auto"] = "none"
+    """What agents are kept from: nothing, the files of other users, or all but their folder and the gateway."""
+    network: tuple[HostPort, ...] = ()
+    """`host:port` that sandboxes may reach besides the gateway; `*`: the network of the machine."""
+    readable: tuple[str, ...] = ()
+    """More folders that sandboxes show, read-only."""
+    writable: tuple[str, ...] = ()
+    """Folders that agents in sandboxes may write to, besides their scratch folder."""
 
 
 RESERVED = ("task", "attempt", "result", "episode", "group")

@@ -92,6 +92,8 @@ class RunFolder(Struct, frozen=True):
     def _lock(self) -> Iterator[None]:
         """Create the folder and hold a lock in it, which the operating system releases with the process."""
         self.path.mkdir(parents=True, exist_ok=True)
+        if not self.config_file.exists():
+            self.path.chmod(0o700)  # keys and recorded calls are for its user only
         with (self.path / "lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,8 @@ from msgspec import Struct
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from leyden.client.worker.worker import WorkerOptions
+from leyden.client.isolation.running import choose_mode
+from leyden.client.worker.worker import WorkerOptions, isolation_request
 from leyden.config import Config
 from leyden.engine.protocol import EngineBackend
 from leyden.local.engine import running_engine
@@ -84,9 +85,19 @@ async def local_stack(
             yield LocalStack(remote, engine, server, None)
             return
         options = worker_options(config, server.running.url, run, model.device.type == "cuda")
+        options = await _choose_isolation(options)
         _print_worker(options)
         async with running_worker(options, key, folder / "worker.log") as worker:
             yield LocalStack(remote, engine, server, worker)
+
+
+async def _choose_isolation(options: WorkerOptions) -> WorkerOptions:
+    """Resolve `auto` here, where its choice can be printed."""
+    if options.isolation != "auto":
+        return options
+    mode, note = await asyncio.to_thread(choose_mode, isolation_request(options))
+    Console(stderr=True).print(note, highlight=False, soft_wrap=True, markup=False)
+    return msgspec.structs.replace(options, isolation=mode)
 
 
 def _print_worker(options: WorkerOptions) -> None:

@@ -88,5 +88,10 @@ def worker_options(config: Config, url: str, run: str, on_gpu: bool = False) -> 
         memory_mb=config.rollout.memory_mb,
         cpu_s=config.rollout.cpu_s,
         drain_s=config.workers.drain_s,
+        isolation=config.workers.isolation,
+        network=config.workers.network,
+        readable=tuple(str(Path(config.base, each)) for each in config.workers.readable),
+        writable=tuple(str(Path(config.base, each)) for each in config.workers.writable),
+        hidden=(str(Path(config.home).absolute()),),
         path=tuple(filter(None, sys.path)),
     )

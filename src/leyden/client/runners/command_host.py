@@ -31,6 +31,8 @@ from leyden.client.host_protocol import (
     StopReply,
     ToHost,
 )
+from leyden.client.isolation.launcher import Launch, launch
+from leyden.client.isolation.options import SandboxUnavailable
 from leyden.client.processes import crash_report
 from leyden.client.processes.environment import KEY_VARIABLE, agent_environment
 from leyden.client.runners.command_process import CommandProcess, ResourceLimits
@@ -75,10 +77,12 @@ class CommandHost:
         task = msgspec.json.encode(start.task)
         process = CommandProcess(self._limits)
         self._processes[start.attempt] = process
+        started: Launch | None = None
         try:
-            process.start(self._command, self._setup.base, self._environment(start, task))
+            started = launch(self._setup.isolation, self._command, self._setup.base, self._environment(start, task))
+            process.start(started, self._setup.base)
             end = await process.run(start.attempt, task, self._setup.has_reward_function)
-        except OSError as error:
+        except (OSError, SandboxUnavailable) as error:
             end = AttemptEnd(start.attempt, Outcome(Ending.LOST, f"the command cannot be started here: {error}"))
         except Exception as error:  # a bug here must not leave the attempt without an end
             _log.exception("attempt %s failed in its host process", start.attempt)
@@ -86,6 +90,8 @@ class CommandHost:
         del self._processes[start.attempt]
         guardians = [process.pid for process in self._processes.values() if process.pid is not None]
         kill_children(_KILL_TIMEOUT_S, keep=guardians)  # there are others only where a command has killed its guardian
+        if started is not None:
+            started.release()
         self._stream.send(end)
 
     def _stop(self, attempt: str) -> None:

@@ -16,6 +16,7 @@ from leyden.client.attempt.outcome import end_of_attempt, result_from_json
 from leyden.client.attempt.output_buffer import OutputBuffer
 from leyden.client.attempt.result import MAX_RESULT_BYTES
 from leyden.client.host_protocol import AttemptEnd
+from leyden.client.isolation.launcher import Launch
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.descendants import prefer_for_oom_kill
 from leyden.guardian import KILL, TERMINATE, Program, fork_guardian
@@ -57,7 +58,7 @@ class CommandProcess:
         self._stderr_tail = b""
         self._result = LastJsonLine()
 
-    def start(self, command: list[str], folder: str, environment: dict[str, str]) -> None:
+    def start(self, launch: Launch, folder: str) -> None:
         """Start the process. This process must have one thread."""
         pipes: list[tuple[int, int]] = []
         try:
@@ -65,7 +66,12 @@ class CommandProcess:
                 pipes.append(os.pipe())
             stdin, stdout, stderr, control, report = pipes
             program = Program(
-                command, environment, folder, (stdin[0], stdout[1], stderr[1]), prepare=self._limits.apply
+                launch.command,
+                launch.environment,
+                folder,
+                (stdin[0], stdout[1], stderr[1]),
+                prepare=self._limits.apply,
+                user=launch.user,
             )
             self.pid = fork_guardian(program, control[0], report[1])
         except OSError:

@@ -6,7 +6,7 @@ from leyden.client.agent_reference import AgentKind
 from leyden.client.host_protocol import HostSetup
 from leyden.client.retrying_client import RetryingClient
 from leyden.client.runners.base import Runner
-from leyden.client.runners.host_process import HostProcess
+from leyden.client.runners.host_process import AGENT_HOST, COMMAND_HOST, HostProcess
 from leyden.client.runners.http_endpoint import HttpEndpoint
 from leyden.wire import KeySpec, Lease, NewKey
 
@@ -30,7 +30,7 @@ class RunnerFactory:
         match self._kind:
             case AgentKind.COMMAND:
                 return await HostProcess.start(
-                    "leyden.client.runners.command_host",
+                    COMMAND_HOST,
                     self._setup,
                     stop_timeout_s=_COMMAND_STOP_TIMEOUT_S,
                     keep_output=alone is not None,
@@ -39,12 +39,10 @@ class RunnerFactory:
                 return HttpEndpoint(self._setup)
             case AgentKind.PYTHON if alone is not None:
                 setup = replace(self._setup, key=alone.key, concurrency=1)
-                return await HostProcess.start("leyden.client.host.main", setup, keep_output=True)
+                return await HostProcess.start(AGENT_HOST, setup, keep_output=True)
             case AgentKind.PYTHON:
                 pool = await self._pool_key()
-                return await HostProcess.start(
-                    "leyden.client.host.main", replace(self._setup, key=pool.key), pool=pool.pool
-                )
+                return await HostProcess.start(AGENT_HOST, replace(self._setup, key=pool.key), pool=pool.pool)
 
     async def _pool_key(self) -> NewKey:
         if self._pool is None:

@@ -35,12 +35,16 @@ from leyden.client.host_protocol import (
     StopReply,
     ToWorker,
 )
+from leyden.client.isolation.launcher import Launch, launch
+from leyden.client.isolation.options import IsolationOptions
 from leyden.client.processes.crash_report import CrashReport
 from leyden.client.processes.environment import agent_environment
 from leyden.guardian import KILL, guarded
 from leyden.loading import LoadError
 from leyden.wire import Lease
 
+AGENT_HOST, COMMAND_HOST = "leyden.client.host.main", "leyden.client.runners.command_host"
+"""The modules of the two kinds of host."""
 _log = logging.getLogger("leyden.worker")
 _EXIT_TIMEOUT_S, _LAST_OUTPUT_S, _REPLY_TIMEOUT_S = 5.0, 0.2, 2.0
 _GRACE_S = 6.0
@@ -65,8 +69,9 @@ class HostProcess:
         control: int,
         crash: CrashReport,
         output_pipe: int | None,
+        launched: Launch,
     ) -> None:
-        self._process, self._stream, self._crash = process, stream, crash
+        self._process, self._stream, self._crash, self._launched = process, stream, crash, launched
         self._control: int | None = control
         self.pool: str | None = None
         self.services: tuple[str, ...] = ()
@@ -117,17 +122,19 @@ class HostProcess:
         crash = CrashReport()
         child_control, control = os.pipe()
         pass_fds = (theirs.fileno(), crash.fileno())
+        command = (sys.executable, "-m", module, *map(str, pass_fds))
+        launched = launch(
+            setup.isolation if module == AGENT_HOST else IsolationOptions(),  # others run no agent code
+            command,
+            setup.base,
+            agent_environment(setup.server, setup.key),
+        )
         output_pipe, child_output = os.pipe() if keep_output else (None, None)
         try:
             process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
-                guarded(
-                    (sys.executable, "-m", module, *map(str, pass_fds)),
-                    child_control,
-                    pass_fds=pass_fds,
-                    grace_s=_GRACE_S,
-                ),
+                guarded(launched.command, child_control, pass_fds=pass_fds, grace_s=_GRACE_S, user=launched.user),
                 pass_fds=(*pass_fds, child_control),
-                env=agent_environment(setup.server, setup.key),
+                env=launched.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=child_output,
                 stderr=child_output,
@@ -135,13 +142,16 @@ class HostProcess:
             )
         except BaseException:
             os.close(control)
+            launched.release()
             raise
         finally:
             theirs.close()
             os.close(child_control)
             if child_output is not None:
                 os.close(child_output)
-        host = cls(process, await MessageStream.connect(ours, ToWorker, _MAX_FRAME), control, crash, output_pipe)
+        host = cls(
+            process, await MessageStream.connect(ours, ToWorker, _MAX_FRAME), control, crash, output_pipe, launched
+        )
         try:
             host._stream.send(setup)
             match await host._receive():
@@ -261,6 +271,7 @@ class HostProcess:
         if self._control is not None:
             os.close(self._control)
             self._control = None
+            self._launched.release()
         if self._reading_output is not None:
             await asyncio.wait((self._reading_output,), timeout=_LAST_OUTPUT_S)
             self._reading_output.cancel()

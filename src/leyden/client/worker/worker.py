@@ -17,8 +17,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden import defaults
-from leyden.client.agent_reference import AgentKind, kind_of
+from leyden.client.agent_reference import AgentKind, kind_of, read_command
 from leyden.client.host_protocol import HostSetup
+from leyden.client.isolation.options import IsolationOptions, ModeChoice
+from leyden.client.isolation.running import Isolation, IsolationRequest, running_isolation
 from leyden.client.retrying_client import RetryingClient
 from leyden.client.rewards.attempt_scorer import AttemptScorer
 from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_reward
@@ -35,6 +37,9 @@ from leyden.loading import LoadError
 from leyden.remote import Remote, RemoteError
 
 _GIVE_BACK_TIMEOUT_S = 5.0
+_PYTHON_PROBE = "import os, sys; import leyden.client.host.main; os.listdir(sys.argv[1])"
+_COMMAND_PROBE = 'test -x "$0" || { echo "$0 cannot be run" >&2; exit 1; }; ls "$1" > /dev/null'
+"""Run under the chosen isolation: an agent needs its program and its folder."""
 _WITHDRAW_TIMEOUT_S, _WITHDRAW_INTERVAL_S = 2.0, 0.1
 
 
@@ -78,6 +83,16 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How often the reward function is called where it fails."""
     services: dict[str, ServiceConfig] = {}
     """Started once by this worker, each used by one rollout at a time."""
+    isolation: ModeChoice = "none"
+    """How agents are isolated; `auto`: as strongly as it works here."""
+    network: tuple[str, ...] = ()
+    """`host:port` that sandboxes may reach besides the server; `*`: the network of the machine."""
+    readable: tuple[str, ...] = ()
+    """More folders that sandboxes show."""
+    writable: tuple[str, ...] = ()
+    """Folders that sandboxes may write to."""
+    hidden: tuple[str, ...] = ()
+    """Folders that sandboxes hide where they are inside others."""
     name: str = msgspec.field(default_factory=_default_name)
 
     def __post_init__(self) -> None:
@@ -93,8 +108,12 @@ async def work(options: WorkerOptions, key: str, stop: asyncio.Event | None = No
     sys.path.extend(folder for folder in options.path if folder not in sys.path)
     try:
         reward = _load_reward(options)
-        async with Remote(options.server, key) as remote, _services(options, reward) as services:
-            await _work(options, RetryingClient(remote), reward, services, stop or asyncio.Event())
+        async with (
+            Remote(options.server, key) as remote,
+            _services(options, reward) as services,
+            running_isolation(isolation_request(options)) as isolation,
+        ):
+            await _work(options, RetryingClient(remote), reward, services, isolation, stop or asyncio.Event())
     except ExceptionGroup as group:
         raise _first_error(group) from None
 
@@ -104,6 +123,7 @@ async def _work(
     client: RetryingClient,
     reward: RewardFunction | None,
     services: ServiceRegistry,
+    isolation: Isolation,
     stop: asyncio.Event,
 ) -> None:
     heartbeat, reporter = Heartbeat(client, options.name), _reporter(client, reward, services)
@@ -111,7 +131,7 @@ async def _work(
         async with asyncio.TaskGroup() as tasks:
             lease_loops = [
                 LeaseLoop(tasks, client, heartbeat, reporter, services, each)
-                for each in _lease_loop_options(options, client)
+                for each in _lease_loop_options(options, client, isolation)
             ]
             running = [tasks.create_task(loop.run()) for loop in lease_loops] + [tasks.create_task(heartbeat.run())]
             if reward is not None and reward.takes_group:
@@ -159,7 +179,7 @@ async def _give_back(heartbeat: Heartbeat, reporter: Reporter) -> None:
             await asyncio.gather(*(reporter.give_back(active.lease) for active in unfinished))
 
 
-def _lease_loop_options(options: WorkerOptions, client: RetryingClient) -> list[LeaseLoopOptions]:
+def _lease_loop_options(options: WorkerOptions, client: RetryingClient, isolation: Isolation) -> list[LeaseLoopOptions]:
     """Options of each lease loop: one per host process for a Python agent, one for any other agent."""
     kind = kind_of(options.agent, options.base)
     loops = options.processes if kind is AgentKind.PYTHON else 1
@@ -167,15 +187,16 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingClient) -> list[
     for index in range(loops):
         concurrency = _share(options.concurrency, index, loops)
         setup = HostSetup(
-            agent=options.agent,
+            agent=isolation.agent,
             base=str(Path(options.base).resolve()),
             path=options.path,
-            server=options.server.rstrip("/"),
+            server=isolation.server,
             key="",
             concurrency=concurrency,
             has_reward_function=options.reward is not None,
             memory_mb=options.memory_mb,
             cpu_s=options.cpu_s,
+            isolation=isolation.options,
             services={name: _service_share(name, each, index, loops) for name, each in options.services.items()},
         )
         all_options.append(
@@ -188,6 +209,29 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingClient) -> list[
             )
         )
     return all_options
+
+
+def isolation_request(options: WorkerOptions) -> IsolationRequest:
+    """Return what a worker's options say about isolation."""
+    kind, base = kind_of(options.agent, options.base), str(Path(options.base).resolve())
+    probe = [sys.executable, "-c", _PYTHON_PROBE, base]
+    if kind is AgentKind.COMMAND:
+        probe = ["/bin/sh", "-c", _COMMAND_PROBE, read_command(options.agent, base)[0], base]
+    return IsolationRequest(
+        choice="none" if kind is AgentKind.ENDPOINT else options.isolation,
+        agent=options.agent,
+        probe=tuple(probe),
+        command_services=tuple(name for name, each in options.services.items() if each.command is not None),
+        options=IsolationOptions(
+            server=options.server.rstrip("/"),
+            base=base,
+            path=options.path,
+            readable=options.readable,
+            writable=options.writable,
+            hidden=options.hidden,
+            network=options.network,
+        ),
+    )
 
 
 def _share(total: int, index: int, parts: int) -> int:

@@ -1,0 +1,32 @@
+"""What is isolated, and how."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+Mode = Literal["none", "user", "sandbox"]
+ModeChoice = Literal["none", "user", "sandbox", "auto"]
+
+
+class IsolationOptions(Struct, frozen=True, kw_only=True):
+    """How processes with agent code are isolated on this machine."""
+
+    mode: Mode = "none"
+    server: str = ""
+    """The URL of the gateway."""
+    base: str = "."
+    """The agent's folder, which a sandbox shows read-only."""
+    path: tuple[str, ...] = ()
+    """Folders of Python modules, which a sandbox shows read-only."""
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    """Folders that a sandbox hides where they are inside others: those of runs."""
+    network: tuple[str, ...] = ()
+    """`host:port` of what a sandbox may reach besides the gateway; `*`: it has the network of the machine."""
+    sockets: str = ""
+    """The folder in which the forwarder of the worker listens, one Unix socket for each of `targets`."""
+
+
+class SandboxUnavailable(Exception):
+    """A mode does not work here; the message says why."""

@@ -1,0 +1,148 @@
+"""The isolation of a worker: chooses the mode, and forwards connections of sandboxes while the worker runs."""
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from leyden.background import start_background
+from leyden.backoff import Backoff
+from leyden.client.isolation.launcher import agents_server, check, describe
+from leyden.client.isolation.options import IsolationOptions, Mode, ModeChoice, SandboxUnavailable
+from leyden.client.isolation.sandbox import hosts_file, targets
+from leyden.guardian import guarded
+from leyden.loading import LoadError
+
+_log = logging.getLogger("leyden.worker")
+_RESTART_BACKOFF = Backoff(first_s=0.1, max_s=5.0)
+
+
+class IsolationRequest(Struct, frozen=True, kw_only=True):
+    """What the options of a worker say about isolation."""
+
+    choice: ModeChoice
+    agent: str
+    probe: tuple[str, ...]
+    """A command that fails where the agent cannot be run."""
+    command_services: tuple[str, ...] = ()
+    """Services that are commands. Their ports are not known in advance, so that sandboxes cannot reach them."""
+    options: IsolationOptions
+
+
+class Isolation(Struct, frozen=True):
+    """What the hosts of a worker are started with."""
+
+    options: IsolationOptions
+    agent: str
+    server: str
+    """The URL of the server for agents."""
+
+
+def choose_mode(request: IsolationRequest) -> tuple[Mode, str]:
+    """Return the mode that a worker uses here, and one line about it. Raises `LoadError` where it does not work."""
+    with tempfile.TemporaryDirectory(prefix="leyden-worker-") as folder:
+        return _choose(request, _with_sockets(request.options, Path(folder)))
+
+
+def _choose(request: IsolationRequest, options: IsolationOptions) -> tuple[Mode, str]:
+    if request.choice == "none":
+        return "none", describe("none")
+    reasons = []
+    modes: tuple[Mode, ...] = ("sandbox", "user") if request.choice == "auto" else (request.choice,)
+    for mode in modes:
+        try:
+            if mode == "sandbox" and request.command_services:
+                raise SandboxUnavailable(f"service {request.command_services[0]!r} is a command with a port")
+            check(replace(options, mode=mode), request.probe)
+            return mode, describe(mode)
+        except SandboxUnavailable as error:
+            reasons.append(f"{mode}: {error}")
+    if request.choice != "auto":
+        raise LoadError(f'`workers.isolation = "{request.choice}"` does not work here: {reasons[0]}')
+    return "none", f"{describe('none')}; stronger modes do not work here: {'; '.join(reasons)}"
+
+
+@asynccontextmanager
+async def running_isolation(request: IsolationRequest) -> AsyncIterator[Isolation]:
+    """Choose a mode, and forward the connections of sandboxes within this context."""
+    if request.choice == "none":
+        yield Isolation(request.options, request.agent, request.options.server)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="leyden-worker-"))
+    try:
+        options = _with_sockets(request.options, folder)
+        mode, note = await asyncio.to_thread(_choose, request, options)
+        if request.choice == "auto":
+            sys.stderr.write(f"{note}\n")
+        agent = _readable_copy(request.agent, folder)
+        if agent != request.agent:
+            options = replace(options, readable=(*options.readable, str(folder / "agent")))
+        options = replace(options, mode=mode)
+        forwarding = None
+        if mode == "sandbox" and targets(options):
+            ready = asyncio.Event()
+            forwarding = start_background(_forward(options, ready), "forwarding connections of sandboxes")
+            await ready.wait()
+        yield Isolation(options, agent, agents_server(options))
+        if forwarding is not None:
+            forwarding.cancel()
+            await asyncio.wait({forwarding})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _with_sockets(options: IsolationOptions, folder: Path) -> IsolationOptions:
+    """Create the folder of the forwarder's sockets, which sandboxes see."""
+    folder.chmod(0o711)
+    sockets = folder / "sockets"
+    sockets.mkdir(mode=0o711)
+    (sockets / "hosts").write_text(hosts_file(options))
+    (sockets / "hosts").chmod(0o644)
+    return replace(options, sockets=str(sockets))
+
+
+def _readable_copy(agent: str, folder: Path) -> str:
+    """Copy a pickled agent out of the folder of its run, which agents cannot read."""
+    if not agent.endswith(".pkl"):
+        return agent
+    (folder / "agent").mkdir(mode=0o711)
+    copy = folder / "agent" / Path(agent).name
+    shutil.copyfile(agent, copy)
+    copy.chmod(0o644)
+    return str(copy)
+
+
+async def _forward(options: IsolationOptions, ready: asyncio.Event) -> None:
+    """Keep the forwarder running: a process of its own, so that agents cannot delay the worker by their traffic."""
+    failures = 0
+    while True:
+        child_control, control = os.pipe()
+        module = "leyden.client.isolation.forwarding"
+        command = [sys.executable, "-P", "-m", module, str(child_control), options.sockets, *targets(options)]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *guarded(command, child_control, pass_fds=[child_control]),
+                pass_fds=[child_control],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+            os.close(child_control)
+            assert process.stdout is not None
+            if await process.stdout.readline():
+                ready.set()
+                failures = 0
+            await process.wait()
+        finally:
+            os.close(control)
+        failures += 1
+        _log.warning("the forwarder of the sandboxes ended and is started again")
+        await _RESTART_BACKOFF.wait(failures)

@@ -1,0 +1,57 @@
+"""The first process in a sandbox: `python -I -S sandbox_init.py OPTIONS PROGRAM ...`.
+
+It forwards connections on the loopback addresses of the sandbox to Unix sockets of the worker, gives up its privileges
+and becomes the program. Imports only the standard library.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib is slow to import
+
+import forwarding  # type: ignore[import-not-found]
+
+
+def _listen(address: str, port: int, path: str) -> "forwarding.ForwardRoute":
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((address, port))
+    listener.listen(1024)
+    return forwarding.ForwardRoute(listener, socket.AF_UNIX, path)
+
+
+def _forward(routes: "list[forwarding.ForwardRoute]") -> None:
+    """Forward until the sandbox ends. The descriptors of the program are closed: their other ends see it end."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    kept = {route.listener.fileno() for route in routes}
+    for fd in set(map(int, os.listdir("/proc/self/fd"))) - kept:  # noqa: PTH208 - pathlib is slow to import
+        with suppress(OSError):
+            os.close(fd)
+    forwarding.Forwarder(routes).run()
+
+
+def main(options: str, command: list[str]) -> None:
+    """Start the forwarder and become the command."""
+    wanted = json.loads(options)
+    routes = [_listen(*route) for route in wanted["routes"]]
+    if wanted["user"] is not None:
+        os.setgroups([])
+        os.setresgid(wanted["user"], wanted["user"], wanted["user"])
+        os.setresuid(wanted["user"], wanted["user"], wanted["user"])
+    if routes and os.fork() == 0:
+        _forward(routes)
+    for route in routes:
+        route.listener.close()
+    limit = wanted["max_processes"]
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

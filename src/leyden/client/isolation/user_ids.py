@@ -1,0 +1,54 @@
+"""Lends user ids that nobody else has: one for each process with agent code that runs at a time on this machine."""
+
+import fcntl
+import os
+import pwd
+import shutil
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from leyden.client.isolation.options import SandboxUnavailable
+
+FIRST, LAST = 58_000, 59_999
+"""Within the 65,536 ids that containers map, and at the end of the range in which systems create users."""
+_LOCKS = Path("/run/lock/leyden-user-ids")
+
+
+class LentUser(NamedTuple):
+    """A user id and its scratch folder; held by a lock until `release`."""
+
+    id: int
+    scratch: Path
+    lock: int
+
+    def release(self) -> None:
+        """Remove the scratch folder and give the id back. No process of the user may run any more."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        os.close(self.lock)
+
+
+def lend_user() -> LentUser:
+    """Return a user id that no other process on this machine has been lent. Needs root."""
+    _LOCKS.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for number in range(FIRST, LAST + 1):
+        lock = os.open(_LOCKS / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        if _is_free(number):
+            scratch = Path(tempfile.mkdtemp(prefix="leyden-agent-"))
+            os.chown(scratch, number, number)
+            return LentUser(number, scratch, lock)
+        os.close(lock)
+    raise SandboxUnavailable(f"all user ids from {FIRST} to {LAST} are in use")
+
+
+def _is_free(number: int) -> bool:
+    try:
+        pwd.getpwuid(number)
+    except KeyError:
+        return True
+    return False

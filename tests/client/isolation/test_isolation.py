@@ -1,0 +1,187 @@
+"""What agents can reach under each mode of isolation, with real sandboxes, user ids and gateways."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_harness import AGENTS, WorkerHarness
+
+from leyden.client.isolation import user_ids
+from leyden.client.isolation.options import IsolationOptions
+from leyden.client.isolation.running import IsolationRequest, choose_mode
+from leyden.client.isolation.sandbox import hosts_file, server_inside, targets
+from leyden.loading import LoadError
+
+IS_ROOT = os.geteuid() == 0
+
+
+def _sandbox_works() -> bool:
+    words = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true"]
+    return shutil.which("bwrap") is not None and subprocess.run(words, capture_output=True).returncode == 0
+
+
+needs_sandbox = pytest.mark.skipif(not _sandbox_works(), reason="bubblewrap does not work here")
+needs_root = pytest.mark.skipif(not IS_ROOT, reason="needs root")
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        yield listener.getsockname()[1]
+
+
+async def found(harness: WorkerHarness, agent: str, task: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """Run the spy on a task and return what it could do."""
+    await harness.open(max_attempts=1)
+    await harness.queue("g", task)
+    with harness.worker(agent, **options):
+        episode = await harness.episode("g")
+    assert episode.attempt.outcome is not None
+    result = episode.attempt.result
+    assert isinstance(result, dict), (episode.attempt.outcome, episode.output)
+    assert len(episode.calls) == 1 and result["answer"] == 1.0
+    return result
+
+
+def task_of(harness: WorkerHarness, tmp_path: Path, ports: list[int]) -> dict[str, Any]:
+    secret = tmp_path / "home" / "admin.key"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    return {
+        "read": [str(secret), "/etc/passwd"],
+        "write": [str(AGENTS), str(tmp_path)],
+        "connect": ports,
+        "signal": [os.getpid()],
+    }
+
+
+@needs_sandbox
+@pytest.mark.parametrize("agent", ["spying.py:spy", f"{sys.executable} spying.py"])
+async def test_a_sandbox_shows_the_agents_folder_and_the_gateway_and_nothing_else(
+    harness: WorkerHarness, tmp_path: Path, agent: str
+) -> None:
+    with listening() as allowed, listening() as other:
+        task = task_of(harness, tmp_path, [allowed, other])
+        did = await found(harness, agent, task, isolation="sandbox", network=(f"127.0.0.1:{allowed}",))
+    assert did["read"] == ["/etc/passwd"]
+    assert did["wrote"] == [] and did["scratch"]
+    assert did["connected"] == [allowed]
+    assert did["signalled"] == []
+    assert did["user"] != 0
+
+
+async def test_without_isolation_an_agent_can_do_what_its_user_can(harness: WorkerHarness, tmp_path: Path) -> None:
+    with listening() as port:
+        task = task_of(harness, tmp_path, [port])
+        task["write"] = [str(tmp_path)]
+        did = await found(harness, "spying.py:spy", task)
+    assert (did["read"], did["wrote"], did["connected"], did["signalled"]) == (
+        task["read"],
+        task["write"],
+        task["connect"],
+        task["signal"],
+    )
+
+
+SHELL_SPY = """#!/bin/sh
+read task
+curl -sf "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \\
+  -H "Content-Type: application/json" -d '{"model": "any", "messages": [{"role": "user", "content": "number 7"}]}' \\
+  > "$TMPDIR/answer" || exit 7
+cat "$SECRET" && exit 8
+kill -CONT $PPID && exit 9
+touch "$HERE/mark" && exit 10
+echo "{\\"result\\": {\\"user\\": $(id -u), \\"home\\": \\"$HOME\\"}, \\"reward\\": 1}"
+"""
+
+
+def scratch_folders() -> list[Path]:
+    """Scratch folders that exist now."""
+    return list(Path(tempfile.gettempdir()).glob("leyden-agent-*"))
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can read, with a shell spy and a secret that only this user can read."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for file, text, mode in (("admin.key", "secret", 0o600), ("spy.sh", SHELL_SPY, 0o755)):
+            (folder / file).write_text(text)
+            (folder / file).chmod(mode)
+        yield folder
+
+
+@needs_root
+async def test_commands_have_user_ids_of_their_own_that_cannot_read_the_run(
+    harness: WorkerHarness, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", str(open_folder / "admin.key"))
+    monkeypatch.setenv("HERE", str(open_folder))
+    await harness.open(max_attempts=1)
+    await harness.queue("g", {}, size=3)
+    with harness.worker("./spy.sh", base=str(open_folder), isolation="user", concurrency=2):
+        episodes = await harness.episodes("g")
+    results = [episode.attempt.result for episode in episodes]
+    assert all(isinstance(result, dict) for result in results), [e.attempt.outcome for e in episodes]
+    assert [episode.final_reward(0.0) for episode in episodes] == [1.0] * 3
+    assert all(result["user"] >= user_ids.FIRST for result in results)
+    assert not set(map(str, scratch_folders())) & {result["home"] for result in results}
+
+
+@needs_root
+def test_no_two_processes_are_lent_the_same_user_id() -> None:
+    lent = [user_ids.lend_user() for _ in range(3)]
+    try:
+        assert len({each.id for each in lent}) == 3
+        assert all(each.scratch.stat().st_uid == each.id and each.scratch.stat().st_mode & 0o77 == 0 for each in lent)
+    finally:
+        for each in lent:
+            each.release()
+    again = user_ids.lend_user()
+    again.release()
+    assert again.id == lent[0].id and not again.scratch.exists()
+
+
+def request(choice: Any, **options: Any) -> IsolationRequest:
+    fields = {"server": "http://127.0.0.1:1", "base": str(AGENTS), **options}
+    return IsolationRequest(choice=choice, probe=("true",), agent="x", options=IsolationOptions(**fields))
+
+
+@needs_sandbox
+def test_auto_takes_the_strongest_mode_that_works_and_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_mode(request("auto")) == (
+        "sandbox",
+        "agents run in sandboxes without your files and your network (workers.isolation = sandbox)",
+    )
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    mode, note = choose_mode(request("auto"))
+    assert mode == ("user" if IS_ROOT else "none")
+    assert "\n" not in note
+    with pytest.raises(LoadError, match=r'`workers.isolation = "sandbox"` does not work here: .* install bubblewrap'):
+        choose_mode(request("sandbox"))
+
+
+@needs_sandbox
+def test_a_sandbox_never_shows_the_home_folder() -> None:
+    with pytest.raises(LoadError, match="move the agent into a folder of its own"):
+        choose_mode(request("sandbox", base=str(Path.home())))
+
+
+def test_names_and_addresses_of_a_sandbox_lead_to_its_forwarder() -> None:
+    options = IsolationOptions(server="http://10.1.2.3:8484", network=("db.example:5432", "localhost:6379", "[::1]:80"))
+    assert targets(options) == ["10.1.2.3:8484", "db.example:5432", "localhost:6379", "[::1]:80"]
+    assert server_inside(options) == "http://leyden-10-1-2-3:8484"
+    assert hosts_file(options) == "127.0.0.1 localhost\n127.0.1.1 leyden-10-1-2-3\n127.0.1.2 db.example\n"
+    assert server_inside(IsolationOptions(server="https://train.example")) == "https://train.example"
+    assert targets(IsolationOptions(server="http://a:1", network=("*",))) == []
