@@ -5,6 +5,7 @@ The assistant decides itself when to call the calculator, up to `MAX_CALLS` time
 """
 
 import os
+import re
 from typing import Any
 
 from autogen_agentchat.agents import AssistantAgent
@@ -44,5 +45,7 @@ async def solve(task: dict[str, Any], system: str = SYSTEM) -> str:
 
 
 def parse_answer(text: str) -> str:
-    """What follows the last ####; without one, the whole text."""
-    return text.rpartition("####")[2].strip()
+    """What follows the last ####; without one, the last number of the text."""
+    _, mark, answer = text.rpartition("####")
+    numbers = re.findall(r"-?[\d,]*\.?\d+", text)
+    return answer.strip() if mark or not numbers else numbers[-1]

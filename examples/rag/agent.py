@@ -16,8 +16,8 @@ from agents import Agent, MaxTurnsExceeded, ModelSettings, RunContextWrapper, Ru
 from passages import Passages
 
 INSTRUCTIONS = (
-    "Answer the question with the search tool. Search for one fact at a time, and search again until you know the "
-    "answer. Then end with #### and the answer alone, in as few words as possible."
+    "Answer the question with the search tool. Always search first, for one fact at a time, and search again until "
+    "a result states the answer. Then end with #### and the answer alone, in as few words as possible."
 )
 MAX_TURNS = 6
 MAX_TOKENS = 256

@@ -216,6 +216,15 @@ def test_a_call_without_marks_is_a_call_where_the_run_says_so(size: int, streame
     assert not parser.calls
 
 
+def test_doubled_braces_inside_the_marks_are_read_too() -> None:
+    said = '<tool_call>\n{{"name": "f", "arguments": {"x": 1}}}\n</tool_call>'
+    parser, events = write(f"So.\n{said}", [3], tools=TOOLS, unmarked=True)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == parser.content == "So."
+    assert [call.arguments for call in parser.calls] == ['{"x": 1}']
+    parser, _ = write(f"So.\n{said}", [3], tools=TOOLS)
+    assert not parser.calls and said in parser.content
+
+
 @given(text=TEXTS | st.text("`{j", max_size=9), size=st.integers(1, 9))
 def test_what_might_have_become_a_call_is_still_shown(text: str, size: int) -> None:
     plain = text.replace("<", "(")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
-from renderers.base import ParsedToolCall
+from renderers.base import ParsedToolCall, ToolCallParseStatus
 
 from leyden.engine.protocol import FinishReason, TokenChunk
 from leyden.records import VersionRun
@@ -136,8 +136,13 @@ class StreamParser:
             end, cut, self.stopped_by = min(found)
             self._end_at(self.content, end)
             self.content = self.content[:cut]
-        if self._unmarked and self.finish == "stop" and not calls:
-            found_call = find_unmarked_call(self.content, self._unmarked)
+        if (
+            self._unmarked
+            and self.finish == "stop"
+            and not any(call.status is ToolCallParseStatus.OK for call in calls)
+        ):
+            written = self.content + "".join(self._text_of_call(call) for call in calls)
+            found_call = find_unmarked_call(written, self._unmarked)
             if found_call is not None:
                 self.content, calls = found_call.text, [found_call.call]
         if self.done or partial:
