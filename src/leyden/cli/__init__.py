@@ -15,6 +15,7 @@ import uvloop
 from leyden import __version__
 from leyden.cli.arguments import identifier
 from leyden.cli.check import add_check
+from leyden.cli.cleaning import add_delete, add_prune
 from leyden.cli.compare import add_compare
 from leyden.cli.rescore import add_rescore
 from leyden.cli.serve import add_serve
@@ -51,6 +52,8 @@ def parser() -> argparse.ArgumentParser:
         add_show,
         add_compare,
         add_check,
+        add_delete,
+        add_prune,
         add_rescore,
     ):
         command = add(commands)

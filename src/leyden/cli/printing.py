@@ -24,6 +24,16 @@ def with_error(value: float | None, error: float | None) -> str:
     return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
 
 
+def format_bytes(size: int) -> str:
+    """Format a size with a unit."""
+    amount, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(amount) < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
 def stdout_console() -> Console:
     """Return a console on stdout; it wraps lines only on a terminal."""
     return Console(soft_wrap=not sys.stdout.isatty())

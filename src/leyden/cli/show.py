@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,10 +15,11 @@ from rich.text import Text
 from rich.tree import Tree
 
 from leyden.cli.arguments import identifier, integer
-from leyden.cli.printing import print_json, print_table, stdout_console, with_error
+from leyden.cli.printing import format_bytes, print_json, print_table, stdout_console, with_error
 from leyden.cli.source import RunSource, add_source, all_runs, open_source
 from leyden.config import ConfigError
 from leyden.episodes import Episode
+from leyden.local.run_folder import folder_size
 from leyden.records import Attempt, Call, CallCredit, Rollout, Span, StepCredits
 from leyden.views import RolloutQuery, RunCard
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
@@ -53,14 +55,15 @@ def add_show(commands: Any) -> argparse.ArgumentParser:
 
 async def _runs(options: argparse.Namespace) -> None:
     found = await all_runs(options)
+    sizes = {} if options.server or options.store else _sizes(options.home, [run.id for run, _ in found])
     if options.json:
-        print_json([{**msgspec.to_builtins(run), "card": card} for run, card in found])
+        print_json([{**msgspec.to_builtins(run), "card": card, "bytes": sizes.get(run.id)} for run, card in found])
         return
     console = stdout_console()
     if not found:
         console.print("no runs yet")
         return
-    columns = ("run", "started", "step", "groups", "calls", "tokens", "reward", "of", "best", "rollouts")
+    columns = ("run", "started", "step", "groups", "calls", "tokens", "reward", "of", "best", "size", "rollouts")
     table = Table(*columns, box=box.SIMPLE, pad_edge=False)
     for run, card in found:
         table.add_row(
@@ -71,6 +74,7 @@ async def _runs(options: argparse.Namespace) -> None:
             str(run.calls),
             str(run.tokens),
             *_rewards_of(run, card),
+            format_bytes(sizes[run.id]) if run.id in sizes else "-",
             _counts(run),
         )
     print_table(console, table)
@@ -89,6 +93,11 @@ def _rewards_of(run: RunSummary, card: RunCard | None) -> tuple[str, str, str]:
     kind = "held-out" if card.held_out else "training"
     best = f"{with_error(card.best, card.best_error)} at {card.best_step}" if card.best_step is not None else "-"
     return with_error(card.reward, card.error), f"{card.counted} {kind}", best
+
+
+def _sizes(home: Path, runs: Sequence[str]) -> dict[str, int]:
+    """Return the bytes on disk of the runs that have their own folder."""
+    return {run: folder_size(home / run) for run in runs if (home / run / "config.toml").is_file()}
 
 
 async def _show(options: argparse.Namespace) -> None:

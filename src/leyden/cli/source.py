@@ -118,7 +118,7 @@ class StoredRuns:
 
 
 class OpenedRuns(StoredRuns):
-    """Exclusive access to a store, with which rewards can be added."""
+    """Exclusive access to a store, with which rewards can be added and runs deleted."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.database)
@@ -127,6 +127,10 @@ class OpenedRuns(StoredRuns):
     async def record_rewards(self, run: str, attempt: str, rewards: Sequence[Reward]) -> Recorded:
         """Add rewards to an attempt that has ended."""
         return Recorded(await self._store.record_rewards(run, attempt, rewards, rescoring=True))
+
+    async def delete_run(self, run: str) -> None:
+        """Delete a run with everything recorded for it."""
+        await self._store.delete_run(run)
 
 
 def add_source(command: argparse.ArgumentParser) -> None:
@@ -194,6 +198,12 @@ async def open_writable(options: argparse.Namespace, run: str) -> AsyncIterator[
         yield OpenedRuns(await store.start())
     finally:
         await store.close()
+
+
+async def delete_stored(options: argparse.Namespace, run: str) -> None:
+    """Delete a run on a server, or in a store that no server has open."""
+    async with open_writable(options, run) as found:
+        await found.delete_run(run)
 
 
 def _remote(options: argparse.Namespace) -> Remote:

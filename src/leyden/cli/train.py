@@ -17,6 +17,9 @@ def add_train(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden train`."""
     command = add_configuration(commands, "train", "train the model behind an agent, or continue a run")
     command.add_argument("--restart", action="store_true", help="start from scratch; the earlier run is moved aside")
+    command.add_argument(
+        "--accept-changes", action="store_true", help="continue although the code of the agent or the reward was edited"
+    )
     command.set_defaults(run=_train)
     return command
 
@@ -77,7 +80,7 @@ async def _train(options: argparse.Namespace) -> None:
     needs_torch()
     from leyden.local.train import train
 
-    trained = await train(config, options.restart)
+    trained = await train(config, options.restart, accept_changes=options.accept_changes)
     if options.json:
         print_json(trained)
         return

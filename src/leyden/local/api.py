@@ -27,19 +27,21 @@ def train(
     tasks: str | Path | Sequence[Any] | None = None,
     reward: str | Callable[..., Any] | None = None,
     restart: bool = False,
+    accept_changes: bool = False,
     **settings: Any,
 ) -> "TrainingResult":
     """Train the model behind an agent, or resume the run of the same name.
 
     The arguments are the keys of a configuration file and override those of the file at `config`; sections are
     dictionaries: `training={"steps": 20}`. `agent` and `reward` may be the functions themselves, `tasks` a list.
-    `restart` archives an earlier run of the same name and starts over.
+    `restart` archives an earlier run of the same name and starts over. `accept_changes` continues a run although the
+    code of the agent or the reward was edited.
     """
     run_config = build_config(config, restart=restart, agent=agent, tasks=tasks, reward=reward, **settings)
     wait_asleep()
     from leyden.local.train import train as train_run  # imports torch
 
-    return run_to_completion(train_run(run_config), uvloop.run)
+    return run_to_completion(train_run(run_config, accept_changes=accept_changes), uvloop.run)
 
 
 def evaluate(

@@ -4,27 +4,33 @@ runs/calc/config.toml      the whole configuration, including defaults
           leyden.db        the store: every rollout, call and reward
           metrics.jsonl    one line per step
           curve.png        a plot of the reward
+          fingerprint.json a digest of the code of agent and reward
           step-100/        a checkpoint, which is also a Hugging Face folder
           server.log       warnings and errors of the server; worker.log: those of the worker
 """
 
 import fcntl
+import re
+import shutil
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from leyden.config import Config, ConfigError, read_stored_config, written
+from leyden.local.fingerprint import Fingerprint, changed_code, fingerprint
 
 _MAY_CHANGE = (
     *("training.steps", "evaluation", "checkpoints", "report", "home", "base"),
     *("engine", "workers", "server", "services", "upstream", "rollout.reward_time_limit_s", "rollout.reward_tries"),
 )
 """Keys that may change when a run is resumed: none of them changes the meaning of the steps so far."""
+_STEP = re.compile(rb'{"step": (\d+)')
 
 
 class RunFolder(Struct, frozen=True):
@@ -52,30 +58,56 @@ class RunFolder(Struct, frozen=True):
         """The plot of the reward."""
         return self.path / "curve.png"
 
+    @property
+    def fingerprint_file(self) -> Path:
+        """The fingerprint of the code of agent and reward."""
+        return self.path / "fingerprint.json"
+
     @contextmanager
-    def acquire(self, config: Config) -> Iterator[Path | None]:
+    def acquire(self, config: Config, accept_changes: bool = False) -> Iterator[Path | None]:
         """Create the folder or resume in it, locked, if the configuration is the same in every key that matters.
 
-        Where the run has no metrics yet, any key may differ: the store is then archived. Yields the archive, or None.
+        So must the code of agent and reward be, unless changes of it are accepted. Where no step is trained yet,
+        everything may differ: the store is then archived. Yields the archive, or None.
         """
-        with self._lock():
-            changed = [key for key in _differences(self.config_file, config) if not key.startswith(_MAY_CHANGE)]
-            if changed and self.metrics_file.exists() and self.metrics_file.stat().st_size:
+        with self.lock():
+            keys = [key for key in _differences(self.config_file, config) if not key.startswith(_MAY_CHANGE)]
+            code = fingerprint(config)
+            edited = changed_code(self._stored_fingerprint(code), code)
+            trained = self._has_trained()
+            if keys and trained:
                 raise ConfigError(
-                    f"`{changed[0]}` is not what run {config.run!r} started with ({self.config_file}): "
+                    f"`{keys[0]}` is not what run {config.run!r} started with ({self.config_file}): "
                     "set it back to resume, or start over with --restart, or under another name with run=NAME"
                 )
-            archive = self._archive_store() if changed else None
-            temporary = self.config_file.with_suffix(".draft")
-            temporary.write_text(written(config), encoding="utf-8")
-            temporary.replace(self.config_file)
+            if edited and trained and not accept_changes:
+                raise ConfigError(
+                    f"the code is not what run {config.run!r} was trained with, {', '.join(edited)} changed: continue "
+                    "with --accept-changes, or start over with --restart, or under another name with run=NAME"
+                )
+            archive = self._archive_store() if (keys or edited) and not trained else None
+            _replace(self.config_file, written(config).encode())
+            _replace(self.fingerprint_file, msgspec.json.encode(code))
             yield archive
+
+    def _has_trained(self) -> bool:
+        """Whether the metrics have a step after the evaluation of the first model."""
+        lines = self.metrics_file.read_bytes().splitlines() if self.metrics_file.exists() else []
+        steps = (_STEP.match(line) for line in lines)
+        return any(step is not None and int(step[1]) > 0 for step in steps)
+
+    def _stored_fingerprint(self, default: Fingerprint) -> Fingerprint:
+        """Read the fingerprint of the last start; a run of an earlier Leyden has none."""
+        try:
+            return msgspec.json.decode(self.fingerprint_file.read_bytes(), type=Fingerprint)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return default
 
     def archive(self) -> Path | None:
         """Rename the folder, so that the run can start over and nothing is lost. Returns the new path."""
         if not self.path.exists():
             return None
-        with self._lock():
+        with self.lock():
             return self.path.rename(self.path.with_name(f"{self.path.name}.{_archive_name()}"))
 
     def _archive_store(self) -> Path | None:
@@ -88,8 +120,13 @@ class RunFolder(Struct, frozen=True):
             file.rename(archive / file.name)
         return archive
 
+    def delete(self) -> None:
+        """Delete the folder, unless a process uses it."""
+        with self.lock():
+            shutil.rmtree(self.path)
+
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Create the folder and hold a lock in it, which the operating system releases with the process."""
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config_file.exists():
@@ -102,6 +139,22 @@ class RunFolder(Struct, frozen=True):
                     f"another process uses run {self.path.name!r} ({self.path}): wait for it, or choose run=NAME"
                 ) from error
             yield
+
+
+def folder_size(path: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    total = 0
+    for file in path.rglob("*"):
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file that is complete or as it was."""
+    temporary = path.with_suffix(".draft")
+    temporary.write_bytes(data)
+    temporary.replace(path)
 
 
 def _archive_name() -> str:

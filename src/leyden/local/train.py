@@ -70,7 +70,9 @@ class TrainingResult(Struct, frozen=True):
         return latest_checkpoint(self.folder)
 
 
-async def train(config: Config, restart: bool = False, console: Console | None = None) -> TrainingResult:
+async def train(
+    config: Config, restart: bool = False, console: Console | None = None, accept_changes: bool = False
+) -> TrainingResult:
     """Train until the last step or SIGINT: the first one finishes the step and saves, the second one stops at once."""
     console = console or Console(stderr=True)
     started = time.monotonic()
@@ -83,9 +85,9 @@ async def train(config: Config, restart: bool = False, console: Console | None =
     folder = RunFolder.of(config)
     if restart and (archive := folder.archive()) is not None:
         console.print(f"the earlier run is now {archive}", highlight=False, soft_wrap=True)
-    with folder.acquire(config) as archive:
+    with folder.acquire(config, accept_changes) as archive:
         if archive is not None:
-            note = f"the configuration has changed: what was recorded with the earlier one is now {archive}"
+            note = f"the configuration or the code has changed: what was recorded with the earlier one is now {archive}"
             console.print(note, highlight=False, soft_wrap=True)
         state = await _train(config, tasks, algorithm, source, folder, console)
     metrics = read_metrics(folder.metrics_file)

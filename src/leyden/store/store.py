@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 from leyden.background import start_background
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, EventKind, Group, Metric, Reward, Run, Span, StepCredits, Version
-from leyden.store import attempts, queries, queue, recording, runs, schema, scoring
+from leyden.store import attempts, pruning, queries, queue, recording, runs, schema, scoring
 from leyden.store.database import Database
 from leyden.store.lease_dispatcher import LeaseDispatcher
 from leyden.store.lease_expiry import LeaseExpiry
@@ -122,6 +122,14 @@ class Store:
         """Hide a run at once and delete it; returns when its space is freed."""
         await self._write(runs.begin_delete, run)
         await asyncio.shield(self._delete_rows(run))
+
+    async def prune(self, run: str, step: int, *, output: bool, spans: bool) -> None:
+        """Delete output and spans of the attempts of a run up to a step; returns when their space is freed."""
+        for wanted, prune_some in ((output, pruning.prune_output), (spans, pruning.prune_spans)):
+            while wanted and await self._write(prune_some, run, step):
+                pass
+        while await asyncio.to_thread(self.database.shrink):
+            pass
 
     async def enqueue(self, run: str, spec: GroupSpec) -> Group:
         """Queue a group of rollouts, idempotently."""

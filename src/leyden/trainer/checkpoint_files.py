@@ -38,6 +38,12 @@ def checkpoint_steps(run: Path, policy: str = DEFAULT_POLICY) -> list[int]:
     )
 
 
+def read_best_steps(state_file: Path) -> set[int]:
+    """Return the steps whose checkpoints a run keeps besides the newest: the best, and one from before a collapse."""
+    state = msgspec.json.decode(state_file.read_bytes(), type=dict[str, object])
+    return {step for name in ("best_step", "kept_step") if isinstance(step := state.get(name), int)}
+
+
 def write_checksums(folder: Path) -> None:
     """Write the checksums of all files of a checkpoint."""
     found = {path.name: _checksum(path) for path in sorted(folder.iterdir()) if path.is_file()}

@@ -25,6 +25,7 @@ from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, select
 from leyden.trainer.checkpoint import Checkpoints, TrainerState, is_disk_full
 from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.errors import TrainingError
+from leyden.trainer.failures import FailureStreak
 from leyden.trainer.mismatch import MismatchDetector
 from leyden.trainer.policy.policy import Policy, PolicyUpdate, UpdateMetrics
 from leyden.trainer.rollouts.collector import RolloutCollector
@@ -136,6 +137,7 @@ class Trainer:
         self._compute = ThreadPoolExecutor(1, "trainer")
         self._algorithm = algorithm
         self._changing_weights = changing_weights
+        self._failures = FailureStreak(len({task.id for task in (*tasks.train, *tasks.held_out)}))
         self.state = state
 
     async def run(self, stop: asyncio.Event) -> TrainerState:
@@ -218,7 +220,8 @@ class Trainer:
         collected: list[Episode] = []
         wanted = [f"step-{step}-{number}" for number in range(self._config.training.tasks_per_step)]
         kept: dict[str, list[SelectedRollout]] = {}
-        for again in range(_MAX_TRIES):
+        again, succeeded = 0, False
+        while again < _MAX_TRIES or not (kept or succeeded):  # an agent may fail on some tasks
             missing = {f"{name}-again-{again}" if again else name: name for name in wanted if name not in kept}
             specs = [self._spec(name, step) for name in missing]
             done: list[Episode] = []
@@ -230,7 +233,9 @@ class Trainer:
                     kept[missing[spec.id]] = group
             collected += done
             self._add_to_report(done, report)
-            self._require_success(step, done)
+            self._failures.add(done)
+            succeeded = succeeded or any(_succeeded(episode) for episode in done)
+            again += 1
         if not kept:
             await self._record_credits(step, report.accounting)
             raise TrainingError(_nothing_to_learn(step, report.accounting, done))
@@ -258,18 +263,11 @@ class Trainer:
             if reward is not None:
                 report.rewards.append(reward)
 
-    def _require_success(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Raise if none of the first rollouts succeeded: training a broken agent is pointless."""
-        outcomes = [episode.attempt.outcome for episode in episodes if episode.attempt.outcome is not None]
-        if step <= 1 and outcomes and all(outcome.ending is not Ending.SUCCEEDED for outcome in outcomes):
-            ending, message = outcomes[0].ending, outcomes[0].message
-            raise TrainingError(f"none of the first {len(outcomes)} rollouts succeeded; one ended {ending}: {message}")
-
     async def _measure(self, step: int) -> EvaluationResult | None:
         if not self._tasks.held_out:
             return None
         measured, episodes = await self._evaluate("eval", step, self._tasks.held_out, "held-out rollouts")
-        self._require_success(step, episodes)
+        self._failures.add(episodes)
         best = self.state.best_reward
         if measured.reward is not None and (best is None or measured.reward >= best):  # of equal ones the later
             self.state = replace(self.state, best_step=step, best_reward=measured.reward)
@@ -351,6 +349,11 @@ class Trainer:
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Run heavy work on the one compute thread, so that the event loop stays responsive."""
         return await asyncio.get_running_loop().run_in_executor(self._compute, work)
+
+
+def _succeeded(episode: Episode) -> bool:
+    outcome = episode.attempt.outcome
+    return outcome is not None and outcome.ending is Ending.SUCCEEDED
 
 
 def _due(every: int, step: int, last: int) -> bool:

@@ -1,0 +1,71 @@
+"""`leyden delete` and `leyden prune`: free the disk of runs that are no longer needed, or of parts of them."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from leyden.cli.arguments import identifier, integer
+from leyden.cli.printing import format_bytes, print_json, stdout_console
+from leyden.cli.source import add_source, delete_stored
+from leyden.config import ConfigError
+from leyden.local.pruning import PRUNABLE, prune_run
+from leyden.local.run_folder import RunFolder, folder_size
+
+
+def add_delete(commands: Any) -> argparse.ArgumentParser:
+    """Add `leyden delete`."""
+    command: argparse.ArgumentParser = commands.add_parser("delete", help="delete a run with everything it keeps")
+    command.add_argument("name", metavar="RUN", type=identifier)
+    command.add_argument("--yes", action="store_true", help="do not ask")
+    add_source(command)
+    command.set_defaults(run=_delete)
+    return command
+
+
+def add_prune(commands: Any) -> argparse.ArgumentParser:
+    """Add `leyden prune`."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "prune", help="delete old checkpoints, output and spans of runs; without an option, all three"
+    )
+    command.add_argument("names", metavar="RUN", type=identifier, nargs="+")
+    for part in PRUNABLE:
+        command.add_argument(f"--{part}", action="store_true", help=f"delete old {part}")
+    command.add_argument(
+        "--keep", type=integer(1, 1000), default=1, help="how many of the newest checkpoints to keep (default: 1)"
+    )
+    command.set_defaults(run=_prune)
+    return command
+
+
+async def _delete(options: argparse.Namespace) -> None:
+    folder = RunFolder(options.home / options.name)
+    own = not options.server and not options.store and (folder.path / "config.toml").is_file()
+    if not options.yes and sys.stdin.isatty() and not _confirmed(options.name):
+        raise ConfigError("nothing was deleted")
+    size = folder_size(folder.path) if own else None
+    if own:
+        folder.delete()
+    else:
+        await delete_stored(options, options.name)
+    if options.json:
+        print_json({"run": options.name, "freed_bytes": size})
+        return
+    freed = "" if size is None else f", {format_bytes(size)} are free"
+    stdout_console().print(f"{options.name} is deleted{freed}", highlight=False, soft_wrap=True)
+
+
+def _confirmed(name: str) -> bool:
+    return input(f"delete run {name} with its checkpoints and everything recorded? [y/N] ").strip().lower() == "y"
+
+
+async def _prune(options: argparse.Namespace) -> None:
+    chosen = [part for part in PRUNABLE if getattr(options, part)]
+    freed: dict[str, int] = {}
+    for name in options.names:
+        freed[name] = await prune_run(Path(options.home, name), chosen or PRUNABLE, options.keep)
+    if options.json:
+        print_json(freed)
+        return
+    for name, size in freed.items():
+        stdout_console().print(f"{name}: {format_bytes(size)} are free", highlight=False, soft_wrap=True)

@@ -1,0 +1,38 @@
+"""Ends a training whose agent fails on one task after the other; an agent that fails on some tasks trains on others."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from leyden.episodes import Episode
+from leyden.outcomes import Ending
+from leyden.trainer.errors import TrainingError
+
+_MAX_AT_FIRST, _MAX_LATER = 8, 32
+"""So many different tasks in a row may fail before the first success, and after it."""
+
+
+class FailureStreak:
+    """Counts the tasks since the last success."""
+
+    def __init__(self, tasks: int) -> None:
+        """`tasks` is how many different tasks the run has."""
+        self._all, self._max = max(1, tasks), _MAX_AT_FIRST
+        self._tasks: set[str] = set()
+        self._errors: Counter[str] = Counter()
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        """Count the rollouts that were requested together. Raises if too many tasks have failed in a row."""
+        outcomes = [episode.attempt.outcome for episode in episodes if episode.attempt.outcome is not None]
+        if any(outcome.ending is Ending.SUCCEEDED for outcome in outcomes):
+            self._tasks.clear()
+            self._errors.clear()
+            self._max = _MAX_LATER
+            return
+        self._tasks.update(episode.task.id for episode in episodes)
+        self._errors.update(f"{outcome.ending}: {outcome.message}" for outcome in outcomes)
+        if len(self._tasks) >= min(self._max, self._all):
+            error, count = self._errors.most_common(1)[0]
+            raise TrainingError(
+                f"no rollout of {len(self._tasks)} different tasks in a row succeeded; "
+                f"{count} of {self._errors.total()} ended {error}"
+            )

@@ -1,0 +1,69 @@
+"""An edit of the agent or the reward is noticed when a run goes on."""
+
+from pathlib import Path
+
+import pytest
+from trainings import AGENT, Training
+
+from leyden.config import Config, ConfigError, override, read_config, read_file
+from leyden.local.fingerprint import changed_code, fingerprint
+from leyden.local.run_folder import RunFolder
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    Training(tmp_path)
+    (tmp_path / "agent.py").write_text("from scale import unit\n" + AGENT.replace("% 2)", "% unit())"))
+    (tmp_path / "scale.py").write_text("UNIT = 2\n\n\ndef unit():\n    return UNIT\n")
+    return read_config(override(read_file(tmp_path / "small.toml"), [f"home={tmp_path}/runs"]))
+
+
+def edit(config: Config, file: str, old: str, new: str) -> None:
+    path = Path(config.base, file)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_what_a_function_uses_counts_and_comments_do_not(config: Config) -> None:
+    before = fingerprint(config)
+    edit(config, "agent.py", "def reward", "# a comment\n\n\ndef unused():\n    return 1\n\n\ndef reward")
+    edit(config, "agent.py", "def solve(task):\n", 'def solve(task):\n    """Solve it."""\n')
+    assert changed_code(before, fingerprint(config)) == []
+    edit(config, "scale.py", "UNIT = 2", "UNIT = 3")
+    assert changed_code(before, fingerprint(config)) == ["`UNIT` in scale.py"]
+    edit(config, "agent.py", "max_tokens=8", "max_tokens=9")
+    assert changed_code(before, fingerprint(config)) == ["`UNIT` in scale.py", "`solve` in agent.py"]
+
+
+def test_the_files_of_a_command_count(tmp_path: Path, config: Config) -> None:
+    (tmp_path / "agent.sh").write_text("echo 1")
+    command = read_config(override(read_file(tmp_path / "small.toml"), ["agent=sh agent.sh --fast"]))
+    before = fingerprint(command)
+    (tmp_path / "agent.sh").write_text("echo 2")
+    assert changed_code(before, fingerprint(command)) == ["agent.sh"]
+
+
+def test_a_run_with_trained_steps_is_refused_until_the_change_is_accepted(config: Config) -> None:
+    folder = RunFolder.of(config)
+    with folder.acquire(config):
+        folder.metrics_file.write_text('{"step": 0, "held_out/reward": 0}\n{"step": 1}\n')
+    edit(config, "agent.py", "% unit())", "% 3)")
+    with (
+        pytest.raises(ConfigError, match=r"`reward` in agent\.py, `unit` in agent\.py.* changed: .*--accept-changes"),
+        folder.acquire(config),
+    ):
+        pass
+    with folder.acquire(config, accept_changes=True) as archive:
+        assert archive is None
+    with folder.acquire(config):
+        pass  # what was accepted is what the run now has
+
+
+def test_before_the_first_step_anything_may_change_and_the_store_begins_anew(config: Config) -> None:
+    folder = RunFolder.of(config)
+    with folder.acquire(config):
+        (folder.path / "leyden.db").touch()
+        folder.metrics_file.write_text('{"step": 0, "held_out/reward": 0}\n')
+    edit(config, "agent.py", "max_tokens=8", "max_tokens=9")
+    with folder.acquire(config) as archive:
+        assert archive is not None and (archive / "leyden.db").exists()

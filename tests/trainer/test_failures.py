@@ -1,0 +1,62 @@
+"""When a training gives up on its agent."""
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+from smallepisodes import call, episode
+
+from leyden.episodes import Episode
+from leyden.outcomes import Ending, Outcome
+from leyden.records import Task
+from leyden.trainer.errors import TrainingError
+from leyden.trainer.failures import FailureStreak
+
+
+def rollouts(task: int, *endings: Ending, message: str = "ValueError: no") -> list[Episode]:
+    one = episode(0, None, [call("c")])
+    outcomes = [Outcome(ending, "" if ending is Ending.SUCCEEDED else message) for ending in endings]
+    return [
+        replace(one, task=Task(f"t{task}", {}), attempt=replace(one.attempt, outcome=outcome)) for outcome in outcomes
+    ]
+
+
+def add_all(streak: FailureStreak, batches: Sequence[list[Episode]]) -> None:
+    for batch in batches:
+        streak.add(batch)
+
+
+def test_an_agent_that_fails_on_most_tasks_trains_on_the_others() -> None:
+    streak = FailureStreak(tasks=100)
+    for number in range(200):
+        ending = Ending.SUCCEEDED if number % 8 == 7 else Ending.AGENT_ERROR
+        streak.add(rollouts(number % 100, ending, Ending.AGENT_ERROR))
+
+
+def test_one_task_that_fails_again_and_again_does_not_end_a_training() -> None:
+    streak = FailureStreak(tasks=100)
+    add_all(streak, [rollouts(3, Ending.AGENT_ERROR)] * 50)
+
+
+def test_different_tasks_that_fail_in_a_row_end_it_with_the_commonest_error() -> None:
+    streak = FailureStreak(tasks=100)
+    streak.add(rollouts(0, Ending.TIMEOUT, message="60 s"))
+    with pytest.raises(
+        TrainingError, match=r"no rollout of 8 different tasks in a row .*; 14 of 15 ended agent_error: ValueError: no"
+    ):
+        add_all(streak, [rollouts(number, Ending.AGENT_ERROR, Ending.AGENT_ERROR) for number in range(1, 9)])
+
+
+def test_after_a_success_more_tasks_may_fail() -> None:
+    streak = FailureStreak(tasks=100)
+    streak.add(rollouts(0, Ending.SUCCEEDED))
+    add_all(streak, [rollouts(number, Ending.AGENT_ERROR) for number in range(1, 32)])
+    with pytest.raises(TrainingError, match="no rollout of 32 different tasks"):
+        streak.add(rollouts(33, Ending.AGENT_ERROR))
+
+
+def test_a_run_with_few_tasks_ends_when_all_of_them_failed() -> None:
+    streak = FailureStreak(tasks=2)
+    streak.add(rollouts(0, Ending.AGENT_ERROR))
+    with pytest.raises(TrainingError, match="no rollout of 2 different tasks"):
+        streak.add(rollouts(1, Ending.AGENT_ERROR))
