@@ -9,7 +9,7 @@ EXAMPLES := $(VENV)/examples-installed
 # Modules are compiled when they are first imported: most of what is installed never is.
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
-.PHONY: demo examples test test-all check format bench harnesses vllm-env clean
+.PHONY: demo examples test test-all check format bench chaos harnesses vllm-env clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -80,6 +80,10 @@ $(HARNESS_VENV)/installed: requirements-harness.txt benchmarks/harness_clients/p
 	  cd $(HARNESS_VENV)/npm && PATH=$$OLDPWD/$$node/bin:$$PATH \
 	  node $$OLDPWD/$$node/lib/node_modules/npm/bin/npm-cli.js install --no-audit --no-fund
 	touch $@
+
+# Kills, stalls, a full disk, a cut network and clock steps under load; the last line must be {..., "lost": 0, ...}.
+chaos: $(INSTALLED)
+	$(BIN)/python benchmarks/chaos.py
 
 # Real vLLM on the CPU, for the tests of the engine; `make test-all` runs them where it is there.
 VLLM_VENV := .venv-vllm

@@ -1,0 +1,29 @@
+"""benchmarks/chaos.py in a short form, and the proof that it finds a store that acknowledges before it commits."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import chaos  # noqa: E402  # its folder is on the path only now
+
+
+def test_each_fault_once_and_the_accounts_are_exact(tmp_path: Path) -> None:
+    accounts = chaos.run(tmp_path, chaos.FAULTS, training=0, seed=1)
+    assert accounts == chaos.Accounts(kills=len(chaos.FAULTS))
+
+
+def test_a_store_that_acknowledges_before_it_commits_shows_losses(tmp_path: Path) -> None:
+    launcher = ROOT / "tests" / "early_acknowledging_server.py"
+    accounts = chaos.run(tmp_path, ["server"] * 2, training=0, seed=1, launcher=launcher)
+    assert accounts.lost > 0
+
+
+@pytest.mark.slow
+def test_a_thousand_faults_and_the_accounts_are_exact(tmp_path: Path) -> None:
+    accounts = chaos.run(tmp_path, chaos.FAULTS * 120, training=40, seed=2)
+    assert (accounts.lost, accounts.twice, accounts.left_behind) == (0, 0, 0)
+    assert accounts.kills >= 960
