@@ -65,5 +65,5 @@ class DecodeGraphs:
         return replay
 
 
-def _new_pool(device: torch.device) -> tuple[int, int] | None:
+def _new_pool(device: torch.device) -> "torch.cuda._POOL_HANDLE | None":
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
