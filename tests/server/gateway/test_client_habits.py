@@ -182,6 +182,17 @@ async def test_tokens_of_a_conversation_that_ends_with_an_answer_are_counted(ser
     assert counts[1]["input_tokens"] > len(made.prompt_ids)
 
 
+async def test_one_call_at_a_time_in_chat_and_messages(server: ModelServer) -> None:
+    both = call("add", '{"a": 1}') + call("sub", "{}") + END
+    server.lines = [both, both, "Done." + END]
+    (made,) = (await chat(server, USER, parallel_tool_calls=False))["tool_calls"]
+    assert made["function"]["name"] == "add"
+    tools = [{"name": "add", "input_schema": SCHEMA}, {"name": "sub", "input_schema": SCHEMA}]
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    (block,) = await messages(server, USER, tools=tools, tool_choice=choice)
+    assert (block["type"], block["name"]) == ("tool_use", "add")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_thinking_is_signed(server: ModelServer, stream: bool) -> None:
     server.lines = ["<think>\nHm.\n</think>\n\nYes." + END]

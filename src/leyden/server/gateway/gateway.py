@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from hashlib import blake2b
 
 from msgspec.structs import replace
@@ -19,10 +20,12 @@ from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, Gen
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.generation import Generation
 from leyden.server.gateway.prompt import build_prompt, count_tokens
+from leyden.server.gateway.reasoning_tokens import count_reasoning_tokens
 from leyden.server.gateway.recorder import Recorder
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.text_index import joined
 from leyden.server.gateway.text_prompt import build_text_prompt
+from leyden.server.gateway.truncation import build_fitting_prompt
 from leyden.server.gateway.upstream.client import UpstreamClient
 from leyden.server.gateway.upstream.fixed import FixedAnswerSource
 from leyden.server.gateway.upstream.relay import AnswerSource, Relay
@@ -96,11 +99,14 @@ class Gateway:
         # Without the allowed mass, calls under a grammar give no gradient: training rollouts leave them free.
         train = caller.lease.purpose is Purpose.TRAIN
         holds = (model.engine.reports_allowed_mass or not train) and model.structured_output.holds_calls
-        if request.prompt is None:
-            prompt = await build_prompt(model, index, request, settings.history, begin_call=not holds)
-        else:
-            prompt = await build_text_prompt(model, index, request.prompt)
         context_length = model.engine.context_length
+        build = partial(build_prompt, model, index, history_mode=settings.history, begin_call=not holds)
+        if request.prompt is not None:
+            prompt = await build_text_prompt(model, index, request.prompt)
+        elif request.truncates:
+            request, prompt = await build_fitting_prompt(request, context_length, build)
+        else:
+            prompt = await build(request)
         room = context_length - len(prompt.ids)
         if room < 1:
             message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {context_length} in all"
@@ -166,7 +172,11 @@ class Gateway:
         if not chain:
             return None
         tools = next((made.tools for made in reversed(chain) if made.tools is not None), ())
-        return StoredAnswer(chain[-1], chain_messages(chain), tools)
+        made = chain[-1]
+        reasoning = (made.response or {}).get("reasoning_content") or ""
+        model = self.models.get(made.policy)
+        count = count_reasoning_tokens(model.tokenizer, made.completion_ids, reasoning) if model and reasoning else 0
+        return StoredAnswer(made, chain_messages(chain), tools, count)
 
     async def delete_answer(self, caller: Caller, call: str) -> None:
         """Delete the answer of a call for its agent."""

@@ -50,6 +50,7 @@ class Generation:
                 prompt.ids[: len(prompt.ids) - len(prompt.forced)],
                 forced=prompt.forced,
                 tools=request.callable_tools,
+                parallel_calls=request.parallel_tool_calls,
                 unmarked=attempt.settings.tool_calls == "any",
                 stop=sampling.stop,
                 logprobs=request.top_logprobs is not None,
@@ -99,6 +100,7 @@ class Generation:
                 prompt_tokens=len(self._prompt.ids),
                 completion_tokens=len(parser.ids),
                 cached_tokens=self._prompt.kept,
+                reasoning_tokens=parser.reasoning_tokens,
             )
 
     async def _generate_all(self, max_tokens: int) -> AsyncGenerator[AnswerEvent, None]:

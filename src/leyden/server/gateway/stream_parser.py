@@ -7,9 +7,9 @@ answer, and what may be the beginning of a stop string or a tool call. Tool call
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
-from renderers.base import ParsedToolCall, ToolCallParseStatus
+from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
 from leyden.engine.protocol import FinishReason, TokenChunk
 from leyden.records import VersionRun
@@ -22,15 +22,9 @@ from leyden.server.gateway.dialects.types import (
     TokenInfo,
     ToolCall,
 )
+from leyden.server.gateway.reasoning_tokens import TokenDecoder, count_reasoning_tokens
 from leyden.server.gateway.tool_call_stream import ToolCallStream
 from leyden.server.gateway.unmarked_calls import OPENINGS, find_unmarked_call, settled_length
-
-
-class TokenDecoder(Protocol):
-    """The part of a tokenizer that the parser uses."""
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of tokens."""
 
 
 class StreamParser:
@@ -45,6 +39,7 @@ class StreamParser:
         *,
         forced: Sequence[int] = (),
         tools: Sequence[Any] = (),
+        parallel_calls: bool = True,
         unmarked: bool = False,
         stop: tuple[str, ...] = (),
         logprobs: bool = False,
@@ -69,7 +64,8 @@ class StreamParser:
         self._infos: list[TokenInfo] = []
         self._logprobs_wanted = logprobs
         self._streamed = streamed
-        self._incremental = streamed or bool(stop)  # otherwise it parses once, at the end
+        self._parallel_calls = parallel_calls
+        self._incremental = streamed or bool(stop) or not parallel_calls  # otherwise it parses once, at the end
         self._next_parse = 1
         self._sent = {"content": 0, "reasoning": 0}
         self._tool_calls = ToolCallStream(choice)
@@ -91,6 +87,11 @@ class StreamParser:
     def done(self) -> bool:
         """Whether the answer is complete and the engine can stop."""
         return self.finish is not None or self.stopped_by is not None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many tokens the reasoning has."""
+        return count_reasoning_tokens(self._tokenizer, self.ids, self.reasoning) if self.reasoning else 0
 
     @property
     def message(self) -> Message:
@@ -126,9 +127,10 @@ class StreamParser:
             self._parse(partial=True)
 
     def _parse(self, partial: bool = False) -> None:
-        parsed = self._renderer.parse_response(
-            self._forced + self.ids, tools=self._tools or None, prompt_ids=self._prompt_ids
-        )
+        parsed = self._parsed()
+        in_reasoning = not self.done and parsed.reasoning_content is not None and self._reasoning_is_open()
+        if not self._parallel_calls and not in_reasoning and self._end_after_call(parsed.tool_calls):
+            parsed = self._parsed()
         self.content, self.reasoning = parsed.content or "", parsed.reasoning_content or ""
         calls = list(parsed.tool_calls)
         found = [(at + len(stop), at, stop) for stop in self._stop if (at := self.content.find(stop)) >= 0]
@@ -150,9 +152,36 @@ class StreamParser:
             self._known_call_events, self._new_call_events, unsent = self._tool_calls.finish(calls, only_sent)
             for call in unsent:  # a malformed call is shown as text: nothing of an answer disappears
                 self.content += self._text_of_call(call)
-        elif self._streamed and not (parsed.reasoning_content is not None and self._reasoning_is_open()):
+        elif self._streamed and not in_reasoning:
             self._known_call_events, self._new_call_events = self._tool_calls.advance(calls)
             self._inside_call = self._tool_calls.is_open(len(calls) - 1)
+
+    def _parsed(self) -> ParsedResponse:
+        return self._renderer.parse_response(
+            self._forced + self.ids, tools=self._tools or None, prompt_ids=self._prompt_ids
+        )
+
+    def _end_after_call(self, calls: Sequence[ParsedToolCall]) -> bool:
+        """End the answer after its first tool call if more than the end of the turn follows it.
+
+        The tokens that follow are dropped. An answer whose parser does not report the tokens of a call goes on.
+        """
+        spans = [call.token_span for call in calls if call.status is ToolCallParseStatus.OK]
+        if not spans or spans[0] is None:
+            return False
+        length = spans[0][1] - len(self._forced)
+        end = len(self.ids) - (self.finish == "stop")
+        if not self._tokenizer.decode(self.ids[length:end]).strip():
+            return False
+        self._keep(length)
+        self.finish = "stop"
+        return True
+
+    def _keep(self, length: int) -> None:
+        """Drop the tokens after this many."""
+        if dropped := len(self.ids) - length:
+            del self._infos[-dropped:]
+        del self.ids[length:], self.logprobs[length:], self.allowed[length:], self._versions[length:]
 
     def _reasoning_is_open(self) -> bool:
         """Whether what looks like a tool call may turn out to be part of the reasoning."""
@@ -170,9 +199,7 @@ class StreamParser:
             return
         wanted = text[: start + end]
         length = bisect_left(range(len(self.ids)), True, key=lambda n: self._decode(n).startswith(wanted))
-        if dropped := len(self.ids) - length:
-            del self._infos[-dropped:]
-        del self.ids[length:], self.logprobs[length:], self.allowed[length:], self._versions[length:]
+        self._keep(length)
         self.context_tail = int(self._decode(length) != wanted)
 
     def _decode(self, length: int) -> str:

@@ -83,7 +83,10 @@ class StructuredOutput:
         if choice.name is not None:
             tools = [tool for tool in tools if tool["name"] == choice.name]
         reasoning = self._reasoning(prompt_ids)
-        start = f"{reasoning} call (WHITE call)*" if required else f"{reasoning} (TEXT | call)*"
+        if request.parallel_tool_calls:
+            start = f"{reasoning} call (WHITE call)*" if required else f"{reasoning} (TEXT | call)*"
+        else:
+            start = f"{reasoning} call" if required else f"{reasoning} TEXT? call?"
         try:
             return await self._checked({"start": start, **_call_rules(form, tools, strict=True)}, session)
         except GatewayError:  # a schema that cannot be enforced: calls of such tools are only validated

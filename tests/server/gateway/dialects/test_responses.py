@@ -238,6 +238,77 @@ async def test_logprobs_are_given_where_they_are_wanted(server: ModelServer, cli
     assert [token["token"] for token in streamed] == [token.token for token in logprobs]  # type: ignore[union-attr]
 
 
+async def test_the_oldest_messages_are_dropped_where_all_do_not_fit(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
+    server.say = lambda _: "Five." + END
+    server.engine.context_length = 400
+    calls = [{"type": "function_call", "call_id": f"c{at}", "name": "add", "arguments": "{}"} for at in range(8)]
+    outputs = [{"type": "function_call_output", "call_id": f"c{at}", "output": "word " * 20} for at in range(8)]
+    turns = [item for pair in zip(calls, outputs, strict=True) for item in pair]
+    request: Any = {"model": "m", "instructions": "You can add.", "max_output_tokens": 30}
+    history: Any = [{"role": "user", "content": "What is 1 + 1?"}, *turns, {"role": "user", "content": QUESTION}]
+    with pytest.raises(openai.BadRequestError, match="takes 400"):
+        await client.responses.create(input=history, **request)
+    response = await client.responses.create(input=history, truncation="auto", **request)
+    assert (response.output_text, response.truncation) == ("Five.", "auto")
+    short = await client.responses.create(input=QUESTION, truncation="auto", **request)
+    assert short.status == "completed"
+    first, second = (await server.check(calls=2)).calls
+    shown = (await server.episode()).messages(first)
+    roles = [message["role"] for message in shown]
+    kept = (len(roles) - 2) // 2
+    assert roles == ["system", *["assistant", "tool"] * kept, "user"]
+    assert 0 < kept < 8
+    assert [m["tool_call_id"] for m in shown if m["role"] == "tool"] == [f"c{at}" for at in range(8 - kept, 8)]
+    used = len((await server.episode()).prompt_ids(first))
+    assert used + 30 <= 400 < used + 30 + used // kept  # no more was dropped than necessary
+    assert (first.made, second.made_why) == (PromptOrigin.RERENDERED, "")
+    assert first.made_why == f"the oldest {1 + 2 * (8 - kept)} messages did not fit into the context and were dropped"
+    server.engine.context_length = 100
+    too_long = [{"role": "user", "content": "word " * 200}]
+    with pytest.raises(openai.BadRequestError, match="takes 100"):
+        await client.responses.create(input=too_long, truncation="auto", **request)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_an_answer_without_parallel_calls_ends_after_the_first_one(
+    server: ModelServer, client: openai.AsyncOpenAI, stream: bool
+) -> None:
+    both = call("add", '{"a": 2, "b": 3}') + "\n" + call("add", '{"a": 4, "b": 5}')
+    server.lines = ["I add. " + both + END, call("add", '{"a": 4, "b": 5}') + END, "Done." + END]
+    request: Any = {"model": "m", "tools": [ADD], "parallel_tool_calls": False, "store": False}
+    history: list[Any] = [{"role": "user", "content": QUESTION}]
+    for _ in range(3):
+        if stream:
+            async with client.responses.stream(input=history, **request) as events:
+                response: Any = await events.get_final_response()
+        else:
+            response = await client.responses.create(input=history, **request)
+        assert sum(item.type == "function_call" for item in response.output) <= 1
+        history += given_back(response) + sums(response)
+    assert response.output_text == "Done."
+    episode = await server.check(calls=3)
+    texts = [server.tokenizer.decode(made.completion_ids) for made in episode.calls]
+    assert texts[0] == "I add. " + call("add", '{"a": 2, "b": 3}')  # what was sampled after the call is dropped
+    assert texts[1].endswith(END)  # its own end stays
+    assert [made.made for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 2]
+    assert len(episode.calls[0].logprobs or ()) == len(episode.calls[0].completion_ids)
+
+
+async def test_reasoning_tokens_are_counted(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    server.lines = ["<think>\nTwo and three.\n</think>\n\nFive." + END, "Six." + END]
+    response = await client.responses.create(model="m", input=QUESTION)
+    count = len(server.tokenizer.encode("<think>\nTwo and three."))
+    stored = await client.responses.retrieve(response.id)
+    for answer in (response, stored):
+        assert answer.usage is not None
+        assert answer.usage.output_tokens_details.reasoning_tokens == count
+    plain = await client.responses.create(model="m", input=QUESTION)
+    assert plain.usage is not None
+    assert plain.usage.output_tokens_details.reasoning_tokens == 0
+
+
 async def test_search_that_agents_offer_by_default_is_not_shown_to_the_model(
     server: ModelServer, client: openai.AsyncOpenAI
 ) -> None:

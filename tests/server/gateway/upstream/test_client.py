@@ -130,6 +130,62 @@ async def test_a_stream_is_passed_back_in_both_dialects(far: ModelServer, near: 
         assert [c["function"]["arguments"] for c in made["tool_calls"]] == ['{"at": [1,  2]}', "{}"]
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_responses_are_passed_on_stored_and_continued_in_any_dialect(
+    far: ModelServer, near: ModelServer, stream: bool
+) -> None:
+    thought = "<think>\nHm.\n</think>\n\nWait: "
+    far.lines = [
+        thought + call("look", '{"at": 1}') + call("look", "{}") + END,
+        "Seen." + END,
+        "Yes." + END,
+        "Bye." + END,
+    ]
+    tool: Any = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
+    request: Any = {"model": "gpt", "tools": [tool], "parallel_tool_calls": False}
+
+    async def respond(**more: Any) -> Any:
+        if not stream:
+            return await client.responses.create(**request, **more)
+        async with client.responses.stream(**request, **more) as events:
+            return await events.get_final_response()
+
+    async with openai_at(near) as client:
+        first = await respond(input="Well?", instructions="Look.")
+        assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+        assert first.usage.output_tokens_details.reasoning_tokens > 0
+        result = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "x"}
+        second = await respond(input=[result], previous_response_id=first.id, instructions="Look.")
+        assert second.output_text == "Seen."
+        messages: Any = [{"role": "system", "content": "Look."}, QUESTION]
+        function = {"name": "look", "arguments": first.output[-1].arguments}
+        made = {"id": first.output[-1].call_id, "type": "function", "function": function}
+        messages += [{"role": "assistant", "content": "Wait: ", "tool_calls": [made]}]
+        messages += [{"role": "tool", "tool_call_id": made["id"], "content": "x"}]
+        messages += [{"role": "assistant", "content": "Seen."}, {"role": "user", "content": "Sure?"}]
+        chat = await client.chat.completions.create(model="gpt", messages=messages, tools=[LOOK])
+        assert chat.choices[0].message.content == "Yes."
+    async with anthropic_at(near) as other:
+        use = {"type": "tool_use", "id": made["id"], "name": "look", "input": {"at": 1}}
+        said: Any = [
+            {"role": "user", "content": "Well?"},
+            {"role": "assistant", "content": [{"type": "text", "text": "Wait: "}, use]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": made["id"], "content": "x"}]},
+            {"role": "assistant", "content": "Seen."},
+            {"role": "user", "content": "Sure?"},
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": "Bye!"},
+        ]
+        looking: Any = {"name": "look", "input_schema": {"type": "object"}}
+        request = {"model": "gpt", "max_tokens": 99, "system": "Look.", "messages": said, "tools": [looking]}
+        last = await other.messages.create(**request)
+        assert [block.text for block in last.content if block.type == "text"] == ["Bye."]
+    episode = await far.check(calls=4)
+    assert [made.made for made in episode.calls] == ["fresh", *["continued"] * 3]
+    assert len(episode.calls[0].response["tool_calls"]) == 1
+    assert [made.policy for made in (await near.check(calls=4)).calls] == ["upstream"] * 4
+
+
 async def test_choices_and_logprobs_are_passed_back_streamed_or_not(far: ModelServer, near: ModelServer) -> None:
     far.lines = ["One" + END, "Two" + END] * 2
     async with openai_at(near) as client:

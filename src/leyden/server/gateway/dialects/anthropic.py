@@ -160,6 +160,7 @@ def _generation(request: CountRequest) -> GenerationRequest:
         messages=tuple(reader.messages),
         tools=tuple(tool for tool, later in zip(tools, deferred, strict=True) if not later),
         tool_choice=_tool_choice(request.tool_choice, tools),
+        parallel_tool_calls=not (request.tool_choice or {}).get("disable_parallel_tool_use"),
         format=_format(request),
     )
 

@@ -48,6 +48,7 @@ class StoredAnswer(Struct, frozen=True):
     call: Call
     messages: tuple[Message, ...]
     tools: tuple[Any, ...]
+    reasoning_tokens: int = 0
 
 
 class ModelAccess(Protocol):

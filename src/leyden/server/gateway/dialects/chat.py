@@ -58,6 +58,7 @@ class ChatRequest(Struct, frozen=True):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     response_format: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class ChatDialect:
@@ -103,6 +104,7 @@ def read_request(data: bytes) -> tuple[GenerationRequest, bool]:
         stream=bool(request.stream),
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         format=_format(request.response_format),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
         request={name: value for name, value in document.items() if name not in ("messages", "tools")},
     )
     return generation, request.stream_options is not None and request.stream_options.include_usage
@@ -351,4 +353,5 @@ def _usage(finished: Sequence[AnswerFinished]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": max(f.cached_tokens for f in finished)},
+        "completion_tokens_details": {"reasoning_tokens": sum(f.reasoning_tokens for f in finished)},
     }

@@ -39,6 +39,10 @@ class GenerationRequest(Struct, frozen=True):
     """How many alternatives to return with each token; None returns no logprobs at all."""
     format: Format | None = None
     """None for free text."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may have several tool calls; if not, it ends after the first."""
+    truncates: bool = False
+    """Whether the oldest messages are dropped where the prompt does not fit into the model's context."""
     prompt: str | tuple[int, ...] | None = None
     """A text, or its tokens, that the model continues as it is; it has no messages then."""
     request: Any = None
@@ -157,6 +161,8 @@ class AnswerFinished(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """How many of the completion's tokens are reasoning."""
 
 
 AnswerEvent = (

@@ -119,6 +119,8 @@ def _body(request: GenerationRequest) -> dict[str, Any]:
         named = request.tool_choice.name
         choice: Any = {"type": "function", "function": {"name": named}} if named else request.tool_choice.mode
         body |= {"tools": tools, "tool_choice": choice}
+        if not request.parallel_tool_calls:
+            body["parallel_tool_calls"] = False
     if request.top_logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     if request.format is not None:

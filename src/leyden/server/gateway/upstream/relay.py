@@ -73,6 +73,7 @@ class Relay:
                 for event in answer.end():
                     yield event
         details = self._usage.get("prompt_tokens_details") or {}
+        completion = self._usage.get("completion_tokens_details") or {}
         for answer, id in zip(self._answers, self._recording.ids, strict=True):
             yield AnswerFinished(
                 choice=answer.choice,
@@ -82,6 +83,7 @@ class Relay:
                 prompt_tokens=self._usage.get("prompt_tokens") or 0,
                 completion_tokens=(self._usage.get("completion_tokens") or 0) if answer.choice == 0 else 0,
                 cached_tokens=details.get("cached_tokens") or 0,
+                reasoning_tokens=(completion.get("reasoning_tokens") or 0) if answer.choice == 0 else 0,
             )
 
     def _feed(self, chunk: dict[str, Any]) -> list[AnswerEvent]:

@@ -59,6 +59,8 @@ class ResponsesDialect:
             stream=bool(request.stream),
             top_logprobs=request.logprobs,
             format=read_format(request.text),
+            truncates=request.truncation == "auto",
+            parallel_tool_calls=request.parallel_tool_calls is not False,
             request=recorded_request(document, tools.given),
         )
         return DialectRequest(generation, lambda started: ResponseWriter(started.id, request, tools.given))

@@ -65,11 +65,10 @@ class ResponseHead(Struct, frozen=True):
 
 
 def _usage(finished: AnswerFinished) -> dict[str, Any]:
-    """Count the tokens. How many of them were reasoning is not counted apart."""
     return {
         "input_tokens": finished.prompt_tokens,
         "input_tokens_details": {"cached_tokens": finished.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": finished.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": finished.reasoning_tokens},
         "total_tokens": finished.prompt_tokens + finished.completion_tokens,
     }

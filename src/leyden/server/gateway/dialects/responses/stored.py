@@ -74,6 +74,7 @@ class StoredResponse:
             prompt_tokens=self._call.kept_ids + len(self._call.prompt_ids),
             completion_tokens=len(self._call.completion_ids),
             cached_tokens=self._call.kept_ids,
+            reasoning_tokens=self._answer.reasoning_tokens,
         )
         _feed(output, self._call.response, finished)
         status: Status = "incomplete" if finished.finish == "length" else "completed"
