@@ -97,6 +97,8 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Reward of a rollout that ends as `agent_error` or `timeout`."""
     agent_rewards: bool = False
     """Whether agents may set rewards with their own key."""
+    reward_function: bool = False
+    """Whether a reward function sets the final reward: agents then cannot."""
     sampling: Sampling = Sampling()
     """Sampling of training rollouts; it replaces what the agent requests."""
     allow_biased_sampling: bool = field(default=False, name="train_distorted")

@@ -316,6 +316,26 @@ async def test_an_agent_sets_rewards_only_where_its_run_allows_it(
     assert (await remote.episode(run, outside.attempt.id)).rewards == ()
 
 
+@pytest.mark.parametrize("scored", [True, False])
+async def test_an_agent_sets_no_final_reward_where_a_function_does_and_never_an_automatic_one(
+    server: ServerProcess, remote: Remote, scored: bool
+) -> None:
+    run = f"scored-{scored}".lower()
+    pool = await remote.make_key(KeySpec("pool", run=run))
+    (mine,) = await work_on(remote, run, 1, pool=pool.pool, agent_rewards=True, reward_function=scored)
+    for key in (mine.key, pool.key):
+        async with Remote(server.url, key) as agent:
+            giving = agent.record_rewards(run, mine.attempt.id, [Reward("automatic", 1.0, RewardKind.AUTOMATIC)])
+            assert await refused(403, giving) == "not_permitted"
+            giving = agent.record_rewards(run, mine.attempt.id, [Reward("final", 1.0, RewardKind.FINAL)])
+            if scored:
+                assert await refused(403, giving) == "not_permitted"
+            else:
+                await giving
+    finals = [reward.kind for reward in (await remote.episode(run, mine.attempt.id)).rewards]
+    assert finals == ([] if scored else [RewardKind.FINAL])
+
+
 # How long a key lives
 
 

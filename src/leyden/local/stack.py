@@ -150,6 +150,7 @@ async def _create_run(remote: Remote, config: Config, run: str) -> None:
         history=rollout.history,
         tool_calls=rollout.tool_calls,
         agent_rewards=rollout.agent_rewards,
+        reward_function=config.reward is not None,
         allow_biased_sampling=config.training.allow_biased_sampling,
         routes=config.routes,
         roles=config.roles,

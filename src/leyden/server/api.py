@@ -3,11 +3,12 @@
 import asyncio
 import secrets
 from collections import defaultdict
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from leyden.episodes import Episode
-from leyden.records import Call, Group, Metric, Reward, Run, Span, StepCredits, Version, Worker
+from leyden.records import Call, Group, Metric, Reward, RewardKind, Run, Span, StepCredits, Version, Worker
 from leyden.server import otlp
 from leyden.server.errors import ApiError
 from leyden.server.http import Raw, Request
@@ -147,9 +148,20 @@ async def record_rewards(service: ServerContext, request: Request[tuple[Reward, 
     run, attempt = request.path["run"], request.path["attempt"]
     rewards = request.body
     if request.key.kind in AGENT_KINDS:
+        _check_agent_rewards(service.leases.get(attempt), rewards)
         rewards = tuple(replace(reward, source="agent") for reward in rewards)  # an agent cannot name another source
     rescoring = request.key.kind is KeyKind.ADMIN and service.leases.get(attempt) is None
     return Recorded(await service.store.record_rewards(run, attempt, rewards, rescoring=rescoring))
+
+
+def _check_agent_rewards(lease: ActiveLease | None, rewards: Sequence[Reward]) -> None:
+    """Raise `KeyRefused` for rewards that are not an agent's to give."""
+    kinds = {reward.kind for reward in rewards}
+    if RewardKind.AUTOMATIC in kinds:
+        raise KeyRefused(403, "not_permitted", "automatic rewards are set by the trainer: send rewards of kind step")
+    if RewardKind.FINAL in kinds and (lease is None or not lease.agent_final_rewards):
+        message = "the reward function of this run sets the final reward: send rewards of kind step"
+        raise KeyRefused(403, "not_permitted", message)
 
 
 async def finish(service: ServerContext, request: Request[FinishRequest, None]) -> FinishReply:

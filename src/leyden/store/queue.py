@@ -45,6 +45,9 @@ class ActiveLease(Struct, frozen=True):
     """When the lease expires as granted; heartbeats renew it."""
     purpose: Purpose
     agent_rewards: bool
+    """Whether the agent may set step rewards."""
+    agent_final_rewards: bool
+    """Whether it may set the final reward."""
 
 
 class LeasedAttempt(Struct, frozen=True):
@@ -175,6 +178,7 @@ def active_lease(attempt: Attempt, purpose: str, settings: RunSettings) -> Activ
         expires=attempt.expires,
         purpose=Purpose(purpose),
         agent_rewards=settings.agent_rewards,
+        agent_final_rewards=settings.agent_rewards and not settings.reward_function,
     )
 
 

@@ -74,6 +74,7 @@ def _direct_lease(key: Key) -> ActiveLease:
         expires=float("inf"),
         purpose=Purpose.EVAL,
         agent_rewards=False,
+        agent_final_rewards=False,
     )
 
 
