@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see leyden.local.openmp
 sys.path.insert(0, str(Path(__file__).parent))
 
 from databases import Postgres, find_programs
+from randomness import is_fixed
 from serving import ServerProcess
 
 from leyden.remote import Remote
@@ -25,6 +26,13 @@ from leyden.store.store import Store
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("random", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("fixed")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    """Make torch's random numbers in a test independent of the tests before it in the same process."""
+    if is_fixed() and "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture

@@ -1,7 +1,22 @@
-"""How many examples a costly random test runs: few, the same for everybody, in `make test`; all in `make test-all`."""
+"""Chance in tests: little and the same for everybody in `make test`, all of it in `make test-all`."""
+
+import os
+from random import SystemRandom
 
 from hypothesis import settings
 
 
+def is_fixed() -> bool:
+    """Whether random tests are the same every time."""
+    return settings.get_current_profile_name() != "random"
+
+
 def examples(all_of_them: int) -> int:
-    return all_of_them if settings.get_current_profile_name() == "random" else max(1, all_of_them // 3)
+    """How many examples a costly random test runs."""
+    return max(1, all_of_them // 3) if is_fixed() else all_of_them
+
+
+def new_seed() -> int:
+    """The seed of a test without Hypothesis: `LEYDEN_SEED` where it is set."""
+    given = os.environ.get("LEYDEN_SEED")
+    return int(given) if given else 0 if is_fixed() else SystemRandom().randrange(10**6)

@@ -16,6 +16,7 @@ from uuid import uuid4
 import psutil
 import pytest
 from modelserving import eventually
+from randomness import new_seed
 from worker_harness import AGENTS, WorkerHarness
 
 from leyden.backoff import Backoff
@@ -115,7 +116,7 @@ async def log_of(harness: WorkerHarness, run: str) -> list[Event]:
 async def test_every_rollout_ends_once_with_the_outcome_of_its_own_behaviour(
     harness: WorkerHarness, rollouts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed = int(os.environ.get("LEYDEN_SEED") or random.randrange(10**6))
+    seed = new_seed()
     print(f"LEYDEN_SEED={seed}")
     rng, mark = random.Random(seed), uuid4().hex
     monkeypatch.setenv(MARK, mark)

@@ -89,6 +89,7 @@ def said(episode: Episode) -> set[str]:
     return {number for text in words for number in re.findall(r'(?:"content": "|number |\\"n\\":)(-?\d+)', text)}
 
 
+@pytest.mark.slow  # the next test checks the same of all agents in one process, which imports every framework once
 @pytest.mark.parametrize("agent", CALLS)
 async def test_a_trace_reads_from_agent_to_tool_to_call(harness: WorkerHarness, agent: str) -> None:
     await harness.open()
@@ -117,6 +118,9 @@ async def test_200_rollouts_of_all_frameworks_in_one_process_keep_apart(harness:
             assert episode.final_reward(-1.0) == n, episode.attempt.outcome
             assert paths(episode) == CALLS.get(agents[n % len(agents)], [(None, ["root"])])
             assert said(episode) == {f"{n}"}
+            if tasks[n]["agent"] != ROOTED:
+                assert {span.trace_id for span in episode.spans} == {trace_id(episode.attempt.id)}
+            assert episode.output == ""
 
 
 @pytest.mark.parametrize("agent", ["solve", "solve_async"])
