@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from uuid import uuid4
 
 import psutil
@@ -72,7 +71,7 @@ async def killed_at_random(
             drain_s=3.0,
             name=f"w-{uuid4().hex[:8]}",
         )
-        return WorkerProcess(options, key, log)
+        return WorkerProcess(options, key, os.open(os.devnull, os.O_WRONLY))
 
     async def kill() -> None:
         while True:
@@ -82,7 +81,6 @@ async def killed_at_random(
             workers[index].process.wait()
             workers[index] = start(runs[index])
 
-    log = Path(os.devnull)
     runs = [*RUNS, *RUNS]
     workers = [start(run) for run in runs]
     killing = asyncio.create_task(kill())
