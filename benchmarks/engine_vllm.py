@@ -1,13 +1,15 @@
 """Sampled tokens per second of the embedded engine, `model.generate`, vLLM's server, and vLLM behind the gateway.
 
     python benchmarks/engine_vllm.py --model FOLDER [--model FOLDER] [--requests 1 32 256 1024] [--vllm PYTHON]
+    python benchmarks/engine_vllm.py --model smollm2-135m --model qwen2.5-1.5b
 
 Every model is measured with 1, 32, 256 and 1,024 requests that arrive at once, each with its own prompt, streamed, with
 token ids and logprobs, at temperature 1, all of the same lengths. The time includes the prompts, which are new in every
 round. The best of several rounds counts, after one that does not. On a GPU the model is in bfloat16. The embedded
 engine and `model.generate` run first, in this process, and are freed; then one vLLM server is asked directly and
 through the gateway, in turns. The gateway gets the text of each prompt as a chat message, so its prompts have the
-few tokens of the chat template more than those that vLLM gets as token ids.
+few tokens of the chat template more than those that vLLM gets as token ids. The name of a shape instead of a folder
+measures the first two with random weights, on which speed does not depend: nothing has to be downloaded.
 
 The last line is one JSON object: by model and number of requests the tokens per second of each, `ratio_embedded` (the
 embedded engine over vLLM's server) and `ratio_gateway` (vLLM behind the gateway over vLLM's server).
@@ -31,7 +33,7 @@ import torch
 from engine import Ours, generate
 from gpu_step_replay import Call
 from gpu_step_replay import generate as generate_in_vllm
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from leyden.engine.vllm.http import session as vllm_session
 from leyden.engine.vllm.process import VllmOptions, VllmProcess
@@ -43,6 +45,28 @@ from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 HERE = Path(__file__).parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+SHAPES = {
+    "smollm2-135m": LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    ),
+    "qwen2.5-1.5b": Qwen2Config(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    ),
+}
 MAX_GENERATE = 256
 """Sequences that `model.generate` computes at once."""
 LONGEST_S = 3600.0
@@ -62,11 +86,16 @@ def best(run: Callable[[], int], expected: int, rounds: int) -> float:
 
 def measure_in_process(folder: str, options: argparse.Namespace) -> dict[int, dict[str, float]]:
     """The embedded engine and `model.generate`."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE).to(DEVICE).eval()
+    if folder in SHAPES:
+        loaded: Any = AutoModelForCausalLM.from_config(SHAPES[folder], dtype=DTYPE)
+    else:
+        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE)
+    model = loaded.to(DEVICE).eval()
     model.generation_config.eos_token_id = None
-    rates = {requests: measure_model(model, requests, options) for requests in options.requests}
-    for requests, found in rates.items():
-        print(f"{folder} {requests:5} requests  {found}", flush=True)
+    rates = {}
+    for requests in options.requests:
+        rates[requests] = measure_model(model, requests, options)
+        print(f"{folder} {requests:5} requests  {rates[requests]}", flush=True)
     return rates
 
 
@@ -207,7 +236,7 @@ def random_text(tokenizer: Tokenizer, tokens: int) -> str:
 def main() -> None:
     """Measure every model and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", required=True, help="a folder; may be repeated")
+    parser.add_argument("--model", action="append", required=True, help="a folder or a shape; may be repeated")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 32, 256, 1024])
     parser.add_argument("--prompt", type=int, default=300, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=100, help="tokens sampled for each")
@@ -219,13 +248,15 @@ def main() -> None:
     for folder in options.model:
         rates = measure_in_process(folder, options)
         free_memory()
+        report[Path(folder).name] = rates
+        if folder in SHAPES:
+            continue
         with tempfile.TemporaryDirectory() as home:
             for requests, found in asyncio.run(measure_vllm(folder, options, Path(home))).items():
                 rates[requests] |= found
         for found in rates.values():
             found["ratio_embedded"] = round(found["embedded"] / found["vllm"], 3)
             found["ratio_gateway"] = round(found["gateway"] / found["vllm"], 3)
-        report[Path(folder).name] = rates
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else f"{os.cpu_count()} cores"
     print(json.dumps({"tokens_per_s": report, "prompt": options.prompt, "tokens": options.tokens, "device": device}))
 
