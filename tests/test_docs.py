@@ -1,12 +1,17 @@
 """The commands, files and keys in the documentation are correct."""
 
+import json
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 from serving import ServerProcess
 
+from leyden.cli import parser
 from leyden.config import Config
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -30,12 +35,6 @@ def test_the_commands_of_the_api_page_work(server: ServerProcess) -> None:
     assert len(re.findall("curl", "".join(blocks))) >= 8
 
 
-def test_the_readme_names_files_that_exist() -> None:
-    root = DOCS.parent
-    for named in re.findall(r"\]\(([^)]+)\)", (root / "README.md").read_text()):
-        assert (root / named).exists(), named
-
-
 def test_architecture_names_packages_that_exist() -> None:
     listed = re.search(r"```\nsrc/leyden/\n(.*?)```", (DOCS / "architecture.md").read_text(), re.DOTALL)
     assert listed is not None
@@ -54,3 +53,108 @@ def test_every_key_of_a_configuration_is_documented() -> None:
         names = [f"{section.name}.{key.name}" for key in msgspec.structs.fields(inner)] if inner else [section.name]
         for name in names:
             assert f"`{name}`" in text, f"docs/training.md does not say what {name} is"
+
+
+ROOT = DOCS.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *ROOT.glob("examples/*/README.md")]
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in _anchors(target), link
+
+
+def test_the_map_leads_to_every_page() -> None:
+    text = (DOCS / "README.md").read_text()
+    for page in DOCS.glob("*.md"):
+        assert page.name == "README.md" or f"({page.name}" in text, page.name
+
+
+def commands(*pages: Path) -> list[str]:
+    """The `leyden` commands in the blocks of some pages, with names in place of placeholders."""
+    found = []
+    for page in pages:
+        for block in re.findall(r"^```(?:sh)?\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            found += re.findall(r"^leyden (.*?)(?:\s+#.*)?$", block, re.MULTILINE)
+    given = {"RUN": "mine", "ROLLOUT": "", "URL": "http://127.0.0.1:1", "FILE": "worker.key", "[": "", "]": ""}
+    return list(dict.fromkeys(re.sub(r"\bRUN\b|\bROLLOUT\b|\bURL\b|\bFILE\b", lambda m: given[m[0]], c) for c in found))
+
+
+@pytest.mark.parametrize("command", [c.replace("[]", "") for c in commands(*PAGES)])
+def test_commands_have_the_arguments_that_the_pages_say(command: str) -> None:
+    words = shlex.split(command)
+    options, rest = parser(words[0]).parse_known_args(words)
+    assert options.command == words[0]
+    assert all("=" in word for word in rest), rest
+
+
+RUN_ELSEWHERE = {
+    "serve": "tests/local/test_serve.py and tests/server start servers",
+    "worker": "tests/local/test_train.py starts workers",
+    "engine.url": "tests/local/test_vllm_run.py, where vLLM is installed",
+    "workers.processes=0": "tests/local/test_train.py",
+}
+SMALLER = {"step-100": "step-2", "step-50": "step-2", "0 100": "0 2", "steps=20": "steps=3"}
+"""Numbers of the pages, and those of the small run."""
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_pages_run(tmp_path: Path) -> None:
+    """Every command of the pages that needs neither a GPU nor another machine, in order, in one folder."""
+    agent = (
+        "from openai import OpenAI\n\nclient = OpenAI()\n\n\ndef solve(task):\n"
+        "    said = client.chat.completions.create(\n"
+        '        model="m", messages=[{"role": "user", "content": task["question"]}], max_tokens=8\n    )\n'
+        "    return said.choices[0].message.content\n"
+    )
+    (tmp_path / "agent.py").write_text(agent)
+    (tmp_path / "graders.py").write_text("def strict(task, result):\n    return float(len(result or '') % 2)\n")
+    rows = "".join(json.dumps({"question": f"What is {n} plus 1?"}) + "\n" for n in range(8))
+    (tmp_path / "tasks.jsonl").write_text(rows)
+    (tmp_path / "others.jsonl").write_text('{"question": "What is 3 plus 9?"}\n')
+    for name in ("calc", "mine", "before", "after"):
+        (tmp_path / f"{name}.toml").write_text(
+            'agent = "agent.py:solve"\nreward = "graders.py:strict"\ntasks = "tasks.jsonl"\nheld_out = 2\n'
+            "[training]\nsteps = 2\ntasks_per_step = 2\ngroup_size = 2\nlearning_rate = 1e-3\n"
+            "[evaluation]\nevery = 2\nrollouts = 1\n"
+        )
+    wanted = [c.replace("[]", "") for c in commands(ROOT / "README.md", *sorted(DOCS.glob("*.md")))]
+    runnable = [c for c in wanted if not any(part in c for part in RUN_ELSEWHERE)]
+    trainings = ["train before.toml", "train after.toml", *(c for c in runnable if c.startswith("train"))]
+    others = [c for c in runnable if not c.startswith("train")]
+    for number, command in enumerate([*trainings, *others]):
+        for shown, here in (
+            ("step-100", "step-2"),
+            ("step-50", "step-2"),
+            ("0 100", "0 2"),
+            ("my-model", f"my-{number}"),
+        ):
+            command = command.replace(shown, here)
+        if "steps=20" in command:
+            command = command.replace("steps=20", "steps=3")
+        if command.startswith("export") and "--step" not in command:
+            command += " --step last"  # which checkpoint is the best is chance here
+        if command == "top":
+            command += " --once"
+        done = subprocess.run(
+            [sys.executable, "-m", "leyden.cli", *shlex.split(command)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, (command, done.stderr)

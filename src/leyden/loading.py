@@ -3,13 +3,15 @@
 A reference that cannot be loaded raises `LoadError` with a one-line message.
 """
 
+import ast
 import difflib
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -17,6 +19,8 @@ from types import ModuleType
 from typing import Any, cast
 
 import cloudpickle  # type: ignore[import-untyped]
+
+from leyden.pickling import NotPicklable, pickle_callable
 
 AnyCallable = Callable[..., Any]
 
@@ -69,6 +73,58 @@ def load_callable(reference: str, base: str) -> AnyCallable:
     return cast(AnyCallable, found)
 
 
+def check_reference(reference: str, base: str) -> None:
+    """Raise `LoadError` where a reference names a file, module or name that does not exist, without importing it.
+
+    Names that code creates when it is imported are not known here: only a module that creates none is searched.
+    """
+    source, colon, name = reference.rpartition(":")
+    if reference.endswith(".pkl") or not colon or not source or not name:
+        return  # `load_callable` says what is wrong
+    path = Path(base, source)
+    if not source.endswith(".py"):
+        if source in sys.modules:
+            return
+        package = source.partition(".")[0]
+        found = importlib.machinery.PathFinder.find_spec(package, [str(Path(base).resolve()), *sys.path])
+        if found is None and package not in sys.builtin_module_names:
+            raise LoadError(f"{reference!r}: there is no module {package!r} in {base} or on the path")
+        if found is None or found.origin is None or not found.origin.endswith(".py") or source != package:
+            return
+        path = Path(found.origin)
+    if not path.is_file():
+        raise LoadError(f"{reference!r}: there is no file {path.resolve()}")
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        raise LoadError(f"{reference!r} cannot be imported: {type(error).__name__}: {error}") from error
+    names = _top_level_names(tree)
+    first = name.partition(".")[0]
+    if names is not None and first not in names:
+        raise LoadError(f"{reference!r}: {path.stem} has no {first!r}{_nearest(first, names)}")
+
+
+def _top_level_names(tree: ast.Module) -> set[str] | None:
+    """Return the names that a module binds; None if some may be bound in a way that the text does not show."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    dynamic = names & {"*", "__getattr__"} or any(
+        isinstance(node, ast.Name) and node.id in ("globals", "setattr", "exec") for node in ast.walk(tree)
+    )
+    return None if dynamic else names
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, [one for one in names if not one.startswith("_")], n=1)
+    return f": did you mean {matches[0]!r}?" if matches else ""
+
+
 def reference_to(target: AnyCallable, folder: str) -> str:
     """Return a reference from which another process can load this callable.
 
@@ -78,12 +134,9 @@ def reference_to(target: AnyCallable, folder: str) -> str:
     if module and name and module != "__main__" and _import_by_name(module, name) is target:
         return f"{module}:{name}"
     try:
-        data = cloudpickle.dumps(target)
-    except Exception as error:
-        raise LoadError(
-            f"{name or target!r} cannot be sent to another process ({error}): move it into its own module, "
-            "or create the objects it uses inside it"
-        ) from error
+        data = pickle_callable(target)
+    except NotPicklable as error:
+        raise LoadError(f"{error}, or move {name or 'it'} into its own module") from None
     label = getattr(target, "__name__", "callable").strip("<>")
     path = Path(folder).resolve() / f"{label}-{blake2b(data, digest_size=6).hexdigest()}.pkl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,8 +202,7 @@ def _attribute(reference: str, module: ModuleType, name: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            matches = difflib.get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], n=1)
-            hint = f": did you mean {matches[0]!r}?" if matches else ""
+            hint = _nearest(part, dir(found))
             raise LoadError(f"{reference!r}: {getattr(found, '__name__', 'the object')} has no {part!r}{hint}")
         found = getattr(found, part)
     return found

@@ -15,7 +15,7 @@ from leyden.config import ConfigError
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.episodes import Episode
 from leyden.records import Call, EventKind, Group, Metric, Reward, Run, StepCredits, Version
-from leyden.views import RolloutListing, RolloutQuery, RunCard, Series
+from leyden.views import Fleet, RolloutListing, RolloutQuery, RunCard, Series
 from leyden.wire import (
     CallTimes,
     CancelReply,
@@ -196,6 +196,10 @@ class Remote:
     async def card(self, run: str) -> RunCard:
         """Return state, step and reward of a run."""
         return await self.request("GET", f"/api/runs/{run}/card", RunCard)
+
+    async def fleet(self) -> Fleet:
+        """Return workers, engines, active attempts and the queue."""
+        return await self.request("GET", "/api/fleet", Fleet)
 
     async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
         """Return metrics by step, each in at most so many points."""

@@ -164,7 +164,7 @@ def where(
 
 def test_runs_as_json(leyden: Leyden, where: list[str]) -> None:
     calc, empty = leyden("runs", "--json", *where).document
-    assert {name: calc[name] for name in calc if name not in ("created", "card")} == {
+    assert {name: calc[name] for name in calc if name not in ("created", "card", "bytes")} == {
         "id": "calc",
         "rollouts": {"succeeded": 1, "agent_error": 1, "queued": 1},
         "groups": 1,
@@ -437,25 +437,28 @@ def test_the_admin_key_of_the_home_folder_is_used_where_no_key_is_given(leyden: 
 def test_a_timeout_within_a_command_is_not_called_an_unreachable_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def time_out(*_: object) -> None:
+    async def time_out(*_: object, **__: object) -> None:
         raise TimeoutError("the weights were not published in time")
 
     monkeypatch.setattr("leyden.local.train.train", time_out)
-    (tmp_path / "one.toml").write_text('agent = "a:b"\ntasks = "t"\n')
+    (tmp_path / "one.toml").write_text('agent = "json:loads"\ntasks = "t"\nheld_out = 0\n')
+    (tmp_path / "t").write_text("{}")
     with pytest.raises(TimeoutError, match="not published in time"):
         main(["train", str(tmp_path / "one.toml"), "--home", str(tmp_path)])
 
 
 def test_a_training_that_is_stopped_at_once_says_how_to_resume(leyden: Leyden, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def stopped(*_: object) -> None:
+    async def stopped(*_: object, **__: object) -> None:
         raise asyncio.CancelledError
 
     monkeypatch.setattr("leyden.local.train.train", stopped)
     Path("my agents").mkdir()
-    Path("my agents/one.toml").write_text('agent = "a:b"\ntasks = "t"\n')
+    Path("my agents/one.toml").write_text('agent = "json:loads"\ntasks = "t"\nheld_out = 0\n')
+    Path("my agents/t").write_text("{}")
     said = leyden("train", "my agents/one.toml", "training.steps=7", "--restart", "--home", "here")
     assert (said.status, said.out) == (130, "")
     assert said.err == (
+        "tasks: 1 to train on, 0 held out; loading torch and spark\n"
         "leyden: stopped; continue with: leyden train 'my agents/one.toml' training.steps=7 --home here\n"
     )
 

@@ -1,9 +1,13 @@
-"""The arguments of `leyden.train` make the same configuration as a file with those keys."""
+"""The Python API: its names, its arguments, and errors that speak of arguments."""
 
+import inspect
+import traceback
 from pathlib import Path
 
 import pytest
 
+import leyden
+from leyden.config import ConfigError
 from leyden.local.api import build_config
 
 
@@ -17,3 +21,29 @@ def test_an_old_key_as_an_argument_replaces_the_new_one_of_the_file(
     assert [record.getMessage() for record in caplog.records] == [
         "`workers.hosts` is now `workers.processes`; the old name still works"
     ]
+
+
+def test_the_public_names_are_listed_and_have_one_style() -> None:
+    functions = ("compare", "dev", "evaluate", "export", "train")
+    assert {*functions, "Result", "reward", "span"} <= set(dir(leyden))
+    for name in functions:
+        function = getattr(leyden, name)
+        assert function.__doc__
+        kinds = [one.kind for one in inspect.signature(function).parameters.values()]
+        assert kinds[0] is inspect.Parameter.POSITIONAL_ONLY  # what it is about
+        assert inspect.Parameter.POSITIONAL_OR_KEYWORD not in kinds
+
+
+def test_an_error_is_one_and_speaks_of_arguments(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "calc").mkdir(parents=True)
+    (tmp_path / "runs" / "calc" / "config.toml").write_text('run = "calc"\nagent = "a"\ntasks = "t"\n')
+    with pytest.raises(ConfigError) as refused:
+        leyden.export("other", to=tmp_path / "to", home=tmp_path / "runs")
+    assert "there is no run 'other'" in str(refused.value) and "there are calc" in str(refused.value)
+    with pytest.raises(ConfigError, match="has no checkpoint yet"):
+        leyden.export("calc", to=tmp_path / "to", home=tmp_path / "runs")
+    with pytest.raises(ConfigError) as refused:
+        leyden.train(agent="a.py:solve", tasks=[{"n": 1}], held_out=0, home=str(tmp_path), base=str(tmp_path))
+    assert "`agent`: " in str(refused.value)
+    assert refused.value.__cause__ is None and refused.value.__context__ is None
+    assert "uvloop" not in "".join(traceback.format_exception(refused.value))

@@ -35,6 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
     command = [sys.executable, "-m", "leyden.cli", "train", "small.toml"]
     done = subprocess.run(command, cwd=training.folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    training.printed = done.stdout + done.stderr
     return training
 
 
@@ -67,6 +68,36 @@ def test_each_call_of_a_run_says_what_it_was_worth_or_why_it_was_left_out(traine
             assert credit.get("excluded", "") == ("" if trained_on else "its advantage is 0")
 
 
+def test_whether_it_learned_is_said_with_errors_and_in_pairs(trained: Training) -> None:
+    closing = r"held-out reward \S+ ± \S+ before, \S+ ± \S+ after \(mean of 2 rollouts\): \S+ ± \S+ in pairs of tasks"
+    assert re.search(closing, trained.printed), trained.printed
+    assert re.search(r"held out \(± \S+, 2 rollouts each\)", trained.printed)
+    assert re.search(r"\d of 2 groups flat  entropy \S+", trained.printed)
+    journal = trained.journal()
+    assert [row["step"] for row in journal if "held_out/change" in row] == [2, 4]
+    for row in journal[1:]:
+        assert row["length/rollout"] == row["length/call"] > 0  # one call each
+        assert (row["staleness/mean"], row["staleness/max"]) == (0, 0)
+
+
+def test_a_report_is_one_file_with_curves_accounts_samples_and_configuration(trained: Training) -> None:
+    done = leyden(trained.folder, "report", "small", "--to", "mine.html")
+    assert done.returncode == 0, done.stderr
+    page = (trained.folder / "mine.html").read_text()
+    for part in ("<svg", "before training", "after step 4", "rollouts/asked", "learning_rate = 0.001", "torch"):
+        assert part in page, part
+    assert "What is " in page  # what the agent asked
+    assert "<script" not in page and "http://" not in page.replace("http://127.0.0.1", "") and "src=" not in page
+
+
+def test_top_shows_the_numbers_of_the_pages(trained: Training) -> None:
+    shown = leyden(trained.folder, "top", "--once")
+    assert re.search(r"small +finished +4/4 .* 2 held-out", shown.stdout), (shown.stdout, shown.stderr)
+    assert re.search(r"last step: training reward .* of 2 groups flat, sampling", shown.stdout)
+    document = json.loads(leyden(trained.folder, "top", "small", "--json").stdout)
+    assert [card["id"] for card in document["runs"]] == ["small"]
+
+
 def test_a_run_that_is_done_has_nothing_left_to_do(trained: Training) -> None:
     before = trained.journal()
     assert "is done" in trained.finish()
@@ -88,6 +119,11 @@ def test_an_exported_run_is_a_model_and_can_be_measured(trained: Training) -> No
     assert done.returncode == 0, done.stderr
     model = AutoModelForCausalLM.from_pretrained(trained.folder / "exported")
     assert str(model.dtype) == "torch.bfloat16"
+    (trained.folder / "ordinary").touch()
+    modes = {file.stat().st_mode for file in (trained.folder / "exported").iterdir()}
+    assert modes == {(trained.folder / "ordinary").stat().st_mode}
+    unknown = leyden(trained.folder, "export", "nope", "--to", "other")
+    assert "there is no run 'nope' in runs; there are small" in unknown.stderr
     tokenizer = AutoTokenizer.from_pretrained(trained.folder / "exported")
     assert tokenizer.chat_template
     measured = leyden(trained.folder, "eval", "small.toml", "--model", "exported", "--json")
@@ -209,7 +245,7 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     assert 0 < step < 50
     assert (training.run / f"step-{step}").exists()
     before = training.journal()[0]["held_out/reward"]
-    assert f"held-out reward {before:.3f} before, not evaluated since" in printed
+    assert re.search(rf"held-out reward {before:.3f} ± \S+ before, not evaluated since", printed)
 
     printed = training.finish(f"training.steps={step + 2}")
     assert re.search(rf"step +{step + 1}/{step + 2} .* held-out {before:.3f} ", printed), printed
@@ -327,18 +363,19 @@ def test_leyden_dev_says_what_was_caught_and_fails_where_nothing_could_be_traine
     )
     silent = leyden(training.folder, "dev", "small.toml")
     assert silent.returncode == 1
-    assert "no call can be trained on (8 no call to train on)" in silent.stderr
+    assert "no model call reached the gateway: does the agent set its own base URL?" in silent.stderr
 
 
 def test_the_same_from_python(tmp_path: Path) -> None:
     script = """
 import leyden
+from openai import OpenAI
+
+client = OpenAI(api_key="any")
 
 
 def solve(task):
-    from openai import OpenAI
-
-    said = OpenAI().chat.completions.create(
+    said = client.chat.completions.create(
         model="any", messages=[{"role": "user", "content": task["q"]}], max_tokens=4
     )
     return said.choices[0].message.content

@@ -47,6 +47,7 @@ learning_rate = 1e-3
 
 [evaluation]
 every = 2
+rollouts = 1
 
 [checkpoints]
 every = 2
@@ -58,7 +59,7 @@ class Training:
     """One run's folder, and the process that trains in it."""
 
     def __init__(self, folder: Path, *settings: str) -> None:
-        self.folder, self.settings = folder, settings
+        self.folder, self.settings, self.printed = folder, settings, ""
         (folder / "agent.py").write_text(AGENT)
         (folder / "small.toml").write_text(CONFIG)
         rows = [json.dumps({"question": f"What is {n} plus {n}?"}) for n in range(8)]
@@ -101,7 +102,7 @@ def after_lines(process: ForkedCommand, number: int) -> None:
     """Wait until a training has printed this many lines besides what it says of its parts."""
     assert process.stdout is not None
     while number:
-        number -= not process.stdout.readline().startswith(("engine:", "agents:", "dashboard:"))
+        number -= not process.stdout.readline().startswith(("tasks:", "engine:", "agents:", "dashboard:"))
 
 
 def line_with(process: ForkedCommand, text: str) -> str:

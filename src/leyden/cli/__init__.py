@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,20 +15,25 @@ import uvloop
 
 from leyden import __version__
 from leyden.cli.arguments import identifier
-from leyden.cli.check import add_check
-from leyden.cli.cleaning import add_delete, add_prune
-from leyden.cli.compare import add_compare
-from leyden.cli.rescore import add_rescore
-from leyden.cli.serve import add_serve
-from leyden.cli.show import add_runs, add_show
-from leyden.cli.train import add_dev, add_eval, add_export, add_train, resume_command
-from leyden.cli.worker import add_worker
 from leyden.config import ConfigError
 from leyden.loading import LoadError
-from leyden.remote import RemoteError, ReplyTimeout, ServerUnreachable
-from leyden.server.options import ServeError
-from leyden.store.errors import StoreError
-from leyden.trainer.errors import TrainingError
+
+_COMMANDS = {
+    **dict.fromkeys(("train", "dev", "eval", "export"), "train"),
+    "serve": "serve",
+    "worker": "worker",
+    **dict.fromkeys(("runs", "show"), "show"),
+    **{name: name for name in ("top", "compare", "report", "check", "rescore")},
+    **dict.fromkeys(("delete", "prune"), "cleaning"),
+}
+"""Command to the module that has `add_COMMAND`. Only the module of the command in use is imported: some take long."""
+_ERRORS = {
+    "leyden.trainer.errors": "TrainingError",
+    "leyden.store.errors": "StoreError",
+    "leyden.remote": "RemoteError",
+    "leyden.server.options": "ServeError",
+}
+"""Errors whose message is for the user, by the module that defines them."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -35,30 +41,17 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Build the argument parser with all commands."""
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """Build the argument parser, with all commands or with one."""
     top = _Parser(prog="leyden", description="Train the language model behind any agent.")
     top.add_argument("--version", action="version", version=f"leyden {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     home = Path(os.environ.get("LEYDEN_HOME", "runs"))
-    for add in (
-        add_train,
-        add_dev,
-        add_eval,
-        add_export,
-        add_serve,
-        add_worker,
-        add_runs,
-        add_show,
-        add_compare,
-        add_check,
-        add_delete,
-        add_prune,
-        add_rescore,
-    ):
-        command = add(commands)
-        command.add_argument("--json", action="store_true", help="print JSON")
-        command.add_argument("--home", type=Path, default=home, help="the folder of all runs (default: runs)")
+    for name, module in _COMMANDS.items():
+        if only in (None, name):
+            command = getattr(import_module(f"leyden.cli.{module}"), f"add_{name}")(commands)
+            command.add_argument("--json", action="store_true", help="print JSON")
+            command.add_argument("--home", type=Path, default=home, help="the folder of all runs (default: runs)")
     return top
 
 
@@ -70,16 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runner.run(options.run(options))
     except (KeyboardInterrupt, asyncio.CancelledError):
         if options.command == "train":
+            from leyden.cli.train import resume_command
+
             _fail(f"stopped; continue with: {resume_command(options)}")
         return 130
     except BrokenPipeError:  # the reader, such as `head`, closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ConfigError, LoadError, TrainingError, StoreError, RemoteError, ServeError) as error:
+    except _expected() as error:
         return _fail(str(error))
-    except ServerUnreachable as error:
+    except _defined("leyden.remote", "ServerUnreachable") as error:
         return _fail(f"{error}: start one with `leyden serve`, or correct --server")
-    except ReplyTimeout as error:
+    except _defined("leyden.remote", "ReplyTimeout") as error:
         return _fail(f"{error}: it is overloaded or hangs; look at its log, and try again")
     except TimeoutError:  # an OSError, but nothing that the user can correct
         raise
@@ -90,10 +85,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _expected() -> tuple[type[Exception], ...]:
+    found = (one for module, name in _ERRORS.items() for one in _defined(module, name))
+    return ConfigError, LoadError, *found
+
+
+def _defined(module: str, name: str) -> tuple[type[Exception], ...]:
+    """Return an error of a module, if anything has imported the module: else it cannot have been raised."""
+    return (getattr(sys.modules[module], name),) if module in sys.modules else ()
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse arguments, also where options stand between positional arguments, which argparse does not allow."""
-    top = parser()
     words = sys.argv[1:] if arguments is None else list(arguments)
+    top = parser(words[0] if words and words[0] in _COMMANDS else None)
     options, rest = top.parse_known_args(words)
     options.words = words
     if rest and getattr(options, "rollout", "") is None:
@@ -102,6 +107,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             del rest[0]
     settings = [one for one in rest if hasattr(options, "settings") and "=" in one and one[0] != "-"]
     if odd := [one for one in rest if one not in settings]:
+        top.prog += f" {options.command}"
         top.error(f"unrecognized arguments: {' '.join(odd)}")
     if settings:
         options.settings += settings

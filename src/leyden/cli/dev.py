@@ -54,20 +54,20 @@ def print_report(console: Console, report: "DevReport", episodes: Sequence[Episo
 def transcript(episode: Episode, failure_reward: float) -> str:
     """Format the conversations of a rollout, each from its last call, and its rewards."""
     lines = []
-    last_calls = _last_calls(episode)
-    for number, call in enumerate(last_calls, 1):
+    ended = last_calls(episode)
+    for number, call in enumerate(ended, 1):
         role = episode.role(call)
-        if role or len(last_calls) > 1:
-            which = f"conversation {number} of {len(last_calls)}" + (f", role {role}" if role else "")
+        if role or len(ended) > 1:
+            which = f"conversation {number} of {len(ended)}" + (f", role {role}" if role else "")
             lines.append(f"  [bold]{escape(which)}[/]")
         for message in (*episode.messages(call), call.response):
             if isinstance(message, dict):
-                lines.append(f"  [cyan]{escape(str(message.get('role')))}[/]  {escape(_text(message))}")
+                lines.append(f"  [cyan]{escape(str(message.get('role')))}[/]  {escape(message_text(message))}")
     lines.append(f"  [cyan]reward[/] {_rewards(episode, failure_reward)}")
     return "\n".join(lines)
 
 
-def _last_calls(episode: Episode) -> list[Call]:
+def last_calls(episode: Episode) -> list[Call]:
     """Return the calls that no other call continues. A call that keeps only its parent's prompt is a new branch."""
     calls = {call.id: call for call in episode.calls}
     continued = {
@@ -89,7 +89,8 @@ def _rewards(episode: Episode, failure_reward: float) -> str:
     return f"{', '.join(given) or 'none'}  ({outcome.ending})"
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def message_text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, with its tool calls."""
     parts = [str(message["content"])] if message.get("content") else []
     for call in message.get("tool_calls") or ():
         parts.append(f"{call['function']['name']}({call['function']['arguments']})")

@@ -16,10 +16,11 @@ from rich.tree import Tree
 
 from leyden.cli.arguments import identifier, integer
 from leyden.cli.printing import format_bytes, print_json, print_table, stdout_console, with_error
-from leyden.cli.source import RunSource, add_source, all_runs, open_source
+from leyden.cli.source import add_source, all_runs, open_source
 from leyden.config import ConfigError
 from leyden.episodes import Episode
 from leyden.local.run_folder import folder_size
+from leyden.local.stored_runs import RunSource
 from leyden.records import Attempt, Call, CallCredit, Rollout, Span, StepCredits
 from leyden.views import RolloutQuery, RunCard
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary

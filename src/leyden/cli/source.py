@@ -2,119 +2,22 @@
 
 import argparse
 import os
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
-from sqlalchemy import Connection
-
-from leyden.episodes import Episode
-from leyden.records import Reward, Run, StepCredits
+from leyden.local.stored_runs import RunSource, StoredRuns, open_stores, store_with
+from leyden.records import Reward
 from leyden.remote import Remote, RemoteError, read_key
-from leyden.server.options import ServeOptions
-from leyden.store import queries, views
-from leyden.store.database import Database
 from leyden.store.errors import StoreInUse, StoreUnusable
 from leyden.store.store import Store
-from leyden.views import RolloutListing, RolloutQuery, RunCard, Series
-from leyden.wire import ListedRollout, Recorded, RolloutDetail, RunSummary
+from leyden.views import Fleet, RunCard, Series
+from leyden.wire import Recorded, RunSummary
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class RunSource(Protocol):
-    """Read access to runs."""
-
-    async def run(self, run: str) -> Run:
-        """Return a run with its configuration."""
-
-    async def summary(self, run: str) -> RunSummary:
-        """Return the counts and mean reward of a run."""
-
-    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
-        """List rollouts in the order in which they were queued."""
-
-    async def search(self, run: str, query: RolloutQuery) -> RolloutListing:
-        """Return a page of the rollouts that match a query, and how many match."""
-
-    async def card(self, run: str) -> RunCard:
-        """Return state, step and reward of a run."""
-
-    async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
-        """Return metrics by step, each in at most so many points."""
-
-    async def rollout(self, run: str, rollout: str) -> RolloutDetail:
-        """Return a rollout with its task and attempts."""
-
-    async def episode(self, run: str, attempt: str) -> Episode:
-        """Return everything recorded for an attempt."""
-
-    async def credits(self, run: str, rollout: str) -> list[StepCredits]:
-        """Return what training computed for each call of a rollout, or why it was left out."""
-
-
-class StoredRuns:
-    """Read-only access to a store. A server may write to it at the same time."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    @property
-    def location(self) -> str:
-        """Path or URL of the database."""
-        url = self._database.url
-        return url.database or "" if self._database.dialect == "sqlite" else url.render_as_string(hide_password=False)
-
-    def _read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._database.reader.begin() as connection:
-            return query(connection, *args, **kwargs)
-
-    async def runs(self) -> list[RunSummary]:
-        """Return the counts and mean reward of every run."""
-        return self._read(lambda reader: [queries.summarise_run(reader, run) for run in queries.list_run_ids(reader)])
-
-    async def run(self, run: str) -> Run:
-        """Return a run with its configuration."""
-        return self._read(queries.get_run, run)
-
-    async def summary(self, run: str) -> RunSummary:
-        """Return the counts and mean reward of a run."""
-        return self._read(queries.summarise_run, run)
-
-    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
-        """List rollouts in the order in which they were queued."""
-        return self._read(queries.list_rollouts, run, after=after, limit=limit)
-
-    async def search(self, run: str, query: RolloutQuery) -> RolloutListing:
-        """Return a page of the rollouts that match a query, and how many match."""
-        return self._read(views.search_rollouts, run, query)
-
-    async def cards(self) -> list[RunCard]:
-        """Return state, step and reward of every run."""
-        return [await self.card(run) for run in self._read(views.open_runs)]
-
-    async def card(self, run: str) -> RunCard:
-        """Return state, step and reward of a run."""
-        return self._read(views.run_card, run, time.time())
-
-    async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
-        """Return metrics by step, each in at most so many points."""
-        return self._read(views.read_series, run, names, points)
-
-    async def rollout(self, run: str, rollout: str) -> RolloutDetail:
-        """Return a rollout with its task and attempts."""
-        return self._read(queries.get_rollout, run, rollout)
-
-    async def episode(self, run: str, attempt: str) -> Episode:
-        """Return everything recorded for an attempt."""
-        return self._read(queries.get_episode, run, attempt)
-
-    async def credits(self, run: str, rollout: str) -> list[StepCredits]:
-        """Return what training computed for each call of a rollout, or why it was left out."""
-        return self._read(queries.rollout_credits, run, rollout)
+_ALL_POINTS = 100_000
 
 
 class OpenedRuns(StoredRuns):
@@ -154,7 +57,7 @@ async def all_runs(options: argparse.Namespace) -> list[tuple[RunSummary, RunCar
             with suppress(RemoteError):
                 cards = {card.id: card for card in await remote.cards()}
             return [(summary, cards.get(summary.id)) for summary in found]
-    with _stores(options) as stores:
+    with open_stores(options.home, options.store) as stores:
         listed: list[tuple[RunSummary, RunCard | None]] = []
         for store in stores:
             by_id = {card.id: card for card in await store.cards()}
@@ -169,9 +72,8 @@ async def open_source(options: argparse.Namespace, run: str) -> AsyncIterator[Ru
         async with _remote(options) as remote:
             yield remote
         return
-    with _stores(options) as stores:
-        holding = [store for store in stores if run in {summary.id for summary in await store.runs()}]
-        yield (holding or stores)[0]  # a store without the run raises NotFound
+    with open_stores(options.home, options.store) as stores:
+        yield await store_with(stores, run)
 
 
 @asynccontextmanager
@@ -206,20 +108,43 @@ async def delete_stored(options: argparse.Namespace, run: str) -> None:
         await found.delete_run(run)
 
 
+class Watched:
+    """All runs of a server, or of the stores below a home folder, as `leyden top` shows them."""
+
+    def __init__(self, sources: Sequence[StoredRuns | Remote]) -> None:
+        self._sources = sources
+        self._source_of: dict[str, StoredRuns | Remote] = {}
+
+    async def cards(self) -> list[RunCard]:
+        """Return state, step and reward of every run, newest first."""
+        found: list[RunCard] = []
+        for source in self._sources:
+            cards = await source.cards()
+            self._source_of |= dict.fromkeys((card.id for card in cards), source)
+            found += cards
+        return sorted(found, key=lambda card: -card.created)
+
+    async def series(self, run: str, names: Sequence[str]) -> dict[str, Series]:
+        """Return metrics of a run that `cards` has returned."""
+        return await self._source_of[run].series(run, names, _ALL_POINTS)
+
+    async def fleet(self) -> Fleet | None:
+        """Return workers and queue of the store with the newest attempts; None where no worker is known."""
+        found = [await source.fleet() for source in self._sources]
+        return max(found, key=lambda fleet: (fleet.running, fleet.ended, len(fleet.workers)), default=None)
+
+
+@asynccontextmanager
+async def open_watched(options: argparse.Namespace) -> AsyncIterator[Watched]:
+    """Open all runs for watching."""
+    if options.server:
+        async with _remote(options) as remote:
+            yield Watched([remote])
+        return
+    with open_stores(options.home, options.store) as stores:
+        yield Watched(stores)
+
+
 def _remote(options: argparse.Namespace) -> Remote:
     key_file = options.home / "admin.key"
     return Remote(options.server, options.key or (read_key(key_file) if key_file.exists() else None))
-
-
-@contextmanager
-def _stores(options: argparse.Namespace) -> Iterator[list[StoredRuns]]:
-    """Open the server's store and those of runs trained in the home folder; raise if there is none."""
-    common = ServeOptions(options.home, store=options.store).location
-    own = [] if options.store else sorted(str(path) for path in options.home.glob("*/leyden.db"))
-    with ExitStack() as stack:
-        stores = []
-        for location in own if own and not Path(common).exists() else [common, *own]:
-            database = Database(location, readonly=True)
-            stack.callback(database.close)
-            stores.append(StoredRuns(database))
-        yield stores

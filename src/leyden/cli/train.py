@@ -4,13 +4,17 @@ import argparse
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leyden.cli.arguments import identifier, integer
 from leyden.cli.dev import format_counts, print_report
-from leyden.cli.printing import print_json, stdout_console
+from leyden.cli.printing import print_json, stdout_console, with_error
 from leyden.config import Config, ConfigError, override, read_config, read_file
+from leyden.local.checks import announce
 from leyden.local.openmp import wait_asleep
+
+if TYPE_CHECKING:
+    from leyden.local.train import TrainingResult
 
 
 def add_train(commands: Any) -> argparse.ArgumentParser:
@@ -28,7 +32,7 @@ def add_eval(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden eval`."""
     command = add_configuration(commands, "eval", "evaluate a model on the held-out tasks")
     command.add_argument("--model", help="the model, such as runs/NAME/step-N (default: the configuration's)")
-    command.add_argument("--tasks", metavar="FILE", help="evaluate on these tasks instead")
+    command.add_argument("--tasks", metavar="FILE", type=_absolute_file, help="evaluate on these tasks instead")
     command.set_defaults(run=_eval)
     return command
 
@@ -62,9 +66,33 @@ def add_configuration(commands: Any, name: str, about: str) -> argparse.Argument
 
 def configuration(options: argparse.Namespace) -> Config:
     """Read the configuration of a command, with its overrides."""
-    document = override(read_file(options.config), options.settings)
+    document = override(read_file(options.config), map(_from_here, options.settings))
     document.setdefault("home", str(options.home))
     return read_config(document)
+
+
+_FILES = ("tasks", "held_out", "test")
+_FUNCTIONS = ("agent", "reward", "signals.rule", "algorithm.credit", "algorithm.advantage", "algorithm.loss")
+
+
+def _from_here(setting: str) -> str:
+    """Return a setting of the command line with its path absolute: there, paths are relative to the current folder."""
+    key, equals, value = setting.partition("=")
+    file = value.rpartition(":")[0]
+    is_file = key in _FILES and Path(value).is_file()
+    is_function = key in _FUNCTIONS and file.endswith(".py") and " " not in file and Path(file).is_file()
+    if is_file or is_function or key == "model":
+        value = absolute(value) if key == "model" else str(Path(value).absolute())
+    return f"{key}{equals}{value}"
+
+
+def _absolute_file(text: str) -> str:
+    return str(Path(text).absolute())
+
+
+def absolute(model: str) -> str:
+    """Return the absolute path of a model's folder, or the name of a model as it is."""
+    return str(Path(model).absolute()) if Path(model).is_dir() else model
 
 
 def needs_torch() -> None:
@@ -77,6 +105,7 @@ def needs_torch() -> None:
 
 async def _train(options: argparse.Namespace) -> None:
     config = configuration(options)
+    announce(config)
     needs_torch()
     from leyden.local.train import train
 
@@ -86,8 +115,7 @@ async def _train(options: argparse.Namespace) -> None:
         return
     console = stdout_console()
     if trained.before is not None:
-        after = "not evaluated since" if trained.after is None else f"{trained.after:.3f} after"
-        console.print(f"held-out reward {trained.before:.3f} before, {after}", highlight=False)
+        console.print(_learned(trained), highlight=False, soft_wrap=True)
     if trained.best is not None and trained.best_step:
         optimistic = "optimistic, because this step was chosen by it; `test` tasks give an unbiased one"
         console.print(
@@ -104,6 +132,18 @@ async def _train(options: argparse.Namespace) -> None:
         console.print(f"continue with: {resume_command(options)}", highlight=False, soft_wrap=True)
 
 
+def _learned(trained: "TrainingResult") -> str:
+    """Return the held-out reward before and after with errors, and the paired difference."""
+    before = f"held-out reward {with_error(trained.before, trained.before_error)} before"
+    if trained.after is None:
+        return f"{before}, not evaluated since"
+    text = f"{before}, {with_error(trained.after, trained.after_error)} after (mean of {trained.counted} rollouts)"
+    if trained.change is None:
+        return text
+    sign = "+" if trained.change > 0 else ""
+    return f"{text}: {sign}{with_error(trained.change, trained.change_error)} in pairs of tasks"
+
+
 def resume_command(options: argparse.Namespace) -> str:
     """Return the command that continues a run: the same command without `--restart`."""
     return shlex.join(["leyden", *(word for word in options.words if not word.startswith("--r"))])
@@ -111,10 +151,11 @@ def resume_command(options: argparse.Namespace) -> str:
 
 async def _eval(options: argparse.Namespace) -> None:
     config = configuration(options)
+    announce(config)
     needs_torch()
     from leyden.local.evaluate import evaluate_model
 
-    done = await evaluate_model(config, options.model, options.tasks)
+    done = await evaluate_model(config, options.model and absolute(options.model), options.tasks)
     if options.json:
         print_json(done)
         return
@@ -131,6 +172,7 @@ async def _eval(options: argparse.Namespace) -> None:
 
 async def _dev(options: argparse.Namespace) -> None:
     config = configuration(options)
+    announce(config)
     needs_torch()
     from leyden.local.dev import run_dev
 
@@ -140,8 +182,11 @@ async def _dev(options: argparse.Namespace) -> None:
     else:
         print_report(stdout_console(), report, episodes)
     if not report.calls_trained:
-        why = format_counts(report.left_out) or "the agent made no model call"
-        raise ConfigError(f"no call can be trained on ({why})")
+        if not report.calls:
+            from leyden.trainer.failures import NO_CALLS
+
+            raise ConfigError(NO_CALLS)
+        raise ConfigError(f"no call can be trained on ({format_counts(report.left_out)})")
 
 
 async def _export(options: argparse.Namespace) -> None:

@@ -26,6 +26,21 @@ RENAMED = {
 }
 """Old key to new key, both with the same section."""
 
+_SYNONYMS = {
+    "lr": "learning_rate",
+    "epoch": "epochs",
+    "max_steps": "steps",
+    "num_steps": "steps",
+    "batch_size": "tasks_per_step",
+    "n": "group_size",
+    "num_generations": "group_size",
+    "beta": "kl",
+    "temp": "temperature",
+    "name": "run",
+    "dataset": "tasks",
+}
+"""Keys of other programs to ours, for the hint after a key that does not exist."""
+
 _logger = logging.getLogger("leyden.config")
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]+)`(?: - at `\$\.?(?P<at>[^`]*)`)?")
@@ -54,7 +69,10 @@ def read_file(path: Path) -> Document:
         key = re.match(r"`([^`]+)`", str(error))
         line = _line_of(text, key[1]) if key else None
         raise ConfigError(f"{path}{f':{line}' if line else ''}: {error}") from error
-    return {"run": path.stem, "base": str(path.absolute().parent), **document}
+    base = path.absolute().parent
+    if isinstance(document.get("home"), str) and "base" not in document:
+        document["home"] = str(base / document["home"])
+    return {"run": path.stem, "base": str(base), **document}
 
 
 def override(document: Document, settings: Iterable[str]) -> Document:
@@ -64,14 +82,15 @@ def override(document: Document, settings: Iterable[str]) -> Document:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{setting!r} sets nothing: write key=value, as in training.steps=20")
-        _put(document, _current_key(key.strip()), _value(value.strip()))
+        current = _current_key(key.strip())
+        _put(document, current, _value(current, value.strip()))
     return document
 
 
 def read_config(document: Mapping[str, Any]) -> Config:
     """Convert a document into a configuration."""
     try:
-        return msgspec.convert(current_keys(document), Config)
+        return msgspec.convert(_listed(current_keys(document)), Config)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error)).replace("[...]", ".NAME")) from error
 
@@ -129,18 +148,37 @@ def _put(document: Document, key: str, value: Any) -> None:
     document[name] = value
 
 
-def _value(text: str) -> Any:
+def _value(key: str, text: str) -> Any:
+    """Read a value as TOML, or as the text itself where it is none or where the key holds text, such as `run=2024`."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    return text if not isinstance(value, str) and key in _TEXT_KEYS else value
+
+
+_TEXT_KEYS = ("run", "agent", "tasks", "reward", "model", "base", "home")
+_LISTS = ("report", "training.roles", "signals.exempt", "engine.vllm_arguments")
+"""Keys that hold a list of texts: a single text is a list of one."""
+
+
+def _listed(document: Document) -> Document:
+    """Return the document with single texts as lists, where a list is expected."""
+    document = dict(document)
+    for key in _LISTS:
+        section, _, name = key.rpartition(".")
+        inner = document.get(section) if section else document
+        if isinstance(inner, Mapping) and isinstance(inner.get(name), str):
+            changed = {**inner, name: [inner[name]]}
+            document = {**document, section: changed} if section else changed
+    return document
 
 
 def _explain(message: str) -> str:
     if unknown := _UNKNOWN.fullmatch(message):
         section, name = unknown["at"] or "", unknown["name"]
         known = _keys(section)
-        near = difflib.get_close_matches(name, known, 1)
+        near = [one for one in (_SYNONYMS.get(name),) if one in known] or difflib.get_close_matches(name, known, 1)
         hint = f"did you mean `{_join(section, near[0])}`?" if near else f"the keys there are {', '.join(known)}"
         return f"`{_join(section, name)}` is no key: {hint}"
     if missing := _MISSING.match(message):

@@ -224,8 +224,8 @@ class EvaluationConfig(_Section, frozen=True):
 
     every: Whole = 10
     """Steps between evaluations; 0: only before the first step and after the last."""
-    rollouts: AtLeastOne = 1
-    """Rollouts per held-out task."""
+    rollouts: AtLeastOne | None = None
+    """Rollouts per held-out task. Where unset: 1, and for fewer than 32 tasks up to 4, so that there are about 32."""
     success: Real = 1.0
     """The reward from which a rollout counts as solved, for pass@k."""
 

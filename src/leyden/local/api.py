@@ -1,31 +1,46 @@
-"""`leyden.train` and `leyden.evaluate`: their arguments become the same configuration as a TOML file."""
+"""The Python API. Arguments become the same configuration as a TOML file, under the same names.
 
-from collections.abc import Callable, Sequence
+Errors are raised once, without the frames of the event loop, and speak of arguments.
+"""
+
+import re
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 from rich.console import Console
 
 from leyden.client.user_code import run_to_completion
 from leyden.config import Config, ConfigError, current_keys, read_config, read_file
+from leyden.estimates import PairedDifference
 from leyden.loading import LoadError, reference_to
+from leyden.local.checks import announce
 from leyden.local.openmp import wait_asleep
 from leyden.local.run_folder import RunFolder
+from leyden.store.errors import StoreError
+from leyden.trainer.errors import TrainingError
 from leyden.trainer.rollouts.tasks import tasks_as_jsonl
 
 if TYPE_CHECKING:
+    from leyden.local.dev import DevReport
     from leyden.local.evaluate import EvaluatedModel
     from leyden.local.train import TrainingResult
+
+T = TypeVar("T")
+Named = str | Callable[..., Any]
+"""A function, or a reference to one: `module:name` or `file.py:name`."""
+TaskList = str | Path | Sequence[Any]
+"""A file with one JSON object a line, or a list of tasks."""
 
 
 def train(
     config: str | Path | None = None,
     /,
     *,
-    agent: str | Callable[..., Any] | None = None,
-    tasks: str | Path | Sequence[Any] | None = None,
-    reward: str | Callable[..., Any] | None = None,
+    agent: Named | None = None,
+    tasks: TaskList | None = None,
+    reward: Named | None = None,
     restart: bool = False,
     accept_changes: bool = False,
     **settings: Any,
@@ -37,28 +52,133 @@ def train(
     `restart` archives an earlier run of the same name and starts over. `accept_changes` continues a run although the
     code of the agent or the reward was edited.
     """
-    run_config = build_config(config, restart=restart, agent=agent, tasks=tasks, reward=reward, **settings)
-    wait_asleep()
-    from leyden.local.train import train as train_run  # imports torch
 
-    return run_to_completion(train_run(run_config, accept_changes=accept_changes), uvloop.run)
+    def work() -> "TrainingResult":
+        run_config = build_config(config, restart=restart, agent=agent, tasks=tasks, reward=reward, **settings)
+        announce(run_config)
+        wait_asleep()
+        from leyden.local.train import train as train_run  # imports torch
+
+        return _run(train_run(run_config, accept_changes=accept_changes))
+
+    return _without_noise(work)
 
 
 def evaluate(
     config: str | Path | None = None,
     /,
     *,
-    agent: str | Callable[..., Any] | None = None,
-    tasks: str | Path | Sequence[Any] | None = None,
-    reward: str | Callable[..., Any] | None = None,
+    agent: Named | None = None,
+    tasks: TaskList | None = None,
+    reward: Named | None = None,
     **settings: Any,
 ) -> "EvaluatedModel":
-    """Measure a model on the held-out tasks, without training it. The arguments are those of `train`."""
-    run_config = build_config(config, agent=agent, tasks=tasks, reward=reward, **settings)
-    wait_asleep()
-    from leyden.local.evaluate import evaluate_model  # imports torch
+    """Measure a model without training it: on all `tasks` given, or on the held-out tasks of the file at `config`.
 
-    return run_to_completion(evaluate_model(run_config), uvloop.run)
+    The arguments are those of `train`. `model` may be a checkpoint: `model="runs/calc/step-50"`.
+    """
+
+    def work() -> "EvaluatedModel":
+        run_config = build_config(config, agent=agent, tasks=tasks, reward=reward, **settings)
+        announce(run_config, every=tasks is not None)
+        wait_asleep()
+        from leyden.local.evaluate import evaluate_model  # imports torch
+
+        return _run(evaluate_model(run_config, tasks=run_config.tasks if tasks is not None else None))
+
+    return _without_noise(work)
+
+
+def dev(
+    config: str | Path | None = None,
+    /,
+    *,
+    agent: Named | None = None,
+    tasks: TaskList | None = None,
+    reward: Named | None = None,
+    limit: int = 4,
+    rollouts: int = 2,
+    **settings: Any,
+) -> "DevReport":
+    """Run an agent `rollouts` times on each of the first `limit` tasks and report what was recorded, without training.
+
+    The other arguments are those of `train`.
+    """
+
+    def work() -> "DevReport":
+        run_config = build_config(config, agent=agent, tasks=tasks, reward=reward, **settings)
+        announce(run_config)
+        wait_asleep()
+        from leyden.local.dev import run_dev  # imports torch
+
+        return _run(run_dev(run_config, limit, rollouts))[0]
+
+    return _without_noise(work)
+
+
+def export(run: str, /, *, to: str | Path, step: str | int = "best", home: str | Path = "runs") -> Path:
+    """Write the weights of a run as a folder that `transformers` loads; returns the folder.
+
+    `step` is `"best"`, `"last"` or a number.
+    """
+
+    def work() -> Path:
+        wait_asleep()
+        from leyden.local.export import export as export_run  # imports torch
+
+        export_run(Path(home) / run, Path(to), str(step))
+        return Path(to)
+
+    return _without_noise(work)
+
+
+def compare(
+    first: str,
+    second: str,
+    /,
+    *,
+    steps: tuple[int | None, int | None] = (None, None),
+    home: str | Path = "runs",
+) -> PairedDifference:
+    """Compare the last evaluations of two runs (or those of `steps`) task by task: the difference and its error."""
+
+    def work() -> PairedDifference:
+        from leyden.local.compare import compare_runs  # imports SQLAlchemy
+
+        return _run(compare_runs(Path(home), first, second, steps))
+
+    return _without_noise(work)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    return run_to_completion(work, uvloop.run)
+
+
+def _without_noise(work: Callable[[], T]) -> T:
+    """Call a function. An error that is the user's is raised here, without what was raised before it."""
+    try:
+        return work()
+    except (ConfigError, LoadError, TrainingError, StoreError) as error:
+        failure = type(error)(_of_arguments(str(error)))
+    raise failure
+
+
+_FLAGS = (
+    (r"--restart\b", "restart=True"),
+    (r"--accept-changes\b", "accept_changes=True"),
+    (r"--step (\w+)", r'step="\1"'),
+    (r"--step\b", "step"),
+    (r"--(to|tasks|home|model)\b", r"\1"),
+    (r"\brun=NAME\b", 'run="NAME"'),
+    (r"`leyden (dev|train|eval|export|compare)`", r"`leyden.\1`"),
+)
+
+
+def _of_arguments(message: str) -> str:
+    """Return a message of the command line in terms of arguments."""
+    for flag, argument in _FLAGS:
+        message = re.sub(flag, argument, message)
+    return message.replace("`leyden.eval`", "`leyden.evaluate`")
 
 
 def build_config(config: str | Path | None, *, restart: bool = False, **settings: Any) -> Config:

@@ -25,6 +25,9 @@ def export(run: Path, to: Path, which: str = "best", policy: str = DEFAULT_POLIC
     model.save_pretrained(to)
     for file in tokenizer_files(checkpoint):
         copyfile(file, to / file.name)
+    ordinary = (to / "config.json").stat().st_mode  # safetensors writes files that only their owner may read
+    for file in to.iterdir():
+        file.chmod(ordinary)
     return checkpoint
 
 

@@ -3,6 +3,7 @@
 runs/calc/config.toml      the whole configuration, including defaults
           leyden.db        the store: every rollout, call and reward
           metrics.jsonl    one line per step
+          environment.json machine and packages
           curve.png        a plot of the reward
           fingerprint.json a digest of the code of agent and reward
           step-100/        a checkpoint, which is also a Hugging Face folder
@@ -62,6 +63,11 @@ class RunFolder(Struct, frozen=True):
     def fingerprint_file(self) -> Path:
         """The fingerprint of the code of agent and reward."""
         return self.path / "fingerprint.json"
+
+    @property
+    def environment_file(self) -> Path:
+        """Machine and packages of the last process that trained."""
+        return self.path / "environment.json"
 
     @contextmanager
     def acquire(self, config: Config, accept_changes: bool = False) -> Iterator[Path | None]:

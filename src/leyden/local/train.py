@@ -1,6 +1,7 @@
 """`leyden train`: starts or resumes a run and trains until its last step."""
 
 import asyncio
+import json
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from leyden.config import Config
 from leyden.episodes import Episode
+from leyden.local.environment import describe_environment
 from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
 from leyden.store import queries
@@ -50,6 +52,15 @@ class TrainingResult(Struct, frozen=True):
     """The duration of this process; earlier processes of a resumed run are not counted."""
     best: float | None = None
     """Held-out reward of the best step. It is optimistic, because the step was chosen by it."""
+    before_error: float | None = None
+    """The standard error of `before`, clustered by task; `after_error` likewise."""
+    after_error: float | None = None
+    counted: int = 0
+    """Rollouts of the last evaluation that its mean is over."""
+    change: float | None = None
+    """Held-out reward after minus before, in pairs of tasks."""
+    change_error: float | None = None
+    """The standard error of `change`, from the differences of the tasks."""
     test: float | None = None
     """Reward on the test tasks, which were evaluated once, with the best checkpoint; None if there are none."""
     test_error: float | None = None
@@ -86,6 +97,7 @@ async def train(
     if restart and (archive := folder.archive()) is not None:
         console.print(f"the earlier run is now {archive}", highlight=False, soft_wrap=True)
     with folder.acquire(config, accept_changes) as archive:
+        folder.environment_file.write_text(json.dumps(describe_environment(), indent=1) + "\n")
         if archive is not None:
             note = f"the configuration or the code has changed: what was recorded with the earlier one is now {archive}"
             console.print(note, highlight=False, soft_wrap=True)
@@ -105,6 +117,11 @@ async def train(
         best_step=state.best_step,
         seconds=time.monotonic() - started,
         best=state.best_reward,
+        before_error=_at(metrics, "held_out/error", 0),
+        after_error=_at(metrics, "held_out/error", measured[-1][0]) if measured else None,
+        counted=int(_last(metrics, "held_out/counted") or 0),
+        change=_last(metrics, "held_out/change"),
+        change_error=_last(metrics, "held_out/change_error"),
         test=_last(metrics, "test/reward"),
         test_error=_last(metrics, "test/error"),
     )
@@ -113,6 +130,10 @@ async def train(
 def _last(lines: Sequence[dict[str, Any]], name: str) -> float | None:
     points = metric_points(lines, name)
     return points[-1][1] if points else None
+
+
+def _at(lines: Sequence[dict[str, Any]], name: str, step: int) -> float | None:
+    return dict(metric_points(lines, name)).get(step)
 
 
 def _too_few_tasks(config: Config, tasks: Tasks) -> list[str]:

@@ -96,6 +96,7 @@ async def open_server(
             finally:
                 server.stop()
                 await server.stopped
+                service.run_stores.close()
         finally:
             expiring.cancel()
             await store.close()

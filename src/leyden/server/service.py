@@ -6,7 +6,7 @@ from typing import Self
 from msgspec import Struct
 
 from leyden import defaults
-from leyden.server.dashboard.digests import RunDigests
+from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.keys import Keyring
 from leyden.server.leases import ActiveLeases
@@ -44,7 +44,7 @@ class ServerContext:
         self.settings = settings
         self.gateway: Gateway | None = None
         """None on a server that serves no model."""
-        self.digests = RunDigests(store)
+        self.run_stores = RunStores(store, settings.home)
         self.limiter = Limiter()
         self.offload = Offload()
         self.telemetry = Telemetry(store, leases, lambda: self.gateway.recorder if self.gateway else None)

@@ -19,6 +19,7 @@ from leyden.views import (
     Facets,
     Failure,
     Failures,
+    Fleet,
     LeaseView,
     RolloutListing,
     RolloutQuery,
@@ -252,6 +253,24 @@ def group_rollouts(connection: Connection, run: str, group: str) -> list[ListedR
     """Return the rollouts of a group in order."""
     query = select(rollouts).where(rollouts.c.group_id == group, rollouts.c.run_id == run).order_by(rollouts.c.place)
     return [listed_rollout_from_row(row) for row in connection.execute(query)]
+
+
+def read_fleet(connection: Connection, now: float) -> Fleet:
+    """Return workers, active attempts and the queue; a server adds its engines."""
+    queued, delayed = count_queue(connection, now)
+    ended, tokens = recent_throughput(connection, now)
+    return Fleet(
+        now=now,
+        workers=tuple(list_workers(connection, now)),
+        leases=tuple(list_leases(connection)),
+        engines=(),
+        queued=queued,
+        delayed=delayed,
+        running=connection.scalar(select(func.count()).select_from(attempts).where(ACTIVE)) or 0,
+        ended=ended,
+        tokens=tokens,
+        refused={},
+    )
 
 
 def list_workers(connection: Connection, now: float) -> list[WorkerView]:

@@ -7,6 +7,10 @@ from leyden.episodes import Episode
 from leyden.outcomes import Ending
 from leyden.trainer.errors import TrainingError
 
+NO_CALLS = (
+    "no model call reached the gateway: does the agent set its own base URL? It must call the one in OPENAI_BASE_URL "
+    "or ANTHROPIC_BASE_URL (remove base_url=... and settings of .env files)"
+)
 _MAX_AT_FIRST, _MAX_LATER = 8, 32
 """So many different tasks in a row may fail before the first success, and after it."""
 
@@ -19,6 +23,7 @@ class FailureStreak:
         self._all, self._max = max(1, tasks), _MAX_AT_FIRST
         self._tasks: set[str] = set()
         self._errors: Counter[str] = Counter()
+        self._calls = 0
 
     def add(self, episodes: Sequence[Episode]) -> None:
         """Count the rollouts that were requested together. Raises if too many tasks have failed in a row."""
@@ -28,11 +33,12 @@ class FailureStreak:
             self._errors.clear()
             self._max = _MAX_LATER
             return
+        self._calls += sum(len(episode.calls) for episode in episodes)
         self._tasks.update(episode.task.id for episode in episodes)
         self._errors.update(f"{outcome.ending}: {outcome.message}" for outcome in outcomes)
         if len(self._tasks) >= min(self._max, self._all):
             error, count = self._errors.most_common(1)[0]
             raise TrainingError(
                 f"no rollout of {len(self._tasks)} different tasks in a row succeeded; "
-                f"{count} of {self._errors.total()} ended {error}"
+                f"{count} of {self._errors.total()} ended {error}" + ("" if self._calls else f"; {NO_CALLS}")
             )

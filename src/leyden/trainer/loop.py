@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from statistics import fmean, stdev
 from typing import Protocol, TypeVar
@@ -17,22 +17,24 @@ from leyden.backoff import Backoff
 from leyden.config import Config
 from leyden.engine.protocol import EngineBackend, Publication, WeightUpdate
 from leyden.episodes import Episode
+from leyden.estimates import TaskRewards, compare
 from leyden.outcomes import Ending
 from leyden.records import Call, RewardKind, StepCredits, Task, Version
-from leyden.remote import Remote
+from leyden.remote import Remote, RemoteError
 from leyden.trainer.algorithm.resolve import Algorithm
 from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, select_rollouts
 from leyden.trainer.checkpoint import Checkpoints, TrainerState, is_disk_full
 from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.errors import TrainingError
-from leyden.trainer.failures import FailureStreak
+from leyden.trainer.failures import NO_CALLS, FailureStreak
 from leyden.trainer.mismatch import MismatchDetector
 from leyden.trainer.policy.policy import Policy, PolicyUpdate, UpdateMetrics
 from leyden.trainer.rollouts.collector import RolloutCollector
-from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate
+from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate, measure
 from leyden.trainer.rollouts.signals import reward_automatically
 from leyden.trainer.rollouts.tasks import Tasks
 from leyden.trainer.rollouts.time_split import split_sampling
+from leyden.trainer.shared_weights import shared_weights
 from leyden.trainer.updates import Update, prepare_updates
 from leyden.wire import GroupSpec
 
@@ -57,6 +59,16 @@ class StepReport(Struct):
     """How often each signal gave an automatic reward."""
     sampled: int = 0
     """Sampled tokens."""
+    lengths: list[int] = field(default_factory=list)
+    """Sampled tokens of each call."""
+    rollout_lengths: list[int] = field(default_factory=list)
+    """Sampled tokens of each rollout."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Sampled tokens by how many versions were published after the one that sampled them."""
+    by_role: dict[str, list[float]] = field(default_factory=dict)
+    """By role, the rewards of the rollouts in which it made a call."""
+    by_kind: dict[str, list[float]] = field(default_factory=dict)
+    """By kind of task (`algorithm.normalize_by`), the rewards of its rollouts."""
     sampled_now: int = 0
     """Tokens sampled during this step; a resumed run finds the others in the store."""
     started: float = 0.0
@@ -72,8 +84,12 @@ class StepReport(Struct):
     learning_rate: float = 0.0
     held_out: EvaluationResult | None = None
 
-    def count_tokens(self, calls: Sequence[Call]) -> None:
-        """Add the tokens of some calls."""
+    def count_tokens(self, calls: Sequence[Call], version: int) -> None:
+        """Add the tokens of the calls of one rollout; `version` is the newest one."""
+        self.lengths += [len(call.completion_ids) for call in calls]
+        self.rollout_lengths.append(sum(len(call.completion_ids) for call in calls))
+        for run in (run for call in calls for run in call.versions):
+            self.staleness[max(0, version - run.number)] += run.tokens
         self.sampled += sum(len(call.completion_ids) for call in calls)
         self.sampled_now += sum(len(call.completion_ids) for call in calls if call.started >= self.started)
 
@@ -136,6 +152,7 @@ class Trainer:
         self._collector = RolloutCollector(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
         self._algorithm = algorithm
+        self._rewards_before: TaskRewards | None = None
         self._changing_weights = changing_weights
         self._failures = FailureStreak(len({task.id for task in (*tasks.train, *tasks.held_out)}))
         self.state = state
@@ -235,6 +252,8 @@ class Trainer:
             self._add_to_report(done, report)
             self._failures.add(done)
             succeeded = succeeded or any(_succeeded(episode) for episode in done)
+            if step == 1 and again == 0:
+                self._warn(shared_weights(done, self._config.training.roles, self.state.policy))
             again += 1
         if not kept:
             await self._record_credits(step, report.accounting)
@@ -253,8 +272,9 @@ class Trainer:
         return GroupSpec(name, task, self._config.training.group_size, step=step)
 
     def _add_to_report(self, episodes: Sequence[Episode], report: StepReport) -> None:
+        kind = self._config.algorithm.normalize_by
         for episode in episodes:
-            report.count_tokens(episode.calls)
+            report.count_tokens(episode.calls, self.state.version)
             if self._algorithm.signals.enabled:
                 given = [reward for reward in episode.effective_rewards if reward.kind is RewardKind.AUTOMATIC]
                 report.signals.update(reward.name.partition("/")[0] for reward in given)
@@ -262,18 +282,36 @@ class Trainer:
             reward = episode.final_reward(self._config.rollout.failure_reward)
             if reward is not None:
                 report.rewards.append(reward)
+                for role in {episode.role(call) for call in episode.calls} - {None}:
+                    report.by_role.setdefault(str(role), []).append(reward)
+                if kind is not None:
+                    report.by_kind.setdefault(str(episode.task.input.get(kind)), []).append(reward)
 
     async def _measure(self, step: int) -> EvaluationResult | None:
         if not self._tasks.held_out:
             return None
         measured, episodes = await self._evaluate("eval", step, self._tasks.held_out, "held-out rollouts")
         self._failures.add(episodes)
+        if step > 0:
+            measured = replace(measured, change=compare(await self._read_rewards_before(), measured.rewards))
         best = self.state.best_reward
         if measured.reward is not None and (best is None or measured.reward >= best):  # of equal ones the later
             self.state = replace(self.state, best_step=step, best_reward=measured.reward)
         for observer in self._observers:
             await self._when_there_is_room("the metrics", partial(observer.measured, step, measured, episodes))
         return measured
+
+    async def _read_rewards_before(self) -> TaskRewards:
+        """Return the rewards of the evaluation before the first step, which an earlier process may have made."""
+        if self._rewards_before is None:
+            episodes: list[Episode] = []
+            for task in self._tasks.held_out:
+                with suppress(RemoteError):  # there was none
+                    episodes += await self._remote.group_episodes(self._config.run, f"eval-0-{task.id}")
+            finished = [episode for episode in episodes if episode.attempt.outcome is not None]
+            measured = measure(finished, self._config.rollout.failure_reward, self._config.evaluation.success)
+            self._rewards_before = measured.rewards
+        return self._rewards_before
 
     async def _measure_test(self) -> None:
         """Evaluate the best checkpoint, or the last if no step has a held-out reward or none beats the first model."""
@@ -300,8 +338,7 @@ class Trainer:
     def _warn_of_mismatch(self, report: StepReport) -> None:
         """Warn if the engine sampled from other probabilities than those of the policy at the start of the step."""
         message = self._mismatch.step(report.metrics[0].statistics) if report.metrics else None
-        for observer in self._observers if message is not None else ():
-            observer.warn(f"step {report.step}: {message}.")
+        self._warn(message and f"step {report.step}: {message}.")
 
     def _warn_of_collapse(self, report: StepReport) -> None:
         """Warn if the run collapses in this step, and keep the checkpoint that was best before."""
@@ -321,8 +358,11 @@ class Trainer:
                 best = f"no tasks are held out; the checkpoint of step {newest} is kept"
             else:
                 best = "no tasks are held out, and there is no checkpoint yet"
-            for observer in self._observers:
-                observer.warn(f"step {report.step}: {message}. {best[0].upper()}{best[1:]}.")
+            self._warn(f"step {report.step}: {message}. {best[0].upper()}{best[1:]}.")
+
+    def _warn(self, message: str | None) -> None:
+        for observer in self._observers if message else ():
+            observer.warn(str(message))
 
     def _report_progress(self, step: int, done: int, total: int, what: str) -> None:
         for observer in self._observers:
@@ -363,6 +403,8 @@ def _due(every: int, step: int, last: int) -> bool:
 def _nothing_to_learn(step: int, accounting: StepAccounting, episodes: Sequence[Episode]) -> str:
     why = ", ".join(f"{count} {reason}" for reason, count in accounting.excluded.most_common())
     advice = "run `leyden dev` to see what your agent does"
+    if not any(episode.calls for episode in episodes):
+        advice = NO_CALLS
     if accounting.calls_excluded["role not selected"]:
         roles = dict.fromkeys(episode.role(call) or "none" for episode in episodes for call in episode.calls)
         advice = f"calls had the roles {', '.join(roles)}; `training.roles` names those that are trained on"

@@ -30,7 +30,7 @@ def test_a_resumed_run_shows_its_last_evaluation_until_the_next() -> None:
 
 def test_tokens_sampled_before_the_step_are_not_in_its_speed() -> None:
     report = StepReport(1, [1.0], StepAccounting(), started=100.0, sampling_s=2.0)
-    report.count_tokens([call("earlier", 1000, started=90.0)])
+    report.count_tokens([call("earlier", 1000, started=90.0)], 0)
     assert "1000 tokens  sampled before" in line(report)
-    report.count_tokens([call("now", 10, started=101.0)])
+    report.count_tokens([call("now", 10, started=101.0)], 0)
     assert "1010 tokens  5 tok/s sampled" in line(report)

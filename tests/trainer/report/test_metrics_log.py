@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from leyden.records import Call, VersionRun
 from leyden.remote import Remote
 from leyden.trainer.batch.samples import StepAccounting
 from leyden.trainer.loop import StepReport
 from leyden.trainer.policy.policy import UpdateMetrics
-from leyden.trainer.report.metrics_log import MetricsLog, read_metrics
+from leyden.trainer.report.metrics_log import MetricsLog, read_metrics, step_metrics
 from leyden.trainer.report.plot import draw_image, draw_text
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 from leyden.wire import RunSpec
@@ -39,6 +40,16 @@ async def test_a_step_is_written_down_and_sent(remote: Remote, tmp_path: Path) -
     assert {metric.name: metric.value for metric in sent if metric.step == 1} == {
         name: value for name, value in first.items() if name not in ("step", "time")
     }
+
+
+def test_rewards_are_reported_by_role_and_kind_and_tokens_by_staleness() -> None:
+    one = report(3, by_role={"writer": [1.0, 0.0], "critic": [1.0]}, by_kind={"easy": [0.5]})
+    one.count_tokens([Call("c", completion_ids=(1, 2, 3, 4), versions=(VersionRun(3, 7), VersionRun(1, 5)))], version=7)
+    one.count_tokens([], version=7)
+    found = step_metrics(one)
+    assert (found["reward/role/writer"], found["reward/role/critic"], found["reward/kind/easy"]) == (0.5, 1.0, 0.5)
+    assert (found["staleness/mean"], found["staleness/max"]) == (0.5, 2)
+    assert (found["length/call"], found["length/rollout"]) == (4, 2)
 
 
 async def test_a_resumed_run_removes_the_metrics_of_steps_that_are_repeated(remote: Remote, tmp_path: Path) -> None:

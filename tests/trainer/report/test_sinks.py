@@ -1,8 +1,13 @@
 """Metrics reach the places that a configuration names, in the forms that those places read."""
 
+import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import requests
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from leyden.config import ConfigError, read_config
@@ -19,6 +24,24 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.5), (2, 1.0)]
     assert "config/text_summary" in events.Tags()["tensors"]
+
+
+@pytest.mark.slow
+def test_tensorboard_shows_the_runs_of_a_home_folder(tmp_path: Path) -> None:
+    (sink,) = open_sinks(read_config({**CONFIG, "report": ["tensorboard"]}), tmp_path / "runs" / "calc")
+    sink.write(1, {"reward/mean": 0.5})
+    sink.close()
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(tmp_path / "runs"), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            url = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+", line)))
+            deadline = time.monotonic() + 60
+            while not (tags := requests.get(f"{url}data/plugin/scalars/tags", timeout=30).json()):
+                assert time.monotonic() < deadline, "it has loaded nothing"
+            assert list(tags) == ["calc/tensorboard"] and "reward/mean" in tags["calc/tensorboard"]
+        finally:
+            process.terminate()
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])

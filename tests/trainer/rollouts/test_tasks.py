@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from leyden.config import ConfigError, read_config
+from leyden.trainer.rollouts.evaluation import rollouts_per_task
 from leyden.trainer.rollouts.tasks import Tasks, read_task_file, read_tasks, tasks_as_jsonl
 
 
@@ -108,3 +109,11 @@ def test_global_normalisation_is_by_a_key_that_tasks_have(tmp_path: Path) -> Non
 def test_tasks_that_are_no_json() -> None:
     with pytest.raises(ConfigError, match="must be JSON"):
         tasks_as_jsonl([{"x": object()}])
+
+
+@pytest.mark.parametrize(("tasks", "rollouts"), [(1, 4), (8, 4), (12, 2), (32, 1), (100, 1)])
+def test_few_held_out_tasks_are_run_several_times(tasks: int, rollouts: int) -> None:
+    config = read_config({"run": "r", "agent": "a", "tasks": "t"})
+    assert rollouts_per_task(config, tasks) == rollouts
+    fixed = read_config({"run": "r", "agent": "a", "tasks": "t", "evaluation": {"rollouts": 3}})
+    assert rollouts_per_task(fixed, tasks) == 3

@@ -4,9 +4,10 @@ import csv
 import io
 import time
 
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
-from leyden.records import DEFAULT_POLICY
+from leyden.records import DEFAULT_POLICY, Run
 from leyden.server.dashboard.prefix_tree import prefix_tree
 from leyden.server.dashboard.rollout_view import rollout_view
 from leyden.server.dashboard.token_text import tokenizer_of
@@ -37,7 +38,8 @@ Plain = Request[None, None]
 
 async def overview(service: ServerContext, request: Plain) -> list[RunCard]:
     """List the runs that the key may see, newest first, with state, step and reward."""
-    return [await _card(service, run) for run in await service.store.read(views.open_runs, request.key.run)]
+    cards = [await _card(service, run) for run in await service.run_stores.runs(request.key.run)]
+    return sorted(cards, key=lambda card: -card.created)
 
 
 async def run_card(service: ServerContext, request: Plain) -> RunCard:
@@ -46,17 +48,24 @@ async def run_card(service: ServerContext, request: Plain) -> RunCard:
 
 
 async def _card(service: ServerContext, run: str) -> RunCard:
-    return await service.store.read(views.run_card, run, time.time(), await service.digests.get(run))
+    return await service.run_stores.read(run, views.run_card, run, time.time(), await service.run_stores.digest(run))
+
+
+async def view_run(service: ServerContext, request: Plain) -> Run:
+    """Return a run with its configuration."""
+    return await service.run_stores.read(request.path["run"], queries.get_run, request.path["run"])
 
 
 async def run_series(service: ServerContext, request: Request[None, SeriesQuery]) -> dict[str, Series]:
     """Return metrics by step; where there are more steps than points, as means with their range."""
-    return await service.store.read(views.read_series, request.path["run"], *_series(request.query))
+    run = request.path["run"]
+    return await service.run_stores.read(run, views.read_series, run, *_series(request.query))
 
 
 async def series_csv(service: ServerContext, request: Request[None, SeriesQuery]) -> Raw:
     """Return metrics as CSV: a row for each step."""
-    found = await service.store.read(views.read_series, request.path["run"], *_series(request.query))
+    run = request.path["run"]
+    found = await service.run_stores.read(run, views.read_series, run, *_series(request.query))
     rows: dict[int, dict[str, float]] = {}
     for name, series in found.items():
         for step, value in zip(series.steps, series.values, strict=True):
@@ -66,7 +75,7 @@ async def series_csv(service: ServerContext, request: Request[None, SeriesQuery]
     writer.writerow(["step", *found])
     for step in sorted(rows):
         writer.writerow([step, *(rows[step].get(name, "") for name in found)])
-    headers = (("content-disposition", f'attachment; filename="{request.path["run"]}.csv"'),)
+    headers = (("content-disposition", f'attachment; filename="{run}.csv"'),)
     return Raw(text.getvalue().encode(), "text/csv; charset=utf-8", headers)
 
 
@@ -76,28 +85,31 @@ def _series(query: SeriesQuery) -> tuple[list[str], int]:
 
 async def run_rewards(service: ServerContext, request: Request[None, PointsQuery]) -> RunRewards:
     """Return the rewards by step, computed from the rollouts; of training in at most so many points."""
-    return (await service.digests.get(request.path["run"])).rewards(request.query.points)
+    return (await service.run_stores.digest(request.path["run"])).rewards(request.query.points)
 
 
 async def search_rollouts(service: ServerContext, request: Request[None, RolloutQuery]) -> RolloutListing:
     """Return a page of the rollouts that match the query."""
-    return await service.store.read(views.search_rollouts, request.path["run"], request.query)
+    run = request.path["run"]
+    return await service.run_stores.read(run, views.search_rollouts, run, request.query)
 
 
 async def facets(service: ServerContext, request: Plain) -> Facets:
     """Return the values by which rollouts can be filtered."""
     run = request.path["run"]
-    return await service.store.read(views.facets, run, await service.digests.get(run))
+    return await service.run_stores.read(run, views.facets, run, await service.run_stores.digest(run))
 
 
 async def failures(service: ServerContext, request: Plain) -> Failures:
     """Group failed rollouts by message."""
-    return await service.store.read(views.failures, request.path["run"])
+    run = request.path["run"]
+    return await service.run_stores.read(run, views.failures, run)
 
 
 async def view_rollout(service: ServerContext, request: Request[None, AttemptQuery]) -> RolloutView:
     """Return one attempt of a rollout, the last one unless another is named, with all that its page shows."""
     run, id = request.path["run"], request.path["rollout"]
+    folder = await service.run_stores.folder_of(run)
 
     def read(connection: Connection) -> RolloutView:
         detail = queries.get_rollout(connection, run, id)
@@ -106,52 +118,47 @@ async def view_rollout(service: ServerContext, request: Request[None, AttemptQue
         if attempt is None:
             raise NotFound(f"rollout {id!r} has no attempt {wanted}")
         episode = queries.get_episode(connection, run, attempt.id)
-        tokenizers = {call.policy: tokenizer_of(service, call.policy) for call in episode.calls}
+        tokenizers = {call.policy: tokenizer_of(service, call.policy, folder) for call in episode.calls}
         siblings = views.group_rollouts(connection, run, detail.rollout.group)
         credits = queries.rollout_credits(connection, run, id)
         return rollout_view(
             detail, episode, siblings, credits, views.version_at(connection, run, attempt.ended), tokenizers
         )
 
-    return await service.store.read(read)
+    return await service.run_stores.read(run, read)
 
 
 async def view_tree(service: ServerContext, request: Plain) -> PrefixTree:
     """Return the prefix tree of a group's calls."""
 
+    run = request.path["run"]
+    folder = await service.run_stores.folder_of(run)
+
     def read(connection: Connection) -> PrefixTree:
-        episodes = queries.group_episodes(connection, request.path["run"], request.path["group"])
+        episodes = queries.group_episodes(connection, run, request.path["group"])
         policy = next((call.policy for episode in episodes for call in episode.calls), DEFAULT_POLICY)
-        tokenizer = tokenizer_of(service, policy)
+        tokenizer = tokenizer_of(service, policy, folder)
         return prefix_tree(episodes, tokenizer.decode if tokenizer is not None else lambda ids: "")
 
-    return await service.store.read(read)
+    return await service.run_stores.read(run, read)
 
 
 async def fleet(service: ServerContext, request: Plain) -> Fleet:
     """Return workers, engines, active attempts and the queue."""
-    now = time.time()
+    models = service.gateway.models.values() if service.gateway is not None else ()
 
     def read(connection: Connection) -> Fleet:
-        queued, delayed = views.count_queue(connection, now)
-        ended, tokens = views.recent_throughput(connection, now)
         versions = views.newest_versions(connection)
-        return Fleet(
-            now=now,
-            workers=tuple(views.list_workers(connection, now)),
-            leases=tuple(views.list_leases(connection)),
-            engines=tuple(engine(model, versions.get(model.name)) for model in models),
-            queued=queued,
-            delayed=delayed,
+        return replace(
+            views.read_fleet(connection, time.time()),
+            engines=tuple(_engine(model, versions.get(model.name)) for model in models),
             running=len(service.leases),
-            ended=ended,
-            tokens=tokens,
             refused=service.telemetry.count_refused(),
         )
 
-    def engine(model: ServedModel, version: int | None) -> EngineView:
-        scheduler = model.scheduler
-        return EngineView(model.name, version, scheduler.slots, scheduler.running, scheduler.waiting, scheduler.held)
-
-    models = service.gateway.models.values() if service.gateway is not None else ()
     return await service.store.read(read)
+
+
+def _engine(model: ServedModel, version: int | None) -> EngineView:
+    scheduler = model.scheduler
+    return EngineView(model.name, version, scheduler.slots, scheduler.running, scheduler.waiting, scheduler.held)

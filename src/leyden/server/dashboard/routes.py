@@ -1,5 +1,6 @@
 """Routes of the dashboard: its pages, which any path below shows, and the data that they fetch."""
 
+from leyden.records import Run
 from leyden.server.dashboard import api, pages, stream
 from leyden.server.http import Raw, Route
 from leyden.server.keys import Permission
@@ -51,6 +52,7 @@ DASHBOARD_ROUTES: list[Route] = [
         )
         for path in ("/api/stream", _RUN + "/stream")
     ),
+    Route("GET", _RUN + "/view", Permission.VIEW, api.view_run, returns=Run),
     Route("GET", _RUN + "/card", Permission.VIEW, api.run_card, returns=RunCard),
     Route("GET", _RUN + "/series", Permission.VIEW, api.run_series, query=SeriesQuery, returns=dict[str, Series]),
     Route(

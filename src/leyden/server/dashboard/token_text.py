@@ -8,11 +8,11 @@ from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 from leyden.server.service import ServerContext
 
 
-def tokenizer_of(service: ServerContext, policy: str) -> Tokenizer | None:
-    """Return the tokenizer of a served policy, or of the checkpoints in the home folder; None if there is none."""
-    if service.gateway is not None and policy in service.gateway.models:
+def tokenizer_of(service: ServerContext, policy: str, folder: Path | None = None) -> Tokenizer | None:
+    """Return the tokenizer of a served policy, or of the checkpoints in a folder (default: the home); None without."""
+    if folder is None and service.gateway is not None and policy in service.gateway.models:
         return service.gateway.models[policy].tokenizer
-    home = service.settings.home
+    home = folder or service.settings.home
     found = sorted(home.glob("step-*/tokenizer.json")) if home is not None else []
     return _load(found[-1]) if found else None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from statistics import fmean
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,7 +17,7 @@ class ConsoleReport:
     """Writes to a console. `held_out` is the last evaluation of a run that resumes."""
 
     def __init__(self, console: Console, steps: int, held_out: float | None = None) -> None:
-        self._console, self._steps, self._held_out = console, steps, held_out
+        self._console, self._steps, self._held_out = console, steps, _number(held_out)
         self._status: Status | None = None
 
     def progress(self, step: int, done: int, total: int, what: str) -> None:
@@ -31,7 +32,7 @@ class ConsoleReport:
 
     def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
         """Print the evaluation before training; later ones come with their steps."""
-        self._held_out = measured.reward
+        self._held_out = _reward(measured)
         if step == 0:
             self._print(f"before  held-out reward {_reward(measured)}  {_counts(measured.outcomes)}")
 
@@ -50,8 +51,10 @@ class ConsoleReport:
         parts = [
             f"[bold]step {report.step:>{len(str(self._steps))}}/{self._steps}[/]",
             f"reward {_number(report.reward)} ± {report.spread:.2f}",
-            f"held-out {_number(self._held_out)}" + ("*" if report.held_out is not None else " "),
+            f"held-out {self._held_out}" + ("*" if report.held_out is not None else " "),
             _counts(accounting.outcomes),
+            f"{accounting.groups_flat} of {accounting.groups} groups flat",
+            f"entropy {_entropy(report)}",
             f"{report.sampled} tokens",
             f"{_speed(report.sampled_now, report.sampling_s)} tok/s sampled"
             if report.sampled_now
@@ -60,7 +63,8 @@ class ConsoleReport:
             f"{timedelta(seconds=round(left_s))} left",
         ]
         if accounting.groups_dropped:
-            parts.insert(4, f"[yellow]{accounting.groups_dropped} groups dropped[/]")
+            dropped = accounting.groups_dropped
+            parts.insert(4, f"[yellow]{dropped} group{'s' if dropped > 1 else ''} dropped[/]")
         if not report.metrics:
             parts.insert(4, "[yellow]no update: every group was worth the same[/]")
         self._print("  ".join(parts))
@@ -77,6 +81,11 @@ class ConsoleReport:
 
 def _reward(measured: EvaluationResult) -> str:
     return _number(measured.reward) + (f" ± {measured.error:.3f}" if measured.error is not None else "")
+
+
+def _entropy(report: StepReport) -> str:
+    found = [value for one in report.metrics if (value := one.statistics.get("entropy")) is not None]
+    return f"{fmean(found):.2f}" if found else "none"
 
 
 def _number(value: float | None) -> str:

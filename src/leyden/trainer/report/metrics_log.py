@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -109,6 +109,12 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         "calls/states_shared": fmean(accounting.states_shared) if accounting.states_shared else None,
         "calls/trained": accounting.calls_trained,
         "tokens/sampled": report.sampled,
+        "length/call": fmean(report.lengths) if report.lengths else None,
+        "length/rollout": fmean(report.rollout_lengths) if report.rollout_lengths else None,
+        "staleness/mean": _mean_staleness(report.staleness),
+        "staleness/max": max(report.staleness, default=None),
+        **{f"reward/role/{role}": fmean(rewards) for role, rewards in report.by_role.items()},
+        **{f"reward/kind/{kind}": fmean(rewards) for kind, rewards in report.by_kind.items()},
         "tokens/trained": sum(metric.tokens for metric in metrics),
         "tokens/computed": sum(metric.computed for metric in metrics),
         "time/sampling_s": report.sampling_s,
@@ -139,6 +145,11 @@ def step_metrics(report: StepReport) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
+def _mean_staleness(staleness: Mapping[int, int]) -> float | None:
+    tokens = sum(staleness.values())
+    return sum(versions * count for versions, count in staleness.items()) / tokens if tokens else None
+
+
 def evaluation_metrics(measured: EvaluationResult, split: str = "held_out") -> dict[str, float]:
     """Return the metrics of an evaluation; `split` names its tasks."""
     found = {f"{split}/{ending}": float(count) for ending, count in measured.outcomes.items()}
@@ -146,6 +157,10 @@ def evaluation_metrics(measured: EvaluationResult, split: str = "held_out") -> d
         found |= {f"{split}/reward": measured.reward, f"{split}/counted": float(measured.counted)}
     if measured.error is not None:
         found[f"{split}/error"] = measured.error
+    if measured.change is not None:
+        found[f"{split}/change"] = measured.change.difference
+        if measured.change.error is not None:
+            found[f"{split}/change_error"] = measured.change.error
     return found | {f"{split}/pass_at_{k}": share for k, share in measured.pass_at.items()}
 
 

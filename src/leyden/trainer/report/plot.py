@@ -25,12 +25,24 @@ def draw_image(lines: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     axes = figure.add_subplot()
     for name, label, style in (("reward/mean", "training", "-"), ("held_out/reward", "held out", "o-")):
         points = metric_points(lines, name)
-        if points:
-            axes.plot(*zip(*points, strict=True), style, label=label, alpha=0.9 if style == "o-" else 0.5)
+        if points and style == "-":
+            axes.plot(*zip(*points, strict=True), style, label=label, alpha=0.5)
+        elif points:
+            errors = dict(metric_points(lines, "held_out/error"))
+            bars = [errors.get(step, 0.0) for step, _ in points]
+            label = f"{label} ± standard error{_rollouts(lines)}"
+            steps, values = [step for step, _ in points], [value for _, value in points]
+            axes.errorbar(steps, values, yerr=bars, fmt=style, label=label, alpha=0.9, capsize=2)
     axes.set(xlabel="step", ylabel="reward", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
+
+
+def _rollouts(lines: Sequence[dict[str, Any]]) -> str:
+    """Return of how many rollouts an evaluation is the mean."""
+    counted = metric_points(lines, "held_out/counted")
+    return f", {counted[-1][1]:.0f} rollouts each" if counted else ""
 
 
 def draw_text(lines: Sequence[dict[str, Any]]) -> str:
@@ -49,5 +61,12 @@ def draw_text(lines: Sequence[dict[str, Any]]) -> str:
     labels = {0: f"{high:.2f}", _HEIGHT: f"{low:.2f}"}
     text = [f"{labels.get(y, ''):>6} │{''.join(cells).rstrip()}" for y, cells in enumerate(grid)]
     text.append(f"{'':>6} └{'─' * _WIDTH}")
-    text.append(f"{'':>8}step 0{f'step {last}':>{_WIDTH - 6}}   {_TRAIN} training  {_HELD_OUT} held out")
+    text.append(f"{'':>8}step 0{f'step {last}':>{_WIDTH - 6}}")
+    text.append(f"{'':>8}{_TRAIN} training  {_HELD_OUT} held out{_spread(lines)}")
     return "\n".join(text)
+
+
+def _spread(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the error of the last evaluation and the rollouts that it rests on."""
+    errors = metric_points(lines, "held_out/error")
+    return f" (± {errors[-1][1]:.3f}{_rollouts(lines)})" if errors else ""

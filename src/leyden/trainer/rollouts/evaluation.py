@@ -7,10 +7,12 @@ from msgspec import Struct
 
 from leyden.config import Config
 from leyden.episodes import Episode
-from leyden.estimates import TaskRewards, estimate, pass_at
+from leyden.estimates import PairedDifference, TaskRewards, estimate, pass_at
 from leyden.records import Purpose, Task
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.wire import GroupSpec
+
+_ENOUGH_ROLLOUTS, _MAX_REPEATS = 32, 4
 
 
 class EvaluationResult(Struct, frozen=True):
@@ -26,6 +28,8 @@ class EvaluationResult(Struct, frozen=True):
     """By k, the share of tasks that at least one of k rollouts solves; empty with one rollout per task."""
     rewards: TaskRewards = {}
     """By task, the rewards of its rollouts that count."""
+    change: PairedDifference | None = None
+    """The difference to the evaluation before the first step, in pairs of tasks."""
 
 
 async def evaluate(
@@ -36,8 +40,8 @@ async def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     step: int | None = None,
 ) -> tuple[EvaluationResult, list[Episode]]:
-    """Run each task `evaluation.rollouts` times; return the result and the episodes in the order of the tasks."""
-    rollouts = config.evaluation.rollouts
+    """Run each task `rollouts_per_task` times; return the result and the episodes in the order of the tasks."""
+    rollouts = rollouts_per_task(config, len(tasks))
     specs = [GroupSpec(f"{name}-{task.id}", task, rollouts, Purpose.EVAL, step=step) for task in tasks]
     done: dict[str, list[Episode]] = {}
     async for spec, group in collector.gather(specs):
@@ -45,6 +49,11 @@ async def evaluate(
         progress(len(done) * rollouts, len(specs) * rollouts)
     episodes = [episode for spec in specs for episode in done[spec.id]]
     return measure(episodes, config.rollout.failure_reward, config.evaluation.success), episodes
+
+
+def rollouts_per_task(config: Config, tasks: int) -> int:
+    """Return how often each task is run: few tasks several times, because their mean has a large error."""
+    return config.evaluation.rollouts or max(1, min(_MAX_REPEATS, _ENOUGH_ROLLOUTS // max(1, tasks)))
 
 
 def measure(episodes: Sequence[Episode], failure_reward: float, success: float) -> EvaluationResult:

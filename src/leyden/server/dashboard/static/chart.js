@@ -29,6 +29,7 @@ function extent(lines, options) {
   if (!Number.isFinite(low)) return [0, 1];
   if (options.zero || options.stacked) low = Math.min(0, low);
   if (options.max !== undefined) high = Math.max(high, options.max);
+  if (low === 0 && high === 0) return [0, 1];
   if (low === high) return [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
   return [low, high + (high - low) * 0.04];
 }
@@ -79,7 +80,7 @@ export function chart(options) {
   const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, tabindex: "0", role: "img", "aria-label": describe(options, lines) });
   for (const value of ticks(low, high, 4)) {
     drawing.append(svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: y(value), y2: y(value) }),
-      svg("text", { x: EDGE.left - 6, y: y(value) + 3, "text-anchor": "end" }, number(value, high - low < 0.1 ? 3 : 2)));
+      svg("text", { x: EDGE.left - 6, y: y(value) + 3, "text-anchor": "end" }, number(value, Math.min(6, Math.max(2, Math.ceil(1 - Math.log10(high - low)))))));
   }
   for (const step of ticks(first, last, 5).filter(Number.isInteger)) {
     drawing.append(svg("text", { x: x(step), y: HEIGHT - 6, "text-anchor": "middle" }, String(step)));

@@ -23,7 +23,7 @@ export async function showCompare(main, { query, signal, go }) {
   }
 
   async function configurations() {
-    const found = await Promise.all(names.map((name) => get(runPath(name))));
+    const found = await Promise.all(names.map((name) => get(runPath(name, "/view"))));
     const flat = found.map((run) => flatten(run.config));
     const keys = differences(flat);
     replace(table, keys.length === 0 ? h("p", { class: "soft" }, "The configurations are the same.") : h("table", { class: "list" },

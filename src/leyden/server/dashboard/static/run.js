@@ -66,6 +66,10 @@ export async function showRun(main, { params: [run], signal, go }) {
     }
     const signals = Object.keys(found).filter((name) => name.startsWith("signals/"));
     if (signals.length) drawn.push(chart({ title: "signals", zero: true, lines: signals.map((name) => ({ name: name.slice(8), ...found[name] })), open: openStep("train"), download: csv(signals) }));
+    for (const [prefix, title] of [["reward/role/", "reward by role"], ["reward/kind/", "reward by kind of task"]]) {
+      const names = Object.keys(found).filter((name) => name.startsWith(prefix));
+      if (names.length > 1) drawn.splice(2, 0, chart({ title, lines: names.map((name, index) => ({ name: name.slice(prefix.length), colour: index, ...found[name] })), open: openStep("train"), download: csv(names) }));
+    }
     replace(plots, drawn);
     if (focused) plots.querySelector(`[data-chart="${CSS.escape(focused)}"] svg`)?.focus({ preventScroll: true });
   }
@@ -107,14 +111,14 @@ function configuration(run) {
 
   async function load() {
     loaded = true;
-    const [own, cards] = await Promise.all([get(runPath(run)), get("/api/overview")]);
+    const [own, cards] = await Promise.all([get(runPath(run, "/view")), get("/api/overview")]);
     const flat = flatten(own.config ?? {});
     const table = h("div", { class: "scroll" });
     const others = cards.filter((card) => card.id !== run);
     const choice = h("select", { "aria-label": "Compare with", onchange: () => show(choice.value) }, h("option", { value: "" }, "whole configuration"), others.map((card) => h("option", { value: card.id }, `what differs from ${card.id}`)));
 
     async function show(other) {
-      const flats = other ? [flat, flatten((await get(runPath(other))).config ?? {})] : [flat];
+      const flats = other ? [flat, flatten((await get(runPath(other, "/view"))).config ?? {})] : [flat];
       const keys = other ? differences(flats) : Object.keys(flat);
       replace(table, keys.length ? h("table", { class: "list" },
         other && h("thead", {}, h("tr", {}, h("th", {}, "setting"), h("th", {}, run), h("th", {}, other))),

@@ -1,0 +1,47 @@
+"""`leyden report`: writes a run as one HTML file that needs nothing else and can be mailed."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from leyden.cli.arguments import identifier, integer
+from leyden.cli.printing import print_json, stdout_console
+from leyden.cli.report.page import render_report
+from leyden.cli.report.samples import read_samples
+from leyden.cli.source import add_source, open_source
+
+_ALL_STEPS = 100_000
+
+
+def add_report(commands: Any) -> argparse.ArgumentParser:
+    """Add the command."""
+    command: argparse.ArgumentParser = commands.add_parser("report", help="write a run as one HTML file")
+    command.add_argument("name", metavar="RUN", type=identifier)
+    command.add_argument("--to", type=Path, metavar="FILE", help="the file to write (default: RUN.html)")
+    command.add_argument(
+        "--samples", type=integer(0, 1000), default=3, metavar="N", help="tasks to show before and after (default: 3)"
+    )
+    add_source(command)
+    command.set_defaults(run=_report)
+    return command
+
+
+async def _report(options: argparse.Namespace) -> None:
+    path = options.to or Path(f"{options.name}.html")
+    async with open_source(options, options.name) as source:
+        run, card = await source.run(options.name), await source.card(options.name)
+        series = await source.series(options.name, [], _ALL_STEPS)
+        samples = await read_samples(source, options.name, options.samples)
+    text = render_report(run, card, series, samples, _environment(options.home / options.name))
+    path.write_text(text, encoding="utf-8")
+    if options.json:
+        print_json({"file": path})
+    else:
+        stdout_console().print(f"{path} ({len(text) / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Return what the run recorded of the machine and the packages that it ran with; empty where that is not here."""
+    path = folder / "environment.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

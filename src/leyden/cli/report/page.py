@@ -1,0 +1,170 @@
+"""Renders a report as one HTML page. Everything that an agent wrote is escaped, and the page has no script."""
+
+import time
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from leyden.cli.printing import with_error
+from leyden.cli.report.samples import SamplePair, SampleRollout
+from leyden.cli.report.svg import Line, draw
+from leyden.records import Run
+from leyden.views import RunCard, Series
+
+_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("flat and dropped groups", (("groups/flat", "flat"), ("groups/dropped", "dropped"))),
+    ("entropy", (("training/entropy", "entropy"),)),
+    ("KL divergence", (("training/kl_sampler_k3", "to the sampler"), ("training/kl_reference", "to the reference"))),
+    ("clipped tokens", (("training/clipped_low", "clipped low"), ("training/clipped_high", "clipped high"))),
+    ("staleness, versions", (("staleness/mean", "mean"), ("staleness/max", "most"))),
+    ("length, tokens", (("length/call", "of a call"), ("length/rollout", "of a rollout"))),
+    ("tokens", (("tokens/sampled", "sampled"), ("tokens/trained", "trained on"), ("tokens/computed", "computed"))),
+    (
+        "time of a step, s",
+        (("time/sampling_s", "sampling"), ("time/training_s", "training"), ("time/publishing_s", "publishing")),
+    ),
+    ("gradient norm", (("training/grad_norm", "gradient norm"),)),
+)
+_ACCOUNTS = ("rollouts/", "groups/", "calls/left/", "calls/trained", "tokens/sampled", "tokens/trained")
+
+_STYLE = """
+:root{color-scheme:light dark}
+body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2rem auto;padding:0 1rem}
+h1{margin:0}h2{margin-top:2.5rem}figure{margin:0}figcaption{font-weight:600}svg{width:100%}pre{font-size:12.5px}
+.soft,.legend,.facts dt{opacity:.7;font-size:13px}
+.facts{display:flex;flex-wrap:wrap;gap:.5rem 2rem}.facts dd{margin:0;font-weight:600}
+.charts{display:grid;gap:1.5rem;grid-template-columns:repeat(auto-fill,minmax(340px,1fr))}
+svg text{font-size:11px;fill:currentColor}.grid{stroke:currentColor;opacity:.15}
+.legend span{margin-right:1rem}
+.legend i{display:inline-block;width:.7em;height:.7em;margin-right:.35em;border-radius:2px}
+table{border-collapse:collapse}td{padding:.15rem 1rem .15rem 0;text-align:left;vertical-align:top}
+td.n{text-align:right;font-variant-numeric:tabular-nums}
+.pair{display:grid;grid-template-columns:1fr 1fr;gap:1rem}
+@media(max-width:700px){.pair{grid-template-columns:1fr}}
+pre,.said{white-space:pre-wrap;overflow-wrap:anywhere}.said b{display:block;opacity:.7;font-size:12px}
+.sample{border:1px solid #8884;border-radius:6px;padding:.6rem .8rem}
+"""
+
+
+def render_report(
+    run: Run,
+    card: RunCard,
+    series: Mapping[str, Series],
+    samples: Sequence[SamplePair],
+    environment: Mapping[str, str],
+) -> str:
+    """Return the page."""
+    body = [
+        f"<h1>{escape(run.id)}</h1>",
+        f'<p class="soft">{escape(card.model or "")} · written {time.strftime("%Y-%m-%d %H:%M")}</p>',
+        _facts(card, series),
+        "<h2>Curves</h2>",
+        f'<div class="charts">{"".join(_charts(series))}</div>',
+        "<h2>Accounts</h2>",
+        '<p class="soft">Sums over all steps: what became of every rollout, group and call.</p>',
+        _table(_accounts(series)),
+        "<h2>Samples</h2>",
+        "".join(map(_pair, samples)) or '<p class="soft">There are not two evaluations of the same task.</p>',
+        "<h2>Configuration</h2>",
+        f"<pre>{escape(_toml(run.config))}</pre>",
+        "<h2>Environment</h2>",
+        _table([(name, str(value)) for name, value in environment.items()])
+        or '<p class="soft">The folder of the run, which has it, is not here.</p>',
+    ]
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    head = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(run.id)} · Leyden</title><style>{_STYLE}</style></head><body>"
+    )
+    return head + "".join(body) + "</body></html>\n"
+
+
+def _facts(card: RunCard, series: Mapping[str, Series]) -> str:
+    change = series.get("held_out/change")
+    errors = series.get("held_out/change_error")
+    kind = "held-out reward" if card.held_out else "reward"
+    facts = {
+        "state": card.state,
+        "step": f"{card.step} of {card.steps}" if card.steps else str(card.step),
+        kind: f"{with_error(card.reward, card.error)} (mean of {card.counted} rollouts)",
+        "best": f"{with_error(card.best, card.best_error)} at step {card.best_step}",
+        "rollouts": f"{sum(card.rollouts.values())}",
+        "calls": f"{card.calls}",
+        "sampled tokens": f"{card.tokens}",
+    }
+    if change is not None:
+        error = errors.values[-1] if errors is not None else None
+        facts["change since the start, in pairs"] = ("+" if change.values[-1] > 0 else "") + with_error(
+            change.values[-1], error
+        )
+    items = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
+    return f'<dl class="facts">{"".join(items)}</dl>'
+
+
+def _charts(series: Mapping[str, Series]) -> list[str]:
+    found = []
+    rewards = [Line("training", *_points(series["reward/mean"]))] if "reward/mean" in series else []
+    if (held_out := series.get("held_out/reward")) is not None:
+        by_step = dict(zip(*_points(series["held_out/error"]), strict=True)) if "held_out/error" in series else {}
+        rewards.append(Line("held out", *_points(held_out), tuple(by_step.get(step, 0.0) for step in held_out.steps)))
+    found.append(_figure("reward", rewards))
+    outcomes = [name for name in series if name.startswith("rollouts/") and name.count("/") == 1]
+    ended = [Line(name.partition("/")[2], *_points(series[name])) for name in outcomes if "asked" not in name]
+    found.append(_figure("outcomes of a step", ended))
+    for title, metrics in _CHARTS:
+        found.append(_figure(title, [Line(label, *_points(series[name])) for name, label in metrics if name in series]))
+    for prefix, title in (("reward/role/", "reward by role"), ("reward/kind/", "reward by kind of task")):
+        names = [name for name in series if name.startswith(prefix)]
+        found.append(_figure(title, [Line(name.removeprefix(prefix), *_points(series[name])) for name in names]))
+    return found
+
+
+def _points(series: Series) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    return series.steps, series.values
+
+
+def _figure(title: str, lines: Sequence[Line]) -> str:
+    chart = draw(lines)
+    return f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>" if chart else ""
+
+
+def _accounts(series: Mapping[str, Series]) -> list[tuple[str, str]]:
+    names = sorted(name for name in series if name.startswith(_ACCOUNTS))
+    return [(name, f"{sum(series[name].values):,.0f}") for name in names]
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    cells = "".join(f'<tr><td>{escape(name)}</td><td class="n">{escape(value)}</td></tr>' for name, value in rows)
+    return f"<table>{cells}</table>"
+
+
+def _pair(pair: SamplePair) -> str:
+    sides = "".join(f'<div class="sample">{_sample(one)}</div>' for one in (pair.before, pair.after))
+    return f'<h3>task {escape(pair.task)}</h3><div class="pair">{sides}</div>'
+
+
+def _sample(sample: SampleRollout) -> str:
+    reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3f}"
+    when = "before training" if sample.step == 0 else f"after step {sample.step}"
+    said = "".join(f'<div class="said"><b>{escape(role)}</b>{escape(text)}</div>' for role, text in sample.messages)
+    return f"<p><b>{when}</b>: {reward}, {escape(sample.outcome)}</p>{said}"
+
+
+def _toml(config: Any) -> str:
+    """Return a configuration as TOML, as a user writes it."""
+    if not isinstance(config, dict):
+        return msgspec.json.format(msgspec.json.encode(config)).decode()
+    return tomli_w.dumps(_without_none(config))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return value

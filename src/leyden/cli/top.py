@@ -1,0 +1,140 @@
+"""`leyden top`: the numbers of the dashboard in the terminal, as they change."""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+from rich import box
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from leyden.cli.arguments import identifier
+from leyden.cli.printing import print_json, print_table, stdout_console, with_error
+from leyden.cli.source import Watched, add_source, open_watched
+from leyden.views import Fleet, RunCard
+
+_METRICS = (
+    *("reward/mean", "held_out/change", "held_out/change_error", "training/entropy", "training/kl_sampler_k3"),
+    *(
+        "training/clipped_high",
+        "groups/asked",
+        "groups/flat",
+        "time/sampling_s",
+        "time/training_s",
+        "time/publishing_s",
+    ),
+)
+
+
+class TopView(Struct, frozen=True):
+    """What one refresh shows."""
+
+    runs: tuple[RunCard, ...]
+    latest: dict[str, float]
+    """The metrics of the last step of the run that something last happened in."""
+    fleet: Fleet | None
+
+
+def add_top(commands: Any) -> argparse.ArgumentParser:
+    """Add the command."""
+    command: argparse.ArgumentParser = commands.add_parser("top", help="watch runs and workers in the terminal")
+    command.add_argument("name", metavar="RUN", type=identifier, nargs="?", help="only this run")
+    command.add_argument("--once", action="store_true", help="print once and end")
+    command.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds between refreshes (default: 1)")
+    add_source(command)
+    command.set_defaults(run=_top)
+    return command
+
+
+async def _top(options: argparse.Namespace) -> None:
+    async with open_watched(options) as watched:
+        if options.json:
+            print_json(await _view(watched, options.name))
+            return
+        console = stdout_console()
+        if options.once or not console.is_terminal:
+            view = await _view(watched, options.name)
+            print_table(console, _table(view))
+            for line in _lines(view):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+            return
+        with Live(_draw(await _view(watched, options.name)), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                await asyncio.sleep(options.every)
+                live.update(_draw(await _view(watched, options.name)), refresh=True)
+
+
+async def _view(watched: Watched, only: str | None) -> TopView:
+    cards = [card for card in await watched.cards() if only in (None, card.id)]
+    latest: dict[str, float] = {}
+    if cards:
+        newest = max(cards, key=lambda card: card.last_event)
+        series = await watched.series(newest.id, _METRICS)
+        latest = {name: one.values[-1] for name, one in series.items()}
+    return TopView(tuple(cards), latest, await watched.fleet())
+
+
+def _draw(view: TopView) -> Group:
+    return Group(_table(view), *map(Text, _lines(view)))
+
+
+def _table(view: TopView) -> Table:
+    table = Table("run", "state", "step", "reward", "of", "best", "rollouts", "failed", "tokens", box=box.SIMPLE)
+    for card in view.runs:
+        total = sum(card.rollouts.values())
+        failed = total - sum(card.rollouts.get(name, 0) for name in ("succeeded", "running", "queued"))
+        best = f"{with_error(card.best, card.best_error)} at {card.best_step}" if card.best_step is not None else "-"
+        table.add_row(
+            card.id,
+            card.state,
+            f"{card.step}/{card.steps}" if card.steps else str(card.step),
+            with_error(card.reward, card.error),
+            f"{card.counted} {'held-out' if card.held_out else 'training'}" if card.counted else "-",
+            best,
+            str(total),
+            str(failed),
+            f"{card.tokens:,}",
+        )
+    return table
+
+
+def _lines(view: TopView) -> Sequence[str]:
+    lines = []
+    if view.latest:
+        lines.append("last step: " + ", ".join(_latest(view.latest)))
+    if view.fleet is not None:
+        fleet = view.fleet
+        workers = "1 worker" if len(fleet.workers) == 1 else f"{len(fleet.workers)} workers"
+        lines.append(
+            f"{workers}, {fleet.running} running, {fleet.queued} queued; in ten minutes "
+            f"{fleet.ended} attempts ended, {fleet.tokens / 600:.0f} sampled tokens a second"
+        )
+        lines += [
+            f"engine {one.policy}: version {one.version}, {one.running} of {one.slots} slots, {one.waiting} waiting"
+            + (", held" if one.held else "")
+            for one in fleet.engines
+        ]
+    return lines
+
+
+def _latest(metrics: dict[str, float]) -> list[str]:
+    names = {
+        "reward/mean": "training reward",
+        "training/entropy": "entropy",
+        "training/kl_sampler_k3": "KL to the sampler",
+        "training/clipped_high": "clipped high",
+    }
+    found = [f"{label} {metrics[name]:.3g}" for name, label in names.items() if name in metrics]
+    if "held_out/change" in metrics:
+        change = with_error(metrics["held_out/change"], metrics.get("held_out/change_error"))
+        found.insert(1, f"held-out change since the start {change}")
+    if "groups/flat" in metrics:
+        found.append(f"{metrics['groups/flat']:.0f} of {metrics.get('groups/asked', 0):.0f} groups flat")
+    for phase in ("sampling", "training", "publishing"):
+        if (seconds := metrics.get(f"time/{phase}_s")) is not None:
+            found.append(f"{phase} {seconds:.1f} s")
+    return found

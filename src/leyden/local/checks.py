@@ -1,0 +1,38 @@
+"""Checks what a user wrote before torch is imported, which takes seconds, and prints the first line of a run."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from leyden.client.agent_reference import AgentKind, kind_of, read_command
+from leyden.config import Config, ConfigError
+from leyden.loading import LoadError, check_reference
+from leyden.trainer.rollouts.tasks import read_task_file, read_tasks
+
+
+def announce(config: Config, every: bool = False) -> None:
+    """Check tasks, agent and reward; then print how many tasks there are and what comes next.
+
+    With `every`, all tasks are evaluated and none is trained on.
+    """
+    if every:
+        counted = f"{len(read_task_file(Path(config.base) / config.tasks))} to evaluate"
+    else:
+        tasks = read_tasks(config)
+        counted = f"{len(tasks.train)} to train on, {len(tasks.held_out)} held out"
+    for name, reference in (("agent", config.agent), ("reward", config.reward)):
+        try:
+            if reference:
+                _check(reference, config.base, name == "agent")
+        except LoadError as error:
+            raise ConfigError(f"`{name}`: {error}") from error
+    text = f"tasks: {counted}; loading torch and {config.model}"
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+
+
+def _check(reference: str, base: str, agent: bool) -> None:
+    kind = kind_of(reference, base) if agent else AgentKind.PYTHON
+    if kind is AgentKind.COMMAND:
+        read_command(reference, base)
+    elif kind is AgentKind.PYTHON:
+        check_reference(reference, base)

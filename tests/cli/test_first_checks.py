@@ -1,0 +1,85 @@
+"""What is wrong is said before torch is imported, in one line that names what to change."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from leyden.cli.train import configuration
+from leyden.config import Config
+
+AGENT = "def solve(task):\n    return 1.0\n"
+SCRIPT = """
+import contextlib, io, json, sys
+from leyden.cli import main
+
+said = []
+for setting in sys.argv[1:]:
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        try:
+            status = main(["train", "small.toml", *setting.split()])
+        except SystemExit as refused:
+            status = refused.code
+    said.append([status, stderr.getvalue()])
+print(json.dumps([said, sorted({"torch", "sqlalchemy", "aiohttp"} & set(sys.modules))]))
+"""
+MISTAKES = {
+    "tasks=none.jsonl": "none.jsonl: No such file or directory",
+    "agent=agent.py:solv": "agent has no 'solv': did you mean 'solve'?",
+    "agent=agents.py:solve": "there is no file",
+    "agent=nowhere:solve": "there is no module 'nowhere'",
+    "agent=./nothing.sh --fast": "unrecognized arguments: --fast (see leyden train --help)",
+    "reward=broken.py:score": "broken.py:score' cannot be imported: SyntaxError: '(' was never closed",
+    "training.lr=1e-4": "did you mean `training.learning_rate`?",
+    "training.grup_size=4": "did you mean `training.group_size`?",
+    "held_out=9": "`held_out`: 9 of 4 tasks leave none to train on",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "broken.py").write_text("def score(task:\n")
+    (tmp_path / "small.toml").write_text('agent = "agent.py:solve"\ntasks = "tasks.jsonl"\n')
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(4)))
+    return tmp_path
+
+
+def test_mistakes_are_one_line_before_torch_is_imported(folder: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, *MISTAKES]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+    said, heavy = json.loads(done.stdout)
+    for (status, text), expected in zip(said, MISTAKES.values(), strict=True):
+        assert status in (1, 2) and expected in text and text.count("\n") == 1, (text, expected)
+    assert not heavy
+
+
+def read(folder: Path, config: str, *settings: str) -> Config:
+    return configuration(argparse.Namespace(config=folder / config, settings=list(settings), home=Path("runs")))
+
+
+def test_paths_are_relative_to_where_they_are_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("mine.jsonl", "own.py"):
+        (elsewhere / name).write_text("{}")
+    monkeypatch.chdir(elsewhere)
+    settings = ("tasks=mine.jsonl", "reward=own.py:score", "algorithm.loss=own.py:loss", "held_out=2")
+    config = read(folder, "small.toml", *settings)
+    assert config.tasks == str(elsewhere / "mine.jsonl")
+    assert config.reward == f"{elsewhere}/own.py:score"
+    assert config.algorithm.loss == f"{elsewhere}/own.py:loss"
+    assert (config.agent, config.base) == ("agent.py:solve", str(folder))
+    (folder / "homed.toml").write_text('home = "kept"\nagent = "agent.py:solve"\ntasks = "tasks.jsonl"\n')
+    assert read(folder, "homed.toml").home == str(folder / "kept")
+    assert read(folder, "homed.toml", "home=here").home == "here"
+
+
+def test_small_mistakes_of_settings_are_understood(folder: Path) -> None:
+    config = read(folder, "small.toml", "run=nan", "training.roles=librarian", "report=tensorboard")
+    assert config.run == "nan"
+    assert config.training.roles == ("librarian",)
+    assert config.report == ("tensorboard",)

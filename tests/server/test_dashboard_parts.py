@@ -1,0 +1,168 @@
+"""The parts of a rollout's page: prefix tree, text of tokens, credit; the page of workers; runs of other folders."""
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from browsing import AVAILABLE, MISSING, READY, open_browser
+from serving import ServerProcess
+from smallepisodes import episode
+
+from leyden.outcomes import Ending, Outcome
+from leyden.records import Call, CallCredit, Reward, RewardKind, StepCredits, Task, Version, VersionRun
+from leyden.remote import Remote
+from leyden.rendering.tokenizer import Tokenizer
+from leyden.server.dashboard.prefix_tree import prefix_tree
+from leyden.server.dashboard.token_text import token_texts
+from leyden.server.keys import KeyKind
+from leyden.trainer.policy.loading import BUNDLED
+from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
+
+SPARK = Path(str(BUNDLED["spark"]))
+
+
+def test_a_tree_has_every_shared_token_once() -> None:
+    first = Call("a", prompt_ids=(1, 2, 3), completion_ids=(4, 5), logprobs=(0.0, 0.0))
+    second = Call("b", parent="a", kept_ids=5, prompt_ids=(6,), completion_ids=(7,), logprobs=(0.0,))
+    other = Call("c", prompt_ids=(1, 2, 3), completion_ids=(4, 8), logprobs=(0.0, 0.0))
+    tree = prefix_tree([episode(0, 1.0, [first, second]), episode(1, 0.0, [other])], lambda ids: "".join(map(str, ids)))
+    assert (tree.tokens, tree.distinct) == (5 + 7 + 5, 8)
+    found = [(node.parent, node.text, node.sampled, node.calls, node.rollouts) for node in tree.nodes]
+    assert found == [
+        (-1, "123", False, 3, (0, 1)),
+        (0, "4", True, 3, (0, 1)),
+        (1, "5", True, 2, (0,)),
+        (1, "8", True, 1, (1,)),
+        (2, "6", False, 1, (0,)),
+        (4, "7", True, 1, (0,)),
+    ]
+
+
+@pytest.mark.parametrize("text", ["What is 2 plus 3?", " leading space", "naïve – 漢字 🙂 end", "a\n\nb"])
+def test_the_texts_of_tokens_add_up_to_the_text(text: str) -> None:
+    tokenizer = Tokenizer.load(SPARK)
+    ids = tokenizer.encode(text)
+    texts = token_texts(tokenizer, ids)
+    assert len(texts) == len(ids) and "".join(texts) == tokenizer.decode(ids)
+
+
+async def fill(server: ServerProcess, run: str = "calc") -> None:
+    """A run with one group of two rollouts that answered in spark's tokens, and one rollout that is running."""
+    tokenizer = Tokenizer.load(SPARK)
+    prompt, answers = (
+        tuple(tokenizer.encode("What is 2 plus 3?")),
+        [tuple(tokenizer.encode(t)) for t in ("five", "six")],
+    )
+    async with Remote(server.url, server.admin_key) as remote:
+        await remote.create_run(RunSpec(run, config={"model": "spark"}))
+        await remote.publish_version(run, Version("policy", 3))
+        await remote.enqueue(run, GroupSpec(f"{run}-1", Task("t", {"question": "2 + 3"}), 2, step=1))
+        leased = await remote.lease(LeaseRequest("worker-one", 2, run=run))
+        for number, (lease, ids) in enumerate(zip(leased, answers, strict=True)):
+            call = Call(
+                "c",
+                role="solver",
+                prompt_ids=prompt,
+                completion_ids=ids,
+                logprobs=(-0.5,) * len(ids),
+                versions=(VersionRun(len(ids), 2),),
+                messages=({"role": "user", "content": "What is 2 plus 3?"},),
+                response={"role": "assistant", "content": "five"},
+            )
+            await remote.record_calls(run, lease.attempt.id, [call])
+            step = Reward("s", 0.25, RewardKind.STEP, "brevity", call="c")
+            done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", float(1 - number)), step))
+            await remote.finish(run, lease.attempt.id, done)
+        credits = [
+            CallCredit(leased[0].attempt.id, "c", 1.0, 0.75, 0.5, 2),
+            CallCredit(leased[1].attempt.id, "c", excluded="its advantage is 0"),
+        ]
+        await remote.record_credits(run, StepCredits(1, tuple(credits)))
+        await remote.enqueue(run, GroupSpec(f"{run}-2", Task("u", {}), 3, step=2))
+        await remote.lease(LeaseRequest("worker-two", 1, run=run))
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    home = tmp_path_factory.mktemp("home")
+    shutil.copytree(SPARK, home / "step-1")  # a checkpoint, whose tokenizer is used
+    with ServerProcess(home) as server:
+        asyncio.run(fill(server))
+        yield server
+
+
+def test_runs_trained_in_folders_of_the_home_are_shown_too(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "runs" / "trained") as elsewhere:
+        asyncio.run(fill(elsewhere, "trained"))
+    shutil.copytree(SPARK, tmp_path / "runs" / "trained" / "step-2")
+    with ServerProcess(tmp_path / "runs") as server:
+        asyncio.run(fill(server))
+        session = requests.Session()
+        session.headers["authorization"] = f"Bearer {server.key(KeyKind.VIEWER)}"
+
+        def get(path: str) -> Any:
+            reply = session.get(server.url + path, timeout=30)
+            assert reply.status_code == 200, reply.text
+            return reply.json()
+
+        assert {card["id"] for card in get("/api/overview")} == {"calc", "trained"}
+        assert get("/api/runs/trained/card")["model"] == get("/api/runs/trained/view")["config"]["model"] == "spark"
+        assert get("/api/runs/trained/search")["total"] == 5
+        assert get("/api/runs/trained/facets")["roles"] == ["solver"]
+        assert get("/api/runs/trained/rewards")["train"][0]["mean"] == 0.5
+        view = get("/api/runs/trained/rollouts/trained-1.0/view")
+        assert "".join(token[0] for token in view["calls"][0]["tokens"]) == "five"
+        assert get("/api/runs/trained/groups/trained-1/tree")["distinct"] > 0
+        mine = {"authorization": f"Bearer {server.key(KeyKind.VIEWER, run='calc')}"}
+        assert requests.get(server.url + "/api/runs/trained/card", headers=mine, timeout=30).status_code == 403
+        assert [card["id"] for card in requests.get(server.url + "/api/overview", headers=mine, timeout=30).json()] == [
+            "calc"
+        ]
+        assert session.get(server.url + "/api/runs/nothing/card", timeout=30).status_code == 404
+
+
+@pytest.fixture
+def page(shown: ServerProcess) -> Iterator[Any]:
+    if not AVAILABLE:
+        pytest.skip(MISSING)
+    with open_browser() as browser:
+        opened = browser.new_context(base_url=shown.url).new_page()
+        opened.goto(shown.running.dashboard)
+        opened.wait_for_selector(READY)
+        yield opened
+
+
+@pytest.mark.slow
+def test_a_rollouts_page_has_token_texts_credit_and_the_tree(page: Any) -> None:
+    page.goto("/runs/calc/rollouts/calc-1.0")
+    page.wait_for_selector(READY)
+    tokens = page.locator(".tokens .token")
+    assert "".join(tokens.all_text_contents()) == "five"
+    assert "logprob -0.500" in tokens.first.get_attribute("title")
+    assert "version 2, 1 behind" in tokens.first.get_attribute("title")
+    chips = page.locator("article.call .chip").all_inner_texts()
+    assert any("value 1, advantage 0.750" in chip for chip in chips), chips
+    assert any("brevity 0.250" in chip for chip in chips), chips
+    page.get_by_label("Shade tokens by").select_option("advantage")
+    assert "up" in page.locator(".tokens .token").first.get_attribute("class")
+    page.locator("summary", has_text="Prefix tree").click()
+    page.wait_for_selector("svg.tree rect")
+    assert page.locator("svg.tree rect.prompt").count() == 1
+    assert page.locator("svg.tree rect.sampled").count() >= 2
+    page.locator("nav.siblings a").nth(1).click()
+    page.wait_for_selector("text=left out: its advantage is 0")
+
+
+@pytest.mark.slow
+def test_the_page_of_workers_has_leases_and_the_queue(page: Any) -> None:
+    page.goto("/workers")
+    page.wait_for_selector(READY)
+    text = page.locator("main").inner_text()
+    for fact in ("worker-one", "worker-two", "calc-2.0"):
+        assert fact in text
+    facts = dict(zip(page.locator("dt").all_inner_texts(), page.locator("dd").all_inner_texts(), strict=True))
+    assert (facts["queued"], facts["running"], facts["ended in ten minutes"]) == ("2", "1", "2")
