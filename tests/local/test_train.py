@@ -98,6 +98,15 @@ def test_top_shows_the_numbers_of_the_pages(trained: Training) -> None:
     assert [card["id"] for card in document["runs"]] == ["small"]
 
 
+def test_a_run_ends_at_its_time_limit_as_if_the_step_were_its_last(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=1000", "training.time_limit_s=0.001", "evaluation.every=500")
+    training.finish()
+    journal = training.journal()
+    assert [row["step"] for row in journal] == [0, 1]
+    assert "held_out/reward" in journal[-1]
+    assert (training.run / "step-1").exists()
+
+
 def test_a_run_that_is_done_has_nothing_left_to_do(trained: Training) -> None:
     before = trained.journal()
     assert "is done" in trained.finish()

@@ -184,6 +184,8 @@ class TrainingConfig(_Section, frozen=True):
 
     steps: Whole = 200
     """Training steps of the run."""
+    time_limit_s: Positive | None = None
+    """Seconds after which the current step becomes the last one, with a measurement and a checkpoint."""
     tasks_per_step: AtLeastOne = 16
     """Tasks of a step; each makes one group of rollouts."""
     group_size: Annotated[int, Meta(ge=1, le=10_000)] = 8

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from math import inf
 from statistics import fmean, stdev
 from typing import Protocol, TypeVar
 
@@ -160,27 +161,31 @@ class Trainer:
     async def run(self, stop: asyncio.Event) -> TrainerState:
         """Train until the last step, or until `stop` is set; the current step is finished and saved."""
         training = self._config.training
+        deadline = time.monotonic() + (training.time_limit_s or inf)
+        last = training.steps
         durations: list[float] = []
         if self.state.step == 0:
             await self._measure(0)
-        while self.state.step < training.steps and not stop.is_set():
+        while self.state.step < last and not stop.is_set():
             started = time.monotonic()
             report = await self._step(self.state.step + 1)
-            if _due(self._config.evaluation.every, report.step, training.steps):
+            if time.monotonic() >= deadline:
+                last = report.step
+            if _due(self._config.evaluation.every, report.step, last):
                 evaluating = time.monotonic()
                 report.held_out = await self._measure(report.step)
                 report.evaluation_s = time.monotonic() - evaluating
             durations = [*durations[-9:], time.monotonic() - started]
-            left_s = fmean(durations) * (training.steps - report.step)
+            left_s = min(fmean(durations) * (last - report.step), max(0.0, deadline - time.monotonic()))
             for observer in self._observers:  # before the checkpoint, so that every saved step has been reported
                 await self._when_there_is_room("the metrics", partial(observer.step, report, left_s))
             self._warn_of_collapse(report)
             self._warn_of_mismatch(report)
             best = self.state.best_step == report.step
-            if best or stop.is_set() or _due(self._config.checkpoints.every, report.step, training.steps):
+            if best or stop.is_set() or _due(self._config.checkpoints.every, report.step, last):
                 save = partial(self._on_thread, lambda: self._checkpoints.save(self._policy, self.state))
                 await self._when_there_is_room("the checkpoint", save)
-        if self.state.step == training.steps and self._tasks.test:
+        if self.state.step == last and self._tasks.test:
             await self._measure_test()
         return self.state
 
