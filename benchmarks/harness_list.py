@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -68,6 +68,17 @@ def shell(tool: str, arguments: str) -> Say:
     """Run the command of the task twice and answer; then once more, for the further task."""
     reading = call(tool, arguments)
     return steps("I shall look. " + reading, reading, NOTE, "Once more. " + reading, f"{NOTE} Still.")
+
+
+def delegate(prompt: str) -> str:
+    """Answer the task by two sub-agents at the same time; each of them runs the command."""
+    turn = prompt.count("<|im_start|>assistant\n") - 1
+    if TASK not in prompt:  # the prompt of a sub-agent
+        reading = call("Bash", '{"command": "cat note.txt", "description": "Read the note"}')
+        return (reading if turn == 0 else "The note has two words.") + END
+    options = '"run_in_background": false, "subagent_type": "general-purpose"'
+    agents = (f'{{"description": "Reader {name}", "prompt": "Read the note, {name}.", {options}}}' for name in "AB")
+    return ("I shall delegate. " + "".join(call("Agent", agent) for agent in agents) if turn == 0 else NOTE) + END
 
 
 @dataclass(frozen=True)
@@ -142,6 +153,7 @@ def apart() -> list[Harness]:
         python("smolagents", "smolagents", "smolagents_agent.py", "chat", apart=True, say=SMOL, expected=five),
         python("DSPy", "dspy", "dspy_react.py", "chat", apart=True, **once),
         claude_code(),
+        claude_code_with_subagents(),
         codex(),
         opencode(),
         mini_swe_agent(),
@@ -169,6 +181,13 @@ def claude_code() -> Harness:
         continued=(program, "--continue", "-p", FURTHER_TASK, *options),
         environment={"DISABLE_AUTOUPDATER": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
     )
+
+
+def claude_code_with_subagents() -> Harness:
+    """Anthropic's coding agent, which lets two sub-agents work at the same time."""
+    agent = claude_code()
+    command = (*agent.command, "--allowedTools", "Agent")
+    return replace(agent, name="Claude Code, sub-agents", command=command, say=delegate, expected=NOTE, continued=())
 
 
 def codex() -> Harness:

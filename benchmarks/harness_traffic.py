@@ -29,6 +29,7 @@ class Exchange:
     """The call's id in the record, from the response's header."""
     body: bytes = b""
     complete: bool = False
+    path: str = ""
 
 
 @dataclass
@@ -58,7 +59,7 @@ async def watched(target: str) -> AsyncIterator[Traffic]:
             dialect = next((name for end, name in DIALECTS.items() if path.endswith(end)), None)
             exchange = None
             if dialect is not None and request.method == "POST":
-                exchange = Exchange(dialect, json.loads(data))
+                exchange = Exchange(dialect, json.loads(data), path=str(request.rel_url))
                 traffic.exchanges.append(exchange)
             hop = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding"}
             headers = {name: value for name, value in request.headers.items() if name.lower() not in hop}

@@ -134,7 +134,7 @@ async def _count(cell: Cell, server: ModelServer, traffic: Traffic) -> None:
 
 def _write_log(path: Path, traffic: Traffic, output: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    exchanges = [[e.dialect, e.status, e.call, e.request, e.body.decode(errors="replace")] for e in traffic.exchanges]
+    exchanges = [[e.path, e.status, e.call, e.request, e.body.decode(errors="replace")] for e in traffic.exchanges]
     path.write_text(json.dumps({"others": traffic.others, "output": output, "calls": exchanges}, indent=1))
 
 
