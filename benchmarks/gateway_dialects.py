@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import aiohttp
 from scripted_server import ANSWER
 
+ROUNDS = 7
 SYSTEM = "You are an oracle. Answer in one sentence."
 QUESTION = "What is the answer to life, the universe and everything?"
 
@@ -66,14 +67,21 @@ DIALECTS = {
 
 
 async def measure_dialects(base: str, headers: list[Headers], clients: int, seconds: float) -> dict[str, Any]:
-    """Measure every dialect, streamed and not, with so many clients; each of them has its own rollout."""
+    """Measure every dialect, streamed and not, with so many clients; each of them has its own rollout.
+
+    The dialects alternate in short rounds, and medians over the rounds are returned, so that what else the machine does
+    strikes all of them. `of_chat` is the rate beside that of whole chat completions in the same round.
+    """
+    cells = [(name, stream) for name in DIALECTS for stream in (False, True)]
+    rounds = [
+        [await _drive(base, headers[:clients], name, stream, seconds / ROUNDS) for name, stream in cells]
+        for _ in range(ROUNDS + 1)
+    ][1:]  # the first one warms up
     measured: dict[str, Any] = {}
-    for name in DIALECTS:
-        for stream in (False, True):
-            await _drive(base, headers[:clients], name, stream, seconds / 4)
-            measured[f"{name}, {'streamed' if stream else 'whole'}"] = await _drive(
-                base, headers[:clients], name, stream, seconds
-            )
+    for at, (name, stream) in enumerate(cells):
+        median = {key: statistics.median(made[at][key] for made in rounds) for key in rounds[0][at]}
+        ratio = statistics.median(made[at]["per_s"] / made[0]["per_s"] for made in rounds)
+        measured[f"{name}, {'streamed' if stream else 'whole'}"] = {**median, "of_chat": round(ratio, 2)}
     return measured
 
 

@@ -353,10 +353,10 @@ async def test_a_required_call_follows_its_strict_schema_and_the_allowed_mass_is
         assert not server.tokenizer.decode((await server.episode()).prompt_ids(recorded)).endswith("<tool_call>\n")
 
 
-async def held(text: str, mode: Literal["auto", "required"], *tools: Any) -> bool | None:
+async def held(text: str, mode: Literal["auto", "required"], *tools: Any, parallel: bool = True) -> bool | None:
     """Whether the grammar of calls allows a text and then its end; None where there is no grammar."""
     messages = (QUESTION,)
-    request = GenerationRequest("m", messages, tools=tools, tool_choice=ToolChoice(mode))
+    request = GenerationRequest("m", messages, tools=tools, tool_choice=ToolChoice(mode), parallel_tool_calls=parallel)
     grammar = await StructuredOutput(renderer_for(TOKENIZER), TOKENIZER, len(TOKENIZER)).call_grammar(request, [])
     if grammar is None:
         return None
@@ -381,6 +381,16 @@ async def test_strict_tools_are_held_to_their_schema_and_others_to_an_object() -
     assert await held(f"{right}\n{loose}", "required", STRICT, LOOSE)
     assert await held("Just text.", "required", STRICT) is False
     assert await held(wrong, "auto", LOOSE) is None  # nothing is strict
+
+
+async def test_without_parallel_calls_a_grammar_allows_one_call_at_the_end() -> None:
+    right, loose = call("judge", SAID), call("note", "{}")
+    for text in ("Just text.", right, f"I shall. {right}"):
+        assert await held(text, "auto", STRICT, LOOSE, parallel=False)
+    for text in (f"{right}\n{loose}", f"{right} Done."):
+        assert await held(text, "auto", STRICT, LOOSE, parallel=False) is False
+    assert await held(right, "required", STRICT, LOOSE, parallel=False)
+    assert await held(f"{right}\n{loose}", "required", STRICT, LOOSE, parallel=False) is False
 
 
 async def test_a_strict_schema_that_cannot_be_enforced_is_left_to_validation() -> None:
