@@ -31,6 +31,8 @@ def test_a_log_continues_after_a_restart_and_its_tail_is_of_the_last_process(tmp
     file = tmp_path / "worker.log"
     file.write_text("earlier\n")
     log = RotatingLog(file)
+    os.close(RotatingLog(tmp_path / "quiet.log").open())
+    assert (tmp_path / "quiet.log").read_bytes() == b""
     write(log, "print('first')")
     assert log.last_line() == "first"
     write(log, "pass")

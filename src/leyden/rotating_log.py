@@ -33,6 +33,8 @@ class RotatingLog:
         """Return a new pipe that is copied to the log. The caller closes it after its child has inherited it."""
         reading, writing = os.pipe()
         self._tail = b""
+        with self._lock, suppress(OSError):
+            self._write(b"")  # the file is there from the start
         self._copying = threading.Thread(target=self._copy, args=(reading,), name="leyden-log", daemon=True)
         self._copying.start()
         return writing

@@ -178,6 +178,18 @@ def test_a_sandbox_never_shows_the_home_folder() -> None:
         choose_mode(request("sandbox", base=str(Path.home())))
 
 
+@needs_sandbox
+async def test_the_folder_of_runs_is_empty_in_a_sandbox(harness: WorkerHarness, tmp_path: Path) -> None:
+    shutil.copytree(AGENTS, tmp_path / "agents")
+    secret = tmp_path / "agents" / "runs" / "mine" / "admin.key"
+    secret.parent.mkdir(parents=True)
+    secret.write_text("secret")
+    task = {"read": [str(secret)], "write": [str(secret.parent.parent)]}
+    options = {"base": str(tmp_path / "agents"), "hidden": (str(secret.parent.parent),)}
+    did = await found(harness, "spying.py:spy", task, isolation="sandbox", **options)
+    assert (did["read"], did["wrote"]) == ([], [])
+
+
 def test_names_and_addresses_of_a_sandbox_lead_to_its_forwarder() -> None:
     options = IsolationOptions(server="http://10.1.2.3:8484", network=("db.example:5432", "localhost:6379", "[::1]:80"))
     assert targets(options) == ["10.1.2.3:8484", "db.example:5432", "localhost:6379", "[::1]:80"]

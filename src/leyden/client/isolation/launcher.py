@@ -68,6 +68,8 @@ def check(options: IsolationOptions, probe: Sequence[str]) -> None:
             group=started.user,
             extra_groups=None if started.user is None else (),
         )
+    except PermissionError as error:
+        raise SandboxUnavailable(f"other users cannot run {error.filename}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxUnavailable(str(error)) from error
     finally:

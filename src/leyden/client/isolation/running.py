@@ -64,10 +64,11 @@ def _choose(request: IsolationRequest, options: IsolationOptions) -> tuple[Mode,
             check(replace(options, mode=mode), request.probe)
             return mode, describe(mode)
         except SandboxUnavailable as error:
-            reasons.append(f"{mode}: {error}")
+            reasons.append((mode, error))
     if request.choice != "auto":
-        raise LoadError(f'`workers.isolation = "{request.choice}"` does not work here: {reasons[0]}')
-    return "none", f"{describe('none')}; stronger modes do not work here: {'; '.join(reasons)}"
+        raise LoadError(f'`workers.isolation = "{request.choice}"` does not work here: {reasons[0][1]}')
+    why = "; ".join(f"{mode}: {error}" for mode, error in reasons)
+    return "none", f"{describe('none')}; stronger modes do not work here: {why}"
 
 
 @asynccontextmanager

@@ -120,7 +120,7 @@ def _files(options: IsolationOptions, program: str) -> list[str]:
         words += ["--ro-bind", str(path), str(path)]
     for path in map(Path, options.hidden):
         if path.is_dir() and _is_within(path, shown):
-            words += ["--perms", "0700", "--tmpfs", str(path)]
+            words += ["--perms", "0755", "--tmpfs", str(path), "--remount-ro", str(path)]
     for bind, paths in (("--ro-bind", options.readable), ("--bind", options.writable)):
         for each in paths:
             words += [bind, each, each]
