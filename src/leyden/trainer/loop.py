@@ -247,6 +247,7 @@ class Trainer:
             missing = {f"{name}-again-{again}" if again else name: name for name in wanted if name not in kept}
             specs = [self._spec(name, step) for name in missing]
             done: list[Episode] = []
+            self._report_progress(step, 0, sum(spec.size for spec in specs), "rollouts")
             async for spec, found in self._collector.gather(specs):
                 episodes = await reward_automatically(self._remote, found, self._algorithm.signals, step)
                 done += episodes

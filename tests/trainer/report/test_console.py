@@ -34,3 +34,12 @@ def test_tokens_sampled_before_the_step_are_not_in_its_speed() -> None:
     assert "1000 tokens  sampled before" in line(report)
     report.count_tokens([call("now", 10, started=101.0)], 0)
     assert "1010 tokens  5 tok/s sampled" in line(report)
+
+
+def test_a_terminal_shows_what_a_step_waits_for_from_its_start() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True)
+    display = ConsoleReport(console, 9)
+    display.progress(1, 0, 8, "rollouts")
+    display.close()
+    assert isinstance(console.file, io.StringIO)
+    assert "step 1: 0 of 8 rollouts" in console.file.getvalue()

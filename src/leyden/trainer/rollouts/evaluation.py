@@ -44,6 +44,7 @@ async def evaluate(
     rollouts = rollouts_per_task(config, len(tasks))
     specs = [GroupSpec(f"{name}-{task.id}", task, rollouts, Purpose.EVAL, step=step) for task in tasks]
     done: dict[str, list[Episode]] = {}
+    progress(0, len(specs) * rollouts)
     async for spec, group in collector.gather(specs):
         done[spec.id] = group
         progress(len(done) * rollouts, len(specs) * rollouts)
