@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from leyden.cli.arguments import identifier, integer
-from leyden.cli.printing import print_json, stdout_console
+from leyden.cli.printing import format_bytes, print_json, stdout_console
 from leyden.cli.report.page import render_report
 from leyden.cli.report.samples import read_samples
 from leyden.cli.source import add_source, open_source
@@ -38,7 +38,7 @@ async def _report(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"file": path})
     else:
-        stdout_console().print(f"{path} ({len(text) / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
+        stdout_console().print(f"{path} ({format_bytes(len(text.encode()))})", highlight=False, soft_wrap=True)
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -67,6 +67,7 @@ def render_report(
         '<p class="soft">Sums over all steps: what became of every rollout, group and call.</p>',
         _table(_accounts(series)),
         "<h2>Samples</h2>",
+        '<p class="soft">Chosen, not typical: the held-out tasks whose reward changed most.</p>',
         "".join(map(_pair, samples)) or '<p class="soft">There are not two evaluations of the same task.</p>',
         "<h2>Configuration</h2>",
         f"<pre>{escape(_toml(run.config))}</pre>",
@@ -113,14 +114,15 @@ def _charts(series: Mapping[str, Series]) -> list[str]:
         by_step = dict(zip(*_points(series["held_out/error"]), strict=True)) if "held_out/error" in series else {}
         rewards.append(Line("held out", *_points(held_out), tuple(by_step.get(step, 0.0) for step in held_out.steps)))
     found.append(_figure("reward", rewards))
-    outcomes = [name for name in series if name.startswith("rollouts/") and name.count("/") == 1]
-    ended = [Line(name.partition("/")[2], *_points(series[name])) for name in outcomes if "asked" not in name]
+    names = (name for name in series if name.startswith("rollouts/") and name.count("/") == 1)
+    outcomes = [name for name in names if name not in ("rollouts/asked", "rollouts/trained")]
+    ended = [Line(name.partition("/")[2], *_points(series[name])) for name in outcomes]
     found.append(_figure("outcomes of a step", ended))
     for title, metrics in _CHARTS:
         found.append(_figure(title, [Line(label, *_points(series[name])) for name, label in metrics if name in series]))
     for prefix, title in (("reward/role/", "reward by role"), ("reward/kind/", "reward by kind of task")):
-        names = [name for name in series if name.startswith(prefix)]
-        found.append(_figure(title, [Line(name.removeprefix(prefix), *_points(series[name])) for name in names]))
+        lines = [Line(name.removeprefix(prefix), *_points(series[name])) for name in series if name.startswith(prefix)]
+        found.append(_figure(title, lines))
     return found
 
 

@@ -29,7 +29,8 @@ def draw(lines: Sequence[Line]) -> str:
     if not highs:
         return ""
     low, high = min(lows), max(highs)
-    low, high = (low - 0.5, high + 0.5) if low == high else (low, high)
+    if low == high:
+        low, high = (0.0, 1.0) if low == 0 else (low - abs(low) / 2, high + abs(high) / 2)
     last = max(1, *(line.steps[-1] for line in lines))
 
     def x(step: float) -> float:
@@ -41,7 +42,7 @@ def draw(lines: Sequence[Line]) -> str:
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
     for tick in ticks(low, high):
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:.3g}</text>')
     for step in (0, last):
         anchor = "start" if step == 0 else "end"
         parts.append(f'<text x="{x(step):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">step {step}</text>')
@@ -66,7 +67,7 @@ def ticks(low: float, high: float) -> list[float]:
     first = -(-low // step)
     found = []
     while first * step <= high + step * 1e-9:
-        found.append(round(first * step, 12))
+        found.append(first * step)
         first += 1
     return found
 
