@@ -9,7 +9,7 @@ EXAMPLES := $(VENV)/examples-installed
 # Modules are compiled when they are first imported: most of what is installed never is.
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
-.PHONY: demo examples test test-all check format bench chaos harnesses vllm-env clean
+.PHONY: demo examples test test-all check format bench chaos fuzz harnesses vllm-env clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -84,6 +84,9 @@ $(HARNESS_VENV)/installed: requirements-harness.txt benchmarks/harness_clients/p
 # Kills, stalls, a full disk, a cut network and clock steps under load; the last line must be {..., "lost": 0, ...}.
 chaos: $(INSTALLED)
 	$(BIN)/python benchmarks/chaos.py
+
+fuzz: $(INSTALLED)
+	$(BIN)/python benchmarks/fuzz.py
 
 # Real vLLM on the CPU, for the tests of the engine; `make test-all` runs them where it is there.
 VLLM_VENV := .venv-vllm
