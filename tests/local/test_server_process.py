@@ -3,10 +3,11 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from modelserving import eventually
 
 from leyden.engine.torch.engine import TorchEngine
 from leyden.local import server_process
@@ -22,15 +23,22 @@ from leyden.wire import GroupSpec, LeaseRequest, RunSpec
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[LocalServer]:
-    source = find_model("spark", str(tmp_path))
-    engine = TorchEngine(load_model(source, "float32", training=False))
-    options = ServerProcessOptions(
-        ServeOptions(tmp_path, port=0), DEFAULT_POLICY, str(BUNDLED["spark"]), "spark", engine.address
-    )
+def engine(tmp_path: Path) -> Iterator[TorchEngine]:
+    running = TorchEngine(load_model(find_model("spark", str(tmp_path)), "float32", training=False))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def options(engine: TorchEngine, tmp_path: Path) -> ServerProcessOptions:
+    model = str(BUNDLED["spark"])
+    return ServerProcessOptions(ServeOptions(tmp_path, port=0), DEFAULT_POLICY, model, "spark", engine.address)
+
+
+@pytest.fixture
+async def server(options: ServerProcessOptions, engine: TorchEngine, tmp_path: Path) -> AsyncIterator[LocalServer]:
     async with running_server(options, engine, tmp_path / "server.log") as running:
         yield running
-    engine.close()
 
 
 def kill_process(server: LocalServer) -> None:
@@ -73,3 +81,15 @@ async def test_a_request_waits_for_a_server_that_is_started_again_until_there_is
                 await remote.summary("r")
         with pytest.raises(TrainingError, match="the server keeps dying: the server ended"):
             await server.wait_failed()
+
+
+async def test_a_server_that_dies_before_it_listens_is_started_again(
+    options: ServerProcessOptions, engine: TorchEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = LocalServer(options, engine, tmp_path / "server.log")
+    starting = asyncio.create_task(server.start())
+    await eventually(lambda: hasattr(server, "_process"))
+    kill_process(server)
+    await starting
+    assert "the server did not start (killed by SIGKILL)" in capsys.readouterr().err
+    await server.stop()

@@ -35,6 +35,8 @@ _STOP_TIMEOUT_S = 40.0
 """A server gives the requests that it accepted half a minute."""
 _MAX_DEATHS, _DEATHS_WITHIN_S = 5, 60.0
 """A server that dies this often within this time is not started again."""
+_MAX_STARTS = 3
+"""How often a server that dies before it listens is started when the run starts."""
 _REFUSED_WITHIN_S = 600.0
 """How long a server that refuses to start is started again."""
 _BACKOFF = Backoff(first_s=0.1, max_s=5.0)
@@ -53,7 +55,7 @@ class LocalServer:
 
     async def start(self) -> Self:
         """Start the server and wait until it listens. Raises an error that says why where it does not."""
-        self.running = await self._launch(self._options)
+        self.running = await self._first_launch()
         port = urlsplit(self.running.url).port
         assert port is not None
         self._options = replace(self._options, serve=replace(self._options.serve, port=port), release=True)
@@ -102,6 +104,15 @@ class LocalServer:
                 reason = str(error)
             else:
                 reason = await self._wait_dead()
+
+    async def _first_launch(self) -> RunningServer:
+        """Start the server; one that dies before it listens is started again."""
+        for _ in range(_MAX_STARTS - 1):
+            try:
+                return await self._launch(self._options)
+            except TrainingError as error:
+                _print(f"{error}; it is started again")
+        return await self._launch(self._options)
 
     async def _restart(self) -> None:
         """Start the server again. While it refuses to start, because the disk is full, say, try for some minutes."""
