@@ -64,7 +64,9 @@ def main() -> None:
             options.out.mkdir(parents=True, exist_ok=True)
             for name in ("metrics.jsonl", "curve.png"):
                 shutil.copy(options.home / example / name, options.out / f"{example}-{name}")
-    result = {name: [one["greedy_before"], one["sampled_after"]] for name, one in measured.items()}
+    result = {
+        name: [round(one[key], 3) for key in ("greedy_before", "sampled_after")] for name, one in measured.items()
+    }
     if kept is not None:
         about = {
             "command": " ".join(["python", *sys.argv]),
