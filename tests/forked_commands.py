@@ -6,6 +6,7 @@ first training of `tests/local/test_train.py` start commands as a user does.
 """
 
 import atexit
+import gc
 import json
 import os
 import selectors
@@ -72,6 +73,8 @@ class ForkedCommand:
             if reader.is_alive():
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         self.wait(timeout)
+        for stream in filter(None, streams.values()):
+            stream.close()
         return output.get("stdout"), output.get("stderr")
 
     def send_signal(self, number: int) -> None:
@@ -166,14 +169,16 @@ def _serve(requests: socket.socket) -> list[str] | None:
                 os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
                 os.close(status)
                 continue
-            text, (status, *outputs), _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 3)
+            text, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 3)
             if not text:
                 return None
+            status, *outputs = descriptors
             request = json.loads(text)
             for module in ["leyden.cli", *_IMPORTS.get(request["arguments"][0], ())]:
                 import_module(module)
             if "--model" in request["arguments"]:
                 import_module("leyden.local.serve")
+            gc.freeze()  # or the end of every fork traverses and copies all that was imported
             pid = os.fork()
             if pid == 0:
                 selector.close()
