@@ -7,6 +7,7 @@ Leyden is one server process, as it is shipped. LiteLLM has one worker process a
 recommends one worker per pod and as many pods as needed. Both are warmed up with real calls before each measurement.
 
     python benchmarks/gateway.py
+    python benchmarks/gateway.py --dialects            only the dialects
     python benchmarks/gateway.py --against ../other    beside another checkout of Leyden instead, in alternating rounds
 
 Measured at 1, 64 and 512 clients: calls per second, latency (p50, p99), and the time to the first text when streaming,
@@ -191,6 +192,13 @@ async def measure_leyden(seconds: float, folder: Path) -> dict[str, Any]:
     return measured
 
 
+async def measure_dialects_alone(seconds: float, folder: Path) -> dict[str, Any]:
+    """Only the rates of every dialect."""
+    with leyden_server(folder) as (base, key, _):
+        async with Remote(base, key) as remote:
+            return await measure_dialects(base, await lease_rollouts(remote), 64, seconds)
+
+
 async def lease_rollouts(remote: Remote) -> list[Headers]:
     """Lease a rollout for every client; the headers of each."""
     await remote.create_run(RunSpec("bench", RunSettings(lease_s=3600)))
@@ -256,14 +264,27 @@ async def measure_litellm(seconds: float, folder: Path, workers: int) -> dict[st
         return {"workers": workers, **{str(n): await warmed(base, [{}], n, seconds) for n in CLIENTS}}
 
 
+def print_dialects(dialects: dict[str, Any]) -> None:
+    """Print a line for each dialect, streamed and not."""
+    for name, values in dialects.items():
+        print(f"{64:>8} {name:24}" + "  ".join(f"{what} {value}" for what, value in values.items()))
+
+
 def main() -> None:
     """Measure, print a table, and end with one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="for each number of clients")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of LiteLLM (default: one a core)")
+    parser.add_argument("--dialects", action="store_true", help="measure only the dialects, without LiteLLM")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of Leyden, with its .venv")
     parser.add_argument("--rounds", type=int, default=7, help="with --against: how often each is measured")
     options = parser.parse_args()
+    if options.dialects:
+        with tempfile.TemporaryDirectory() as folder:
+            dialects = asyncio.run(measure_dialects_alone(options.seconds, Path(folder)))
+        print_dialects(dialects)
+        print(json.dumps({"clients": 64, "dialects": dialects}))
+        return
     with tempfile.TemporaryDirectory() as folder:
         if options.against:
             print(json.dumps(asyncio.run(compare(options.against, options.rounds, options.seconds, Path(folder)))))
@@ -275,8 +296,7 @@ def main() -> None:
         for name, value in ours[clients].items():
             other = theirs[clients][name]
             print(f"{clients:>8} {name:20}{value:>10}{other:>10}{value / other:>8.2f}")
-    for name, values in ours["dialects"].items():
-        print(f"{64:>8} {name:24}" + "  ".join(f"{what} {value}" for what, value in values.items()))
+    print_dialects(ours["dialects"])
     print(f"turn 20 ({ours['late_turn_tokens']} tokens) over turn 2: {ours['late_turn_over_early']}")
     ratio = round(ours["64"]["per_s"] / theirs["64"]["per_s"], 1)
     latency = round(ours["64"]["p50_ms"] / theirs["64"]["p50_ms"], 2)
