@@ -31,7 +31,7 @@ def test_what_a_function_uses_counts_and_comments_do_not(config: Config) -> None
     assert changed_code(before, fingerprint(config)) == []
     edit(config, "scale.py", "UNIT = 2", "UNIT = 3")
     assert changed_code(before, fingerprint(config)) == ["`UNIT` in scale.py"]
-    edit(config, "agent.py", "max_tokens=8", "max_tokens=9")
+    edit(config, "agent.py", '"max_tokens": 8', '"max_tokens": 9')
     assert changed_code(before, fingerprint(config)) == ["`UNIT` in scale.py", "`solve` in agent.py"]
 
 
@@ -64,6 +64,6 @@ def test_before_the_first_step_anything_may_change_and_the_store_begins_anew(con
     with folder.acquire(config):
         (folder.path / "leyden.db").touch()
         folder.metrics_file.write_text('{"step": 0, "held_out/reward": 0}\n')
-    edit(config, "agent.py", "max_tokens=8", "max_tokens=9")
+    edit(config, "agent.py", '"max_tokens": 8', '"max_tokens": 9')
     with folder.acquire(config) as archive:
         assert archive is not None and (archive / "leyden.db").exists()
