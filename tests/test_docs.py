@@ -102,6 +102,7 @@ def test_commands_have_the_arguments_that_the_pages_say(command: str) -> None:
 
 
 RUN_ELSEWHERE = {
+    "examples/": "tests/examples train the examples",
     "serve": "tests/local/test_serve.py and tests/server start servers",
     "worker": "tests/local/test_train.py starts workers",
     "engine.url": "tests/local/test_vllm_run.py, where vLLM is installed",

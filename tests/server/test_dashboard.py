@@ -160,7 +160,7 @@ def test_rollouts_are_filtered_and_failures_grouped(page: Any) -> None:
 
 
 @pytest.mark.slow
-def test_every_page_works_in_the_dark_on_a_phone(browser: Any, filled: ServerProcess) -> None:
+def test_every_page_works_in_the_dark_on_a_phone(filled: ServerProcess, browser: Any) -> None:
     context = browser.new_context(base_url=filled.url, color_scheme="dark", viewport={"width": 390, "height": 800})
     opened = context.new_page()
     errors: list[str] = []
