@@ -31,6 +31,8 @@ function extent(lines, options) {
   if (options.max !== undefined) high = Math.max(high, options.max);
   if (low === 0 && high === 0) return [0, 1];
   if (low === high) return [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
+  const least = Math.max(Math.abs(low), Math.abs(high)) * 1e-3; // less is rounding, and its ticks have no room
+  if (high - low < least) return [low - least / 2, high + least / 2];
   return [low, high + (high - low) * 0.04];
 }
 
