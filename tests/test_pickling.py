@@ -49,11 +49,7 @@ def test_a_client_is_created_anew_from_the_environment_of_the_other_process(tmp_
     path = Path(reference_to(as_in_a_notebook(asks), str(tmp_path)))  # type: ignore[arg-type]
     assert b"of the notebook" not in path.read_bytes()
     code = f"import cloudpickle; print(cloudpickle.load(open({str(path)!r}, 'rb'))(None))"
-    environment = {
-        "OPENAI_BASE_URL": "http://gateway/v1",
-        "OPENAI_API_KEY": "pool-key",
-        "PYTHONPATH": ":".join(sys.path),
-    }
+    environment = {"OPENAI_BASE_URL": "http://gateway/v1", "OPENAI_API_KEY": "pool-key"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "http://gateway/v1/ pool-key 7", done.stderr
 

@@ -62,7 +62,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     **{
         ("GET", RUN + path): SEE
         for path in (
-            *("/stream", "/card", "/series", "/series.csv", "/rewards", "/search", "/facets", "/failures"),
+            *("/view", "/stream", "/card", "/series", "/series.csv", "/rewards", "/search", "/facets", "/failures"),
             *("/rollouts/{rollout}/view", "/groups/{group}/tree"),
         )
     },
