@@ -87,8 +87,9 @@ def commands(*pages: Path) -> list[str]:
     """The `leyden` commands in the blocks of some pages, with names in place of placeholders."""
     found = []
     for page in pages:
-        for block in re.findall(r"^```(?:sh)?\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-            found += re.findall(r"^leyden (.*?)(?:\s+#.*)?$", block, re.MULTILINE)
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            if language in ("", "sh"):
+                found += re.findall(r"^leyden (.*?)(?:\s+#.*)?$", block, re.MULTILINE)
     given = {"RUN": "mine", "ROLLOUT": "", "URL": "http://127.0.0.1:1", "FILE": "worker.key", "[": "", "]": ""}
     return list(dict.fromkeys(re.sub(r"\bRUN\b|\bROLLOUT\b|\bURL\b|\bFILE\b", lambda m: given[m[0]], c) for c in found))
 
@@ -135,17 +136,10 @@ def test_the_commands_of_the_pages_run(tmp_path: Path) -> None:
     wanted = [c.replace("[]", "") for c in commands(ROOT / "README.md", *sorted(DOCS.glob("*.md")))]
     runnable = [c for c in wanted if not any(part in c for part in RUN_ELSEWHERE)]
     trainings = ["train before.toml", "train after.toml", *(c for c in runnable if c.startswith("train"))]
-    others = [c for c in runnable if not c.startswith("train")]
+    others = sorted((c for c in runnable if not c.startswith("train")), key=lambda c: c.startswith("delete"))
     for number, command in enumerate([*trainings, *others]):
-        for shown, here in (
-            ("step-100", "step-2"),
-            ("step-50", "step-2"),
-            ("0 100", "0 2"),
-            ("my-model", f"my-{number}"),
-        ):
+        for shown, here in (*SMALLER.items(), ("my-model", f"my-{number}")):
             command = command.replace(shown, here)
-        if "steps=20" in command:
-            command = command.replace("steps=20", "steps=3")
         if command.startswith("export") and "--step" not in command:
             command += " --step last"  # which checkpoint is the best is chance here
         if command == "top":
