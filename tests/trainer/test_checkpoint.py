@@ -81,6 +81,22 @@ def test_a_checkpoint_is_a_model_that_transformers_loads(tmp_path: Path) -> None
     assert (folder / "tokenizer.json").exists()
 
 
+def test_a_checkpoint_without_moments_restores_the_weights_and_starts_a_new_optimiser(tmp_path: Path) -> None:
+    policy = small_policy()
+    update(policy, 0)
+    whole = Checkpoints(tmp_path / "whole", SPARK, keep=1).save(policy, TrainerState(step=1))
+    folder = Checkpoints(tmp_path, SPARK, keep=1, optimiser=False).save(policy, TrainerState(step=1))
+    assert sizes(folder) < sizes(whole) / 2
+    again = small_policy()
+    assert restore_latest(tmp_path, again, pytest.fail).step == 1
+    assert all(torch.equal(again.trained[name], trained) for name, trained in policy.trained.items())
+    assert not again.optimiser.state
+
+
+def sizes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     policy = small_policy()
     update(policy, 0)

@@ -239,6 +239,8 @@ class CheckpointConfig(_Section, frozen=True):
     """Steps between checkpoints."""
     keep: AtLeastOne = 2
     """The latest checkpoints that are kept."""
+    optimiser: bool = True
+    """Save the optimiser's moments too: two thirds of a checkpoint. Without them a resumed run starts with new ones."""
 
 
 class EngineConfig(_Section, frozen=True):

@@ -151,7 +151,7 @@ async def _train(
         console.print(
             f"{source.name} cannot be trained as a tree, so every call is computed by itself: {policy.no_trees_reason}"
         )
-    checkpoints = Checkpoints(folder.path, source, config.checkpoints.keep)
+    checkpoints = Checkpoints(folder.path, source, config.checkpoints.keep, optimiser=config.checkpoints.optimiser)
     state = restore_latest(
         folder.path, policy, lambda message: console.print(message, highlight=False, soft_wrap=True, markup=False)
     )

@@ -60,10 +60,15 @@ class TrainerState(Struct, frozen=True):
 class Checkpoints:
     """The checkpoints of one policy of a run: the newest few, and the best."""
 
-    def __init__(self, run: Path, model: ModelSource, keep: int, policy: str = DEFAULT_POLICY) -> None:
-        """`model` is the one that the training started from; its tokenizer belongs to every checkpoint."""
+    def __init__(
+        self, run: Path, model: ModelSource, keep: int, policy: str = DEFAULT_POLICY, optimiser: bool = True
+    ) -> None:
+        """`model` is the one that the training started from; its tokenizer belongs to every checkpoint.
+
+        With `optimiser` false the optimiser's moments are left out: a resumed run starts with new ones.
+        """
         self._folder, self._model, self._keep = checkpoint_folder(run, policy), model, keep
-        self._run, self._policy = run, policy
+        self._run, self._policy, self._optimiser = run, policy, optimiser
 
     def save(self, policy: Policy, state: TrainerState) -> Path:
         """Write a checkpoint, and delete those that are no longer kept."""
@@ -90,7 +95,8 @@ class Checkpoints:
         for file in tokenizer_files(self._model.folder):
             shutil.copyfile(file, temporary / file.name)
         remember_known_model(temporary, self._model.name)
-        save_file(_moments(policy), temporary / _OPTIMISER)
+        moments = _moments(policy) if self._optimiser else {}
+        save_file({**moments, _RNG: torch.get_rng_state()}, temporary / _OPTIMISER)
         (temporary / STATE_FILE).write_bytes(msgspec.json.encode(state))
         write_checksums(temporary)
         _sync(temporary)
@@ -171,7 +177,7 @@ def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
     moments = load_file(folder / _OPTIMISER)
     torch.set_rng_state(moments.pop(_RNG))
     for name, parameter in policy.parameters.items():
-        if f"{name}.step" not in moments:  # it has had no update yet
+        if f"{name}.step" not in moments:  # it has had no update yet, or moments are not saved
             continue
         state_of = {key: moments[f"{name}.{key}"] for key in ("exp_avg", "exp_avg_sq", "step")}
         policy.optimiser.state[parameter] = {
@@ -216,12 +222,11 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 def _moments(policy: Policy) -> dict[str, torch.Tensor]:
     names = {parameter: name for name, parameter in policy.parameters.items()}
-    moments = {
+    return {
         f"{names[parameter]}.{key}": value.contiguous()
         for parameter, state in policy.optimiser.state.items()
         for key, value in state.items()
     }
-    return {**moments, _RNG: torch.get_rng_state()}
 
 
 def _sync(folder: Path, inside: bool = True) -> None:
