@@ -9,7 +9,7 @@ EXAMPLES := $(VENV)/examples-installed
 # Modules are compiled when they are first imported: most of what is installed never is.
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
-.PHONY: demo examples test test-all check format bench chaos fuzz harnesses vllm-env clean
+.PHONY: demo examples test test-all seeds check format bench chaos fuzz harnesses vllm-env clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,16 @@ test: check
 test-all: check $(EXAMPLES)
 	mkdir -p results
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or not slow' --hypothesis-profile=random --junit-xml=results/test-all.xml
+
+# Every random test with 20 seeds, each with as many examples as in `make test`.
+SEEDS ?= $(shell seq 1 20)
+
+seeds: $(INSTALLED)
+	for seed in $(SEEDS); do \
+	  echo "seed $$seed"; \
+	  $(BIN)/python -m pytest -n 2 --dist worksteal -m 'hypothesis and not slow' --hypothesis-profile=seeded \
+	    --hypothesis-seed=$$seed || exit 1; \
+	done
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

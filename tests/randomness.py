@@ -7,7 +7,7 @@ from hypothesis import settings
 
 
 def is_fixed() -> bool:
-    """Whether random tests are the same every time."""
+    """Whether random tests are the same every time, or follow from a given seed."""
     return settings.get_current_profile_name() != "random"
 
 
