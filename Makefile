@@ -62,15 +62,16 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Each prints its result as the last line and keeps it under results/.
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/store.py
-	$(BIN)/python benchmarks/gateway.py
-	$(BIN)/python benchmarks/workers.py
-	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/loop.py
-	$(BIN)/python benchmarks/tree.py
-	$(BIN)/python benchmarks/loss_memory.py
-	$(BIN)/python benchmarks/credit.py
+	$(BIN)/python benchmarks/store.py --out results/store
+	$(BIN)/python benchmarks/gateway.py --out results/gateway
+	$(BIN)/python benchmarks/workers.py --out results/workers
+	$(BIN)/python benchmarks/engine.py --out results/engine
+	$(BIN)/python benchmarks/loop.py --out results/loop
+	$(BIN)/python benchmarks/tree.py --out results/tree
+	$(BIN)/python benchmarks/loss_memory.py --out results/loss_memory
+	$(BIN)/python benchmarks/credit.py --out results/credit
 
 # Agent harnesses, unmodified, against the gateway. Those that cannot share our environment have their own; the coding
 # agents from npm bring their programs as packages, so that no install script has to run.
@@ -93,10 +94,10 @@ $(HARNESS_VENV)/installed: requirements-harness.txt benchmarks/harness_clients/p
 
 # Kills, stalls, a full disk, a cut network and clock steps under load; the last line must be {..., "lost": 0, ...}.
 chaos: $(INSTALLED)
-	$(BIN)/python benchmarks/chaos.py
+	$(BIN)/python benchmarks/chaos.py --out results/chaos
 
 fuzz: $(INSTALLED)
-	$(BIN)/python benchmarks/fuzz.py
+	$(BIN)/python benchmarks/fuzz.py --out results/fuzz
 
 # Real vLLM on the CPU, for the tests of the engine; `make test-all` runs them where it is there.
 VLLM_VENV := .venv-vllm

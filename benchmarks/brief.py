@@ -18,20 +18,17 @@ where none counts as one. `length` is the mean number of tokens of answers to th
 import argparse
 import asyncio
 import json
-import os
-import platform
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from reporting import add_out, report_result
 from transformers import AutoModelForCausalLM
 
 import leyden.local.engine
@@ -155,7 +152,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=7.2, help="time limit of a rollout in seconds")
     parser.add_argument("--pace", type=float, default=0.2, help="seconds between two tokens of a request")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="a folder to keep the result and the metrics in")
+    add_out(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         trained = train_brief(
@@ -165,13 +162,7 @@ def main() -> None:
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(trained.folder / "metrics.jsonl", options.out / "metrics.jsonl")
-            about = {
-                "command": " ".join(["python", *sys.argv]),
-                "date": datetime.now(UTC).date().isoformat(),
-                "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-            }
-            (options.out / "benchmark.json").write_text(json.dumps({**about, "result": result}, indent=1) + "\n")
-    print(json.dumps(result))
+    report_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from uuid import uuid4
 import aiohttp
 import msgspec
 import psutil
+from reporting import add_out, report_result
 
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
@@ -433,11 +434,12 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=60, help="faults under load")
     parser.add_argument("--training", type=int, default=12, help="kills in a training")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    add_out(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         faults = itertools.islice(itertools.cycle(FAULTS), options.faults)
         accounts = run(Path(folder), faults, options.training, options.seed)
-    print(msgspec.json.encode(accounts).decode())
+    report_result({**msgspec.structs.asdict(accounts), "seed": options.seed}, options.out)
     if accounts.lost or accounts.twice or accounts.left_behind:
         sys.exit(1)
 

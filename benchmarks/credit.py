@@ -18,17 +18,15 @@ paired difference of the mean reward over all steps from `identical`, seed by se
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "local"))
 
+from reporting import add_out, report_result
 from tables import steps, train_table
 
 from leyden.estimates import compare
@@ -96,7 +94,7 @@ def main() -> None:
     parser.add_argument("--tool-failed", type=float, default=-0.1, help="what a query that SQLite refuses costs")
     parser.add_argument("--raw", type=Path, help="a file of finished runs, to which new ones are added")
     parser.add_argument("--limit", type=int, help="stop after this many new runs")
-    parser.add_argument("--out", type=Path, help="a file to keep the result in")
+    add_out(parser)
     options = parser.parse_args()
     runs: dict[tuple[str, int], dict[str, Any]] = {}
     for line in options.raw.read_text().splitlines() if options.raw and options.raw.exists() else ():
@@ -127,15 +125,7 @@ def main() -> None:
         "ways": ways,
         "difference": {way: difference(of_way[way], of_way["identical"]) for way in WAYS if WAYS[way]},
     }
-    if options.out is not None:
-        about = {
-            "command": " ".join(["python", *sys.argv]),
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({**about, "result": result, "runs": list(runs.values())}, indent=1) + "\n")
-    print(json.dumps(result))
+    report_result(result, options.out, runs=list(runs.values()))
 
 
 if __name__ == "__main__":

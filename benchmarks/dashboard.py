@@ -7,7 +7,6 @@ nothing cached, from a server that has just started. `ratio` is the slowest page
 """
 
 import argparse
-import json
 import random
 import shutil
 import statistics
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 from playwright.sync_api import sync_playwright
+from reporting import add_out, report_result
 
 from leyden.records import Call, RunSettings, VersionRun
 from leyden.server.options import RunningServer
@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=10, help="calls of each rollout")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--home", type=Path, help="keep the store in this folder, or use the one that is there")
+    add_out(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.home or Path(temporary)
@@ -68,16 +69,12 @@ def main() -> None:
     for name, seconds in found.items():
         print(f"{name:>30}  {seconds:.3f} s")
     result = {
-        "benchmark": "dashboard",
         "rollouts": options.rollouts,
         "calls": options.rollouts * options.calls,
         "seconds": found,
         "ratio": max(found.values()),
     }
-    kept = Path(__file__).parent.parent / "results" / "dashboard" / "benchmark.json"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(result) + "\n")
-    print(json.dumps(result))
+    report_result(result, options.out)
 
 
 def measure(home: Path, pages: dict[str, str]) -> Iterator[tuple[str, float]]:

@@ -14,7 +14,6 @@ of `model.generate` at 32 requests. `ratio_best_threads` is the same with the be
 import argparse
 import asyncio
 import copy
-import json
 import logging
 import os
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reporting import add_out, report_result
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import leyden
@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=128, help="tokens sampled for each")
     parser.add_argument("--rounds", type=int, default=3)
+    add_out(parser)
     options = parser.parse_args()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     model = load()
@@ -144,10 +145,10 @@ def main() -> None:
         theirs = max(rates["generate"], rates["generate_all_cores"])
         shipped[requests] = round(rates["leyden"] / theirs, 2)
         best[requests] = round(max(rates["leyden"], rates["leyden_all_cores"]) / theirs, 2)
-    report = {"ratio": shipped[32], "ratios": shipped, "ratio_best_threads": best[32], "ratios_best_threads": best}
-    report |= {"tokens_per_s": rates_by_load}
-    report |= {"prompt": options.prompt, "tokens": options.tokens, "cores": os.cpu_count()}
-    print(json.dumps(report))
+    result = {"ratio": shipped[32], "ratios": shipped, "ratio_best_threads": best[32], "ratios_best_threads": best}
+    result |= {"tokens_per_s": rates_by_load}
+    result |= {"prompt": options.prompt, "tokens": options.tokens, "cores": os.cpu_count()}
+    report_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ import torch
 from engine import Ours, generate
 from gpu_step_replay import Call
 from gpu_step_replay import generate as generate_in_vllm
+from reporting import add_out, report_result
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from leyden.engine.vllm.http import session as vllm_session
@@ -243,6 +244,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vllm", default=os.environ.get("LEYDEN_VLLM_PYTHON", sys.executable), help="its interpreter")
     parser.add_argument("--vllm-arguments", default="--max-num-seqs 1024", help="of vLLM's server")
+    add_out(parser)
     options = parser.parse_args()
     report: dict[str, Any] = {}
     for folder in options.model:
@@ -257,8 +259,8 @@ def main() -> None:
         for found in rates.values():
             found["ratio_embedded"] = round(found["embedded"] / found["vllm"], 3)
             found["ratio_gateway"] = round(found["gateway"] / found["vllm"], 3)
-    device = torch.cuda.get_device_name() if DEVICE == "cuda" else f"{os.cpu_count()} cores"
-    print(json.dumps({"tokens_per_s": report, "prompt": options.prompt, "tokens": options.tokens, "device": device}))
+    result = {"tokens_per_s": report, "prompt": options.prompt, "tokens": options.tokens}
+    report_result(result, options.out, versions={"torch": torch.__version__})
 
 
 if __name__ == "__main__":

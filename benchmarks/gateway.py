@@ -33,8 +33,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from checkouts import THIS, Measured, alternate, measure
+from checkouts import THIS, CompatibleRemote, Measured, add_against, alternate, commits, measure
 from gateway_dialects import measure_dialects
+from reporting import add_out, report_result
 from scripted_server import ANSWER
 
 from leyden.records import RunSettings, Task
@@ -210,18 +211,18 @@ async def lease_rollouts(remote: Remote) -> list[Headers]:
     ]
 
 
-async def compare(other: Path, rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
-    """Compare this checkout with another one."""
+async def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Compare two checkouts."""
     with (
-        leyden_server(folder / "this") as (base, key, pid),
-        leyden_server(folder / "other", other) as (other_base, other_key, other_pid),
+        leyden_server(folder / "this", options.checkout) as (base, key, pid),
+        leyden_server(folder / "other", options.against) as (other_base, other_key, other_pid),
     ):
-        async with Remote(base, key) as remote, Remote(other_base, other_key) as other_remote:
+        async with CompatibleRemote(base, key) as remote, CompatibleRemote(other_base, other_key) as other_remote:
             headers, other_headers = await lease_rollouts(remote), await lease_rollouts(other_remote)
 
             def round_of(base: str, headers: list[Headers], pid: int, clients: int) -> Any:
                 async def operations() -> int:
-                    return int((await drive(base, headers, clients, seconds))["calls"])
+                    return int((await drive(base, headers, clients, options.seconds))["calls"])
 
                 async def measured() -> Measured:
                     return await measure(pid, operations)
@@ -232,7 +233,7 @@ async def compare(other: Path, rounds: int, seconds: float, folder: Path) -> dic
             for clients in CLIENTS:
                 this = round_of(base, headers, pid, clients)
                 ratios[str(clients)] = await alternate(
-                    this, round_of(other_base, other_headers, other_pid, clients), rounds
+                    this, round_of(other_base, other_headers, other_pid, clients), options.rounds
                 )
             return ratios
 
@@ -276,18 +277,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="for each number of clients")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of LiteLLM (default: one a core)")
     parser.add_argument("--dialects", action="store_true", help="measure only the dialects, without LiteLLM")
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of Leyden, with its .venv")
-    parser.add_argument("--rounds", type=int, default=7, help="with --against: how often each is measured")
+    add_against(parser)
+    add_out(parser)
     options = parser.parse_args()
     if options.dialects:
         with tempfile.TemporaryDirectory() as folder:
             dialects = asyncio.run(measure_dialects_alone(options.seconds, Path(folder)))
         print_dialects(dialects)
-        print(json.dumps({"clients": 64, "dialects": dialects}))
+        report_result({"clients": 64, "dialects": dialects}, options.out, "dialects")
         return
     with tempfile.TemporaryDirectory() as folder:
         if options.against:
-            print(json.dumps(asyncio.run(compare(options.against, options.rounds, options.seconds, Path(folder)))))
+            result = asyncio.run(compare(options, Path(folder)))
+            report_result(result, options.out, "against", checkouts=commits(options))
             return
         ours = asyncio.run(measure_leyden(options.seconds, Path(folder)))
         theirs = asyncio.run(measure_litellm(options.seconds, Path(folder), options.workers))
@@ -300,7 +302,8 @@ def main() -> None:
     print(f"turn 20 ({ours['late_turn_tokens']} tokens) over turn 2: {ours['late_turn_over_early']}")
     ratio = round(ours["64"]["per_s"] / theirs["64"]["per_s"], 1)
     latency = round(ours["64"]["p50_ms"] / theirs["64"]["p50_ms"], 2)
-    print(json.dumps({"ratio": ratio, "latency_ratio": latency, "leyden": ours, "litellm": theirs}))
+    result = {"ratio": ratio, "latency_ratio": latency, "leyden": ours, "litellm": theirs}
+    report_result(result, options.out, peer=PEER)
 
 
 if __name__ == "__main__":

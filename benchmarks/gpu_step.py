@@ -21,7 +21,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import shutil
 import signal
 import statistics
@@ -32,7 +31,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from pathlib import Path
@@ -40,6 +38,7 @@ from typing import Any
 
 from gpu_step_replay import Call, replay, vllm_server
 from gpu_step_train import CONFIG
+from reporting import add_out, report_result
 
 from leyden.config import read_file
 from leyden.episodes import Episode
@@ -272,14 +271,6 @@ def print_table(engine: str, figures: Metrics) -> None:
             print(f"  {name:32}{'-' if value is None else value}")
 
 
-def machine() -> str:
-    """What it was measured on."""
-    words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader", "--id=0"]
-    gpu = subprocess.run(words, capture_output=True, text=True).stdout.strip() if shutil.which("nvidia-smi") else ""
-    parts = [gpu or "no GPU", f"{os.cpu_count()} cores", platform.machine(), f"Python {platform.python_version()}"]
-    return ", ".join(parts)
-
-
 def main() -> None:
     """Measure, print tables, and end with one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -297,7 +288,7 @@ def main() -> None:
     parser.add_argument("--vllm-python", default=sys.executable, help="the interpreter that has vLLM, for --replay")
     parser.add_argument("--vllm-argument", action="append", default=[], help="of the server that replays")
     parser.add_argument("--home", type=Path, default=Path("runs/gpu_step"), help="the folder of the runs")
-    parser.add_argument("--out", type=Path, help="a folder to keep the result in")
+    add_out(parser)
     options = parser.parse_args()
     began = time.monotonic()
     result: Metrics = dict.fromkeys(ENGINES)
@@ -310,15 +301,7 @@ def main() -> None:
     result |= {"ratio": ratios.get("vllm", ratios.get("torch")), "model": Path(options.model).name}
     result |= {"tasks": options.tasks, "group": options.group, "rollout_limit_s": rollout_limit()}
     result |= {"processes": options.processes, "reward": options.reward, "seconds": round(time.monotonic() - began, 1)}
-    if options.out:
-        about: Metrics = {
-            "command": " ".join(["python", "benchmarks/gpu_step.py", *sys.argv[1:]]),
-            "machine": machine(),
-        }
-        about |= {"date": datetime.now(UTC).date().isoformat(), "versions": versions()}
-        kept = json.dumps({**about, "result": result}, indent=1)
-        (options.out / "benchmark.json").write_text(kept + "\n", encoding="utf-8")
-    print(json.dumps(result))
+    report_result(result, options.out, versions=versions())
 
 
 def versions() -> dict[str, str]:

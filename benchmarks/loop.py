@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -27,13 +26,14 @@ import tempfile
 import time
 import venv
 from collections.abc import AsyncGenerator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import peer_trl as peer
 import uvloop
+from checkouts import Run, add_against, alternate_runs, commits, compare_medians
 from msgspec.structs import replace
+from reporting import add_out, report_result
 
 from leyden.local.openmp import wait_asleep
 
@@ -262,7 +262,7 @@ def summary(seconds: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def report(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], plan: dict[str, Any]) -> dict[str, Any]:
+def summarise(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], plan: dict[str, Any]) -> dict[str, Any]:
     """Print a table; all of it as one object."""
     steps = [step for one in ours for step in one["steps"]]
     leyden = summary([step["step"] for step in steps])
@@ -308,17 +308,32 @@ def _rounded(parts: dict[str, float]) -> dict[str, float]:
     return {part: round(seconds, 4) for part, seconds in parts.items()}
 
 
-def keep(path: Path, result: dict[str, Any]) -> None:
-    """Write a result down, with what it was measured on."""
-    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    machine = f"{CORES} cores, {model.partition(':')[2].strip()}, {platform.machine()}"
-    about = {
-        "command": "python benchmarks/loop.py",
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{machine}, Python {platform.python_version()}",
+ALONE = """
+import json, sys, tempfile
+from pathlib import Path
+import loop, uvloop
+plan = json.loads(sys.argv[1])
+tasks = loop.read_questions((plan["warmup"] + plan["steps"]) * plan["tasks"])
+with tempfile.TemporaryDirectory() as folder:
+    print(json.dumps(uvloop.run(loop.measure_leyden(plan, tasks, Path(folder)))))
+"""
+
+
+def compare(plan: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Compare two checkouts: steps, and the CPU time of all processes of a run."""
+    pairs = alternate_runs(options, "-c", ALONE, json.dumps(plan))
+
+    def steps(run: Run) -> list[float]:
+        return [step["step"] for step in run.result["steps"]]
+
+    return {
+        "median_step_s": compare_medians(
+            [(statistics.median(steps(mine)), statistics.median(steps(theirs))) for mine, theirs in pairs]
+        ),
+        "fastest_step_s": compare_medians([(min(steps(mine)), min(steps(theirs))) for mine, theirs in pairs]),
+        "cpu_s_of_a_run": compare_medians([(mine.cpu_s, theirs.cpu_s) for mine, theirs in pairs]),
+        **{name: plan[name] for name in (*ASKED, "warmup", "steps")},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**about, "result": result}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -329,8 +344,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="of each completion")
     parser.add_argument("--warmup", type=int, default=3, help="steps of a round that do not count")
     parser.add_argument("--steps", type=int, default=12, help="steps of a round that do")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each side has its turn")
-    parser.add_argument("--out", type=Path, help="a file to keep the result in")
+    add_against(parser)
+    add_out(parser)
     options = parser.parse_args()
     questions = (options.warmup + options.steps) * options.tasks
     tasks = read_questions(questions)
@@ -340,6 +355,11 @@ def main() -> None:
         "model": str(find_model("spark", ".").folder),
         "prompts": [tasks.at(position).input["messages"] for position in range(questions)],
     }
+    if options.against:
+        alone = {name: plan[name] for name in plan if name != "prompts"}
+        result = compare(alone, options)
+        report_result(result, options.out, "against", checkouts=commits(options))
+        return
     plan |= best_settings(plan)
     ours: list[dict[str, Any]] = []
     theirs: list[dict[str, Any]] = []
@@ -354,10 +374,8 @@ def main() -> None:
             for seconds in ([step["step"] for step in ours[-1]["steps"]], theirs[-1]["step_s"])
         )
         print(f"round {number}: leyden {mine:.3f} s, trl {other:.3f} s", flush=True)
-    result = report(ours, theirs, plan)
-    if options.out:
-        keep(options.out, result)
-    print(json.dumps(result))
+    result = summarise(ours, theirs, plan)
+    report_result(result, options.out)
 
 
 if __name__ == "__main__":

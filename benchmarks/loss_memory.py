@@ -12,7 +12,6 @@ The last line is one JSON object; `ratio` is naive over ours in peak memory, `ti
 import argparse
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from reporting import add_out, report_result
 from torch import Tensor, nn
 
 from leyden.rl.logprobs import logprobs
@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", type=int, default=16_384 if ON_GPU else 2048)
     parser.add_argument("--one", choices=["naive", "ours"], help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "loss_memory")
+    add_out(parser)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(options.one, options.tokens)))
@@ -97,12 +97,8 @@ def main() -> None:
         "time_ratio": round(found["ours"]["seconds"] / found["naive"]["seconds"], 2),
         "tokens": options.tokens,
     }
-    machine = torch.cuda.get_device_name() if ON_GPU else f"{platform.machine()}, {os.cpu_count()} cores"
-    written = {"headline": headline, "machine": machine, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
-    options.out.mkdir(parents=True, exist_ok=True)
     name = "gpu" if ON_GPU else "cpu"
-    (options.out / f"{name}.json").write_text(json.dumps({**written, "ways": found}, indent=1) + "\n")
-    print(json.dumps(headline))
+    report_result(headline, options.out, name, torch=torch.__version__, ways=found)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,10 @@ from typing import Any
 import aiohttp
 import msgspec
 import peer_agentlightning as peer
-from checkouts import THIS, Measured, alternate, measure
+from checkouts import THIS, Measured, add_against, alternate, commits, measure, without_defaults
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+from reporting import add_out, report_result
 
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Reward, Task
@@ -49,7 +50,9 @@ Lifecycle = Callable[[aiohttp.ClientSession, str, str, int], Awaitable[None]]
 class Leyden:
     """A lifecycle as a trainer, a worker and a gateway send it."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, compatible: bool = False) -> None:
+        self._compatible = compatible
+        """Whether to send only fields that differ from their defaults, which an older server knows."""
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/msgpack"}
         self._accept = {**self._headers, "accept": "application/msgpack"}
         chance = random.Random(0)
@@ -97,6 +100,7 @@ class Leyden:
             assert [reward["value"] for reward in episode["rewards"]] == [1.0]
 
     async def _post(self, session: aiohttp.ClientSession, url: str, body: Any) -> Any:
+        body = without_defaults(body) if self._compatible else body
         async with session.post(url, data=msgspec.msgpack.encode(body), headers=self._accept) as response:
             reply = msgspec.msgpack.decode(await response.read()) if response.status == 200 else await response.text()
             assert response.status == 200, reply
@@ -194,13 +198,13 @@ async def measure_leyden(seconds: float, home: Path) -> dict[str, Any]:
     return summarise(rates, total, memory, stored(home))
 
 
-async def compare(other: Path, rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
-    """Compare this checkout with another one."""
+async def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Compare two checkouts."""
     with (
-        leyden_server(folder / "this") as (process, base, key),
-        leyden_server(folder / "other", other) as (other_process, other_base, other_key),
+        leyden_server(folder / "this", options.checkout) as (process, base, key),
+        leyden_server(folder / "other", options.against) as (other_process, other_base, other_key),
     ):
-        load, other_load = Leyden(key), Leyden(other_key)
+        load, other_load = Leyden(key, compatible=True), Leyden(other_key, compatible=True)
         async with aiohttp.ClientSession() as session:
             await load.create_run(session, base)
             await other_load.create_run(session, other_base)
@@ -209,7 +213,7 @@ async def compare(other: Path, rounds: int, seconds: float, folder: Path) -> dic
         def round_of(load: Leyden, base: str, pid: int, workers: int) -> Any:
             async def operations() -> int:
                 first = next(numbers)
-                await drive(load.lifecycle, base, workers, seconds, numbers)
+                await drive(load.lifecycle, base, workers, options.seconds, numbers)
                 return next(numbers) - first - 1
 
             async def measured() -> Measured:
@@ -221,7 +225,7 @@ async def compare(other: Path, rounds: int, seconds: float, folder: Path) -> dic
             f"at_{workers}": await alternate(
                 round_of(load, base, process.pid, workers),
                 round_of(other_load, other_base, other_process.pid, workers),
-                rounds,
+                options.rounds,
             )
             for workers in WORKERS
         }
@@ -284,15 +288,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="for each number of workers")
     parser.add_argument("--soak", type=int, metavar="LIFECYCLES", help="measure Leyden's memory instead")
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of Leyden, with its .venv")
-    parser.add_argument("--rounds", type=int, default=7, help="with --against: how often each is measured")
+    add_against(parser)
+    add_out(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.against:
-            print(json.dumps(asyncio.run(compare(options.against, options.rounds, options.seconds, Path(folder)))))
+            result = asyncio.run(compare(options, Path(folder)))
+            report_result(result, options.out, "against", checkouts=commits(options))
             return
         if options.soak:
-            print(json.dumps(asyncio.run(soak(options.soak, Path(folder)))))
+            report_result(asyncio.run(soak(options.soak, Path(folder))), options.out, "soak")
             return
         ours = asyncio.run(measure_leyden(options.seconds, Path(folder)))
     theirs = asyncio.run(measure_peer(options.seconds))
@@ -301,7 +306,8 @@ def main() -> None:
         ratio = f"{ours[name] / theirs[name]:8.1f}" if name.startswith("at_") else ""
         print(f"{name:24}{ours[name]:>12}{theirs[name]:>16}{ratio}")
     headline = f"at_{WORKERS[-1]}"
-    print(json.dumps({"ratio": round(ours[headline] / theirs[headline], 1), "leyden": ours, "agentlightning": theirs}))
+    result = {"ratio": round(ours[headline] / theirs[headline], 1), "leyden": ours, "agentlightning": theirs}
+    report_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from reporting import add_out, report_result
+
 import leyden
 from leyden.config import read_file
 from leyden.episodes import Episode
@@ -65,7 +67,7 @@ def main() -> None:
     parser.add_argument("--model", help="another model than the configuration's")
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--home", type=Path, default=Path("runs"))
-    parser.add_argument("--out", type=Path, help="a file to keep the result in")
+    add_out(parser)
     options = parser.parse_args()
     given = read_file(options.config)
     with (Path(given["base"]) / given["held_out"]).open(encoding="utf-8") as file:
@@ -95,11 +97,7 @@ def main() -> None:
         "rollouts": len(episodes),
         **{way: counts[way] for way in (*WAYS, "answer")},
     }
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        kept = {"config": str(options.config), "model": measured.model, "result": result}
-        options.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result))
+    report_result(result, options.out, config=str(options.config), model=measured.model)
 
 
 if __name__ == "__main__":

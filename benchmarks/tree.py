@@ -20,7 +20,6 @@ import argparse
 import gzip
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace
+from reporting import add_out, report_result
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import leyden
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=TrainingConfig().batch_tokens, help="at once")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "tree")
+    add_out(parser)
     options = parser.parse_args()
     if options.one:
         name, run, way, copies, tokens = options.one
@@ -221,14 +221,9 @@ def main() -> None:
         "merged_over_tree": min(one["merged_over_tree"] for one in last.values()),
         "model": options.model[-1],
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    cpu = f"{platform.machine()}, {os.cpu_count()} cores"
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    written = {"headline": headline, "machine": machine, **versions, "date": time.strftime("%Y-%m-%d"), "runs": found}
-    written["command"] = " ".join(["python", "benchmarks/tree.py", *sys.argv[1:]])
-    (options.out / f"{'-'.join(options.model)}-{options.copies}.json").write_text(json.dumps(written, indent=1) + "\n")
-    print(json.dumps(headline))
+    report_result(
+        headline, options.out, f"{'-'.join(options.model)}-{options.copies}", torch=torch.__version__, runs=found
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ each process. The last line is one JSON object.
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -25,7 +24,9 @@ from typing import Any
 
 import psutil
 import workers_agent
+from checkouts import Run, add_against, alternate_runs, commits, compare_medians
 from gateway import leyden_server
+from reporting import add_out, report_result
 
 from leyden import guardian
 from leyden.client.worker.process import WorkerProcess
@@ -36,6 +37,7 @@ from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 
 HERE = Path(__file__).parent
 WARM_UP = 64
+KINDS = ("callables", "commands")
 
 
 class Bench:
@@ -120,12 +122,35 @@ async def measure_calls(remote: Remote, calls: int, threads: int) -> float:
         return round(calls / (time.perf_counter() - began), 1)
 
 
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Compare two checkouts; the CPU time of a rollout is that of all its processes."""
+    sizes = ("--rollouts", str(options.rollouts), "--concurrency", str(options.concurrency))
+    pairs = alternate_runs(options, "workers.py", *sizes)
+
+    def of(*path: str) -> dict[str, Any]:
+        return compare_medians([(value(mine, *path), value(theirs, *path)) for mine, theirs in pairs])
+
+    def value(run: Run, *path: str) -> float:
+        found = run.result
+        for name in path:
+            found = found[name]
+        return sum(found.values()) if isinstance(found, dict) else float(found)
+
+    names = ("callables_per_s", "commands_per_s", "calls_per_s", "first_call_ms")
+    return {**{name: of(name) for name in names}, **{f"cpu_ms_{kind}": of("cpu_ms", kind) for kind in KINDS}}
+
+
 async def main() -> None:
     """Measure, print a table, and end with one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=2000, help="of functions, and calls of the limit")
     parser.add_argument("--concurrency", type=int, default=32)
+    add_against(parser)
+    add_out(parser)
     options = parser.parse_args()
+    if options.against:
+        report_result(compare(options), options.out, "against", checkouts=commits(options))
+        return
     with tempfile.TemporaryDirectory() as folder, leyden_server(Path(folder)) as (url, key, _):
         async with Remote(url, key) as remote:
             limit = await measure_calls(remote, options.rollouts, options.concurrency)
@@ -143,7 +168,7 @@ async def main() -> None:
         "calls_per_s": limit,
         "cpu_ms": {"callables": functions["cpu_ms"], "commands": commands["cpu_ms"]},
     }
-    print(json.dumps(result))
+    report_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,52 @@
+"""Benchmarks print and keep their results in one way, and two checkouts are compared by requests that both know."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from leyden.records import RunSettings, Task
+from leyden.wire import GroupSpec, RunSpec
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import checkouts  # noqa: E402  # its folder is on the path only now
+import reporting  # noqa: E402
+
+
+def test_the_result_is_the_last_line_and_is_kept_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["/somewhere/store.py", "--seconds", "2", "--out", str(tmp_path), "--against", "/elsewhere"]
+    monkeypatch.setattr(sys, "argv", words)
+    reporting.report_result({"ratio": 2.0}, tmp_path / "store", peer="another")
+    kept = json.loads((tmp_path / "store" / "benchmark.json").read_text())
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == kept["result"] == {"ratio": 2.0}
+    assert kept["command"] == "python benchmarks/store.py --seconds 2 --against CHECKOUT"
+    assert kept["peer"] == "another" and "cores" in kept["machine"] and kept["date"]
+
+
+def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    reporting.report_result({"ratio": 2.0}, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_make_keeps_the_result_of_every_benchmark_that_it_runs() -> None:
+    lines = re.findall(r"benchmarks/(\w+)\.py(.*)", (ROOT / "Makefile").read_text())
+    kept = {name for name, options in lines if f"--out results/{name}" in options}
+    assert {"store", "gateway", "workers", "loop", "chaos", "fuzz"} <= kept
+    assert {name for name, _ in lines} - kept <= {"harnesses"}, "these do not keep their results"
+
+
+def test_only_fields_that_differ_from_their_defaults_are_sent_to_another_checkout() -> None:
+    assert checkouts.without_defaults(RunSpec("r", RunSettings(lease_s=5.0))) == {
+        "id": "r",
+        "settings": {"lease_s": 5.0},
+    }
+    assert checkouts.without_defaults([GroupSpec("g", Task("t", {"q": 1}))]) == [
+        {"id": "g", "task": {"id": "t", "input": {"q": 1}}}
+    ]
