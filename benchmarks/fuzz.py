@@ -28,6 +28,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import psutil
+from reporting import add_out, report_result
 
 from leyden.outcomes import Ending, Outcome
 from leyden.records import RunSettings, Task
@@ -59,6 +60,7 @@ CHAT: dict[str, Any] = {
     "n": 1,
     "stop": ["x"],
     "stream": False,
+    "stream_options": None,
     "logprobs": True,
     "top_logprobs": 2,
 }
@@ -73,6 +75,7 @@ MESSAGES: dict[str, Any] = {
     ],
     "tools": [{"name": "look", "description": "d", "input_schema": SCHEMA}],
     "tool_choice": {"type": "auto"},
+    "temperature": 1.0,
     "stop_sequences": ["x"],
     "stream": False,
 }
@@ -98,8 +101,11 @@ SPAN = {
     "endTimeUnixNano": "2",
     "attributes": [{"key": "d", "value": {"doubleValue": 1.5}}],
     "events": [{"name": "e", "timeUnixNano": "1"}],
+    "links": [{"traceId": "0" * 31 + "1", "spanId": "0" * 15 + "1"}],
     "status": {"code": 1},
 }
+RESOURCE = {"attributes": [{"key": "k", "value": {"stringValue": "v"}}]}
+SCOPE = {"scope": {"name": "s"}, "spans": [SPAN]}
 BODIES: dict[str, Any] = {  # by the end of the path
     "/chat/completions": CHAT,
     "/messages": MESSAGES,
@@ -107,7 +113,9 @@ BODIES: dict[str, Any] = {  # by the end of the path
     "/responses": RESPONSES,
     "/responses/input_tokens": {key: RESPONSES[key] for key in ("model", "input", "instructions")},
     "/completions": {"model": "m", "prompt": "Once", "max_tokens": 5, "echo": False, "logprobs": 1, "n": 1},
-    "/v1/traces": {"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {"name": "s"}, "spans": [SPAN]}]}]},
+    "/v1/traces": {
+        "resourceSpans": [{"resource": RESOURCE, "scopeSpans": [{"scope": {"name": "s"}, "spans": [SPAN]}]}]
+    },
     "/api/runs": {"id": "made", "settings": {"lease_s": 60.0, "max_calls": 5, "sampling": {"temperature": 1.0}}},
     "/metrics": [{"step": 1, "name": "x", "value": 0.5}],
     "/credits": {"step": 1, "calls": [{"attempt": "{attempt}", "call": "c", "value": 1.0, "tokens": 2}]},
@@ -130,6 +138,7 @@ BODIES: dict[str, Any] = {  # by the end of the path
 }
 QUERY = {"after": "0", "limit": "10", "wait": "0", "kind": "metrics", "names": "x", "points": "10", "attempt": "1"}
 VALUES: list[Any] = [None, True, 5, -1, 10**400, 0.5, 1e308, "", "x", "\x00", "\ud7ff", [], {}, [[]], {"": None}, [5]]
+NAMES = ("multipleOf", "$ref", "type", "pattern", "role", "allOf", "x")
 SCRAPPING = ("/finish", "/cancel", "/timeout", "/scores", "/beat", "/hold", "/versions", "/groups", "/credits")
 """Routes that would end or hold what the other requests use: they concern another run."""
 
@@ -154,7 +163,7 @@ def mutate(document: Any, chance: random.Random) -> Any:
         case 1 if isinstance(owner, list):
             owner.append(deepcopy(owner[key]))
         case 2 if isinstance(owner, dict):
-            owner[chance.choice(("multipleOf", "$ref", "type", "pattern", "role", "x"))] = chance.choice(VALUES)
+            owner[chance.choice(NAMES)] = chance.choice(VALUES)
         case _:
             owner[key] = chance.choice(VALUES)
     return document
@@ -332,9 +341,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
+    add_out(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(asyncio.run(fuzz(Path(folder), options.requests, options.seed))))
+        report_result(asyncio.run(fuzz(Path(folder), options.requests, options.seed)), options.out)
 
 
 if __name__ == "__main__":
