@@ -137,8 +137,8 @@ def summarise(trained: TrainingResult) -> dict[str, Any]:
         "ratio": round(timeouts[0] / max(timeouts[1], 1 / (2 * HELD_OUT)), 2),
         "timeouts_held_out": timeouts,
         "length": length,
-        "timeouts_by_step": [round(line.get("rollouts/timeout", 0) / line["rollouts/asked"], 3) for line in steps],
-        "tokens_by_step": [round(line["tokens/sampled"] / line["rollouts/asked"], 1) for line in steps],
+        "timeouts_by_step": [round(line.get("rollouts/timeout", 0) / line["rollouts/requested"], 3) for line in steps],
+        "tokens_by_step": [round(line["tokens/sampled"] / line["rollouts/requested"], 1) for line in steps],
         "excluded_by_step": [
             int(sum(v for k, v in line.items() if k.startswith("rollouts/excluded"))) for line in steps
         ],

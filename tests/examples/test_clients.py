@@ -44,7 +44,7 @@ def test_two_training_steps_on_the_bundled_model(tmp_path: Path, example: str) -
     trained = train_example(example, tmp_path, f"{example}.toml")
     assert trained.step == 2
     for row in steps_of(trained):
-        assert row["rollouts/succeeded"] == row["rollouts/asked"] == 8
+        assert row["rollouts/succeeded"] == row["rollouts/requested"] == 8
     assert sum(row["tokens/trained"] for row in steps_of(trained)) > 0
 
 
@@ -81,4 +81,4 @@ def test_node_trains_on_the_bundled_model(tmp_path: Path, node: Path) -> None:
     trained = train_example("node", tmp_path, "node.toml", base=node)
     assert trained.step == 2
     for row in steps_of(trained):
-        assert row["rollouts/succeeded"] == row["rollouts/asked"] == 8
+        assert row["rollouts/succeeded"] == row["rollouts/requested"] == 8

@@ -64,7 +64,7 @@ def test_every_choice_moves_weights_and_reports(advantage: str, tmp_path: Path) 
     assert [row["step"] for row in rows] == [1, 2]
     expected = {f"training/{name}" for name in ALWAYS} | REPORTED[advantage]
     for row in rows:
-        assert row["rollouts/trained"] == row["rollouts/asked"] == 6
+        assert row["rollouts/trained"] == row["rollouts/requested"] == 6
         assert row["training/grad_norm"] > 0
         assert expected <= row.keys(), expected - row.keys()
         assert abs(row["training/kl_sampler_k1"]) < 1e-4  # the sampler is the policy

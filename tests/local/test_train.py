@@ -46,7 +46,7 @@ def test_a_run_leaves_its_configuration_metrics_curve_and_checkpoints(trained: T
     assert (trained.run / "curve.png").read_bytes().startswith(b"\x89PNG")
     journal = trained.journal()
     assert [row["step"] for row in journal] == [0, 1, 2, 3, 4]
-    assert all(row["rollouts/asked"] == row["rollouts/trained"] == 6 for row in journal[1:])
+    assert all(row["rollouts/requested"] == row["rollouts/trained"] == 6 for row in journal[1:])
     assert [row["step"] for row in journal if "held_out/reward" in row] == [0, 2, 4]
     assert all(abs(row.get("training/drift", 0)) < 1e-6 for row in journal)  # the sampler is the policy
     assert {"step-2", "step-4"} <= {path.name for path in trained.run.iterdir()}
@@ -84,7 +84,7 @@ def test_a_report_is_one_file_with_curves_accounts_samples_and_configuration(tra
     done = leyden(trained.folder, "report", "small", "--to", "mine.html")
     assert done.returncode == 0, done.stderr
     page = (trained.folder / "mine.html").read_text()
-    for part in ("<svg", "before training", "after step 4", "rollouts/asked", "learning_rate = 0.001", "torch"):
+    for part in ("<svg", "before training", "after step 4", "rollouts/requested", "learning_rate = 0.001", "torch"):
         assert part in page, part
     assert "What is " in page  # what the agent asked
     assert "<script" not in page and "http://" not in page.replace("http://127.0.0.1", "") and "src=" not in page
@@ -223,7 +223,7 @@ def test_a_run_that_came_to_nothing_may_begin_with_another_configuration(tmp_pat
     assert "no rollout of 8 different tasks in a row succeeded" in broken.stderr
     (tmp_path / "agent.py").write_text(agent)
     assert "what was recorded with the earlier one is now" in training.finish()
-    assert [row["rollouts/asked"] for row in training.journal() if row["step"]] == [6]
+    assert [row["rollouts/requested"] for row in training.journal() if row["step"]] == [6]
 
 
 def test_a_run_that_somebody_is_at_is_left_alone(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
 
 def test_a_full_disk_holds_a_run_up_and_nothing_is_lost(trained: Training) -> None:
     for line in trained.journal():
-        assert line["rollouts/asked"] == line["rollouts/succeeded"] + line["rollouts/agent_error"]
+        assert line["rollouts/requested"] == line["rollouts/succeeded"] + line["rollouts/agent_error"]
     assert (trained.run / "step-2").exists()
     log = (trained.run / "server.log").read_text()
     assert log.count("the store cannot commit") == log.count("the store commits again") == 1

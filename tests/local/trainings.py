@@ -52,7 +52,7 @@ rollouts = 1
 [checkpoints]
 every = 2
 """
-ACCOUNTS = ("rollouts/", "groups/asked", "calls/", "held_out/succeeded")
+ACCOUNTS = ("rollouts/", "groups/requested", "calls/", "held_out/succeeded")
 
 
 class Training:

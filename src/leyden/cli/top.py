@@ -21,7 +21,7 @@ _METRICS = (
     *("reward/mean", "held_out/change", "held_out/change_error", "training/entropy", "training/kl_sampler_k3"),
     *(
         "training/clipped_high",
-        "groups/asked",
+        "groups/requested",
         "groups/flat",
         "time/sampling_s",
         "time/training_s",
@@ -133,7 +133,7 @@ def _latest(metrics: dict[str, float]) -> list[str]:
         change = with_error(metrics["held_out/change"], metrics.get("held_out/change_error"))
         found.insert(1, f"held-out change since the start {change}")
     if "groups/flat" in metrics:
-        found.append(f"{metrics['groups/flat']:.0f} of {metrics.get('groups/asked', 0):.0f} groups flat")
+        found.append(f"{metrics['groups/flat']:.0f} of {metrics.get('groups/requested', 0):.0f} groups flat")
     for phase in ("sampling", "training", "publishing"):
         if (seconds := metrics.get(f"time/{phase}_s")) is not None:
             found.append(f"{phase} {seconds:.1f} s")

@@ -56,7 +56,7 @@ class StartAttempt(Struct, frozen=True, tag="start"):
     key: str = ""
     """The attempt's own key, where it has a process to itself; otherwise empty."""
     services: dict[str, str] = {}
-    """Addresses of the services that it has borrowed, by name."""
+    """Addresses of the services that it has acquired, by name."""
 
 
 class StopAttempt(Struct, frozen=True, tag="stop"):

@@ -317,7 +317,7 @@ class ServiceConfig(_Section, frozen=True):
     start_limit_s: Positive = 60.0
     """Seconds that a command may take to be ready."""
     agent: bool = True
-    """Whether agents that are commands or endpoints borrow one. Python agents request it by a parameter's name."""
+    """Whether agents that are commands or endpoints acquire one. Python agents request it by a parameter's name."""
 
     def __post_init__(self) -> None:
         if (self.make is None) == (self.command is None):

@@ -140,17 +140,17 @@ async def test_commands_have_user_ids_of_their_own_that_cannot_read_the_run(
 
 
 @needs_root
-def test_no_two_processes_are_lent_the_same_user_id() -> None:
-    lent = [user_ids.lend_user() for _ in range(3)]
+def test_no_two_processes_have_the_same_user_id() -> None:
+    users = [user_ids.allocate_user() for _ in range(3)]
     try:
-        assert len({each.id for each in lent}) == 3
-        assert all(each.scratch.stat().st_uid == each.id and each.scratch.stat().st_mode & 0o77 == 0 for each in lent)
+        assert len({each.id for each in users}) == 3
+        assert all(each.scratch.stat().st_uid == each.id and each.scratch.stat().st_mode & 0o77 == 0 for each in users)
     finally:
-        for each in lent:
+        for each in users:
             each.release()
-    again = user_ids.lend_user()
+    again = user_ids.allocate_user()
     again.release()
-    assert again.id == lent[0].id and not again.scratch.exists()
+    assert again.id == users[0].id and not again.scratch.exists()
 
 
 def request(choice: Any, **options: Any) -> IsolationRequest:

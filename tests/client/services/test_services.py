@@ -1,4 +1,4 @@
-"""Services are lent to one borrower at a time, replaced when they die, and end with their worker."""
+"""Services have one user at a time, replaced when they die, and end with their worker."""
 
 import asyncio
 import socket
@@ -49,28 +49,28 @@ def things(monkeypatch: pytest.MonkeyPatch, name: str = "Thing", **config: Any) 
     return ServiceRegistry.objects({"thing": service, "other": service}, ["thing"], ".")
 
 
-async def test_each_service_has_one_borrower_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_service_has_one_user_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async with things(monkeypatch, count=2) as services:
         assert (Thing.made, services.capacity()) == (2, 2)
-        async with services.borrow(["thing", "nobody"]) as one, services.borrow(["thing"]) as two:
+        async with services.acquire(["thing", "nobody"]) as one, services.acquire(["thing"]) as two:
             assert one["thing"] is not two["thing"] and one.keys() == {"thing"}
-            third = asyncio.create_task(services.borrow(["thing"]).__aenter__())
+            third = asyncio.create_task(services.acquire(["thing"]).__aenter__())
             done, _ = await asyncio.wait({third}, timeout=0.1)
             assert not done
-        borrowed = (await third)["thing"]
-        assert borrowed in (one["thing"], two["thing"]) and Thing.made == 2
-    assert not borrowed.closed and sum(thing["thing"].closed for thing in (one, two)) == 1  # not the borrowed one
+        acquired = (await third)["thing"]
+        assert acquired in (one["thing"], two["thing"]) and Thing.made == 2
+    assert not acquired.closed and sum(thing["thing"].closed for thing in (one, two)) == 1  # not the acquired one
 
 
 @pytest.mark.parametrize("healthy", [False, None])
-async def test_an_unhealthy_service_is_replaced_before_it_is_borrowed(
+async def test_an_unhealthy_service_is_replaced_before_it_is_acquired(
     healthy: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with things(monkeypatch) as services:
-        async with services.borrow(["thing"]) as borrowed:
-            borrowed["thing"].is_healthy = healthy
-        async with services.borrow(["thing"]) as another:
-            assert another["thing"] is not borrowed["thing"] and borrowed["thing"].closed
+        async with services.acquire(["thing"]) as acquired:
+            acquired["thing"].is_healthy = healthy
+        async with services.acquire(["thing"]) as another:
+            assert another["thing"] is not acquired["thing"] and acquired["thing"].closed
 
 
 class Moody(Thing):
@@ -93,11 +93,11 @@ async def test_a_service_that_cannot_be_started_is_an_error_that_says_why(monkey
     with pytest.raises(ServiceFailed, match="service 'thing' cannot be started: OSError: no disk"):
         await things(monkeypatch, "Broken").__aenter__()
     async with things(monkeypatch, "Moody") as services:
-        async with services.borrow(["thing"]) as borrowed:
-            borrowed["thing"].is_healthy = False
+        async with services.acquire(["thing"]) as acquired:
+            acquired["thing"].is_healthy = False
         for _ in range(2):  # the pool does not shrink
             with pytest.raises(ServiceFailed, match="no disk"):
-                await services.borrow(["thing"]).__aenter__()
+                await services.acquire(["thing"]).__aenter__()
 
 
 # Commands
@@ -108,16 +108,16 @@ def refused(port: int) -> bool:
         return asking.connect_ex(("127.0.0.1", port)) != 0
 
 
-async def test_a_command_is_borrowed_by_its_address_and_replaced_when_it_dies(tmp_path: Path) -> None:
+async def test_a_command_is_acquired_by_its_address_and_replaced_when_it_dies(tmp_path: Path) -> None:
     me = psutil.Process()
     async with ServiceRegistry.commands({"site": SITE}, str(tmp_path)) as services:
         family = me.children(recursive=True)
-        async with services.borrow(["site"]) as borrowed:
-            port = borrowed["site"].rpartition(":")[2]
+        async with services.acquire(["site"]) as acquired:
+            port = acquired["site"].rpartition(":")[2]
             (serving,) = [p for p in family if port in p.cmdline() and "http.server" in p.cmdline()[2]]
             kill(serving)
         await eventually(lambda: refused(int(port)))  # its last threads may live a moment longer
-        async with services.borrow(["site"]) as one, services.borrow(["site"]) as two:
+        async with services.acquire(["site"]) as one, services.acquire(["site"]) as two:
             assert one["site"] != two["site"]
             new = {process.pid for process in me.children(recursive=True)} - {process.pid for process in family}
             assert new  # perhaps at the old one's port
@@ -130,11 +130,11 @@ async def test_a_command_is_ready_when_it_says_so(tmp_path: Path) -> None:
     service = ServiceConfig(command=talking, ready="up at {port}", address="x:{port}")
     async with (
         ServiceRegistry.commands({"talker": service}, str(tmp_path)) as services,
-        services.borrow(["talker"]) as borrowed,
+        services.acquire(["talker"]) as acquired,
     ):
-        assert borrowed["talker"].startswith("x:")
+        assert acquired["talker"].startswith("x:")
     answering = ServiceConfig(command=SITE.command, ready="http://127.0.0.1:{port}/there")
-    async with ServiceRegistry.commands({"site": answering}, str(tmp_path)) as services, services.borrow(["site"]):
+    async with ServiceRegistry.commands({"site": answering}, str(tmp_path)) as services, services.acquire(["site"]):
         pass
 
 
@@ -159,7 +159,7 @@ async def test_a_command_that_does_not_come_up_says_why(
 
 
 @pytest.mark.parametrize("agent", ["solve", "solve_async", "Agent"])
-async def test_a_python_agent_borrows_the_services_it_takes_by_name(
+async def test_a_python_agent_acquires_the_services_it_takes_by_name(
     agent: str, harness: WorkerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICED", str(tmp_path))
@@ -201,7 +201,7 @@ async def test_a_service_that_becomes_unhealthy_is_replaced_while_the_worker_run
     assert names[0] == names[1] != names[2]
 
 
-async def test_commands_and_endpoints_borrow_addresses_and_the_reward_receives_the_same(
+async def test_commands_and_endpoints_acquire_addresses_and_the_reward_receives_the_same(
     harness: WorkerHarness,
 ) -> None:
     await harness.open()
@@ -234,7 +234,7 @@ async def test_commands_and_endpoints_borrow_addresses_and_the_reward_receives_t
     assert posted[0]["services"].keys() == {"site"}
 
 
-async def test_a_python_agent_borrows_the_address_of_a_command(harness: WorkerHarness) -> None:
+async def test_a_python_agent_acquires_the_address_of_a_command(harness: WorkerHarness) -> None:
     await harness.open()
     await harness.queue("g", {}, size=3)
     one = {"site": ServiceConfig(command=SITE.command)}  # for both hosts

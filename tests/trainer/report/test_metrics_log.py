@@ -32,7 +32,7 @@ async def test_a_step_is_written_down_and_sent(remote: Remote, tmp_path: Path) -
     await journal.close()
     before, first = read_metrics(path)
     assert before["held_out/reward"] == 0.25
-    assert first["rollouts/asked"] == first["rollouts/trained"] + first["rollouts/excluded/lost"] == 4
+    assert first["rollouts/requested"] == first["rollouts/trained"] + first["rollouts/excluded/lost"] == 4
     assert (first["held_out/reward"], first["held_out/timeout"]) == (0.5, 1)
     assert (first["held_out/error"], first["held_out/counted"]) == (0.1, 4)
     assert first["tokens/trained"] == 30

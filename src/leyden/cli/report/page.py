@@ -115,7 +115,7 @@ def _charts(series: Mapping[str, Series]) -> list[str]:
         rewards.append(Line("held out", *_points(held_out), tuple(by_step.get(step, 0.0) for step in held_out.steps)))
     found.append(_figure("reward", rewards))
     names = (name for name in series if name.startswith("rollouts/") and name.count("/") == 1)
-    outcomes = [name for name in names if name not in ("rollouts/asked", "rollouts/trained")]
+    outcomes = [name for name in names if name not in ("rollouts/requested", "rollouts/trained")]
     ended = [Line(name.partition("/")[2], *_points(series[name])) for name in outcomes]
     found.append(_figure("outcomes of a step", ended))
     for title, metrics in _CHARTS:

@@ -36,11 +36,11 @@ class CallableAgent:
             getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )
 
-    def bind(self, task: Any, invocation: Invocation, borrowed: Mapping[str, Any] = {}) -> Callable[[], Any]:
+    def bind(self, task: Any, invocation: Invocation, acquired: Mapping[str, Any] = {}) -> Callable[[], Any]:
         """Return the call of the agent for one attempt, with its arguments bound."""
         if self.wants_attempt:
-            return lambda: self._function(task, attempt=invocation, **borrowed)
-        return lambda: self._function(task, **borrowed)
+            return lambda: self._function(task, attempt=invocation, **acquired)
+        return lambda: self._function(task, **acquired)
 
 
 def _named_parameters(function: AnyCallable, reference: str, services: Collection[str]) -> list[str]:

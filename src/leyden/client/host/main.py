@@ -121,9 +121,9 @@ class Host:
 
     async def _run_task(self, start: StartAttempt) -> None:
         try:
-            async with self._services.borrow(self._agent.services) as borrowed:
+            async with self._services.acquire(self._agent.services) as acquired:
                 end = end_of_attempt(
-                    start.attempt, await self._bind(start, borrowed)(), self._setup.has_reward_function
+                    start.attempt, await self._bind(start, acquired)(), self._setup.has_reward_function
                 )
         except BaseException as error:  # also SystemExit: an agent that calls sys.exit ends only its own attempt
             end = self._failed(start.attempt, error)
@@ -140,8 +140,8 @@ class Host:
 
     def _run_thread(self, start: StartAttempt) -> None:
         try:
-            with self._borrow_in_thread() as borrowed:
-                value = self._bind(start, borrowed)()
+            with self._acquire_in_thread() as acquired:
+                value = self._bind(start, acquired)()
                 if inspect.isawaitable(value):  # a sync function that returns a coroutine
                     value = wait_on(value, self._loop)
                 end = end_of_attempt(start.attempt, value, self._setup.has_reward_function)
@@ -152,22 +152,22 @@ class Host:
         self._pipe.send(replace(end, output=self._outputs.end(start.attempt)))
 
     @contextmanager
-    def _borrow_in_thread(self) -> Iterator[dict[str, Any]]:
-        """Borrow services for a thread; the pools belong to the event loop."""
+    def _acquire_in_thread(self) -> Iterator[dict[str, Any]]:
+        """Acquire services for a thread; the pools belong to the event loop."""
         if self._services.capacity() is None:
             yield {}
             return
-        borrowing = self._services.borrow(self._agent.services)
-        borrowed = wait_on(borrowing.__aenter__(), self._loop)
+        acquiring = self._services.acquire(self._agent.services)
+        acquired = wait_on(acquiring.__aenter__(), self._loop)
         try:
-            yield borrowed
+            yield acquired
         finally:
-            wait_on(borrowing.__aexit__(None, None, None), self._loop)
+            wait_on(acquiring.__aexit__(None, None, None), self._loop)
 
-    def _bind(self, start: StartAttempt, borrowed: dict[str, Any]) -> Callable[[], Any]:
+    def _bind(self, start: StartAttempt, acquired: dict[str, Any]) -> Callable[[], Any]:
         base_url = f"{self._setup.server}/v1"
         invocation = Invocation(start.attempt, start.rollout, base_url, self._setup.key, start.traceparent)
-        return self._agent.bind(start.task, invocation, {**start.services, **borrowed})
+        return self._agent.bind(start.task, invocation, {**start.services, **acquired})
 
     def _stop(self, attempt: str) -> None:
         """Cancel the task of an attempt. A thread cannot be cancelled; its key is no longer valid for the attempt."""

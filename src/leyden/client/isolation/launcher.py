@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from leyden.client.isolation.options import IsolationOptions, Mode, SandboxUnavailable
 from leyden.client.isolation.sandbox import SCRATCH, sandboxed, server_inside
-from leyden.client.isolation.user_ids import LentUser, lend_user
+from leyden.client.isolation.user_ids import AllocatedUser, allocate_user
 from leyden.decoding import decode_text
 
 _PROBE_TIMEOUT_S = 60.0
@@ -21,12 +21,12 @@ class Launch(Struct, frozen=True):
     command: Sequence[str]
     environment: Mapping[str, str]
     user: int | None = None
-    lent: LentUser | None = None
+    allocated: AllocatedUser | None = None
 
     def release(self) -> None:
-        """Give back what was lent, once no process of the launch runs any more."""
-        if self.lent is not None:
-            self.lent.release()
+        """Release the user id, once no process of the launch runs any more."""
+        if self.allocated is not None:
+            self.allocated.release()
 
 
 def agents_server(options: IsolationOptions) -> str:
@@ -38,18 +38,18 @@ def launch(options: IsolationOptions, command: Sequence[str], folder: str, envir
     """Prepare a command for its start. The caller calls `release` when it has ended."""
     if options.mode == "none":
         return Launch(command, environment)
-    lent = lend_user() if os.geteuid() == 0 else None
+    allocated = allocate_user() if os.geteuid() == 0 else None
     if options.mode == "user":
-        if lent is None:
+        if allocated is None:
             raise SandboxUnavailable("only root can give agents their own user ids")
-        return Launch(command, {**environment, **_home(str(lent.scratch))}, lent.id, lent)
+        return Launch(command, {**environment, **_home(str(allocated.scratch))}, allocated.id, allocated)
     try:
-        words = sandboxed(options, command, folder, lent.id if lent is not None else None)
+        words = sandboxed(options, command, folder, allocated.id if allocated is not None else None)
     except BaseException:
-        if lent is not None:
-            lent.release()
+        if allocated is not None:
+            allocated.release()
         raise
-    return Launch(words, {**environment, **_home(SCRATCH)}, None, lent)
+    return Launch(words, {**environment, **_home(SCRATCH)}, None, allocated)
 
 
 def check(options: IsolationOptions, probe: Sequence[str]) -> None:

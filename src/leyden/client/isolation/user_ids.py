@@ -1,4 +1,4 @@
-"""Lends user ids that nobody else has: one for each process with agent code that runs at a time on this machine."""
+"""Allocates user ids: one for each process with agent code that runs at a time on this machine."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ FIRST, LAST = 58_000, 59_999
 _LOCKS = Path("/run/lock/leyden-user-ids")
 
 
-class LentUser(NamedTuple):
+class AllocatedUser(NamedTuple):
     """A user id and its scratch folder; held by a lock until `release`."""
 
     id: int
@@ -23,13 +23,13 @@ class LentUser(NamedTuple):
     lock: int
 
     def release(self) -> None:
-        """Remove the scratch folder and give the id back. No process of the user may run any more."""
+        """Remove the scratch folder and free the id. No process of the user may run any more."""
         shutil.rmtree(self.scratch, ignore_errors=True)
         os.close(self.lock)
 
 
-def lend_user() -> LentUser:
-    """Return a user id that no other process on this machine has been lent. Needs root."""
+def allocate_user() -> AllocatedUser:
+    """Return a user id that is allocated to no other process on this machine. Needs root."""
     _LOCKS.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in range(FIRST, LAST + 1):
         lock = os.open(_LOCKS / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -41,7 +41,7 @@ def lend_user() -> LentUser:
         if _is_free(number):
             scratch = Path(tempfile.mkdtemp(prefix="leyden-agent-"))
             os.chown(scratch, number, number)
-            return LentUser(number, scratch, lock)
+            return AllocatedUser(number, scratch, lock)
         os.close(lock)
     raise SandboxUnavailable(f"all user ids from {FIRST} to {LAST} are in use")
 

@@ -23,11 +23,11 @@ class AttemptScorer:
         """Names of the services that the reward function takes."""
 
     async def score(
-        self, lease: Lease, result: object, output: str, step_rewards: Sequence[Reward], borrowed: Mapping[str, Any]
+        self, lease: Lease, result: object, output: str, step_rewards: Sequence[Reward], acquired: Mapping[str, Any]
     ) -> float:
         """Return the final reward of an attempt that succeeded with `result`.
 
-        The function receives the services that the agent has `borrowed`, and borrows the others. The episode, if it
+        The function receives the services that the agent has `acquired`, and acquires the others. The episode, if it
         takes one, is read from the server; output and step rewards, which the server does not have yet, are added.
         Raises `NoReward` or `ServiceFailed`.
         """
@@ -42,6 +42,6 @@ class AttemptScorer:
                 ) from refused
             return replace(episode, rewards=(*episode.rewards, *step_rewards), output=output)
 
-        missing = [name for name in self.services if name not in borrowed]
-        async with self._services.borrow(missing) as more:
-            return await self._reward.score(lease.task.input, result, read_episode, {**borrowed, **more})
+        missing = [name for name in self.services if name not in acquired]
+        async with self._services.acquire(missing) as more:
+            return await self._reward.score(lease.task.input, result, read_episode, {**acquired, **more})

@@ -69,10 +69,10 @@ class RewardFunction:
         task: Any,
         result: Any,
         episode: Callable[[], Awaitable[Episode]],
-        borrowed: Mapping[str, Any] = {},
+        acquired: Mapping[str, Any] = {},
     ) -> float:
         """Return the reward of one rollout; raise `NoReward` if it has none."""
-        arguments: dict[str, Any] = {"task": task, "result": result, **borrowed}
+        arguments: dict[str, Any] = {"task": task, "result": result, **acquired}
         if "episode" in self._names:
             arguments["episode"] = await episode()
         return await self._call_with_retries(arguments, _parse_one)
@@ -81,10 +81,10 @@ class RewardFunction:
         self,
         task: Any,
         group: Sequence[Episode],
-        borrowed: Mapping[str, Any] = {},
+        acquired: Mapping[str, Any] = {},
     ) -> dict[str, float | None]:
         """Return the reward of each rollout by its id, None if it has none; raise `NoReward` if the function fails."""
-        arguments = {"task": task, "group": list(group), **borrowed}
+        arguments = {"task": task, "group": list(group), **acquired}
         return await self._call_with_retries(
             arguments, lambda answer: _parse_many(answer, [one.rollout.id for one in group])
         )

@@ -75,8 +75,8 @@ class GroupScorer:
             ended = [one for one in found if one.attempt.outcome and one.attempt.outcome.ending is Ending.SUCCEEDED]
             if not ended:  # the group was cancelled in the meantime
                 return Scores(scoring.number)
-            async with self._services.borrow(self._reward.services) as borrowed:
-                rewards = await self._reward.score_group(ended[0].task.input, ended, borrowed)
+            async with self._services.acquire(self._reward.services) as acquired:
+                rewards = await self._reward.score_group(ended[0].task.input, ended, acquired)
         except RemoteError as refused:
             return Scores(scoring.number, message=f"the episodes of its group cannot be read: {refused}")
         except (NoReward, ServiceFailed) as error:

@@ -101,8 +101,8 @@ class Rescorer:
         if not episodes or any(rollout.state is not State.FINISHED for rollout in group):
             return []
         try:
-            async with self._services.borrow(self._reward.services) as borrowed:
-                rewards = await self._reward.score_group(episodes[0].task.input, episodes, borrowed)
+            async with self._services.acquire(self._reward.services) as acquired:
+                rewards = await self._reward.score_group(episodes[0].task.input, episodes, acquired)
         except NoReward as error:
             return [_failed(episode, str(error)) for episode in episodes]
         return [await self._record(episode, rewards[episode.rollout.id]) for episode in episodes]
@@ -112,8 +112,8 @@ class Rescorer:
             return episode
 
         try:
-            async with self._services.borrow(self._reward.services) as borrowed:
-                value = await self._reward.score(episode.task.input, episode.attempt.result, read_episode, borrowed)
+            async with self._services.acquire(self._reward.services) as acquired:
+                value = await self._reward.score(episode.task.input, episode.attempt.result, read_episode, acquired)
         except Unrewarded:
             return _unrewarded(episode)
         except NoReward as error:

@@ -20,7 +20,7 @@ class Runner(Protocol):
     """Attempts that it can run at the same time with the services that it creates itself; None: no limit."""
 
     def start_attempt(self, lease: Lease, addresses: Mapping[str, str]) -> None:
-        """Start an attempt, with the addresses of the services that it has borrowed."""
+        """Start an attempt, with the addresses of the services that it has acquired."""
 
     async def stop(self, attempt: str) -> StopReply | None:
         """Stop an attempt as far as possible and return its output so far; `AttemptEnd` follows as an event.

@@ -1,1 +1,1 @@
-"""Pools of costly resources that agents and reward functions borrow: databases, browsers, emulators, graders."""
+"""Pools of costly resources that agents and reward functions acquire: databases, browsers, emulators, graders."""

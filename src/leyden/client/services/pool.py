@@ -1,4 +1,4 @@
-"""A pool of equal services: started once, each used by one borrower at a time, replaced when unhealthy."""
+"""A pool of equal services: started once, each used by one caller at a time, replaced when unhealthy."""
 
 import asyncio
 import logging
@@ -24,17 +24,17 @@ class Service(Protocol):
 
     @property
     def handle(self) -> Any:
-        """What the borrower receives: an object or an address."""
+        """The object or the address that an attempt receives."""
 
     async def healthy(self) -> bool:
-        """Whether it can be borrowed; an error means no."""
+        """Whether it can be used; an error means no."""
 
     async def close(self) -> None:
         """End it."""
 
 
 class ServicePool:
-    """Holds `count` services. One that died is replaced when it is borrowed next."""
+    """Holds `count` services. One that died is replaced when it is acquired next."""
 
     def __init__(self, name: str, count: int, start: Callable[[], Awaitable[Service]]) -> None:
         self._name, self.count, self._start = name, count, start
@@ -55,7 +55,7 @@ class ServicePool:
             raise errors[0]
 
     @asynccontextmanager
-    async def borrow(self) -> AsyncIterator[Any]:
+    async def acquire(self) -> AsyncIterator[Any]:
         """Wait for a healthy service that nobody else uses and yield its handle; raises `ServiceFailed`."""
         service = await self._free.get()
         try:
@@ -70,7 +70,7 @@ class ServicePool:
             self._free.put_nowait(service)
 
     async def close(self) -> None:
-        """End the services that are not borrowed."""
+        """End the services that are not in use."""
         idle = [self._free.get_nowait() for _ in range(self._free.qsize())]
         await asyncio.gather(*(self._close(service) for service in idle if service is not None))
 

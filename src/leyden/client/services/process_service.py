@@ -1,4 +1,4 @@
-"""A service that is a command with a port, started by the worker; borrowers receive its address."""
+"""A service that is a command with a port, started by the worker; attempts receive its address."""
 
 import asyncio
 import os

@@ -49,7 +49,7 @@ class ServiceRegistry:
     ) -> "ServiceRegistry":
         """Return the pools of those `names` that are Python objects, at most `max_count` of each; raises `LoadError`.
 
-        Their async methods run on `loop`, which must be the borrowers' loop (None: the running one).
+        Their async methods run on `loop`, which must be the loop of those who acquire them (None: the running one).
         """
         factories = {
             name: (min(config.count, max_count), load_callable(config.make, base))
@@ -67,7 +67,7 @@ class ServiceRegistry:
         return ServiceRegistry({**self._pools, **others._pools})
 
     def capacity(self) -> int | None:
-        """Return how many borrowers can have one of each service at the same time; None: there are no services."""
+        """Return how many attempts can have one of each service at the same time; None: there are no services."""
         return min((pool.count for pool in self._pools.values()), default=None)
 
     async def __aenter__(self) -> Self:
@@ -84,16 +84,16 @@ class ServiceRegistry:
         await self.close()
 
     async def close(self) -> None:
-        """End all services that are not borrowed."""
+        """End all services that are not in use."""
         for pool in self._pools.values():
             await pool.close()
 
     @asynccontextmanager
-    async def borrow(self, names: Iterable[str]) -> AsyncIterator[dict[str, Any]]:
-        """Borrow one of each named service that has a pool here, and yield their handles by name.
+    async def acquire(self, names: Iterable[str]) -> AsyncIterator[dict[str, Any]]:
+        """Acquire one of each named service that has a pool here, and yield their handles by name.
 
-        Borrowers wait for the pools in the same order, so that none of them can deadlock another.
+        All wait for the pools in the same order, so that none can deadlock another.
         """
         async with AsyncExitStack() as stack:
             known = sorted(name for name in names if name in self._pools)
-            yield {name: await stack.enter_async_context(self._pools[name].borrow()) for name in known}
+            yield {name: await stack.enter_async_context(self._pools[name].acquire()) for name in known}

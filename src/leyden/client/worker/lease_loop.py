@@ -132,27 +132,27 @@ class LeaseLoop:
     async def _run_attempt(self, active: ActiveAttempt) -> None:
         """Run an attempt, score it and report it. Its slot is free when its code has returned or its runner retired."""
         try:
-            async with AsyncExitStack() as borrowing:
-                addresses = await borrowing.enter_async_context(self._services.borrow(self._service_names))
+            async with AsyncExitStack() as acquired:
+                addresses = await acquired.enter_async_context(self._services.acquire(self._service_names))
                 if active.lease.alone:
                     async with self._alone_slots:
-                        await self._run_alone(active, addresses, borrowing)
+                        await self._run_alone(active, addresses, acquired)
                 else:
                     async with self._runner_slots:
-                        await self._run_on(await self._current_supervisor(), active, addresses, borrowing)
+                        await self._run_on(await self._current_supervisor(), active, addresses, acquired)
         except ServiceFailed as error:
             await self._report(active, AttemptEnd(active.id, Outcome(Ending.LOST, str(error))))
         finally:
             self._concurrency.release()
 
-    async def _run_alone(self, active: ActiveAttempt, addresses: dict[str, str], borrowing: AsyncExitStack) -> None:
+    async def _run_alone(self, active: ActiveAttempt, addresses: dict[str, str], acquired: AsyncExitStack) -> None:
         """Run an attempt in its own runner."""
         try:
             supervisor, supervising = await self._start_supervisor(active.lease)
         except LoadError as error:  # although the loop's first runner could load the agent
             await self._report(active, AttemptEnd(active.id, Outcome(Ending.LOST, str(error))))
             return
-        await self._run_on(supervisor, active, addresses, borrowing)
+        await self._run_on(supervisor, active, addresses, acquired)
         supervisor.retired.set()
         await asyncio.shield(supervising)
 
@@ -161,41 +161,41 @@ class LeaseLoop:
         supervisor: RunnerSupervisor,
         active: ActiveAttempt,
         addresses: dict[str, str],
-        borrowing: AsyncExitStack,
+        acquired: AsyncExitStack,
     ) -> None:
         end = await supervisor.run_attempt(active, addresses)
         if self._reporter.needs_scoring(end):  # its code has returned: scoring does not occupy a runner slot
             await self._scoring_slots.acquire()
-            active.task = self._tasks.create_task(self._score(active, end, addresses, borrowing.pop_all()))
+            active.task = self._tasks.create_task(self._score(active, end, addresses, acquired.pop_all()))
             return
         await self._report(active, end)
         await supervisor.wait_released(active)
-        if addresses and not active.released.is_set():  # its code may still use what it has borrowed
-            self._tasks.create_task(self._return_when_released(active, borrowing.pop_all()))
+        if addresses and not active.released.is_set():  # its code may still use what it has acquired
+            self._tasks.create_task(self._return_when_released(active, acquired.pop_all()))
 
     async def _score(
         self,
         active: ActiveAttempt,
         end: AttemptEnd | None,
         addresses: dict[str, str],
-        borrowing: AsyncExitStack,
+        acquired: AsyncExitStack,
     ) -> None:
         """Score and report an attempt. Its services are returned first, unless the reward function uses one of them."""
         try:
-            async with borrowing:
+            async with acquired:
                 if not any(map(self._reporter.reward_uses, addresses)):
-                    await borrowing.aclose()
+                    await acquired.aclose()
                 await self._report(active, end, addresses)
         finally:
             self._scoring_slots.release()
 
-    async def _return_when_released(self, active: ActiveAttempt, borrowing: AsyncExitStack) -> None:
-        async with borrowing:
+    async def _return_when_released(self, active: ActiveAttempt, acquired: AsyncExitStack) -> None:
+        async with acquired:
             await active.released.wait()
 
-    async def _report(self, active: ActiveAttempt, end: AttemptEnd | None, borrowed: Mapping[str, str] = {}) -> None:
+    async def _report(self, active: ActiveAttempt, end: AttemptEnd | None, acquired: Mapping[str, str] = {}) -> None:
         if end is not None:
-            await self._reporter.report(active.lease, end, tuple(active.step_rewards), borrowed)
+            await self._reporter.report(active.lease, end, tuple(active.step_rewards), acquired)
             self._concurrency.adjust(self._client.queue_pressure)
         self._heartbeat.untrack(active)
 

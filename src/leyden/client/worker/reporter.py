@@ -44,14 +44,14 @@ class Reporter:
         lease: Lease,
         end: AttemptEnd,
         step_rewards: Sequence[Reward] = (),
-        borrowed: Mapping[str, Any] = {},
+        acquired: Mapping[str, Any] = {},
     ) -> None:
         """Score an attempt and report its end; returns when the server has acknowledged it or does not know it.
 
         Step rewards are sent together with the end: they count only if this attempt does. The reward function receives
-        the services that the agent had `borrowed`.
+        the services that the agent had `acquired`.
         """
-        request = await self._score(lease, end, step_rewards, borrowed)
+        request = await self._score(lease, end, step_rewards, acquired)
         rewards = (*step_rewards, *request.rewards)
         await self._send(lease, replace(request, rewards=rewards, output=end.output, retry=end.retry))
 
@@ -61,7 +61,7 @@ class Reporter:
         await self._send(lease, FinishRequest(Outcome(Ending.LOST, message), retry=Retry.FREE))
 
     async def _score(
-        self, lease: Lease, end: AttemptEnd, step_rewards: Sequence[Reward], borrowed: Mapping[str, Any]
+        self, lease: Lease, end: AttemptEnd, step_rewards: Sequence[Reward], acquired: Mapping[str, Any]
     ) -> FinishRequest:
         """Determine outcome and final reward; the reward function is called here."""
         result = decode_json(bytes(end.result))
@@ -72,7 +72,7 @@ class Reporter:
         value, source = end.reward, "agent"
         if self._scorer is not None:
             try:
-                value = await self._scorer.score(lease, result, end.output, step_rewards, borrowed)
+                value = await self._scorer.score(lease, result, end.output, step_rewards, acquired)
             except (NoReward, ServiceFailed) as error:
                 return FinishRequest(Outcome(Ending.NO_REWARD, str(error)), result)
             source = "reward"

@@ -100,9 +100,9 @@ def step_metrics(report: StepReport) -> dict[str, float]:
     found: dict[str, float | None] = {
         "reward/mean": report.reward,
         "reward/deviation": report.spread,
-        "rollouts/asked": accounting.requested,
+        "rollouts/requested": accounting.requested,
         "rollouts/trained": accounting.trained,
-        "groups/asked": accounting.groups,
+        "groups/requested": accounting.groups,
         "groups/dropped": accounting.groups_dropped,
         "groups/single": accounting.groups_single,
         "groups/flat": accounting.groups_flat,

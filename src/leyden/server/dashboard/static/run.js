@@ -23,7 +23,7 @@ const CHARTS = [
   ["loss", [["training/loss", "loss"]], {}],
   ["learning rate", [["training/learning_rate", "learning rate"]], { zero: true }],
 ];
-const NAMES = [...new Set(CHARTS.flatMap(([, metrics]) => metrics.map(([name]) => name))), "reward/*", "held_out/*", "signals/*", "rollouts/asked", "calls/trained"];
+const NAMES = [...new Set(CHARTS.flatMap(([, metrics]) => metrics.map(([name]) => name))), "reward/*", "held_out/*", "signals/*", "rollouts/requested", "calls/trained"];
 
 export async function showRun(main, { params: [run], signal, go }) {
   title(run);
