@@ -13,7 +13,7 @@ from serving import ServerProcess
 from smallepisodes import episode
 
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Call, CallCredit, Reward, RewardKind, StepCredits, Task, Version, VersionRun
+from leyden.records import Call, CallCredit, Metric, Reward, RewardKind, StepCredits, Task, Version, VersionRun
 from leyden.remote import Remote
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.dashboard.prefix_tree import prefix_tree
@@ -123,6 +123,40 @@ def test_runs_trained_in_folders_of_the_home_are_shown_too(tmp_path: Path) -> No
             "calc"
         ]
         assert session.get(server.url + "/api/runs/nothing/card", timeout=30).status_code == 404
+
+
+def test_runs_that_another_process_writes_are_live(tmp_path: Path) -> None:
+    home = tmp_path / "runs"
+    with ServerProcess(home / "trained") as elsewhere, ServerProcess(home) as server:
+        asyncio.run(fill(elsewhere, "trained"))
+        headers = {"authorization": f"Bearer {server.key(KeyKind.VIEWER)}"}
+
+        def step() -> int:
+            card = requests.get(server.url + "/api/runs/trained/card", headers=headers, timeout=30).json()
+            return int(card["step"])
+
+        async def train_on(number: int) -> None:
+            async with Remote(elsewhere.url, elsewhere.admin_key) as remote:
+                await remote.record_metrics("trained", [Metric(number, "reward/mean", 0.5)])
+
+        assert step() == 0
+        asyncio.run(train_on(1))  # after the page has read its data, and before it listens
+        for path in ("/api/runs/trained/stream", "/api/stream"):
+            with requests.get(server.url + path, headers=headers, stream=True, timeout=30) as stream:
+                lines = stream.iter_lines()
+                assert b'"metrics"' in next(line for line in lines if b"trained" in line)
+                assert step() >= 1
+                asyncio.run(train_on(2))
+                assert b'"metrics"' in next(line for line in lines if b"trained" in line)
+                assert step() == 2
+        other = {"authorization": f"Bearer {server.key(KeyKind.VIEWER, run='calc')}"}
+        assert requests.get(server.url + "/api/runs/trained/stream", headers=other, timeout=30).status_code == 403
+
+
+def test_a_queued_rollout_says_that_it_waits(shown: ServerProcess) -> None:
+    headers = {"authorization": f"Bearer {shown.key(KeyKind.VIEWER)}"}
+    reply = requests.get(shown.url + "/api/runs/calc/rollouts/calc-2.2/view", headers=headers, timeout=30)
+    assert reply.status_code == 404 and "waits in the queue" in reply.json()["error"]["message"]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from leyden import defaults
 from leyden.server.dashboard.run_stores import RunStores
+from leyden.server.dashboard.store_polling import StorePolling
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.keys import Keyring
 from leyden.server.leases import ActiveLeases
@@ -45,6 +46,7 @@ class ServerContext:
         self.gateway: Gateway | None = None
         """None on a server that serves no model."""
         self.run_stores = RunStores(store, settings.home)
+        self.store_polling = StorePolling(self.run_stores)
         self.limiter = Limiter()
         self.offload = Offload()
         self.telemetry = Telemetry(store, leases, lambda: self.gateway.recorder if self.gateway else None)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
+from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
 
 from leyden.outcomes import Ending
@@ -76,6 +77,33 @@ def open_runs(connection: Connection, only: str | None = None) -> list[str]:
     return list(connection.scalars(query.order_by(runs.c.created.desc())))
 
 
+class NewestEvent(Struct, frozen=True):
+    """The number of the newest event and when it happened; both 0 where there is none."""
+
+    seq: int
+    at: float
+
+
+def newest_event(connection: Connection, run: str | None = None) -> NewestEvent:
+    """Return the newest event of a run, or of all runs."""
+    query = select(events.c.seq, events.c.at).order_by(events.c.seq.desc()).limit(1)
+    row = connection.execute(query if run is None else query.where(events.c.run_id == run)).first()
+    return NewestEvent(row.seq, row.at) if row is not None else NewestEvent(0, 0.0)
+
+
+def last_event_before(connection: Connection, moment: float) -> int:
+    """Return the number of the newest event before a moment; 0 where there is none."""
+    query = select(events.c.seq).where(events.c.at < moment).order_by(events.c.seq.desc()).limit(1)
+    return connection.scalar(query) or 0
+
+
+def count_events(connection: Connection, after: int) -> tuple[int, dict[tuple[str, str], int]]:
+    """Count the events after a number by run and kind; return the newest number with the counts."""
+    query = select(events.c.run_id, events.c.kind, func.count(), func.max(events.c.seq)).where(events.c.seq > after)
+    found = connection.execute(query.group_by(events.c.run_id, events.c.kind)).all()
+    return max((row[3] for row in found), default=after), {(run, kind): count for run, kind, count, _ in found}
+
+
 def run_card(connection: Connection, run: str, now: float, digest: RunDigest | None = None) -> RunCard:
     """Return state, step and rewards of a run; `digest` saves reading its totals again."""
     row = connection.execute(
@@ -84,8 +112,7 @@ def run_card(connection: Connection, run: str, now: float, digest: RunDigest | N
     if row is None:
         raise NotFound(f"no run {run!r}")
     digest = digest or digest_run(connection, run)
-    newest = select(events.c.at).where(events.c.run_id == run).order_by(events.c.seq.desc()).limit(1)
-    last_event = connection.scalar(newest) or row.created
+    last_event = newest_event(connection, run).at or row.created
     config = decode_json(row.config)
     config = config if isinstance(config, dict) else {}
     steps = (config.get("training") or {}).get("steps") if isinstance(config.get("training"), dict) else None

@@ -19,7 +19,7 @@ def report(step: int, **fields: Any) -> StepReport:
     accounting = StepAccounting(requested=4, trained=3)
     accounting.outcomes.update({"succeeded": 3, "lost": 1})
     accounting.excluded["lost"] = 1
-    metrics = [UpdateMetrics(loss=-0.1, grad_norm=2.0, tokens=30, computed=90, statistics={"entropy": 1.5})]
+    metrics = [UpdateMetrics(loss=-0.1, grad_norm=2.0, tokens=30, computed=90, saved=45, statistics={"entropy": 1.5})]
     return StepReport(step, [1.0, 0.0, 0.0], accounting, metrics, sampled=40, **fields)
 
 

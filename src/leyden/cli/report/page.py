@@ -21,7 +21,8 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("clipped tokens", (("training/clipped_low", "clipped low"), ("training/clipped_high", "clipped high"))),
     ("staleness, versions", (("staleness/mean", "mean"), ("staleness/max", "most"))),
     ("length, tokens", (("length/call", "of a call"), ("length/rollout", "of a rollout"))),
-    ("tokens", (("tokens/sampled", "sampled"), ("tokens/trained", "trained on"), ("tokens/computed", "computed"))),
+    ("tokens", (("tokens/sampled", "sampled"), ("tokens/trained", "trained on"))),
+    ("tokens of the training step", (("tokens/computed", "computed"), ("tokens/saved", "saved"))),
     (
         "time of a step, s",
         (("time/sampling_s", "sampling"), ("time/training_s", "training"), ("time/publishing_s", "publishing")),

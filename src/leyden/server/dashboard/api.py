@@ -115,6 +115,8 @@ async def view_rollout(service: ServerContext, request: Request[None, AttemptQue
         detail = queries.get_rollout(connection, run, id)
         wanted = request.query.attempt or detail.rollout.attempts
         attempt = next((one for one in detail.attempts if one.number == wanted), None)
+        if attempt is None and not detail.attempts:
+            raise NotFound(f"rollout {id!r} waits in the queue: no worker has started it yet")
         if attempt is None:
             raise NotFound(f"rollout {id!r} has no attempt {wanted}")
         episode = queries.get_episode(connection, run, attempt.id)

@@ -1,32 +1,26 @@
 """Keeps the totals of runs until an event of the run makes them old, so that the requests of one page share a query."""
 
 import asyncio
-from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
-from leyden.records import Event
-from leyden.store.run_digest import RunDigest, digest_run
-from leyden.store.store import Store
+from leyden.store.run_digest import RunDigest
+
+StoreRun = tuple[Path | None, str]
+"""The folder of a store (None: this server's) and a run in it."""
 
 
 class RunDigests:
     """The totals of each run that a page has shown."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._events = Counter[str]()
-        """Events of each run since the start of this server."""
-        self._known: dict[str, tuple[int, asyncio.Task[RunDigest]]] = {}
-        store.notifications.subscribe(self._on_event)
+    def __init__(self) -> None:
+        self._known: dict[StoreRun, tuple[int, asyncio.Task[RunDigest]]] = {}
 
-    def _on_event(self, event: Event) -> None:
-        self._events[event.run] += 1
-
-    async def get(self, run: str) -> RunDigest:
-        """Return the totals of a run, which include every event until now."""
-        events = self._events[run]
+    async def get(self, run: StoreRun, last_event: int, read: Callable[[], Awaitable[RunDigest]]) -> RunDigest:
+        """Return the totals of a run, which include every event up to `last_event`; read them if these are older."""
         known = self._known.get(run)
-        if known is None or known[0] != events:
-            known = events, asyncio.ensure_future(self._store.read(digest_run, run))
+        if known is None or known[0] != last_event:
+            known = last_event, asyncio.ensure_future(read())
             self._known[run] = known
         try:
             return await asyncio.shield(known[1])

@@ -5,6 +5,7 @@ The stores of other runs are only read. A process that trains may write to them 
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -26,8 +27,9 @@ class RunStores:
 
     def __init__(self, store: Store, home: Path | None) -> None:
         self._store, self._home = store, home
-        self._digests = RunDigests(store)
-        self._opened: dict[Path, Database] = {}
+        self._digests = RunDigests()
+        self._opened: dict[Path, tuple[int, Database]] = {}
+        """By folder, the inode of the file and the database."""
         self._folders: dict[str, Path] = {}
         """By run, the folder of its own store."""
 
@@ -35,16 +37,14 @@ class RunStores:
         self, run: str, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run a query in the store that has the run; in this server's if none has."""
-        folder = await self.folder_of(run)
-        if folder is None:
-            return await self._store.read(query, *args, **kwargs)
-        return await asyncio.to_thread(lambda: self._read_other(folder, lambda reader: query(reader, *args, **kwargs)))
+        return await self._read(await self.folder_of(run), lambda reader: query(reader, *args, **kwargs))
 
     async def digest(self, run: str) -> RunDigest:
         """Return the totals of a run."""
-        if await self.folder_of(run) is None:
-            return await self._digests.get(run)
-        return await self.read(run, digest_run, run)
+        folder = await self.folder_of(run)
+        newest = await self._read(folder, partial(views.newest_event, run=run))
+        read = partial(self._read, folder, partial(digest_run, run=run))
+        return await self._digests.get((folder, run), newest.seq, read)
 
     async def runs(self, only: str | None) -> list[str]:
         """Return the ids of all runs, newest first within each store, or of one if it exists."""
@@ -61,24 +61,38 @@ class RunStores:
             await asyncio.to_thread(self._find_others)
         return self._folders.get(run)
 
+    def folders(self) -> list[Path]:
+        """Return the folders of the home that have a store."""
+        return [path.parent for path in sorted(self._home.glob("*/leyden.db"))] if self._home is not None else []
+
+    def read_other(self, folder: Path, query: Callable[[Connection], T]) -> T:
+        """Run a query in the store of a folder. Raises `OSError` or `StoreError` where it cannot be opened."""
+        path = folder / "leyden.db"
+        inode = path.stat().st_ino
+        if folder in self._opened and self._opened[folder][0] != inode:  # the run was deleted and started again
+            self._opened.pop(folder)[1].close()
+        if folder not in self._opened:
+            self._opened[folder] = inode, Database(str(path), readonly=True)
+        with self._opened[folder][1].reader.begin() as connection:
+            return query(connection)
+
     def close(self) -> None:
         """Close the stores of other runs."""
-        for database in self._opened.values():
+        for _, database in self._opened.values():
             database.close()
         self._opened.clear()
 
+    async def _read(self, folder: Path | None, query: Callable[[Connection], T]) -> T:
+        if folder is None:
+            return await self._store.read(query)
+        return await asyncio.to_thread(self.read_other, folder, query)
+
     def _find_others(self) -> None:
         found: dict[str, Path] = {}
-        for path in sorted(self._home.glob("*/leyden.db")) if self._home is not None else ():
+        for folder in self.folders():
             try:
-                for run in self._read_other(path.parent, views.open_runs):
-                    found[run] = path.parent
-            except StoreError:  # of a newer version, or damaged: the other runs can be shown
+                for run in self.read_other(folder, views.open_runs):
+                    found[run] = folder
+            except (StoreError, OSError):  # of a newer version, damaged or just deleted: the other runs can be shown
                 continue
         self._folders = found
-
-    def _read_other(self, folder: Path, query: Callable[[Connection], T]) -> T:
-        if folder not in self._opened:
-            self._opened[folder] = Database(str(folder / "leyden.db"), readonly=True)
-        with self._opened[folder].reader.begin() as connection:
-            return query(connection)

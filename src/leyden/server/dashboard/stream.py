@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from leyden.records import Event
+from leyden.server.dashboard.store_polling import Counts, recent_events
 from leyden.server.http import Request
 from leyden.server.service import ServerContext
 from leyden.server.streaming import StreamResponse
@@ -17,7 +18,10 @@ Changes = Counter[tuple[str, str]]
 
 
 async def stream_changes(service: ServerContext, request: Request[None, None]) -> StreamResponse:
-    """Stream the numbers of new events by run and kind, for as long as the client listens."""
+    """Stream the numbers of new events by run and kind, for as long as the client listens.
+
+    The first message also has the events of the last two seconds, which the client may not have seen.
+    """
     return StreamResponse(_changes(service, request.path.get("run") or request.key.run))
 
 
@@ -32,13 +36,22 @@ async def _changes(service: ServerContext, run: str | None) -> AsyncGenerator[by
     try:
         yield b"event: open\ndata: {}\n\n"
         with notifications.listen(run) as woken:
-            while not notifications.closed:
-                await woken.wait()
-                await asyncio.sleep(_INTERVAL_S)
-                woken.clear()
+
+            def on_change(counts: Counts) -> None:
+                changes.update({key: count for key, count in counts.items() if run in (None, key[0])})
                 if changes:
-                    yield _message(changes)
-                    changes.clear()
+                    woken.set()
+
+            with service.store_polling.listen(on_change):
+                on_change((await service.store.read(recent_events))[1])
+                while not notifications.closed:
+                    await woken.wait()
+                    woken.clear()
+                    if changes:
+                        message = _message(changes)
+                        changes.clear()  # before the message is sent: events that come meanwhile are for the next one
+                        yield message
+                    await asyncio.sleep(_INTERVAL_S)
     finally:
         notifications.unsubscribe(on_event)
 

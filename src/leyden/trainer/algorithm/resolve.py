@@ -84,7 +84,8 @@ def unused_settings(named: AlgorithmConfig) -> list[str]:
         kinds = registry.readers(key) if getattr(named, key) != getattr(defaults, key) else {}
         if kinds and not any(_reads(kind, named, key) for kind in kinds):
             chosen = " and ".join(f'`{kind} = "{getattr(named, kind)}"`' for kind in kinds)
-            unused.append(f"`algorithm.{key}` does nothing with {chosen}")
+            does = "only splits the curves of rewards" if key == "normalize_by" else "does nothing"
+            unused.append(f"`algorithm.{key}` {does} with {chosen}")
     if named.kl == 0 and (named.kl_in, named.kl_estimate) != ("loss", defaults.kl_estimate):
         unused.append("`algorithm.kl_in` and `algorithm.kl_estimate` do nothing while `algorithm.kl` is 0")
     if named.value_clip is not None and not registry.needs_critic(named.credit, named.advantage):

@@ -50,6 +50,8 @@ class UpdateMetrics(Struct, frozen=True):
     """Tokens that have a loss."""
     computed: int
     """Tokens that went through the model, with prompts."""
+    saved: int
+    """Tokens of its samples that did not go through the model again, because another sample has them too."""
     statistics: dict[str, float]
     """See `leyden.rl.statistics`."""
     critic_loss: float | None = None
@@ -193,6 +195,7 @@ class Policy:
             ).item(),
             tokens=sum(len(sample.token_indices) for sample in samples),
             computed=computed,
+            saved=sum(map(len, samples)) - computed,
             statistics=statistics.finish(),
             critic_loss=torch.stack(critic_losses).sum().item() if critic_losses else None,
         )

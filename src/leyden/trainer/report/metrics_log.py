@@ -117,6 +117,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         **{f"reward/kind/{kind}": fmean(rewards) for kind, rewards in report.by_kind.items()},
         "tokens/trained": sum(metric.tokens for metric in metrics),
         "tokens/computed": sum(metric.computed for metric in metrics),
+        "tokens/saved": sum(metric.saved for metric in metrics),
         "time/sampling_s": report.sampling_s,
         **{f"time/sampling/{name}_s": seconds for name, seconds in report.sampling_split.items()},
         "time/training_s": report.training_s,

@@ -22,8 +22,9 @@ function extent(lines, options) {
   let high = -Infinity;
   for (const line of lines) {
     line.values.forEach((value, index) => {
-      low = Math.min(low, value, line.low?.[index] ?? value);
-      high = Math.max(high, value, line.high?.[index] ?? value);
+      const error = line.errors?.[index] || 0;
+      low = Math.min(low, value - error, line.low?.[index] ?? value);
+      high = Math.max(high, value + error, line.high?.[index] ?? value);
     });
   }
   if (!Number.isFinite(low)) return [0, 1];
@@ -36,9 +37,13 @@ function extent(lines, options) {
   return [low, high + (high - low) * 0.04];
 }
 
+// Adds up lines from the bottom to the top. A line that has no value at a step is 0 there.
 function stack(lines) {
   const sums = new Map();
-  return lines.map((line) => {
+  const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
+  return lines.map((found) => {
+    const known = new Map(found.steps.map((step, index) => [step, found.values[index]]));
+    const line = { ...found, steps, values: steps.map((step) => known.get(step) ?? 0) };
     const low = line.steps.map((step) => sums.get(step) ?? 0);
     const values = line.values.map((value, index) => value + low[index]);
     line.steps.forEach((step, index) => sums.set(step, values[index]));
@@ -64,10 +69,9 @@ export function chart(options) {
   const lines = (options.stacked ? stack(options.lines) : options.lines).filter((line) => line.steps.length);
   const figure = h("figure", { class: "chart", "data-chart": options.title });
   const legend = h("figcaption", {},
-    h("span", { class: "title" }, options.title),
-    lines.length > 1 && lines.map((line, index) => h("span", { class: `key ${colour(line, index)}` }, line.name)),
-    h("span", { class: "grow" }),
-    options.download && h("a", { class: "quiet", href: options.download, download: "", title: "Data of this chart as CSV" }, "csv"));
+    h("div", { class: "keys" }, h("span", { class: "title" }, options.title),
+      lines.length > 1 && lines.map((line, index) => h("span", { class: `key ${colour(line, index)}` }, line.name))),
+    h("a", { class: "quiet", href: options.download ?? csv(lines), download: options.download ? "" : `${options.title}.csv`, title: "Data of this chart as CSV", "aria-label": `Data of ${options.title} as CSV` }, "csv"));
   if (!lines.length) {
     return replace(figure, legend, h("p", { class: "nodata" }, options.empty ?? "no data yet"));
   }
@@ -82,11 +86,12 @@ export function chart(options) {
   const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, tabindex: "0", role: "img", "aria-label": describe(options, lines) });
   for (const value of ticks(low, high, 4)) {
     drawing.append(svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: y(value), y2: y(value) }),
-      svg("text", { x: EDGE.left - 6, y: y(value) + 3, "text-anchor": "end" }, number(value, Math.min(6, Math.max(2, Math.ceil(1 - Math.log10(high - low)))))));
+      svg("text", { x: EDGE.left - 6, y: y(value) + 3, "text-anchor": "end" }, number(value, Math.min(4, Math.max(2, Math.ceil(1 - Math.log10(high - low)))))));
   }
   for (const step of ticks(first, last, 5).filter(Number.isInteger)) {
     drawing.append(svg("text", { x: x(step), y: HEIGHT - 6, "text-anchor": "middle" }, String(step)));
   }
+  drawing.append(svg("text", { x: EDGE.left - 12, y: HEIGHT - 6, "text-anchor": "end" }, "step"));
   lines.forEach((line, index) => {
     const tone = colour(line, index);
     if (line.low?.length) drawing.append(svg("path", { class: `${options.stacked ? "stacked" : "band"} ${tone}`, d: area(line) }));
@@ -148,6 +153,15 @@ export function chart(options) {
   });
   if (options.open) drawing.classList.add("opens");
   return replace(figure, legend, h("div", { class: "plot" }, drawing, tip), options.note && h("p", { class: "note" }, options.note));
+}
+
+// The lines as CSV, for charts whose data is no single request to the server.
+function csv(lines) {
+  const cell = (value) => /[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? "");
+  const columns = lines.flatMap((line) => [[line.name, line.steps, line.own ?? line.values], ...(line.errors ? [[`${line.name}: standard error`, line.steps, line.errors]] : [])]);
+  const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
+  const rows = [["step", ...columns.map(([name]) => name)], ...steps.map((step) => [step, ...columns.map(([, known, values]) => values[known.indexOf(step)])])];
+  return `data:text/csv;charset=utf-8,${encodeURIComponent(rows.map((row) => row.map(cell).join(",")).join("\r\n"))}`;
 }
 
 function describe(options, lines) {

@@ -13,7 +13,7 @@ export async function showCompare(main, { query, signal, go }) {
   const table = h("div", { class: "scroll" });
 
   async function refresh() {
-    const rewards = await Promise.all(names.map((name) => get(runPath(name, "/rewards"))));
+    const rewards = await Promise.all(names.map((name) => get(runPath(name, "/rewards"), { points: 1000 })));
     if (signal.aborted) return;
     const lines = (part, points) => rewards.map((found, index) => ({
       name: names[index], colour: index, points, steps: found[part].map((one) => one.step), values: found[part].map((one) => one.mean),

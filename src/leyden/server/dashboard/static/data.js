@@ -17,19 +17,19 @@ export function runPath(run, rest = "") {
   return `/api/runs/${encodeURIComponent(run)}${rest}`;
 }
 
-const REFRESH_MS = 700;
+const REFRESH_MS = 500;
 
-// Calls `refresh(kinds)` soon after something changed, and never twice at once.
+// Calls `refresh(kinds)` when something changed: at once, at most every half second, and never twice at once.
 export function follow(run, refresh, signal) {
   const status = document.getElementById("live");
   let source = null;
   let waiting = new Set();
   let timer = null;
   let busy = false;
+  let refreshed = 0;
 
   async function flush() {
     timer = null;
-    if (busy) return plan();
     const kinds = waiting;
     waiting = new Set();
     busy = true;
@@ -39,11 +39,13 @@ export function follow(run, refresh, signal) {
       console.warn(error);
     } finally {
       busy = false;
+      refreshed = performance.now();
+      if (waiting.size) plan();
     }
   }
 
   function plan() {
-    if (timer === null && !signal.aborted) timer = setTimeout(flush, REFRESH_MS);
+    if (timer === null && !busy && !signal.aborted) timer = setTimeout(flush, Math.max(0, refreshed + REFRESH_MS - performance.now()));
   }
 
   function show(state) {

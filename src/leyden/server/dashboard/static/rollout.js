@@ -1,45 +1,67 @@
 // One rollout: what happened when, the conversation with its tokens, rewards and credit, and its group.
 
 import { badge, duration, h, moment, number, replace, svg, title, whole } from "./dom.js";
-import { follow, get, runPath } from "./data.js";
+import { follow, get, runPath, touched } from "./data.js";
 
 const SHADES = [["logprob", "logprob"], ["advantage", "advantage"], ["staleness", "staleness"], ["none", "no shading"]];
 
-export async function showRollout(main, { params: [run, id], query, signal, go }) {
+export async function showRollout(main, { params: [run, id], query, signal }) {
   title(id);
-  const view = await get(runPath(run, `/rollouts/${encodeURIComponent(id)}/view`), { attempt: query.get("attempt") });
-  if (signal.aborted) return;
+  const path = runPath(run, `/rollouts/${encodeURIComponent(id)}/view`);
   const base = `/runs/${encodeURIComponent(run)}/rollouts`;
-  const state = view.attempt.outcome?.ending ?? "running";
-  const conversation = h("div", { class: "conversation" });
   let shade = localStorage.getItem("shade") ?? "logprob";
+  let view = null;
+  let shown = "";
+  const conversation = h("div", { class: "conversation" });
   const legend = h("span", { class: "soft legend" });
-
-  function draw() {
-    replace(legend, LEGENDS[shade]);
-    replace(conversation, view.calls.length ? view.calls.map((call, index) => showCall(view, call, index, shade)) : h("p", { class: "empty" }, "The agent made no model call in this attempt."));
-  }
-
   const chooser = h("select", { "aria-label": "Shade tokens by", onchange: () => {
     shade = chooser.value;
     localStorage.setItem("shade", shade);
     draw();
   } }, SHADES.map(([value, text]) => h("option", { value, selected: value === shade }, text)));
+  const head = h("div");
+  const trace = h("div");
+  const rest = h("div");
+  const panels = [sideBySide(run, base, () => view, () => shade), tree(run, () => view)];
 
-  replace(main,
-    h("div", { class: "head" }, h("h1", { class: "code" }, id), badge(state), h("span", { class: "grow" }),
-      view.attempts.length > 1 && h("nav", { class: "pages", "aria-label": "Attempts" }, view.attempts.map((one) => h("a", { href: `${base}/${encodeURIComponent(id)}?attempt=${one.number}`, "aria-current": one.number === view.attempt.number ? "page" : null }, `attempt ${one.number}`)))),
-    facts(run, view),
-    view.attempt.outcome?.message && h("pre", { class: "panel message bad" }, view.attempt.outcome.message),
-    siblings(base, view),
-    h("section", { class: "panel" }, h("h2", {}, "Trace"), waterfall(view)),
+  function draw() {
+    replace(legend, LEGENDS[shade]);
+    replace(conversation, view.calls.length ? view.calls.map((call, index) => showCall(view, call, index, shade)) : h("p", { class: "empty" }, "The agent made no model call in this attempt."));
+    panels.forEach((panel) => panel.redraw?.());
+  }
+
+  async function refresh() {
+    const found = await get(path, { attempt: query.get("attempt") });
+    const text = JSON.stringify(found);
+    if (signal.aborted || text === shown) return;
+    view = found;
+    shown = text;
+    const { attempt } = view;
+    replace(head,
+      h("div", { class: "head" }, h("h1", { class: "code" }, id), badge(attempt.outcome?.ending ?? "running"), h("span", { class: "grow" }),
+        view.attempts.length > 1 && h("nav", { class: "pages", "aria-label": "Attempts" }, view.attempts.map((one) => h("a", { href: `${base}/${encodeURIComponent(id)}?attempt=${one.number}`, "aria-current": one.number === attempt.number ? "page" : null }, `attempt ${one.number}`)))),
+      facts(run, view),
+      attempt.outcome?.message && h("pre", { class: "panel message bad" }, attempt.outcome.message),
+      siblings(base, view));
+    replace(trace, waterfall(view));
+    replace(rest,
+      attempt.result !== null && h("section", { class: "panel" }, h("h2", {}, "Result"), h("pre", {}, pretty(attempt.result))),
+      h("section", { class: "panel" }, h("h2", {}, "Task"), h("pre", {}, pretty(view.task.input))),
+      view.output && h("section", { class: "panel" }, h("h2", {}, "Output"), h("pre", {}, view.output)));
+    draw();
+  }
+
+  await refresh();
+  if (signal.aborted) return;
+  replace(main, head,
+    panels[0].element,
+    h("section", { class: "panel" }, h("h2", {}, "Trace"), trace),
     h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Conversation"), h("span", { class: "grow" }), legend, chooser), conversation),
-    tree(run, view),
-    view.attempt.result !== null && h("section", { class: "panel" }, h("h2", {}, "Result"), h("pre", {}, pretty(view.attempt.result))),
-    h("section", { class: "panel" }, h("h2", {}, "Task"), h("pre", {}, pretty(view.task.input))),
-    view.output && h("section", { class: "panel" }, h("h2", {}, "Output"), h("pre", {}, view.output)));
-  draw();
-  if (state === "running") follow(run, () => go(location.pathname + location.search, { replaced: true }), signal);
+    panels[1].element, rest);
+  follow(run, (kinds) => touched(kinds, "attempt", "rollout", "version", "metrics") ? refresh() : null, signal);
+  // Calls are no events: while the attempt runs, they are read every second.
+  const timer = setInterval(() => document.hidden || view.attempt.ended || refresh().catch(() => {}), 1000);
+  signal.addEventListener("abort", () => clearInterval(timer));
 }
 
 function facts(run, view) {
@@ -64,17 +86,53 @@ function siblings(base, view) {
       h("span", { class: "soft" }, `.${one.index}`), " ", one.reward === null ? (one.outcome?.ending ?? one.state).replaceAll("_", " ") : number(one.reward))));
 }
 
+// The rollouts of the group in columns: what each did from the same task
+
+const COLUMNS = 16;
+
+function sideBySide(run, base, current, shading) {
+  const body = h("div", { class: "columns", tabindex: "0", role: "group", "aria-label": "Rollouts of the group side by side" });
+  let found = null;
+  const element = h("details", { class: "panel", ontoggle: () => {
+    if (element.open && found === null) load();
+  } }, h("summary", {}, "Siblings side by side"), body);
+
+  async function load() {
+    const some = current().siblings.filter((one) => one.state !== "queued").slice(0, COLUMNS);
+    found = await Promise.all(some.map((one) => get(runPath(run, `/rollouts/${encodeURIComponent(one.id)}/view`))));
+    redraw();
+  }
+
+  function redraw() {
+    if (found === null) return;
+    const own = current().rollout.id;
+    replace(body, found.map((view) => column(base, view, view.rollout.id === own, shading())));
+  }
+  return { element, redraw };
+}
+
+function column(base, view, own, shade) {
+  const { rollout, attempt } = view;
+  const link = h("a", { class: "code", href: `${base}/${encodeURIComponent(rollout.id)}` }, `.${rollout.index}`);
+  return h("section", { class: `column${own ? " own" : ""}` },
+    h("header", {}, link, badge(attempt.outcome?.ending ?? "running"), h("b", {}, number(rollout.reward)), h("span", { class: "soft" }, `${view.calls.length} calls`)),
+    view.calls.map((call, index) => h("div", { class: "answer" },
+      h("span", { class: "soft" }, `${index + 1}${call.role ? ` · ${call.role}` : ""}${call.credit?.advantage === undefined || call.credit.advantage === null ? "" : ` · advantage ${number(call.credit.advantage)}`}`),
+      h("div", { class: "text tokens" }, call.tokens.length ? call.tokens.map((token) => showToken(token, call, view, shade)) : messageText(call.response)))),
+    attempt.result !== null && h("div", { class: "answer" }, h("span", { class: "soft" }, "result"), h("div", { class: "text" }, pretty(attempt.result))),
+    attempt.outcome?.message && h("div", { class: "answer bad" }, attempt.outcome.message.split("\n").at(-1)));
+}
+
 // Trace
 
 function waterfall(view) {
-  const rows = [];
+  const rows = [{ id: "agent", parent: null, name: `agent · attempt ${view.attempt.number}`, from: view.attempt.started, to: view.attempt.ended ?? Date.now() / 1000, kind: view.attempt.outcome && view.attempt.outcome.ending !== "succeeded" ? "error" : "agent", note: "" }];
   for (const span of view.spans) rows.push({ id: span.span_id, parent: span.parent_id, name: span.name, from: span.start_ns / 1e9, to: span.end_ns / 1e9, kind: span.status === "error" ? "error" : "span", note: span.status_message ?? "" });
   for (const call of view.calls) rows.push({ id: `call ${call.id}`, parent: call.span, name: `model${call.role ? ` · ${call.role}` : ""} · ${call.tokens.length} tokens`, from: call.started, to: call.ended, kind: call.status === "ok" ? "call" : "error", note: call.finish, target: call.id });
-  if (!rows.length) return h("p", { class: "soft" }, "No spans and no calls.");
   const known = new Map(rows.map((row) => [row.id, row]));
   const children = new Map();
   for (const row of rows) {
-    const parent = known.has(row.parent) && row.parent !== row.id ? row.parent : null;
+    const parent = row.id === "agent" ? null : known.has(row.parent) && row.parent !== row.id ? row.parent : "agent";
     children.set(parent, [...(children.get(parent) ?? []), row]);
   }
   const ordered = [];
@@ -155,21 +213,22 @@ function showToken([text, logprob, version], call, view, shade) {
 
 // The group's prefix tree: a row for each call, from the first token to the last
 
-function tree(run, view) {
+function tree(run, current) {
   const body = h("div");
   let asked = false;
-  const panel = h("details", { class: "panel", ontoggle: () => {
-    if (panel.open && !asked) load();
+  const element = h("details", { class: "panel", ontoggle: () => {
+    if (element.open && !asked) load();
   } }, h("summary", {}, "Prefix tree of the group"), body);
 
   async function load() {
     asked = true;
-    const found = await get(runPath(run, `/groups/${encodeURIComponent(view.rollout.group)}/tree`));
+    const { rollout } = current();
+    const found = await get(runPath(run, `/groups/${encodeURIComponent(rollout.group)}/tree`));
     if (!found.nodes.length) return replace(body, h("p", { class: "soft" }, "The group has no calls."));
     const saved = found.tokens ? 1 - found.distinct / found.tokens : 0;
-    replace(body, h("p", { class: "soft" }, `${whole(found.tokens)} tokens in all sequences, ${whole(found.distinct)} in the tree: ${Math.round(saved * 100)} % are computed once instead of again. Grey: prompt. Colour: sampled by the model.`), h("div", { class: "scroll" }, drawTree(found.nodes, view.rollout.index)));
+    replace(body, h("p", { class: "soft" }, `${whole(found.tokens)} tokens in all sequences, ${whole(found.distinct)} in the tree: ${Math.round(saved * 100)} % are computed once instead of again. Grey: prompt. Colour: sampled by the model.`), h("div", { class: "scroll" }, drawTree(found.nodes, rollout.index)));
   }
-  return panel;
+  return { element };
 }
 
 function drawTree(nodes, own) {

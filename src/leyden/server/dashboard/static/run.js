@@ -5,18 +5,20 @@ import { follow, get, runPath, touched } from "./data.js";
 import { chart } from "./chart.js";
 import { differences, flatten } from "./config.js";
 
-const OUTCOMES = ["succeeded", "agent_error", "timeout", "no_reward", "lost", "engine_error", "cancelled"];
+// Endings and their colours
+const OUTCOMES = [["succeeded", 1], ["agent_error", 5], ["timeout", 2], ["no_reward", 4], ["lost", 3], ["engine_error", 6], ["cancelled", 7]];
 
 // Charts of metrics: title, metrics by the names to show, options.
 const CHARTS = [
-  ["outcomes of a step", OUTCOMES.map((ending) => [`rollouts/${ending}`, ending.replaceAll("_", " ")]), { stacked: true }],
+  ["outcomes of a step", OUTCOMES.map(([ending, colour]) => [`rollouts/${ending}`, ending.replaceAll("_", " "), colour]), { stacked: true }],
   ["groups", [["groups/flat", "flat: every rollout has the same reward"], ["groups/dropped", "dropped"]], { zero: true }],
   ["entropy", [["training/entropy", "entropy"]], { zero: true }],
   ["KL divergence", [["training/kl_sampler_k3", "to the sampler"], ["training/kl_proximal_k3", "within the step"], ["training/kl_reference", "to the reference"]], { zero: true }],
   ["clipped and corrected tokens", [["training/clipped_low", "clipped low"], ["training/clipped_high", "clipped high"], ["training/corrected", "corrected"]], { zero: true }],
   ["trainer and engine agree", [["training/ess_token", "effective sample size by token"], ["training/ess_call", "by call"]], { max: 1 }],
   ["staleness", [["staleness/mean", "mean versions"], ["staleness/max", "most"]], { zero: true, empty: "every token was sampled by the newest weights, or none was reported" }],
-  ["tokens", [["tokens/sampled", "sampled"], ["tokens/trained", "trained on"], ["tokens/computed", "computed"]], { zero: true }],
+  ["tokens", [["tokens/sampled", "sampled"], ["tokens/trained", "trained on"]], { zero: true }],
+  ["tokens of the training step", [["tokens/computed", "computed"], ["tokens/saved", "saved: shared with another call"]], { stacked: true }],
   ["length", [["length/call", "tokens a call"], ["length/rollout", "tokens a rollout"]], { zero: true }],
   ["time of a step, s", [["time/sampling_s", "sampling"], ["time/training_s", "training"], ["time/publishing_s", "publishing"]], { stacked: true }],
   ["gradient norm", [["training/grad_norm", "gradient norm"]], { zero: true }],
@@ -59,7 +61,7 @@ export async function showRun(main, { params: [run], signal, go }) {
     const csv = (names) => `${runPath(run, "/series.csv")}?${new URLSearchParams({ names: names.join(","), points: 100000 })}`;
     const drawn = [rewardChart(found, rewards, openStep("train"), csv), heldOutChart(found, rewards, openStep("eval"), csv)];
     for (const [name, metrics, options] of CHARTS) {
-      const lines = metrics.flatMap(([metric, label], index) => found[metric] ? [{ name: label, colour: index, ...found[metric] }] : []);
+      const lines = metrics.flatMap(([metric, label, colour], index) => found[metric] ? [{ name: label, colour: colour ?? index, ...found[metric] }] : []);
       if (!lines.length && !options.empty) continue;
       if (options.stacked) lines.forEach((line) => { delete line.low; delete line.high; });
       drawn.push(chart({ title: name, lines, ...options, open: openStep("train"), download: csv(metrics.map(([metric]) => metric)) }));
