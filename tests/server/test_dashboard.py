@@ -176,6 +176,36 @@ def test_every_page_works_in_the_dark_on_a_phone(filled: ServerProcess, browser:
     context.close()
 
 
+@pytest.mark.slow
+def test_charts_are_whole_and_their_data_can_be_downloaded(page: Any, filled: ServerProcess) -> None:
+    async def measure() -> None:
+        async with Remote(filled.url, filled.admin_key) as remote:
+            outcomes = {"rollouts/succeeded": (2, 1, 2), "rollouts/agent_error": (None, 1, None)}
+            found = [(1 + at, name, value) for name, values in outcomes.items() for at, value in enumerate(values)]
+            await remote.record_metrics(
+                "calc", [Metric(at, name, value) for at, name, value in found if value is not None]
+            )
+            await remote.record_metrics("calc", [Metric(0, "held_out/error", 0.2)])
+
+    asyncio_run_elsewhere(measure())
+    page.goto("/runs/calc")
+    page.wait_for_selector(READY)
+    whisker = page.locator("[data-chart='held-out reward'] .whisker").first
+    ends = [float(whisker.get_attribute(name)) for name in ("y1", "y2")]
+    assert all(0 <= end <= 190 for end in ends) and abs(ends[0] - ends[1]) > 10
+    stacked = page.locator("[data-chart='outcomes of a step'] path.stacked")
+    assert stacked.count() == 2  # failures at step 2 only: 0 at the other steps, so that areas do not overlap
+    assert all(path.get_attribute("d").count("L") == 5 for path in stacked.all())
+    with page.expect_download() as loading:
+        page.get_by_label("Data of entropy as CSV").click()
+    assert loading.value.path().read_text().splitlines()[:2] == ["step,training/entropy", "1,1.0"]
+    page.goto("/compare?runs=calc,other")
+    page.wait_for_selector(READY)
+    with page.expect_download() as loading:
+        page.get_by_label("Data of held-out reward as CSV").click()
+    assert loading.value.path().read_text().splitlines()[0].startswith("step,calc,calc: standard error")
+
+
 def asyncio_run_elsewhere(work: Any) -> None:
     """Run a coroutine on another thread: Playwright's loop is active on this one."""
     from threading import Thread

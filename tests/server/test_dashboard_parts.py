@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -187,8 +188,32 @@ def test_a_rollouts_page_has_token_texts_credit_and_the_tree(page: Any) -> None:
     page.wait_for_selector("svg.tree rect")
     assert page.locator("svg.tree rect.prompt").count() == 1
     assert page.locator("svg.tree rect.sampled").count() >= 2
+    page.locator("summary", has_text="side by side").click()
+    page.wait_for_selector(".column")
+    columns = page.locator(".column").all_inner_texts()
+    assert len(columns) == 2 and "five" in columns[0] and "six" in columns[1]
+    assert "advantage 0.750" in columns[0] and page.locator(".column.own").count() == 1
+    assert "agent · attempt 1" in page.locator(".waterfall").inner_text()
     page.locator("nav.siblings a").nth(1).click()
     page.wait_for_selector("text=left out: its advantage is 0")
+
+
+@pytest.mark.slow
+def test_a_running_rollout_is_followed_call_by_call(page: Any, shown: ServerProcess) -> None:
+    page.goto("/runs/calc/rollouts/calc-2.0")
+    page.wait_for_selector("text=The agent made no model call")
+    page.locator("summary", has_text="Prefix tree").click()
+
+    async def call() -> None:
+        async with Remote(shown.url, shown.admin_key) as remote:
+            made = Call("c", completion_ids=(1,), logprobs=(-0.5,), response={"role": "assistant", "content": "x"})
+            await remote.record_calls("calc", "calc-2.0.1", [made])
+
+    thread = Thread(target=lambda: asyncio.run(call()))  # Playwright's loop is active on this one
+    thread.start()
+    thread.join()
+    page.wait_for_selector("article.call")
+    assert page.locator("details", has_text="Prefix tree").get_attribute("open") is not None  # as the reader left it
 
 
 @pytest.mark.slow

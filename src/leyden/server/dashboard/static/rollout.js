@@ -120,7 +120,7 @@ function column(base, view, own, shade) {
       h("span", { class: "soft" }, `${index + 1}${call.role ? ` · ${call.role}` : ""}${call.credit?.advantage === undefined || call.credit.advantage === null ? "" : ` · advantage ${number(call.credit.advantage)}`}`),
       h("div", { class: "text tokens" }, call.tokens.length ? call.tokens.map((token) => showToken(token, call, view, shade)) : messageText(call.response)))),
     attempt.result !== null && h("div", { class: "answer" }, h("span", { class: "soft" }, "result"), h("div", { class: "text" }, pretty(attempt.result))),
-    attempt.outcome?.message && h("div", { class: "answer bad" }, attempt.outcome.message.split("\n").at(-1)));
+    attempt.outcome?.message && h("div", { class: "answer bad" }, attempt.outcome.message.split("\n")[0]));
 }
 
 // Trace

@@ -6,6 +6,7 @@ import { follow, get, runPath, touched } from "./data.js";
 const PAGE = 50;
 const COLUMNS = [["rollout", null], ["task", null], ["for", null], ["step", "step"], ["outcome", null], ["reward", "reward"], ["calls", "calls"], ["tokens", "tokens"], ["message", null], ["finished", null]];
 const NUMERIC = ["step", "reward", "calls", "tokens"];
+const LESS = ["task", "for", "finished"]; // not on a phone
 const FIELDS = ["purpose", "ending", "role", "step_from", "step_to", "reward_from", "reward_to", "tokens_from", "task", "message", "sort", "offset"];
 
 export async function showRollouts(main, { params: [run], query, signal, go }) {
@@ -72,7 +73,7 @@ export async function showRollouts(main, { params: [run], query, signal, go }) {
       Object.keys(filter).length > 0 && h("button", { type: "button", class: "quiet", onclick: () => go(path, { replaced: true }) }, "Clear"));
   }
 
-  const sortable = ([name, key]) => h("th", { class: NUMERIC.includes(name) ? "num" : null, "aria-sort": filter.sort === key && key ? "ascending" : filter.sort === `-${key}` ? "descending" : null },
+  const sortable = ([name, key]) => h("th", { class: NUMERIC.includes(name) ? "num" : LESS.includes(name) ? "less" : null, "aria-sort": filter.sort === key && key ? "ascending" : filter.sort === `-${key}` ? "descending" : null },
     key ? h("button", { type: "button", class: "sort", onclick: () => change({ sort: filter.sort === `-${key}` ? key : `-${key}` }) }, name, filter.sort === key ? " ▲" : filter.sort === `-${key}` ? " ▼" : "") : name);
   replace(main, h("div", { class: "head" }, h("h1", {}, "Rollouts"), h("a", { class: "soft", href: `/runs/${encodeURIComponent(run)}` }, run), h("span", { class: "grow" }), pager),
     controls, problems, h("div", { class: "scroll" }, h("table", { class: "list rollouts" }, h("thead", {}, h("tr", {}, COLUMNS.map(sortable))), list)));
@@ -87,13 +88,13 @@ function row(path, one) {
   const state = one.outcome?.ending ?? one.state;
   return h("tr", { "data-rollout": one.id },
     h("td", {}, h("a", { class: "row code", href: `${path}/${encodeURIComponent(one.id)}` }, one.id)),
-    h("td", { class: "soft clip" }, h("a", { href: `${path}?task=${encodeURIComponent(one.task)}` }, one.task)),
-    h("td", { class: "soft" }, one.purpose),
+    h("td", { class: "soft clip less" }, h("a", { href: `${path}?task=${encodeURIComponent(one.task)}` }, one.task)),
+    h("td", { class: "soft less" }, one.purpose),
     h("td", { class: "num" }, one.step ?? "–"),
     h("td", {}, badge(state), one.attempts > 1 && h("span", { class: "soft" }, ` attempt ${one.attempts}`)),
     h("td", { class: "num" }, number(one.reward)),
     h("td", { class: "num" }, one.calls ?? "–"),
     h("td", { class: "num" }, one.tokens === null ? "–" : whole(one.tokens)),
     h("td", { class: "clip why" }, one.outcome?.message ?? ""),
-    h("td", { class: "soft" }, one.finished ? moment(one.finished).slice(5) : ""));
+    h("td", { class: "soft less" }, one.finished ? moment(one.finished).slice(5) : ""));
 }

@@ -4,6 +4,8 @@ import { ago, badge, compact, h, replace, title, whole, withError } from "./dom.
 import { follow, get } from "./data.js";
 import { sparkline } from "./chart.js";
 
+const COLUMNS = [[""], ["run"], ["state"], ["model", "less"], ["step", "num"], ["reward", "num"], ["best", "num"], ["curve", "less"], ["rollouts", "num"], ["tokens", "num less"], ["age"]];
+
 export async function showRuns(main, { signal, go }) {
   title("Runs");
   const chosen = new Set();
@@ -30,20 +32,20 @@ export async function showRuns(main, { signal, go }) {
       h("td", { class: "tick" }, box),
       h("td", {}, h("a", { class: "row strong", href: path }, card.id)),
       h("td", {}, badge(card.state)),
-      h("td", { class: "soft clip" }, card.model ?? "–"),
+      h("td", { class: "soft clip less" }, card.model ?? "–"),
       h("td", { class: "num" }, card.steps ? `${card.step} / ${card.steps}` : card.step || "–"),
       h("td", { class: "num" }, withError(card.reward, card.error)),
       h("td", { class: "num" }, withError(card.best, card.best_error), card.best_step !== null && h("span", { class: "soft" }, ` @${card.best_step}`)),
-      h("td", {}, sparkline(card.curve)),
+      h("td", { class: "less" }, sparkline(card.curve)),
       h("td", { class: "num" }, h("a", { href: `${path}/rollouts` }, whole(total)), failed > 0 && h("span", { class: "bad" }, ` ${whole(failed)} failed`)),
-      h("td", { class: "num soft" }, compact(card.tokens)),
+      h("td", { class: "num soft less" }, compact(card.tokens)),
       h("td", { class: "soft", title: new Date(card.created * 1000).toLocaleString() }, card.state === "running" ? ago(card.created) : ago(card.last_event)));
   }
 
   replace(main,
     h("div", { class: "head" }, h("h1", {}, "Runs"), count, h("span", { class: "grow" }), compare),
     h("div", { class: "scroll" }, h("table", { class: "list" },
-      h("thead", {}, h("tr", {}, ["", "run", "state", "model", "step", "reward", "best", "", "rollouts", "tokens", "age"].map((name) => h("th", { class: ["step", "reward", "best", "rollouts", "tokens"].includes(name) ? "num" : null }, name)))),
+      h("thead", {}, h("tr", {}, COLUMNS.map(([name, kind]) => h("th", { class: kind }, name)))),
       list)),
     h("p", { class: "note" }, "Reward: mean and standard error on the held-out tasks at the last evaluation, or of the last step's rollouts where nothing is held out. Rollouts that failed count with the run's failure_reward."));
   await refresh();
