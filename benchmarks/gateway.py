@@ -44,7 +44,9 @@ from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 
 CLIENTS = (1, 64, 512)
 WARM_UP_S = 3.0
-"""How long each number of clients calls before it is measured; with LiteLLM, every worker must have answered."""
+"""How long each number of clients calls before it is measured."""
+PEER_START_S = 10.0
+"""How long LiteLLM is called after its first answer, by when all of its workers have started and answered."""
 PEER_HOME = Path(__file__).parent.parent / ".bench" / "litellm"
 PEER = "litellm[proxy]==1.106.0"
 QUESTION = [
@@ -262,6 +264,7 @@ async def measure_litellm(seconds: float, folder: Path, workers: int) -> dict[st
     """The same of LiteLLM."""
     with litellm_server(folder, workers) as base:
         await ready(base)
+        await drive(base, [{}], 64, PEER_START_S)
         return {"workers": workers, **{str(n): await warmed(base, [{}], n, seconds) for n in CLIENTS}}
 
 
