@@ -56,6 +56,7 @@ seeds: $(INSTALLED)
 	  echo "seed $$seed"; \
 	  $(BIN)/python -m pytest -n 2 --dist worksteal -m 'hypothesis and not slow' --hypothesis-profile=seeded \
 	    --hypothesis-seed=$$seed || exit 1; \
+	  LEYDEN_SEED=$$seed $(BIN)/python -m pytest tests/client/test_chaos.py || exit 1; \
 	done
 
 format: $(INSTALLED)
