@@ -202,6 +202,18 @@ def test_a_run_that_collapses_warns_keeps_its_best_checkpoint_and_tests_that(tmp
     assert len(training.journal()) == 5  # measured once
 
 
+def test_a_run_whose_entropy_collapses_warns_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+    training = Training(tmp_path, "held_out=0", "checkpoints.every=1", "checkpoints.keep=1")
+    training.finish("training.steps=1")
+    (line,) = training.journal()
+    earlier = json.dumps({**line, "training/entropy": 20 * line["training/entropy"]}) + "\n"
+    (training.run / "metrics.jsonl").write_text(5 * earlier)  # as if it had begun with more
+    printed = training.finish("training.steps=3")
+    (said,) = re.findall("step ([23]): the entropy has collapsed: it is .* at the start", printed)
+    assert f"No tasks are held out; the checkpoint of step {int(said) - 1} is kept" in printed
+    assert {path.name for path in training.run.glob("step-*")} == {f"step-{int(said) - 1}", "step-3"}
+
+
 def test_restart_puts_the_earlier_run_aside(tmp_path: Path) -> None:
     training = Training(tmp_path, "training.steps=1", "held_out=0")
     training.finish()

@@ -209,6 +209,13 @@ def test_an_automatic_reward_that_is_annealed_fades() -> None:
     assert [annealed(step, unbounded) for step in range(1, 11)] == pytest.approx([-1.5] * 10)
 
 
+def test_a_small_distance_to_the_reference_gives_a_small_advantage() -> None:
+    groups = one_group(*(episode(number, 1.0, [call(f"{number}")]) for number in range(4)))
+    for penalty in (0.04, 0.004):
+        samples = valued(groups, known=StepInputs(penalties=[0.0, 0.0, 0.0, penalty]))
+        assert samples[-1].advantage == pytest.approx(-0.75 * penalty / 0.125)
+
+
 def test_step_rewards_can_be_scaled_by_the_deviation_of_the_final_rewards() -> None:
     scaled = replace(ADVANTAGE_ESTIMATOR, scale_steps=True)
     assert annealed(1, scaled) == 0.0  # all final rewards are equal
