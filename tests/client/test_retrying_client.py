@@ -32,6 +32,10 @@ async def test_an_attempt_outlives_its_server_and_a_bad_key_ends_a_worker(
             server.kill()
             await asyncio.to_thread(go.write_text, "go on")
             await asyncio.sleep(1.0)  # the agent returns, and nobody is there to hear of it
+            printed = ""
+            while "no answer from the server" not in printed:
+                await asyncio.sleep(0.05)
+                printed += capfd.readouterr().err
             await asyncio.to_thread(server.start)
             log = await remote.events("r", 0, wait=30, kind="group.finished")
             assert log.events
@@ -39,11 +43,11 @@ async def test_an_attempt_outlives_its_server_and_a_bad_key_ends_a_worker(
             await remote.enqueue("r", GroupSpec("h", Task("t2", {"do": "return", "value": 1.0})))
             assert (await remote.events("r", log.after, wait=30, kind="group.finished")).events
             worker.stop()
-            assert await asyncio.to_thread(worker.process.wait, 10) == 0
+            assert await asyncio.to_thread(worker.process.wait, 60) == 0
             stranger = WorkerProcess(options, "leyden-nonsense.0")
-            assert await asyncio.to_thread(stranger.process.wait, 20) == 2
+            assert await asyncio.to_thread(stranger.process.wait, 60) == 2
     assert (episode.attempt.number, episode.final_reward(0.0)) == (1, 1.0)
-    said = capfd.readouterr().err.splitlines()
+    said = (printed + capfd.readouterr().err).splitlines()
     assert [line for line in said if "no answer from the server" in line] and [
         line for line in said if "answers again" in line
     ]

@@ -250,12 +250,12 @@ async def test_a_server_that_stops_lets_go_who_waits_and_finishes_what_it_began(
             await until_asked_for_work(remote, "w")
 
             server.process.send_signal(number)
-            assert await asyncio.wait_for(for_work, 20) == []
-            assert await asyncio.wait_for(for_news, 20) == EventLog((), seen)
+            assert await asyncio.wait_for(for_work, 60) == []
+            assert await asyncio.wait_for(for_news, 60) == EventLog((), seen)
             await until_it_takes_no_more(server)
             assert server.process.poll() is None
             assert await begun.end() == b"HTTP/1.1 200 OK"
-        assert await asyncio.to_thread(server.process.wait, 20) == 0
+        assert await asyncio.to_thread(server.process.wait, 60) == 0
         server.start()
         async with Remote(server.url, server.admin_key) as remote:
             assert [run.id for run in await remote.runs()] == ["r", "begun"]
@@ -272,9 +272,9 @@ async def test_a_worker_that_polls_again_at_once_does_not_keep_a_server_from_sto
             asking = asyncio.create_task(ask_again_and_again(remote))
             await until_asked_for_work(remote, "w")
             server.process.terminate()
-            await asyncio.wait([asking], timeout=20)
+            await asyncio.wait([asking], timeout=60)
             assert asking.done()
-            assert await asyncio.to_thread(server.process.wait, 20) == 0
+            assert await asyncio.to_thread(server.process.wait, 60) == 0
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ async def test_what_blocks_the_event_loop_is_logged_and_counted(caplog: pytest.L
             await asyncio.sleep(0.2)
             compute_for_long()
             await asyncio.sleep(0.2)
-    (record,) = [r for r in caplog.records if "blocked" in r.message]
-    assert "compute_for_long" in record.message and "test_stalls.py" in record.message
+    (record,) = [r for r in caplog.records if "compute_for_long" in r.message]  # a busy machine may block it, too
+    assert "blocked" in record.message and "test_stalls.py" in record.message
     blocked: Any = registry.get_sample_value("leyden_loop_blocked_seconds_total")
     assert blocked >= 0.8
     assert registry.get_sample_value("leyden_loop_lag_seconds_count")

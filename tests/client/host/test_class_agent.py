@@ -26,7 +26,7 @@ async def test_an_instance_is_kept_between_rollouts_and_closed_at_the_end(
         assert seen == [(1, 1), (1, 2), None, (1, 4), None, (2, 1), (2, 2)]
         assert log.read_text() == "closed 1\n"
         worker.stop()
-        assert await asyncio.to_thread(worker.process.wait, 15) == 0
+        assert await asyncio.to_thread(worker.process.wait, 60) == 0
         await eventually(lambda: log.read_text() == "closed 1\nclosed 2\n")
 
 
@@ -70,6 +70,6 @@ async def test_a_class_that_cannot_be_an_agent_is_one_line(
 ) -> None:
     await harness.open()
     with harness.worker(f"keeping.py:{name}") as worker:
-        assert await asyncio.to_thread(worker.process.wait, 15) == 2
+        assert await asyncio.to_thread(worker.process.wait, 60) == 2
     said = capfd.readouterr().err
     assert says in said and said.count("\n") == 1

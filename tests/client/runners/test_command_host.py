@@ -155,7 +155,7 @@ async def test_a_time_limit_ends_the_command_and_all_that_it_started(
     file = tmp_path / "children"
     await harness.queue("g", {"do": "leave children", "hang": True, "stubborn": stubborn, "file": str(file)})
     await harness.queue("next", {"do": "print", "lines": ["1"]})
-    with harness.worker(PYTHON, time_limit_s=1.5, concurrency=1):
+    with harness.worker(PYTHON, time_limit_s=4.0, concurrency=1):
         family = await family_in(file)
         episode = await harness.episode("g")
         assert (await harness.episode("next")).final_reward(-1.0) == 1.0
@@ -166,7 +166,7 @@ async def test_a_time_limit_ends_the_command_and_all_that_it_started(
 async def test_what_a_command_leaves_behind_ends_with_it_and_with_a_cancelled_attempt(
     harness: WorkerHarness, tmp_path: Path
 ) -> None:
-    await harness.open(lease_s=1.0)
+    await harness.open(lease_s=2.0)
     await harness.queue("ends", {"do": "leave children", "hang": False, "file": str(tmp_path / "ends")})
     await harness.queue("hangs", {"do": "leave children", "hang": True, "file": str(tmp_path / "hangs")})
     with harness.worker(PYTHON):
@@ -245,6 +245,6 @@ async def test_a_command_that_cannot_be_run_is_one_line_before_any_work(
     await harness.open()
     assert not os.access(AGENTS / "command.py", os.X_OK)
     with harness.worker(agent) as worker:
-        assert await asyncio.to_thread(worker.process.wait, 15) == 2
+        assert await asyncio.to_thread(worker.process.wait, 60) == 2
     said = capfd.readouterr().err
     assert says in said and said.count("\n") == 1

@@ -125,9 +125,9 @@ async def test_a_time_limit_cancels_the_request_and_the_key_ends_with_the_attemp
     await harness.queue("g", {"do": "hang"})
     listener, url = bind_endpoint()
     async with serving(listener) as service:
-        with harness.worker(url, time_limit_s=0.5):
+        with harness.worker(url, time_limit_s=2.0):
             episode = await harness.episode("g")
-            await asyncio.wait_for(service.hung_up.wait(), 10)
+            await asyncio.wait_for(service.hung_up.wait(), 60)
             body = service.received[0]
             assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.TIMEOUT
             assert await status_of_asking(body) in (401, 403)

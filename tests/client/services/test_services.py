@@ -172,7 +172,7 @@ async def test_a_python_agent_acquires_the_services_it_takes_by_name(
     with harness.worker(f"serviced.py:{agent}", reward="serviced.py:score", **options) as worker:
         found = await harness.episodes("g")
         worker.stop()
-        await asyncio.to_thread(worker.process.wait, 20)
+        await asyncio.to_thread(worker.process.wait, 60)
     assert [episode.attempt.outcome and episode.attempt.outcome.message for episode in found] == [""] * 12
     assert [episode.final_reward(0.0) for episode in found] == [1.0] * 12
     made = marked(tmp_path, "made")
@@ -263,5 +263,5 @@ async def test_a_worker_whose_services_cannot_be_started_says_why(
     ]
     for agent, options, says in cases:
         with harness.worker(agent, **options) as worker:
-            assert await asyncio.to_thread(worker.process.wait, 30) == 2
+            assert await asyncio.to_thread(worker.process.wait, 60) == 2
         assert says in capfd.readouterr().err

@@ -41,13 +41,13 @@ def client_of(server: ModelServer) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0)
 
 
-async def started(server: ModelServer) -> None:
-    """Wait until a call has sampled something."""
+async def started(server: ModelServer, tokens: int = 1) -> None:
+    """Wait until a call has sampled so many tokens."""
     assert server.service.gateway is not None
     generations = server.service.gateway._attempts
     await eventually(
         lambda: any(
-            parser.ids
+            len(parser.ids) >= tokens
             for attempt in generations.values()
             for call in attempt._in_flight
             for parser in call._parsers  # type: ignore[attr-defined]
@@ -133,8 +133,7 @@ async def test_choices_that_were_complete_at_the_limit_are_whole(server: ModelSe
     server.say = lambda _: next(said)
     async with client_of(server) as client:
         asking = asyncio.create_task(client.chat.completions.create(**ASK, n=2))
-        await started(server)
-        await asyncio.sleep(0.2)  # the first choice has few tokens
+        await started(server, tokens=30)  # the first choice has few, and is sampled at the same pace
         await worker.time_out(server.run, server.attempt, OVER)
         with pytest.raises(openai.PermissionDeniedError):
             await asking
