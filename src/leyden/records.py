@@ -4,15 +4,18 @@ Records are immutable and validated when they are built. A call stores only what
 conversation takes space linear in its tokens; `Episode` derives whole prompts and transitions.
 """
 
+import logging
 import math
 import re
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import cache
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import force_setattr
 
 from leyden import defaults
 from leyden.outcomes import Outcome
@@ -86,6 +89,12 @@ class FixedAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     answer: str
 
 
+@cache
+def _log_old_name(old: str, new: str) -> None:
+    """Say once that a name was renamed: every run of an older store has the old one."""
+    logging.getLogger("leyden.records").warning("`%s` is now `%s`; the old name still works", old, new)
+
+
 class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of a run that the server and the gateway apply to its rollouts."""
 
@@ -101,8 +110,8 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether a reward function sets the final reward: agents then cannot."""
     sampling: Sampling = Sampling()
     """Sampling of training rollouts; it replaces what the agent requests."""
-    allow_biased_sampling: bool = field(default=False, name="train_distorted")
-    """Whether to train on calls sampled greedily, with truncation or with penalties; the wire keeps its old name."""
+    allow_biased_sampling: bool = False
+    """Whether to train on calls sampled greedily, with truncation or with penalties."""
     history: Literal["template", "exact"] = "template"
     """Whether earlier turns are rendered by the model's template, which may drop reasoning, or exactly as sampled."""
     tool_calls: Literal["marked", "any"] = "marked"
@@ -118,8 +127,14 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """
     roles: dict[Name, str] = {}
     """Maps roles to a regular expression on the system prompt, for agents that do not name roles themselves."""
+    train_distorted: bool | UnsetType = UNSET
+    """The old name of `allow_biased_sampling`: read, and never written."""
 
     def __post_init__(self) -> None:
+        if self.train_distorted is not UNSET:
+            _log_old_name("train_distorted", "allow_biased_sampling")
+            force_setattr(self, "allow_biased_sampling", self.allow_biased_sampling or self.train_distorted)
+            force_setattr(self, "train_distorted", UNSET)
         for role, rule in self.roles.items():
             try:
                 re.compile(rule)
@@ -128,7 +143,7 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
         if self.sampling.biased and not self.allow_biased_sampling:
             raise ValueError(
                 f"`sampling`: {self.sampling.biased} is not trained on, and this is the sampling of training rollouts: "
-                "use temperature above 0 and no top_p, top_k, min_p or penalties, or set `train_distorted`"
+                "use temperature above 0 and no top_p, top_k, min_p or penalties, or set `allow_biased_sampling`"
             )
 
 

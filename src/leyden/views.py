@@ -169,7 +169,7 @@ class CallView(Struct, frozen=True):
     """The text of the prompt's new tokens; None where the server has no tokenizer."""
     response: Any
     tokens: tuple[TokenView, ...]
-    unusable: str | None
+    untrainable: str | None
     credit: CallCredit | None
 
 

@@ -5,7 +5,7 @@ The server and its clients (workers, trainer, command line) share these types an
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from leyden.outcomes import Outcome, Retry
 from leyden.records import (
@@ -120,7 +120,7 @@ class FinishReply(Struct, frozen=True):
     counted: bool
     outcome: Outcome
     rollout: Rollout
-    queue_pressure: Annotated[float, Meta(ge=0)] | None = field(default=None, name="crowding")
+    queue_pressure: Annotated[float, Meta(ge=0)] | None = None
     """Model calls waiting for the engine per call that is running; None if unknown."""
 
 

@@ -504,6 +504,17 @@ def test_a_reader_that_has_had_enough_is_no_failure(left: Path) -> None:
     assert (process.returncode, complaint) == (0, "")
 
 
+def test_a_misspelt_command_and_an_unknown_run_get_a_hint(
+    leyden: Leyden, left: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong, hint in (("trian", "did you mean train?"), ("zzz", "the commands are train,")):
+        with pytest.raises(SystemExit) as end:
+            main([wrong])
+        assert end.value.code == 2
+        assert f"leyden: '{wrong}' is no command: {hint}" in capsys.readouterr().err
+    assert "no run 'nope': there are calc" in leyden("report", "nope", "--home", str(left)).mistake(1)
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--help"], ["serve", "--help"], ["runs", "--help"], ["show", "--help"], ["--version"]):
         with pytest.raises(SystemExit) as end:

@@ -148,3 +148,13 @@ def test_a_setting_under_an_old_key_replaces_what_the_file_says_under_the_new(tm
 def test_the_url_of_an_engine_is_checked(engine: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read_config({"run": "r", "agent": "a", "tasks": "t", "engine": engine})
+
+
+@pytest.mark.parametrize(
+    "setting", ["training.roles=librarian", "workers.readable=/data", "report=wandb", "workers.network='*'"]
+)
+def test_one_text_is_a_list_of_one(setting: str) -> None:
+    section, _, name = setting.partition("=")[0].rpartition(".")
+    config = read_config(override(WHOLE, [setting]))
+    value = getattr(getattr(config, section) if section else config, name)
+    assert value == (setting.partition("=")[2].strip("'"),)

@@ -81,7 +81,7 @@ def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:
     assert trained.step == 2
     for row in steps_of(trained):
         assert row["rollouts/succeeded"] == row["rollouts/requested"] == 8
-        assert row["calls/left/role not selected"] >= 8  # each rollout has a checker
+        assert row["calls/excluded/role not selected"] >= 8  # each rollout has a checker
     assert sum(row["tokens/trained"] for row in steps_of(trained)) > 0
     assert max(row["reward/mean"] for row in steps_of(trained)) > 0  # the bundled model writes SQL
 
@@ -97,7 +97,7 @@ def test_two_training_steps_train_the_writer_and_the_rewriter(tmp_path: Path, si
     assert trained.step == 2
     for row in steps_of(trained):
         assert row["rollouts/succeeded"] == row["rollouts/requested"] == 8
-        assert row["calls/left/role not selected"] >= 8  # each rollout has a checker
+        assert row["calls/excluded/role not selected"] >= 8  # each rollout has a checker
         assert row["tokens/trained"] > 0
 
 

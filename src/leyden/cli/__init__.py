@@ -2,8 +2,10 @@
 
 import argparse
 import asyncio
+import difflib
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,6 +40,10 @@ _ERRORS = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        if wrong := re.match(r"argument COMMAND: invalid choice: '([^']*)'", message):
+            near = difflib.get_close_matches(wrong[1], _COMMANDS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(_COMMANDS)}"
+            message = f"{wrong[1]!r} is no command: {hint}"
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 

@@ -133,7 +133,8 @@ def _latest(metrics: dict[str, float]) -> list[str]:
         change = with_error(metrics["held_out/change"], metrics.get("held_out/change_error"))
         found.insert(1, f"held-out change since the start {change}")
     if "groups/flat" in metrics:
-        found.append(f"{metrics['groups/flat']:.0f} of {metrics.get('groups/requested', 0):.0f} groups flat")
+        of = f" of {metrics['groups/requested']:.0f}" if "groups/requested" in metrics else ""
+        found.append(f"{metrics['groups/flat']:.0f}{of} groups flat")
     for phase in ("sampling", "training", "publishing"):
         if (seconds := metrics.get(f"time/{phase}_s")) is not None:
             found.append(f"{phase} {seconds:.1f} s")

@@ -10,10 +10,12 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import msgspec
 import tomli_w
+from msgspec import Struct
+from msgspec.structs import fields
 
 from leyden.config.schema import Config
 
@@ -158,20 +160,20 @@ def _value(key: str, text: str) -> Any:
 
 
 _TEXT_KEYS = ("run", "agent", "tasks", "reward", "model", "base", "home")
-_LISTS = ("report", "training.roles", "signals.exempt", "engine.vllm_arguments")
-"""Keys that hold a list of texts: a single text is a list of one."""
 
 
-def _listed(document: Document) -> Document:
-    """Return the document with single texts as lists, where a list is expected."""
-    document = dict(document)
-    for key in _LISTS:
-        section, _, name = key.rpartition(".")
-        inner = document.get(section) if section else document
-        if isinstance(inner, Mapping) and isinstance(inner.get(name), str):
-            changed = {**inner, name: [inner[name]]}
-            document = {**document, section: changed} if section else changed
-    return document
+def _listed(document: Mapping[str, Any], section: type[Struct] = Config) -> Document:
+    """Return the document with single texts as lists of one, where a list is expected."""
+    found = dict(document)
+    for entry in fields(section):
+        value = found.get(entry.name)
+        kinds = (entry.type, *get_args(entry.type))
+        if isinstance(value, str) and get_origin(entry.type) is tuple and Ellipsis in kinds:
+            found[entry.name] = [value]
+        elif isinstance(value, Mapping):
+            inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Struct)), None)
+            found[entry.name] = _listed(value, inner) if inner is not None else value
+    return found
 
 
 def _explain(message: str) -> str:
@@ -192,11 +194,11 @@ def _explain(message: str) -> str:
 def _keys(section: str) -> list[str]:
     inner: Any = Config
     for name in filter(None, section.replace("[...]", "").split(".")):  # which stands for what the user names
-        kind = next(entry.type for entry in msgspec.structs.fields(inner) if entry.name == name)
+        kind = next(entry.type for entry in fields(inner) if entry.name == name)
         while choices := get_args(kind):
             kind = next(one for one in reversed(choices) if one is not NoneType)
         inner = kind
-    return [entry.name for entry in msgspec.structs.fields(inner)]
+    return [entry.name for entry in fields(inner)]
 
 
 def _join(section: str, name: str) -> str:

@@ -132,8 +132,15 @@ def admin_key(folder: Path) -> str:
 
 async def _create_run(remote: Remote, config: Config, run: str) -> None:
     """Create the run; a resumed one keeps the settings of its start."""
+    known = {summary.id for summary in await remote.runs()}
+    if run not in known:
+        await remote.create_run(RunSpec(run, run_settings(config), msgspec.to_builtins(config)))
+
+
+def run_settings(config: Config) -> RunSettings:
+    """Return the settings of a run that the server applies; they have the names of the configuration's keys."""
     rollout, sampling = config.rollout, config.sampling
-    settings = RunSettings(
+    return RunSettings(
         lease_s=rollout.lease_s,
         max_attempts=rollout.max_attempts,
         failure_reward=rollout.failure_reward,
@@ -155,6 +162,3 @@ async def _create_run(remote: Remote, config: Config, run: str) -> None:
         routes=config.routes,
         roles=config.roles,
     )
-    known = {summary.id for summary in await remote.runs()}
-    if run not in known:
-        await remote.create_run(RunSpec(run, settings, msgspec.to_builtins(config)))

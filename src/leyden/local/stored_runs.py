@@ -12,6 +12,7 @@ from leyden.episodes import Episode
 from leyden.records import Run, StepCredits
 from leyden.store import queries, views
 from leyden.store.database import Database
+from leyden.store.errors import NotFound
 from leyden.views import Fleet, RolloutListing, RolloutQuery, RunCard, Series
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
 
@@ -130,8 +131,12 @@ def open_stores(home: Path, location: str | None = None) -> Iterator[list[Stored
 
 
 async def store_with(stores: Sequence[StoredRuns], run: str) -> StoredRuns:
-    """Return the store that has a run; if none has, one that raises `NotFound` when it is read."""
+    """Return the store that has a run; if none has, raise `NotFound` with the runs that there are."""
+    known: list[str] = []
     for store in stores:
-        if run in {summary.id for summary in await store.runs()}:
+        found = [summary.id for summary in await store.runs()]
+        if run in found:
             return store
-    return stores[0]
+        known += found
+    there = f"there are {', '.join(sorted(known)[:20])}" if known else "there are none"
+    raise NotFound(f"no run {run!r}: {there}")

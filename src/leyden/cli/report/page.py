@@ -29,7 +29,7 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ),
     ("gradient norm", (("training/grad_norm", "gradient norm"),)),
 )
-_ACCOUNTS = ("rollouts/", "groups/", "calls/left/", "calls/trained", "tokens/sampled", "tokens/trained")
+_ACCOUNTS = ("rollouts/", "groups/", "calls/excluded/", "calls/trained", "tokens/sampled", "tokens/trained")
 
 _STYLE = """
 :root{color-scheme:light dark}

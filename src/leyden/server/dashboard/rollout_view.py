@@ -57,7 +57,7 @@ def _call(episode: Episode, call: Call, credit: CallCredit | None, tokenizer: To
         prompt=tokenizer.decode(call.prompt_ids) if tokenizer is not None else None,
         response=call.response,
         tokens=_tokens(call, tokenizer),
-        unusable=call.untrainable,
+        untrainable=call.untrainable,
         credit=credit,
     )
 

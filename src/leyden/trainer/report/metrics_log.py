@@ -131,7 +131,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         **{f"signals/{name}": count for name, count in report.signals.items()},
         **{f"rollouts/{ending}": count for ending, count in accounting.outcomes.items()},
         **{f"rollouts/excluded/{why}": count for why, count in accounting.excluded.items()},
-        **{f"calls/left/{why}": count for why, count in accounting.calls_excluded.items()},
+        **{f"calls/excluded/{why}": count for why, count in accounting.calls_excluded.items()},
     }
     measured = [
         {"loss": metric.loss, "grad_norm": metric.grad_norm, "critic_loss": metric.critic_loss, **metric.statistics}

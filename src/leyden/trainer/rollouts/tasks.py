@@ -98,7 +98,10 @@ def read_task_file(path: Path) -> tuple[Task, ...]:
     for number, task_input in inputs:
         task = _task(path, number, task_input)
         if task.id in seen:
-            raise ConfigError(f"{path}:{number}: the same task as in line {seen[task.id]}, by its `id` or its content")
+            raise ConfigError(
+                f"{path}:{number}: the same task as in line {seen[task.id]}, by its `id` or its content: "
+                "remove one, or give them different ids"
+            )
         seen[task.id] = number
         tasks.append(task)
     return tuple(tasks)

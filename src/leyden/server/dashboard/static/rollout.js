@@ -171,7 +171,7 @@ function showCall(view, call, index, shade) {
     h("header", {}, h("b", {}, `call ${index + 1}`), call.role && h("span", { class: "role" }, call.role),
       h("span", { class: "soft" }, `${whole(call.prompt_tokens)} + ${whole(call.tokens.length)} tokens, ${call.made}${call.made_why ? ` (${call.made_why})` : ""}, ${call.finish}, ${duration(call.ended - call.started)}`),
       credit && (credit.excluded ? h("span", { class: "chip warn" }, `left out: ${credit.excluded}`) : h("span", { class: `chip ${credit.advantage > 0 ? "good" : credit.advantage < 0 ? "bad" : ""}` }, `value ${number(credit.value)}, advantage ${number(credit.advantage)}, weight ${number(credit.weight)}, ${credit.tokens} tokens`)),
-      !credit && call.unusable && h("span", { class: "chip warn" }, `not trained on: ${call.unusable}`),
+      !credit && call.untrainable && h("span", { class: "chip warn" }, `not trained on: ${call.untrainable}`),
       rewards.map((one) => h("span", { class: `chip ${one.value > 0 ? "good" : "bad"}`, title: one.why ?? "" }, `${one.name ?? "reward"} ${number((one.weight ?? 1) * one.value)}`)),
       signals.map((one) => h("span", { class: "chip", title: one.why }, `${one.kind.replaceAll("_", " ")}${one.tool ? `: ${one.tool}` : ""}`))),
     call.kept_messages > 0 && h("p", { class: "soft kept" }, `continues after ${call.kept_messages} messages`),

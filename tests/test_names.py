@@ -1,0 +1,137 @@
+"""One name for one thing in TOML, in JSON (wire, store, metrics) and in Python."""
+
+import inspect
+import logging
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+import leyden
+from leyden import records
+from leyden.config import Config, read_config
+from leyden.config.reading import written
+from leyden.local.stack import run_settings
+from leyden.records import RunSettings
+from leyden.trainer.policy.policy import UpdateMetrics
+from leyden.trainer.report.metrics_log import evaluation_metrics, step_metrics
+from leyden.wire import RunSpec
+
+ROOT = Path(__file__).parents[1]
+STATIC = ROOT / "src/leyden/server/dashboard/static"
+MODULES = ("records", "outcomes", "wire", "views", "config.schema")
+DERIVED = {"reward_function"}
+"""Settings of a run that no key sets: whether there is a `reward`."""
+
+
+def structs() -> Iterator[type[msgspec.Struct]]:
+    for name in MODULES:
+        module = import_module(f"leyden.{name}")
+        yield from (one for one in vars(module).values() if isinstance(one, type) and issubclass(one, msgspec.Struct))
+
+
+def keys(section: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
+    """Every key of a configuration, with its sections."""
+    for entry in msgspec.structs.fields(section):
+        inner = [one for one in (entry.type, *get_args(entry.type)) if isinstance(one, type)]
+        inner = [one for one in inner if issubclass(one, msgspec.Struct)]
+        yield from keys(inner[0], f"{prefix}{entry.name}.") if inner else [prefix + entry.name]
+
+
+def test_records_have_the_same_names_in_python_and_in_json() -> None:
+    found = list(structs())
+    assert len(found) > 60
+    for struct in found:
+        assert struct.__struct_encode_fields__ == struct.__struct_fields__, struct
+
+
+def test_a_configuration_has_the_same_keys_in_toml_in_json_and_as_arguments() -> None:
+    config = read_config({"run": "r", "agent": "a.py:a", "tasks": "t.jsonl"})
+    in_json = msgspec.to_builtins(config)  # what the wire and the store have
+    assert read_config(in_json) == config
+
+    def flat(value: dict[str, Any], prefix: str = "") -> set[str]:
+        parts = [
+            flat(one, f"{prefix}{key}.") if isinstance(one, dict) else {prefix + key} for key, one in value.items()
+        ]
+        return set().union(*parts)
+
+    unset = {key for key in flat(in_json) if key not in flat(tomllib.loads(written(config)))}
+    assert flat(tomllib.loads(written(config))) <= flat(in_json) <= set(keys(Config)) | {"training.lora"}
+    assert all(_at(in_json, key) is None for key in unset)
+    for function in (leyden.train, leyden.evaluate, leyden.dev):
+        parameters = inspect.signature(function).parameters
+        assert {"agent", "tasks", "reward"} <= set(parameters) & set(Config.__struct_fields__)
+        assert parameters["settings"].kind is inspect.Parameter.VAR_KEYWORD
+
+
+def test_the_settings_of_a_run_have_the_names_of_the_keys_that_set_them() -> None:
+    changed: dict[str, Any] = {
+        "rollout": {
+            "lease_s": 7.0,
+            "max_attempts": 5,
+            "failure_reward": -1.0,
+            "history": "exact",
+            "tool_calls": "any",
+            "max_calls": 9,
+            "max_tokens": 77,
+            "agent_rewards": True,
+        },
+        "training": {"allow_biased_sampling": True},
+        "sampling": {"temperature": 0.5, "max_tokens": 33, "top_p": 0.9, "top_k": 4, "min_p": 0.1},
+        "routes": {"*": "policy"},
+        "roles": {"planner": "plan"},
+    }
+    settings = run_settings(read_config({"run": "r", "agent": "a", "tasks": "t", "seed": 3, **changed}))
+    values = {name: value for section in ("rollout", "training") for name, value in changed[section].items()}
+    values |= {"routes": changed["routes"], "roles": changed["roles"]}
+    in_json = msgspec.to_builtins(settings)
+    assert {name: in_json[name] for name in values} == values
+    assert set(in_json) == set(values) | {"sampling"} | DERIVED
+    assert {name: in_json["sampling"][name] for name in changed["sampling"]} == changed["sampling"]
+    assert in_json["sampling"]["seed"] == 3
+
+
+def test_the_old_name_of_a_setting_is_accepted_with_a_line_that_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    records._log_old_name.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            spec = msgspec.json.decode(b'{"id": "r", "settings": {"train_distorted": true}}', type=RunSpec)
+    assert spec.settings == RunSettings(allow_biased_sampling=True)
+    assert b"train_distorted" not in msgspec.json.encode(spec)
+    assert caplog.messages == ["`train_distorted` is now `allow_biased_sampling`; the old name still works"]
+
+
+def test_pages_reports_and_docs_name_metrics_that_are_written() -> None:
+    """A name in a chart, in `leyden top`, in the report or in the docs stands in the code that writes metrics."""
+    source = "".join(inspect.getsource(one) for one in (step_metrics, evaluation_metrics, UpdateMetrics))
+    algorithms = "".join(path.read_text() for path in _files("rl", "trainer/policy"))
+    endings = {str(ending) for ending in import_module("leyden.outcomes").Ending}
+    name = re.compile(r"\b((?:reward|rollouts|groups|calls|tokens|length|staleness|time|training|held_out)/[a-z_0-9]+)")
+    shown: dict[str, str] = {}
+    for path in (*STATIC.glob("*.js"), ROOT / "src/leyden/cli/top.py", ROOT / "src/leyden/cli/report/page.py"):
+        shown |= dict.fromkeys(name.findall(path.read_text()), path.name)
+    page = ROOT / "docs/when_it_does_not_learn.md"
+    shown |= dict.fromkeys(name.findall(page.read_text()), page.name)
+    assert len(shown) > 30
+    for metric, where in shown.items():
+        group, last = metric.split("/")
+        known = f'"{metric}"' in source or f'f"{metric}' in source or f'f"{{split}}/{last}' in source
+        known |= group == "rollouts" and last in endings
+        known |= group == "training" and (f'"{last}"' in source + algorithms or f'f"{last}{{' in algorithms)
+        assert known, f"{where} names {metric}, which is not written"
+
+
+def _files(*folders: str) -> Iterator[Path]:
+    return (path for folder in folders for path in (ROOT / "src/leyden" / folder).rglob("*.py"))
+
+
+def _at(value: Any, key: str) -> Any:
+    for part in key.split("."):
+        value = value[part]
+    return value
