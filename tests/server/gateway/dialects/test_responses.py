@@ -12,6 +12,8 @@ from responses_oracle import check_response, stream_events
 
 from leyden.engine.protocol import EngineError
 from leyden.records import PromptOrigin, Purpose
+from leyden.server.gateway.dialects.responses.tools import CustomInput
+from leyden.server.gateway.dialects.types import ToolCall
 
 ADD: Any = {
     "type": "function",
@@ -133,9 +135,12 @@ async def test_custom_tools_take_and_give_text(server: ModelServer, client: open
     (item,) = response.output
     assert item.type == "custom_tool_call"
     assert (item.name, item.input) == ("shell", "ls -l\n")
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    assert len(deltas) > 1  # as they are sampled
+    assert "".join(deltas) == item.input
     kinds = [event["type"].removeprefix("response.") for event in events]
-    assert kinds[2:-1] == [
-        *("output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done")
+    assert [kind for kind in kinds[2:-1] if not kind.endswith(".delta")] == [
+        *("output_item.added", "custom_tool_call_input.done", "output_item.done")
     ]
     output = {
         "type": "custom_tool_call_output",
@@ -147,6 +152,29 @@ async def test_custom_tools_take_and_give_text(server: ModelServer, client: open
     episode = await server.check(calls=2)
     assert episode.calls[1].made is PromptOrigin.CONTINUED
     assert "ls.*" in episode.tools(episode.calls[0])[0]["function"]["description"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        (r'{"input": "a\n\"b\" \\ \u00e9\ud83d\ude00 é😀\/"}', 'a\n"b" \\ é😀 é😀/'),
+        ('{"input": ""}', ""),
+        ('{"other": 1, "input": "late"}', "late"),  # known when the call is complete
+        ('{"input": "first", "input": "second"}', "first"),  # what was sent stands
+        ('{"input": "cut', "cut"),
+        (r'{"input": "half \ud83d\u0041"}', "half "),
+        ('{"command": "ls"}', '{"command": "ls"}'),
+        ('["ls"]', '["ls"]'),
+    ],
+)
+def test_the_input_of_a_custom_tool_is_decoded_as_it_is_sampled(arguments: str, given: str, size: int) -> None:
+    if size == 1000 and "half" in arguments:
+        given = arguments  # nothing was sent before it turned out to be no JSON
+    reader = CustomInput()
+    parts = [reader.feed(arguments[at : at + size]) for at in range(0, len(arguments), size)]
+    parts.append(reader.finish(ToolCall("c", "shell", arguments)))
+    assert "".join(parts) == reader.text == given
 
 
 async def test_tools_in_a_namespace_are_told_apart(server: ModelServer, client: openai.AsyncOpenAI) -> None:

@@ -85,6 +85,25 @@ async def test_a_message_that_the_user_repeats_is_new(server: ModelServer, clien
     assert [m["content"] for m in episode.messages(episode.calls[1])] == ["Go on.", "One.", "Go on."]
 
 
+@pytest.mark.parametrize(
+    "again",
+    [["Hi", "Hello.", "Go on.", "One."], ["Hi", "Hello.", "Go on."], ["Go on.", "One."], ["Go on."]],
+)
+async def test_what_is_sent_again_before_a_new_message_is_kept_once(
+    server: ModelServer, client: openai.AsyncOpenAI, again: list[str]
+) -> None:
+    server.lines = ["Hello." + END, "One." + END, "Two." + END]
+    greeted = await client.responses.create(model="m", input="Hi")
+    first = await client.responses.create(model="m", input="Go on.", previous_response_id=greeted.id)
+    given: Any = [{"role": "assistant" if text.endswith(("lo.", "e.")) else "user", "content": text} for text in again]
+    given.append({"role": "user", "content": "Go on."})
+    await client.responses.create(model="m", input=given, previous_response_id=first.id)
+    episode = await server.check(calls=3)
+    said = [message["content"] for message in episode.messages(episode.calls[2])]
+    assert said == ["Hi", "Hello.", "Go on.", "One.", "Go on."]
+    assert episode.calls[2].made is PromptOrigin.CONTINUED
+
+
 async def test_items_are_given_back_by_reference(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     server.lines = ["<think>\nSum them.\n</think>\n\nI add. " + CALL, "It is 5." + END]
     first = await client.responses.create(model="m", input=QUESTION, tools=[ADD])

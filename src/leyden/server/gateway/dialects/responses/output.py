@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from leyden.server.gateway.dialects.responses.ids import item_id
 from leyden.server.gateway.dialects.responses.items import seal_reasoning
-from leyden.server.gateway.dialects.responses.tools import GivenTool, custom_input
+from leyden.server.gateway.dialects.responses.tools import CustomInput, GivenTool
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,
@@ -92,6 +92,8 @@ class ResponseOutput:
         """The kind of the last item, while it is open and holds text."""
         self._call_items: dict[int, tuple[_CallItem, int]] = {}
         """For each tool call its kind and the index of its item."""
+        self._inputs: dict[int, CustomInput] = {}
+        """For each call of a custom tool its input."""
 
     def feed(self, event: AnswerEvent) -> Iterator[WireEvent]:
         """Add an event of the answer; yield the stream events that follow from it."""
@@ -159,20 +161,23 @@ class ResponseOutput:
         return self._add(kind.type, kind.prefix, {"call_id": id, "name": given.name, **namespace, kind.field: ""})
 
     def _arguments(self, index: int, text: str) -> Iterator[WireEvent]:
-        """Add to the arguments of a function; the input of a custom tool is a string in them, known at the end."""
+        """Add to the arguments of a function, or to the input of a custom tool, which is a string in them."""
+        if self._call_items[index][0] is _CUSTOM_CALL:
+            text = self._inputs.setdefault(index, CustomInput()).feed(text)
+        yield from self._extend_call(index, text)
+
+    def _extend_call(self, index: int, text: str) -> Iterator[WireEvent]:
         kind, at = self._call_items[index]
-        if kind is _FUNCTION_CALL:
+        if text:
             self.items[at][kind.field] += text
             yield f"{kind.event}.delta", {"item_id": self.items[at]["id"], "output_index": at, "delta": text}
 
     def _finish_call(self, index: int, call: ToolCall) -> Iterator[WireEvent]:
         kind, at = self._call_items[index]
         item = self.items[at]
-        where = {"item_id": item["id"], "output_index": at}
         if kind is _CUSTOM_CALL:
-            item[kind.field] = custom_input(call)
-            yield f"{kind.event}.delta", {**where, "delta": item[kind.field]}
-        yield f"{kind.event}.done", {**where, kind.field: item[kind.field]}
+            yield from self._extend_call(index, self._inputs.setdefault(index, CustomInput()).finish(call))
+        yield f"{kind.event}.done", {"item_id": item["id"], "output_index": at, kind.field: item[kind.field]}
         item["status"] = "completed"
         yield "output_item.done", {"output_index": at, "item": item}
 

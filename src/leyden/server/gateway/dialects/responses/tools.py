@@ -4,6 +4,7 @@ A custom tool, whose input is free text, is shown as a function with one argumen
 shown as `namespace__name`. `ToolTable` remembers how each was given, so that calls are written as the client expects.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_INPUT_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_CHARACTERS = re.compile(r'(?:[^"\\]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|(?:\\u[0-9a-fA-F]{4}){2}|\\[^u])*')
+"""Characters of a JSON string that are complete; an escaped surrogate is complete with its other half."""
 _HOSTED = "tools that the server would have to run are not supported: only functions and custom tools"
 
 
@@ -166,3 +170,40 @@ def custom_input(call: ToolCall) -> str:
         case {"input": str(text)}:
             return text
     return call.arguments
+
+
+class CustomInput:
+    """The input of a custom tool's call, decoded from arguments that are still being written.
+
+    What was sent stands: the complete call only adds to it.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._begun = False
+        self._rest = ""
+
+    def feed(self, arguments: str) -> str:
+        """Add to the arguments; return the new part of the input. Arguments of another form have none yet."""
+        self._rest += arguments
+        if not self._begun:
+            head = _INPUT_HEAD.match(self._rest)
+            if head is None:
+                return ""
+            self._begun, self._rest = True, self._rest[head.end() :]
+        characters = _CHARACTERS.match(self._rest)
+        assert characters is not None  # it matches the empty text too
+        try:
+            new: str = msgspec.json.decode(f'"{characters[0]}"'.encode(), type=str)
+        except (msgspec.DecodeError, UnicodeError):
+            return ""  # it is no JSON, so the complete call is malformed
+        self._rest = self._rest[characters.end() :]
+        self.text += new
+        return new
+
+    def finish(self, call: ToolCall) -> str:
+        """Return what a complete call adds."""
+        whole = custom_input(call)
+        new = whole.removeprefix(self.text) if whole.startswith(self.text) else ""
+        self.text += new
+        return new
