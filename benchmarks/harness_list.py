@@ -1,16 +1,16 @@
-"""The harnesses that `harnesses.py` runs: how each is started, and what the scripted model answers it.
+"""What a harness is, and the libraries that `harnesses.py` runs; `harness_coding.py` has the coding agents.
 
 Those of the main environment run in `make test` too. `make harnesses` installs the others into .venv-harness.
 """
 
 import json
-import platform
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -21,6 +21,8 @@ HOME = ROOT / ".venv-harness"
 NPM = HOME / "npm"
 MODULES = NPM / "node_modules"
 Say = Callable[[str], str]
+Fault = Literal["abort", "failure"]
+"""What happens in the middle of an answer: the harness is killed, or the engine fails."""
 
 
 def steps(*lines: str) -> Say:
@@ -60,25 +62,6 @@ ADDING = steps(
     ANSWERS[1],
 )
 SMOL = steps(call("add", '{"a": 2, "b": 3.0}'), call("final_answer", '{"answer": "5"}'))
-TASK, FURTHER_TASK = "Run `cat note.txt` and tell me what the note says.", "Read it once more, please."
-NOTE = "It says: leyden jar."
-
-
-def shell(tool: str, arguments: str) -> Say:
-    """Run the command of the task twice and answer; then once more, for the further task."""
-    reading = call(tool, arguments)
-    return steps("I shall look. " + reading, reading, NOTE, "Once more. " + reading, f"{NOTE} Still.")
-
-
-def delegate(prompt: str) -> str:
-    """Answer the task by two sub-agents at the same time; each of them runs the command."""
-    turn = prompt.count("<|im_start|>assistant\n") - 1
-    if TASK not in prompt:  # the prompt of a sub-agent
-        reading = call("Bash", '{"command": "cat note.txt", "description": "Read the note"}')
-        return (reading if turn == 0 else "The note has two words.") + END
-    options = '"run_in_background": false, "subagent_type": "general-purpose"'
-    agents = (f'{{"description": "Reader {name}", "prompt": "Read the note, {name}.", {options}}}' for name in "AB")
-    return ("I shall delegate. " + "".join(call("Agent", agent) for agent in agents) if turn == 0 else NOTE) + END
 
 
 @dataclass(frozen=True)
@@ -97,11 +80,14 @@ class Harness:
     """What its output has to contain."""
     is_script: bool = True
     """Whether it is one of `harness_clients`, which takes the dialect and --stream; a CLI has one dialect and mode."""
-    continued: tuple[str, ...] = ()
-    """The command that continues its conversation in a second process."""
+    further: tuple[tuple[str, ...], ...] = ()
+    """Commands that continue its conversation, each in a new process."""
     files: dict[str, str] = field(default_factory=dict)
     """Files of its folder; `@URL@` and `@KEY@` in them are replaced."""
     environment: dict[str, str] = field(default_factory=dict)
+    fault: Fault | None = None
+    faulty_call: int = 2
+    """Which model call the fault is in."""
 
     @property
     def version(self) -> str:
@@ -134,12 +120,12 @@ INSTALLED = [
     python("openai (Python)", "openai", "openai_sdk.py", "chat", "responses"),
     python("anthropic (Python)", "anthropic", "anthropic_sdk.py", "messages"),
     python("LangGraph", "langgraph", "langgraph_agent.py", "chat", "messages", "responses"),
-    python("OpenAI Agents SDK (Python)", "openai-agents", "agents_sdk.py", "chat", "responses"),
+    python("OpenAI Agents SDK (Python)", "openai-agents", "agents_sdk.py", "chat", "responses", "stored"),
 ]
 
 
 def apart() -> list[Harness]:
-    """Return the harnesses that `make harnesses` installs."""
+    """Return the libraries that `make harnesses` installs."""
     for path in CLIENTS.glob("*.mjs"):  # Node looks for packages beside the script
         shutil.copy(path, NPM / path.name)
     five = written(["5", "5"])
@@ -147,102 +133,9 @@ def apart() -> list[Harness]:
     return [
         javascript("openai (JavaScript)", "openai", "openai_sdk.mjs", "chat", "responses"),
         javascript("anthropic (JavaScript)", "@anthropic-ai/sdk", "anthropic_sdk.mjs", "messages"),
-        javascript("OpenAI Agents SDK (JavaScript)", "@openai/agents", "agents_sdk.mjs", "chat", "responses"),
+        javascript("OpenAI Agents SDK (JavaScript)", "@openai/agents", "agents_sdk.mjs", "chat", "responses", "stored"),
         python("AutoGen", "autogen-agentchat", "autogen_agent.py", "chat", "messages", apart=True),
         python("litellm", "litellm", "litellm_loop.py", "chat", "messages", apart=True),
         python("smolagents", "smolagents", "smolagents_agent.py", "chat", apart=True, say=SMOL, expected=five),
         python("DSPy", "dspy", "dspy_react.py", "chat", apart=True, **once),
-        claude_code(),
-        claude_code_with_subagents(),
-        codex(),
-        opencode(),
-        mini_swe_agent(),
     ]
-
-
-def _native(package: str) -> Path:
-    """Return the package with a CLI's program for this machine."""
-    return MODULES / f"{package}-linux-{ {'x86_64': 'x64', 'aarch64': 'arm64'}[platform.machine()] }"
-
-
-def claude_code() -> Harness:
-    """Anthropic's coding agent."""
-    options = ("--allowedTools", "Bash", "--model", "agent")
-    program = str(_native("@anthropic-ai/claude-code") / "claude")
-    return Harness(
-        "Claude Code",
-        "@anthropic-ai/claude-code",
-        (program, "-p", TASK, *options),
-        ("messages",),
-        (True,),
-        shell("Bash", '{"command": "cat note.txt", "description": "Read the note"}'),
-        f"{NOTE} Still.",
-        is_script=False,
-        continued=(program, "--continue", "-p", FURTHER_TASK, *options),
-        environment={"DISABLE_AUTOUPDATER": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
-    )
-
-
-def claude_code_with_subagents() -> Harness:
-    """Anthropic's coding agent, which lets two sub-agents work at the same time."""
-    agent = claude_code()
-    command = (*agent.command, "--allowedTools", "Agent")
-    return replace(agent, name="Claude Code, sub-agents", command=command, say=delegate, expected=NOTE, continued=())
-
-
-def codex() -> Harness:
-    """OpenAI's coding agent, which speaks Responses only."""
-    provider = '[model_providers.here]\nname = "here"\nbase_url = "@URL@/v1"\nenv_key = "OPENAI_API_KEY"\n'
-    options = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-    program = (node(), str(MODULES / "@openai" / "codex" / "bin" / "codex.js"), "exec")
-    return Harness(
-        "Codex",
-        "@openai/codex",
-        (*program, *options, TASK),
-        ("responses",),
-        (True,),
-        shell("exec_command", '{"cmd": "cat note.txt"}'),
-        f"{NOTE} Still.",
-        is_script=False,
-        continued=(*program, "resume", "--last", *options, FURTHER_TASK),
-        files={".codex/config.toml": f'model = "agent"\nmodel_provider = "here"\n{provider}wire_api = "responses"\n'},
-    )
-
-
-def opencode() -> Harness:
-    """opencode, with a provider of its own name in its configuration."""
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": "@URL@/v1", "apiKey": "@KEY@"},
-        "models": {"agent": {"name": "agent"}},
-    }
-    program = str(_native("opencode") / "bin" / "opencode")
-    return Harness(
-        "opencode",
-        "opencode-ai",
-        (program, "run", TASK),
-        ("chat",),
-        (True,),
-        shell("bash", '{"command": "cat note.txt", "description": "Read the note"}'),
-        f"{NOTE} Still.",
-        is_script=False,
-        continued=(program, "run", "--continue", FURTHER_TASK),
-        files={"opencode.json": json.dumps({"model": "here/agent", "provider": {"here": provider}})},
-    )
-
-
-def mini_swe_agent() -> Harness:
-    """mini-SWE-agent, on litellm."""
-    reading = call("bash", '{"command": "cat note.txt"}')
-    submission = call("bash", '{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; cat note.txt"}')
-    return Harness(
-        "mini-SWE-agent",
-        "mini-swe-agent",
-        (str(HOME / "bin" / "mini"), "-t", TASK, "-m", "openai/agent", "-y", "--exit-immediately"),
-        ("chat",),
-        (False,),
-        steps(reading, reading, submission),
-        "leyden jar",
-        is_script=False,
-        environment={"MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_CONFIGURED": "true"},
-    )

@@ -31,6 +31,21 @@ class Exchange:
     complete: bool = False
     path: str = ""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the server failed, before the answer or in the middle of it."""
+        if self.status >= 500:
+            return True
+        return bool(self.request.get("stream")) and any(
+            event.get("error") or event.get("type") == "response.failed" for event in self.events
+        )
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The events of a streamed answer."""
+        lines = self.body.decode().splitlines()
+        return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
 
 @dataclass
 class Traffic:
@@ -102,11 +117,12 @@ def extendable(made: list[Exchange]) -> dict[str, list[str]]:
     by_response: dict[str, list[Turn]] = {}
     found: dict[str, list[str]] = {}
     for exchange in made:
-        if exchange.status != 200:
+        if exchange.status != 200 or exchange.failed:
             continue
         asked = _turns(exchange, by_response)
         answer, response = _answer(exchange)
-        tools = exchange.request.get("tools") or []
+        # A prompt does not show deferred tools, which are offered in addition once they have been looked up.
+        tools = [tool for tool in exchange.request.get("tools") or [] if not tool.get("defer_loading")]
         for call, other_tools, before, said in known:
             if tools == other_tools and _continues(asked, before, said):
                 found.setdefault(exchange.call or "", []).append(call)
@@ -188,9 +204,7 @@ def _answer(exchange: Exchange) -> tuple[Turn, str | None]:
     if not exchange.request.get("stream"):
         whole = json.loads(exchange.body)
     else:
-        lines = exchange.body.decode().splitlines()
-        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        whole = _assembled(exchange.dialect, events)
+        whole = _assembled(exchange.dialect, exchange.events)
     if exchange.dialect == "chat":
         message = whole["choices"][0]["message"]
         calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]

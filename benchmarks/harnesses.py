@@ -2,7 +2,7 @@
 
 `make harnesses` installs them and runs all; `--installed` runs those of the main environment. A cell is one harness
 with one dialect, streamed or not. It is ok when the harness ends as it should. A proxy records the traffic: `made`
-counts the model calls that it saw, `captured` those of them that are in the record with tokens and logprobs,
+counts the model calls that it saw answered, `captured` those of them that are in the record with tokens and logprobs,
 `extendable` those that repeat an earlier request and its answer (`harness_traffic.py`), and `exact` those of these
 whose prompt begins with that call's prompt and completion, token for token. The last line is JSON; `--document FILE`
 also writes the table there.
@@ -13,15 +13,21 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness_coding import coding_agents
 from harness_list import HOME, INSTALLED, Harness, apart, node
-from harness_traffic import Traffic, extendable, watched
-from modelserving import ModelServer, model_server
+from harness_traffic import Exchange, Traffic, extendable, watched
+from modelserving import END, ModelServer, eventually, model_server
+
+from leyden.engine.protocol import EngineRequest
+from leyden.records import CallStatus
 
 COUNTS = ("made", "captured", "extendable", "exact")
 MARKS = ("<!-- begin of the table of make harnesses -->\n", "<!-- end of the table of make harnesses -->\n")
@@ -65,23 +71,30 @@ async def run_cell(harness: Harness, dialect: str, stream: bool, timeout_s: floa
             server.say = harness.say
             _write_files(harness, home, traffic.url, server.key)
             arguments = [dialect, *(["--stream"] if stream else [])] if harness.is_script else []
-            code, output = await _run([*harness.command, *arguments], harness, home, traffic.url, server.key, timeout_s)
-            if harness.continued and code == 0:
-                code, more = await _run(harness.continued, harness, home, traffic.url, server.key, timeout_s)
+            aborting = _insert_fault(harness, server, traffic)
+            code: int | None = 0
+            output = ""
+            for command in ([*harness.command, *arguments], *harness.further):
+                process = await _start(command, harness, home, traffic.url, server.key)
+                code, more = await _finish(process, timeout_s, aborting)
                 output += more
-            await _count(cell, server, traffic)
-            cell.ok = code == 0 and harness.expected in output
+                if code != 0 and aborting is None:
+                    break
+                aborting, server.engine.delay_s = None, 0.0
+            await _count(cell, server, _made(harness, traffic))
+            broken = await _broken(harness, server)
+            cell.ok = code == 0 and harness.expected in output and not broken
             if not cell.ok:
-                cell.why = f"exit {code}: {output.strip()[-300:]!r}"
+                cell.why = f"exit {code}: {broken or output.strip()[-300:]!r}"
             if log is not None:
                 _write_log(log / f"{harness.name}-{dialect}-{stream}.json", traffic, output)
     return cell
 
 
-async def _run(
-    command: tuple[str, ...] | list[str], harness: Harness, home: Path, url: str, key: str, timeout_s: float
-) -> tuple[int | None, str]:
-    """Run a command of a harness with its own home; return its exit code and its output."""
+async def _start(
+    command: Sequence[str], harness: Harness, home: Path, url: str, key: str
+) -> asyncio.subprocess.Process:
+    """Start a command of a harness with its own home, in a process group of its own."""
     environment = {
         "PATH": f"{Path(node()).parent}:{os.environ['PATH']}" if HOME.exists() else os.environ["PATH"],
         "HOME": str(home),
@@ -96,17 +109,63 @@ async def _run(
         **harness.environment,
     }
     pipe, devnull = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=home, env=environment, stdin=devnull, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+    return await asyncio.create_subprocess_exec(
+        *command,
+        cwd=home,
+        env=environment,
+        stdin=devnull,
+        stdout=pipe,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
     )
-    try:
-        async with asyncio.timeout(timeout_s):
-            output, _ = await process.communicate()
-        return process.returncode, output.decode(errors="replace")
-    except TimeoutError:
-        process.kill()
-        output, _ = await process.communicate()
-        return None, output.decode(errors="replace") + f"\n(killed after {timeout_s} s)"
+
+
+async def _finish(
+    process: asyncio.subprocess.Process, timeout_s: float, aborting: Callable[[], bool] | None
+) -> tuple[int | None, str]:
+    """Wait for a command; kill it after a time, or when `aborting` is true. Return its exit code and its output."""
+    reading = asyncio.create_task(process.communicate())
+    ends: list[asyncio.Task[Any]] = [reading]
+    if aborting is not None:
+        ends.append(asyncio.create_task(eventually(aborting)))
+    done, _ = await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    if reading not in done:
+        os.killpg(process.pid, signal.SIGKILL)
+    output, _ = await reading
+    for task in ends:
+        task.cancel()
+    text = output.decode(errors="replace")
+    return (process.returncode, text) if done else (None, f"{text}\n(killed after {timeout_s} s)")
+
+
+def _insert_fault(harness: Harness, server: ModelServer, traffic: Traffic) -> Callable[[], bool] | None:
+    """Have the fault of the harness occur. Return, for an abort, whether the answer has come to its middle."""
+    script, engine = server.engine.script, server.engine
+
+    def faulty(request: EngineRequest) -> Sequence[int]:
+        if len(engine.requests) != harness.faulty_call:
+            return script(request)
+        if harness.fault == "failure":
+            return [*script(request)[:8], -1]
+        engine.delay_s = 0.05
+        return server.tokenizer.encode("I am thinking about it. " * 1000 + END)
+
+    def halfway() -> bool:
+        at = harness.faulty_call - 1
+        return len(traffic.exchanges) > at and traffic.exchanges[at].body.count(b"data:") > 10
+
+    if harness.fault is not None:
+        engine.script = faulty
+    return halfway if harness.fault == "abort" else None
+
+
+async def _broken(harness: Harness, server: ModelServer) -> str:
+    """Return what is wrong with the record of the call that the fault was in; empty where all is well."""
+    if harness.fault is None:
+        return ""
+    wanted = CallStatus.ABANDONED if harness.fault == "abort" else CallStatus.FAILED
+    statuses = [made.status for made in (await server.episode()).calls if made.status is not CallStatus.OK]
+    return "" if statuses == [wanted] else f"calls that did not end well: {statuses}"
 
 
 def _write_files(harness: Harness, home: Path, url: str, key: str) -> None:
@@ -117,15 +176,23 @@ def _write_files(harness: Harness, home: Path, url: str, key: str) -> None:
         (home / name).write_text(text.replace("@URL@", url).replace("@KEY@", key))
 
 
-async def _count(cell: Cell, server: ModelServer, traffic: Traffic) -> None:
+def _made(harness: Harness, traffic: Traffic) -> list[Exchange]:
+    """Return the calls that the harness made, without the one that the fault was in."""
+    if harness.fault != "failure":
+        return traffic.made
+    faulty = next((exchange for exchange in traffic.made if exchange.failed), None)
+    return [exchange for exchange in traffic.made if exchange is not faulty]
+
+
+async def _count(cell: Cell, server: ModelServer, exchanges: list[Exchange]) -> None:
     """Compare what the harness sent and received with the record."""
     episode = await server.episode()
     recorded = {made.id: made for made in episode.calls}
-    cell.made = len(traffic.made)
-    for exchange in traffic.made:
+    cell.made = len(exchanges)
+    for exchange in exchanges:
         made = recorded.get(exchange.call or "")
         cell.captured += made is not None and bool(made.completion_ids) and made.logprobs is not None
-    for child, parents in extendable(traffic.made).items():
+    for child, parents in extendable(exchanges).items():
         cell.extendable += 1
         prompt = episode.prompt_ids(recorded[child]) if child in recorded else ()
         starts = [episode.prompt_ids(recorded[id]) + recorded[id].completion_ids for id in parents if id in recorded]
@@ -199,7 +266,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="a folder for the traffic of each cell")
     parser.add_argument("--document", type=Path, help="a page whose table is replaced")
     args = parser.parse_args()
-    harnesses = INSTALLED if args.installed else [*INSTALLED, *apart()]
+    harnesses = INSTALLED if args.installed else [*INSTALLED, *apart(), *coding_agents()]
     chosen = [harness for harness in harnesses if not args.only or harness.name in args.only]
     cells = asyncio.run(run_all(chosen, args.timeout_s, args.log))
     result = summary(cells)

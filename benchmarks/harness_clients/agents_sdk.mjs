@@ -1,4 +1,4 @@
-// The OpenAI Agents SDK for JavaScript: Responses, as it is by default, or chat.
+// The OpenAI Agents SDK for JavaScript: Responses, as it is by default, Responses that the server stores, or chat.
 import { Agent, run, setOpenAIAPI, setTracingDisabled, tool } from "@openai/agents";
 import { z } from "zod";
 import { add, dialect, finish, questions, stream, system } from "./conversation.mjs";
@@ -13,12 +13,14 @@ const adding = tool({
 });
 const agent = new Agent({ name: "adder", instructions: system, model: "agent", tools: [adding] });
 let history = [];
+let previousResponseId;
 const answers = [];
 for (const question of questions) {
   history.push({ role: "user", content: question });
-  const result = await run(agent, history, { stream });
+  const result = await run(agent, history, { stream, previousResponseId });
   if (stream) await result.completed;
-  history = result.history;
+  history = dialect === "stored" ? [] : result.history;
+  if (dialect === "stored") previousResponseId = result.lastResponseId;
   answers.push(result.finalOutput);
 }
 finish(answers);

@@ -4,7 +4,7 @@ import argparse
 import json
 
 parser = argparse.ArgumentParser()
-parser.add_argument("dialect", choices=["chat", "messages", "responses"])
+parser.add_argument("dialect", choices=["chat", "messages", "responses", "stored"])
 parser.add_argument("--stream", action="store_true")
 args = parser.parse_args()
 

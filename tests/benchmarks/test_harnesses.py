@@ -59,6 +59,8 @@ def test_only_a_turn_that_repeats_request_and_answer_is_extendable() -> None:
     assert harness_traffic.extendable([first, second]) == {"call-1": ["call-0"]}
     third = exchange(2, ask, again, result, five, thanks, said={"content": "Bye"})
     assert harness_traffic.extendable([first, second, third])["call-2"] == ["call-1"]
+    offered = exchange(3, ask, again, result, said={"content": "5"}, tools=[{"name": "late", "defer_loading": True}])
+    assert harness_traffic.extendable([first, offered]) == {"call-3": ["call-0"]}
     others = [
         exchange(3, ask, {**again, "content": "Other words"}, result, said={"content": "5"}),
         exchange(3, {**ask, "content": "4?"}, again, result, said={"content": "5"}),
@@ -75,6 +77,23 @@ def test_a_refused_call_counts_as_made_and_continues_nothing() -> None:
     aborted = harness_traffic.Exchange("chat", {"messages": [ask]}, 200, "call-0", b"data: {", complete=False)
     assert harness_traffic.Traffic(exchanges=[refused, aborted]).made == [refused]
     assert harness_traffic.extendable([refused]) == {}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "event"),
+    [
+        ("chat", {"error": {"message": "the engine failed"}}),
+        ("messages", {"type": "error", "error": {"type": "api_error"}}),
+        ("responses", {"type": "response.failed", "response": {"output": []}}),
+    ],
+)
+def test_a_stream_that_an_error_ended_counts_as_made_and_continues_nothing(dialect: str, event: Any) -> None:
+    body = f"data: {json.dumps(event)}\n\n".encode()
+    request = {"stream": True, "messages": [{"role": "user", "content": "2 + 3?"}]}
+    failed = harness_traffic.Exchange(dialect, request, 200, "call-0", body, complete=True)
+    assert harness_traffic.Traffic(exchanges=[failed]).made == [failed]
+    assert failed.failed
+    assert harness_traffic.extendable([failed]) == {}
 
 
 def test_the_page_shows_the_last_run() -> None:

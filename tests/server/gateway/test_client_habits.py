@@ -1,11 +1,16 @@
 """What clients make of a conversation on its way back, and that its turns keep their tokens all the same."""
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import aiohttp
 import pytest
+from anthropic.types.beta.message_create_params import MessageCreateParamsNonStreaming as BetaMessageParams
+from anthropic.types.message_create_params import MessageCreateParamsNonStreaming as MessageParams
 from modelserving import END, ModelServer, call
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as CompletionParams
+from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming as ResponseParams
 
 from leyden.records import PromptOrigin
 from leyden.rl.signals.finding import find
@@ -251,3 +256,136 @@ async def test_a_prefilled_answer_is_context_that_the_model_continues(server: Mo
     assert prompt.endswith("<|im_start|>assistant\nIt is")
     assert server.tokenizer.decode(first.completion_ids) == " 5, of course." + END
     assert (second.made, second.parent) == (PromptOrigin.CONTINUED, first.id)
+
+
+async def ask(server: ModelServer, dialect: str, *said: Any) -> tuple[str, str, str]:
+    """Ask in a dialect, with `add` as a tool; return the text of the answer, and the id and arguments of its call."""
+    about = {"name": "add", "parameters": SCHEMA}
+    if dialect == "chat":
+        message = await chat(server, *said, tools=[{"type": "function", "function": about}])
+        (made,) = message.get("tool_calls") or ({"id": "", "function": {"arguments": ""}},)
+        return message["content"], made["id"], made["function"]["arguments"]
+    if dialect == "messages":
+        text, *calls = await messages(server, *said, tools=[{"name": "add", "input_schema": SCHEMA}])
+        (block,) = calls or ({"id": "", "input": {}},)
+        return text["text"], block["id"], json.dumps(block["input"])
+    answer = await post(server, "responses", model="m", input=said, tools=[{"type": "function", **about}])
+    item, *calls = answer["output"]
+    (made,) = calls or ({"call_id": "", "arguments": ""},)
+    return item["content"][0]["text"], made["call_id"], made["arguments"]
+
+
+def given_back(dialect: str, text: str, id: str, arguments: str) -> list[Any]:
+    """An answer with a call, and the call's result, as a client of the dialect sends them."""
+    if dialect == "chat":
+        made = {"id": id, "type": "function", "function": {"name": "add", "arguments": arguments}}
+        answer = {"role": "assistant", "content": text, "tool_calls": [made]}
+        return [answer, {"role": "tool", "tool_call_id": id, "content": "5"}]
+    if dialect == "messages":
+        use = {"type": "tool_use", "id": id, "name": "add", "input": json.loads(arguments)}
+        result = {"type": "tool_result", "tool_use_id": id, "content": "5"}
+        answer = {"role": "assistant", "content": [{"type": "text", "text": text}, use]}
+        return [answer, {"role": "user", "content": [result]}]
+    made = {"type": "function_call", "call_id": id, "name": "add", "arguments": arguments}
+    output = {"type": "function_call_output", "call_id": id, "output": "5"}
+    return [{"role": "assistant", "content": text}, made, output]
+
+
+@pytest.mark.parametrize("first", ["chat", "messages", "responses"])
+@pytest.mark.parametrize("second", ["chat", "messages", "responses"])
+async def test_an_answer_may_be_given_back_in_any_dialect(server: ModelServer, first: str, second: str) -> None:
+    server.lines = ["I add. " + call("add", '{"b":3.0,   "a":2}') + END, "It is 5." + END]
+    answer = await ask(server, first, USER)
+    text, _, _ = await ask(server, second, USER, *given_back(second, *answer))
+    assert text == "It is 5."
+    assert (await server.check(calls=2)).calls[1].made is PromptOrigin.CONTINUED
+
+
+def nulls(*parameters: type, without: str) -> dict[str, Any]:
+    """Every parameter that an SDK knows, as null."""
+    return dict.fromkeys({name for given in parameters for name in get_type_hints(given)} - set(without.split()))
+
+
+TEXT = {"type": "text", "text": "Hi", "cache_control": None, "citations": None}
+CALLED = {"id": "c1", "type": "function", "index": None, "function": {"name": "add", "arguments": "{}"}}
+NULLS = {
+    "chat/completions": {
+        **nulls(ChatParams, without="model messages"),
+        "tools": [{"type": "function", "function": {"name": "add", **dict.fromkeys(["parameters", "strict"])}}],
+        "messages": [
+            {"role": "developer", "content": "Be brief.", "name": None},
+            {"role": "user", "content": [TEXT], "name": None},
+            {
+                "role": "assistant",
+                "tool_calls": [CALLED],
+                **dict.fromkeys(["content", "refusal", "audio", "annotations"]),
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "5", "name": None},
+            {"role": "assistant", "content": "Five", "tool_calls": None, "reasoning_content": None},
+            USER,
+        ],
+    },
+    "messages": {
+        **nulls(MessageParams, BetaMessageParams, without="model messages max_tokens betas"),
+        "max_tokens": 9,
+        "tools": [{"name": "add", "input_schema": SCHEMA, **dict.fromkeys(["type", "description", "defer_loading"])}],
+        "messages": [
+            {"role": "user", "content": [TEXT]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": None},
+                    TEXT,
+                    {"type": "tool_use", "id": "c1", "name": "add", "input": {}, **dict.fromkeys(["caller"])},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "c1", **dict.fromkeys(["content", "is_error"])}],
+            },
+        ],
+    },
+    "responses": {
+        **nulls(ResponseParams, without="model input"),
+        "text": {"format": None, "verbosity": None},
+        "reasoning": {"effort": None, "summary": None},
+        "tools": [
+            {"type": "function", "name": "add", **dict.fromkeys(["description", "parameters", "strict"])},
+            {"type": "custom", "name": "shell", "description": None, "format": None},
+            {"type": "namespace", "name": "crm", "description": None, "tools": [{"type": "function", "name": "add"}]},
+        ],
+        "input": [
+            {"type": None, "role": "user", "content": "Hi", "id": None, "status": None, "phase": None},
+            {"type": "reasoning", **dict.fromkeys(["id", "summary", "content", "encrypted_content", "status"])},
+            {
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "", "annotations": None, "logprobs": None}],
+            },
+            {
+                "type": "function_call",
+                "call_id": "c1",
+                "name": "add",
+                **dict.fromkeys(["id", "arguments", "namespace"]),
+            },
+            {
+                "type": "custom_tool_call",
+                "call_id": "c2",
+                "name": "shell",
+                "input": "ls",
+                "id": None,
+                "namespace": None,
+            },
+            {"type": "function_call_output", "call_id": "c1", "id": None, "output": None, "status": None},
+            {"type": "custom_tool_call_output", "call_id": "c2", "id": None, "output": "a"},
+        ],
+    },
+    "completions": {**nulls(CompletionParams, without="model prompt"), "prompt": "Once"},
+}
+
+
+@pytest.mark.parametrize("path", NULLS)
+async def test_every_parameter_that_an_sdk_knows_may_be_null(server: ModelServer, path: str) -> None:
+    server.lines = ["Five." + END]
+    await post(server, path, model="m", **NULLS[path])
+    (made,) = (await server.check(calls=1)).calls
+    assert server.tokenizer.decode(made.completion_ids) == "Five." + END

@@ -357,6 +357,15 @@ async def test_what_cannot_be_served_is_a_400_that_names_the_parameter(
     assert body["error"]["message"].startswith(f"{param}: ")
 
 
+@pytest.mark.parametrize("kind", ["web_search_20250305", "bash_20250124", "tool_search_tool_regex_20251119"])
+async def test_a_tool_that_only_the_service_knows_is_refused_with_what_to_change(
+    client: anthropic.AsyncAnthropic, kind: str
+) -> None:
+    tools: Any = [{"type": kind, "name": "it"}]
+    with pytest.raises(anthropic.BadRequestError, match=f"{kind}.*remove it, or have the agent run .* input_schema"):
+        await client.messages.create(**{**ASK, "tools": tools})
+
+
 async def test_errors_are_of_the_classes_that_agents_catch(
     server: ModelServer, client: anthropic.AsyncAnthropic
 ) -> None:

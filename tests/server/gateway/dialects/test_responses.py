@@ -97,6 +97,26 @@ async def test_a_stream_has_every_event_in_order(server: ModelServer) -> None:
     assert (final["status"], events[0]["response"]["id"]) == ("completed", final["id"])
 
 
+@pytest.mark.parametrize("summary", [None, "auto"])
+async def test_reasoning_is_streamed_in_its_own_item(server: ModelServer, summary: str | None) -> None:
+    server.lines = ["<think>\nTwo and three make five, I think.\n</think>\n\nIt is five, of course." + END]
+    body = {"model": "m", "input": QUESTION, "reasoning": {"summary": summary}}
+    events = await stream_events(server.url, server.key, body)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    part, text = ("reasoning_summary_part", "reasoning_summary_text") if summary else ("content_part", "reasoning_text")
+    assert [kind for kind in kinds if not kind.endswith(".delta")] == [
+        *("created", "in_progress"),
+        *("output_item.added", f"{part}.added", f"{text}.done", f"{part}.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.done", "content_part.done", "output_item.done"),
+        "completed",
+    ]
+    deltas = [event["delta"] for event in events if event["type"] == f"response.{text}.delta"]
+    assert len(deltas) > 1
+    thought, said = events[-1]["response"]["output"]
+    assert "".join(deltas).strip() == thought["summary" if summary else "content"][0]["text"].strip()
+    assert said["content"][0]["text"] == "It is five, of course."
+
+
 async def test_the_stream_helper_gives_what_the_whole_response_gives(
     server: ModelServer, client: openai.AsyncOpenAI
 ) -> None:

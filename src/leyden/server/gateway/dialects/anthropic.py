@@ -287,7 +287,8 @@ def _bad_block(block: Any, field: str) -> GatewayError:
 
 def _tool(tool: dict[str, Any], field: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
-        message = f"tools of type {tool['type']!r} are not supported: only those that the caller runs"
+        how = "remove it, or have the agent run a tool that it describes by name, description and input_schema"
+        message = f"tools of type {tool['type']!r} are not run or described here: {how}"
         raise GatewayError(ErrorKind.INVALID, message, f"{field}.type")
     match tool:
         case {"name": str(name), "input_schema": dict(schema)}:

@@ -19,7 +19,7 @@ _CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string
 _INPUT_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _CHARACTERS = re.compile(r'(?:[^"\\]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|(?:\\u[0-9a-fA-F]{4}){2}|\\[^u])*')
 """Characters of a JSON string that are complete; an escaped surrogate is complete with its other half."""
-_HOSTED = "tools that the server would have to run are not supported: only functions and custom tools"
+_HOSTED = "the server runs no tools: remove it, or offer a function or custom tool that the agent runs"
 
 
 class GivenTool(Struct, frozen=True, omit_defaults=True):
