@@ -14,7 +14,6 @@ from msgspec import Struct
 from torch import Tensor
 from torch.optim import AdamW
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.config import AdapterConfig, TrainingConfig
 from leyden.rl.pack import Cost
@@ -24,6 +23,7 @@ from leyden.trainer.batch.samples import Sample
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.policy.critic import Critic
 from leyden.trainer.policy.forward import PolicyForward
+from leyden.trainer.policy.gradient_checkpointing import GradientCheckpointing
 from leyden.trainer.policy.lr_schedule import learning_rate_factor
 from leyden.trainer.policy.master_weights import MasterWeights
 from leyden.trainer.policy.objective import Objective, OldLogprobs, compute_loss, critic_loss
@@ -113,8 +113,7 @@ class Policy:
             self._reference = self._forward  # with its adapters disabled
         elif reference:
             self._reference = PolicyForward(deepcopy(self.model).requires_grad_(False), masks)
-        if config.gradient_checkpointing:
-            _checkpoint(self.model)
+        self._checkpointing = GradientCheckpointing(self.model)
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
@@ -175,7 +174,9 @@ class Policy:
         computed = 0
         for microbatch in self._microbatches(samples, self._cost):  # never waits for the device
             some = [samples[index] for index in microbatch.samples]
-            output = self._forward(microbatch, self.critic, objective.entropy_weight > 0)
+            too_long = microbatch.computed > self._config.batch_tokens  # one sample may be
+            with self._checkpointing.enabled(self._config.gradient_checkpointing or too_long):
+                output = self._forward(microbatch, self.critic, objective.entropy_weight > 0)
             loss, stats = compute_loss(objective, some, output, old_logprobs.select(microbatch.samples))
             losses.append(loss.detach())
             all_stats.append(stats)
@@ -232,11 +233,3 @@ def _adapter(model: PreTrainedModel, config: AdapterConfig) -> "LoraAdapter":
     from leyden.trainer.policy.lora import LoraAdapter  # peft takes a while to import, and few need it
 
     return LoraAdapter(model, config)
-
-
-def _checkpoint(model: PreTrainedModel) -> None:
-    """Enable gradient checkpointing, which layers do only in training mode; dropout stays off."""
-    model.gradient_checkpointing_enable()
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.training = True

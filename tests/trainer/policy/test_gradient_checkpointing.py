@@ -1,0 +1,33 @@
+"""A micro-batch that is larger than planned recomputes its activations; so does every one where that is configured."""
+
+import pytest
+from smallpolicy import OBJECTIVE, small_policy, some_samples
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from leyden.trainer.policy.objective import OldLogprobs
+from leyden.trainer.policy.policy import Policy
+
+
+def forward_passes(policy: Policy) -> float:
+    """How often a layer is computed for each micro-batch of an update."""
+    calls: list[nn.Module] = []
+    layer = next(layer for layer in policy.model.modules() if isinstance(layer, GradientCheckpointingLayer))
+    norm = next(module for module in layer.modules() if "Norm" in type(module).__name__)
+    norm.register_forward_hook(lambda module, *_: calls.append(module))
+    samples = some_samples()
+    policy.logprobs(samples)
+    microbatches = len(calls)
+    policy.accumulate(samples, OldLogprobs(), OBJECTIVE)
+    return (len(calls) - microbatches) / microbatches
+
+
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+def test_only_micro_batches_above_batch_tokens_are_recomputed(layout: str) -> None:
+    longest = max(map(len, some_samples()))
+    assert forward_passes(small_policy(batch_tokens=4, layout=layout)) == 2
+    assert forward_passes(small_policy(batch_tokens=2 * longest, layout=layout)) == 1
+
+
+def test_all_are_recomputed_where_it_is_configured() -> None:
+    assert forward_passes(small_policy(batch_tokens=100_000, gradient_checkpointing=True)) == 2
