@@ -20,8 +20,9 @@ def model() -> PreTrainedModel:
     return made
 
 
-def config(**training: object) -> Config:
-    return read_config({"run": "r", "agent": "a.py:f", "tasks": "t.jsonl", "training": training})
+def config(memory: float | None = None, **training: object) -> Config:
+    engine = {} if memory is None else {"memory": memory}
+    return read_config({"run": "r", "agent": "a.py:f", "tasks": "t.jsonl", "training": training, "engine": engine})
 
 
 def test_a_model_of_1_5b_is_trained_whole_beside_its_engine_on_80_gib(model: PreTrainedModel) -> None:
@@ -35,6 +36,13 @@ def test_without_training_the_engine_takes_most(model: PreTrainedModel) -> None:
     plan = plan_memory(config(), model, 80 * GIB, training=False, reference=False)
     assert (plan.engine_share, plan.activations) == (pytest.approx(0.6), 0)
     assert str(plan) == "memory: training 2.9, activations 0.0, engine 48.0 of 80 GiB"
+
+
+def test_the_engine_takes_the_share_that_is_set_or_the_plan_says_what_is_left(model: PreTrainedModel) -> None:
+    plan = plan_memory(config(memory=0.2), model, 140 * GIB, training=True, reference=False)
+    assert plan.engine_share == pytest.approx(0.2)
+    with pytest.raises(ConfigError, match=r"`engine.memory`: of 140 GiB training takes .* leaves a share of 0.\d+ for"):
+        plan_memory(config(memory=0.9), model, 140 * GIB, training=True, reference=False)
 
 
 def test_what_does_not_fit_is_refused_with_what_to_change(model: PreTrainedModel) -> None:

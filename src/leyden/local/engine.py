@@ -48,13 +48,14 @@ async def running_engine(
         finally:
             engine.close()
         return
-    on_gpu, share, url = model.device.type == "cuda", _VLLM_CPU_SHARE, config.engine.url
+    on_gpu, url = model.device.type == "cuda", config.engine.url
+    share = config.engine.memory or _VLLM_CPU_SHARE
     if on_gpu and url is None:
         plan = plan_memory(config, model, torch.cuda.mem_get_info(model.device)[1], training, reference)
         console.print(str(plan), highlight=False, soft_wrap=True)
         share = plan.engine_share
     # On a CPU vLLM takes this for a share of the machine's memory.
-    shared = ("--gpu-memory-utilization", f"{config.engine.memory or share:.3f}")
+    shared = ("--gpu-memory-utilization", f"{share:.3f}")
     streamed = ("--stream-interval", str(_VLLM_STREAM_INTERVAL))
     text = model.config.get_text_config()
     backend = VllmBackend(

@@ -52,13 +52,19 @@ def plan_memory(config: Config, model: PreTrainedModel, device: int, training: b
     left = device - needed - activations - _RESERVE_BYTES
     kv_token = _kv_bytes(model)
     least = weights + kv_token * text.max_position_embeddings
+    engine = min(left, int((config.engine.memory or _MAX_ENGINE_SHARE) * device))
+    if config.engine.memory is not None and engine < int(config.engine.memory * device):
+        raise ConfigError(
+            f"`engine.memory`: of {device / _GIB:.0f} GiB training takes {(needed + activations) / _GIB:.1f}, which "
+            f"leaves a share of {max(left, 0) / device:.2f} for the engine"
+        )
     if left < least:
         raise ConfigError(
             f"`model`: of {device / _GIB:.0f} GiB training takes {(needed + activations) / _GIB:.1f} and the engine at "
             f"least {least / _GIB:.1f}: lower `training.batch_tokens`, set `training.gradient_checkpointing = true` or "
             '`training.lora`, take `engine.kind = "torch"`, or a smaller model'
         )
-    return MemoryPlan(device, needed, activations, min(left, int(_MAX_ENGINE_SHARE * device)))
+    return MemoryPlan(device, needed, activations, engine)
 
 
 def _activation_bytes(model: PreTrainedModel, config: Config) -> int:
