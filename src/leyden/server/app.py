@@ -1,4 +1,4 @@
-"""The server as an ASGI application: Starlette's router over our table of routes.
+"""The server as an ASGI application: Starlette's routes over our table of routes.
 
 Every request is matched to its route, authenticated, counted against its key's limits, decoded, handled and answered.
 """
@@ -24,6 +24,7 @@ from leyden.server.errors import ApiError, ErrorBody, ErrorDetail, api_error
 from leyden.server.http import Raw, Request, Route
 from leyden.server.keys import Key, KeyKind, KeyRefused, Permission, check_permission
 from leyden.server.routes import ROUTES
+from leyden.server.routing import IndexedRouter
 from leyden.server.service import ServerContext
 from leyden.store.errors import StoreUnavailable
 
@@ -39,7 +40,7 @@ def application(service: ServerContext) -> ASGIApp:
     for route in sorted(ROUTES, key=_match_order):
         by_path.setdefault(route.path, []).append(route)
     endpoints = [routing.Route(path, Endpoint(service, path, routes)) for path, routes in by_path.items()]
-    router = routing.Router(endpoints, redirect_slashes=False, default=Endpoint(service, "none", ()))
+    router = IndexedRouter(endpoints, default=Endpoint(service, "none", ()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = scope["path"].rstrip("/") or "/"  # a slash at the end changes nothing
@@ -49,7 +50,7 @@ def application(service: ServerContext) -> ASGIApp:
 
 
 def _match_order(route: Route) -> tuple[bool, int, bool, int]:
-    """Starlette tries routes in order: the more a path matches, the later it comes, and the busiest paths first."""
+    """Routes are tried in order: the more a path matches, the later it comes, and the busiest paths first."""
     path = route.path
     return ":path}" in path, path.count("{"), not path.startswith("/v1/"), -len(path)
 
