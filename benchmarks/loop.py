@@ -48,10 +48,11 @@ from leyden.records import Task
 from leyden.trainer.algorithm.resolve import algorithm_of
 from leyden.trainer.checkpoint import Checkpoints, TrainerState
 from leyden.trainer.collapse import CollapseDetector
-from leyden.trainer.loop import StepReport, Trainer
+from leyden.trainer.loop import Trainer
 from leyden.trainer.policy.loading import find_model, load_model
 from leyden.trainer.policy.policy import Policy, UpdateMetrics
 from leyden.trainer.report.metrics_log import MetricsLog
+from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 from leyden.trainer.rollouts.tasks import Tasks
 
@@ -145,7 +146,7 @@ class TimedCheckpoints(Checkpoints):
         return path
 
 
-def draw_to_the_end(engine: TorchEngine) -> None:
+def ignore_stop_tokens(engine: TorchEngine) -> None:
     """Make an engine sample until a completion's length is reached, whatever it samples."""
     generate = engine.generate
 
@@ -161,9 +162,9 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
     source = find_model(config.model, config.base)
     model = load_model(source, config.engine.dtype, training=True)
     algorithm = algorithm_of(config)
-    policy, checkpoints = TimedPolicy(model, config.training), TimedCheckpoints(folder, source.folder, 2)
+    policy, checkpoints = TimedPolicy(model, config.training), TimedCheckpoints(folder, source, 2)
     async with local_stack(config, folder, model, source, 0, config.run) as stack:
-        draw_to_the_end(stack.engine)
+        ignore_stop_tokens(stack.engine)
         clock = Clock(stack.engine, plan["tasks"] * plan["group"], plan["tokens"])
         policy.clock = checkpoints.clock = clock
         journal = MetricsLog(folder / "metrics.jsonl", 0, stack.remote, config.run, ())

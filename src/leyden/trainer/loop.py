@@ -2,16 +2,14 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from math import inf
-from statistics import fmean, stdev
-from typing import Protocol, TypeVar
+from statistics import fmean
+from typing import TypeVar
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from leyden.backoff import Backoff
@@ -20,7 +18,7 @@ from leyden.engine.protocol import EngineBackend, Publication, WeightUpdate
 from leyden.episodes import Episode
 from leyden.estimates import TaskRewards, compare
 from leyden.outcomes import Ending
-from leyden.records import Call, RewardKind, StepCredits, Task, Version
+from leyden.records import StepCredits, Task, Version
 from leyden.remote import Remote, RemoteError
 from leyden.trainer.algorithm.resolve import Algorithm
 from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, select_rollouts
@@ -30,6 +28,8 @@ from leyden.trainer.errors import TrainingError
 from leyden.trainer.failures import NO_CALLS, FailureStreak
 from leyden.trainer.mismatch import MismatchDetector
 from leyden.trainer.policy.policy import Policy, PolicyUpdate, UpdateMetrics
+from leyden.trainer.report.observer import TrainingObserver
+from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate, measure
 from leyden.trainer.rollouts.signals import reward_automatically
@@ -45,88 +45,6 @@ _MAX_TRIES = 3
 _ROOM_BACKOFF = Backoff(first_s=0.2, max_s=10.0)
 _CREDITS_PER_REQUEST = 10_000
 """Calls whose credits are recorded in one transaction."""
-
-
-class StepReport(Struct):
-    """The results of one step."""
-
-    step: int
-    rewards: list[float]
-    accounting: StepAccounting
-    metrics: list[UpdateMetrics] = field(default_factory=list)
-    automatic: list[float] = field(default_factory=list)
-    """The automatic rewards of each rollout."""
-    signals: Counter[str] = field(default_factory=Counter)
-    """How often each signal gave an automatic reward."""
-    sampled: int = 0
-    """Sampled tokens."""
-    lengths: list[int] = field(default_factory=list)
-    """Sampled tokens of each call."""
-    rollout_lengths: list[int] = field(default_factory=list)
-    """Sampled tokens of each rollout."""
-    staleness: Counter[int] = field(default_factory=Counter)
-    """Sampled tokens by how many versions were published after the one that sampled them."""
-    by_role: dict[str, list[float]] = field(default_factory=dict)
-    """By role, the rewards of the rollouts in which it made a call."""
-    by_kind: dict[str, list[float]] = field(default_factory=dict)
-    """By kind of task (`algorithm.normalize_by`), the rewards of its rollouts."""
-    sampled_now: int = 0
-    """Tokens sampled during this step; a resumed run finds the others in the store."""
-    started: float = 0.0
-    """In seconds since 1970."""
-    sampling_s: float = 0.0
-    sampling_split: dict[str, float] = field(default_factory=dict)
-    """The seconds of sampling by what the rollouts waited for; see `split_sampling`."""
-    training_s: float = 0.0
-    """From the preparation of the samples to the last optimiser step, without publishing."""
-    publications: list[Publication] = field(default_factory=list)
-    """How long publishing the weights of each update took, and how much was transferred."""
-    evaluation_s: float = 0.0
-    learning_rate: float = 0.0
-    held_out: EvaluationResult | None = None
-
-    def count_tokens(self, calls: Sequence[Call], version: int) -> None:
-        """Add the tokens of the calls of one rollout; `version` is the newest one."""
-        self.lengths += [len(call.completion_ids) for call in calls]
-        self.rollout_lengths.append(sum(len(call.completion_ids) for call in calls))
-        for run in (run for call in calls for run in call.versions):
-            self.staleness[max(0, version - run.number)] += run.tokens
-        self.sampled += sum(len(call.completion_ids) for call in calls)
-        self.sampled_now += sum(len(call.completion_ids) for call in calls if call.started >= self.started)
-
-    @property
-    def publishing_s(self) -> float:
-        """How long the engine took to serve new weights."""
-        return sum(publication.seconds for publication in self.publications)
-
-    @property
-    def reward(self) -> float | None:
-        """The mean reward of the rollouts that count."""
-        return fmean(self.rewards) if self.rewards else None
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation of those rewards."""
-        return stdev(self.rewards) if len(self.rewards) > 1 else 0.0
-
-
-class TrainingObserver(Protocol):
-    """Receives the progress and the results of a training."""
-
-    def progress(self, step: int, done: int, total: int, what: str) -> None:
-        """Called when rollouts of a step finish."""
-
-    def step(self, report: StepReport, left_s: float) -> None:
-        """Called after each step, with an estimate of the remaining time."""
-
-    def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
-        """Called after each evaluation on the held-out tasks."""
-
-    def tested(self, step: int, measured: EvaluationResult) -> None:
-        """Called after the evaluation on the test tasks, with the step whose weights were evaluated."""
-
-    def warn(self, message: str) -> None:
-        """Called when the run seems to go wrong."""
 
 
 class Trainer:
@@ -255,7 +173,7 @@ class Trainer:
                 if (group := select_rollouts(episodes, self._algorithm.sample_filter, report.accounting)) is not None:
                     kept[missing[spec.id]] = group
             collected += done
-            self._add_to_report(done, report)
+            report.add_episodes(done, self.state.version, self._config, self._algorithm.signals.enabled)
             self._failures.add(done)
             succeeded = succeeded or any(_succeeded(episode) for episode in done)
             if step == 1 and again == 0:
@@ -276,22 +194,6 @@ class Trainer:
         task = self._tasks.at(self.state.position)
         self.state = replace(self.state, position=self.state.position + 1)
         return GroupSpec(name, task, self._config.training.group_size, step=step)
-
-    def _add_to_report(self, episodes: Sequence[Episode], report: StepReport) -> None:
-        kind = self._config.algorithm.normalize_by
-        for episode in episodes:
-            report.count_tokens(episode.calls, self.state.version)
-            if self._algorithm.signals.enabled:
-                given = [reward for reward in episode.effective_rewards if reward.kind is RewardKind.AUTOMATIC]
-                report.signals.update(reward.name.partition("/")[0] for reward in given)
-                report.automatic.append(sum(reward.weight * reward.value for reward in given))
-            reward = episode.final_reward(self._config.rollout.failure_reward)
-            if reward is not None:
-                report.rewards.append(reward)
-                for role in {episode.role(call) for call in episode.calls} - {None}:
-                    report.by_role.setdefault(str(role), []).append(reward)
-                if kind is not None:
-                    report.by_kind.setdefault(str(episode.task.input.get(kind)), []).append(reward)
 
     async def _measure(self, step: int) -> EvaluationResult | None:
         if not self._tasks.held_out:

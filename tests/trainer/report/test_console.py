@@ -6,8 +6,8 @@ from rich.console import Console
 from smallepisodes import call
 
 from leyden.trainer.batch.samples import StepAccounting
-from leyden.trainer.loop import StepReport
 from leyden.trainer.report.console import ConsoleReport
+from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 
 

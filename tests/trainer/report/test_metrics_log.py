@@ -7,10 +7,10 @@ from typing import Any
 from leyden.records import Call, VersionRun
 from leyden.remote import Remote
 from leyden.trainer.batch.samples import StepAccounting
-from leyden.trainer.loop import StepReport
 from leyden.trainer.policy.policy import UpdateMetrics
 from leyden.trainer.report.metrics_log import MetricsLog, read_metrics, step_metrics
 from leyden.trainer.report.plot import draw_image, draw_text
+from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 from leyden.wire import RunSpec
 

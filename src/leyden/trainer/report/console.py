@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from leyden.episodes import Episode
-from leyden.trainer.loop import StepReport
+from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 
 

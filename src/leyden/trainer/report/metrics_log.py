@@ -18,8 +18,8 @@ from leyden.background import start_background
 from leyden.episodes import Episode
 from leyden.records import DEFAULT_POLICY, Metric
 from leyden.remote import Remote
-from leyden.trainer.loop import StepReport
 from leyden.trainer.report.sinks import Sink
+from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 
 _CLOSE_TIMEOUT_S = 10.0

@@ -1,0 +1,95 @@
+"""Collects the results of one step, from which metrics and the console's line are made."""
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from msgspec import Struct, field
+
+from leyden.config import Config
+from leyden.engine.protocol import Publication
+from leyden.episodes import Episode
+from leyden.records import Call, RewardKind
+from leyden.trainer.batch.samples import StepAccounting
+from leyden.trainer.policy.policy import UpdateMetrics
+from leyden.trainer.rollouts.evaluation import EvaluationResult
+
+
+class StepReport(Struct):
+    """The results of one step."""
+
+    step: int
+    rewards: list[float]
+    accounting: StepAccounting
+    metrics: list[UpdateMetrics] = field(default_factory=list)
+    automatic: list[float] = field(default_factory=list)
+    """The automatic rewards of each rollout."""
+    signals: Counter[str] = field(default_factory=Counter)
+    """How often each signal gave an automatic reward."""
+    sampled: int = 0
+    """Sampled tokens."""
+    lengths: list[int] = field(default_factory=list)
+    """Sampled tokens of each call."""
+    rollout_lengths: list[int] = field(default_factory=list)
+    """Sampled tokens of each rollout."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Sampled tokens by how many versions were published after the one that sampled them."""
+    by_role: dict[str, list[float]] = field(default_factory=dict)
+    """By role, the rewards of the rollouts in which it made a call."""
+    by_kind: dict[str, list[float]] = field(default_factory=dict)
+    """By kind of task (`algorithm.normalize_by`), the rewards of its rollouts."""
+    sampled_now: int = 0
+    """Tokens sampled during this step; a resumed run finds the others in the store."""
+    started: float = 0.0
+    """In seconds since 1970."""
+    sampling_s: float = 0.0
+    sampling_split: dict[str, float] = field(default_factory=dict)
+    """The seconds of sampling by what the rollouts waited for; see `split_sampling`."""
+    training_s: float = 0.0
+    """From the preparation of the samples to the last optimiser step, without publishing."""
+    publications: list[Publication] = field(default_factory=list)
+    """How long publishing the weights of each update took, and how much was transferred."""
+    evaluation_s: float = 0.0
+    learning_rate: float = 0.0
+    held_out: EvaluationResult | None = None
+
+    def add_episodes(self, episodes: Sequence[Episode], version: int, config: Config, automatic: bool) -> None:
+        """Add the tokens and rewards of rollouts; `version` is the newest one. Automatic rewards only where enabled."""
+        kind = config.algorithm.normalize_by
+        for episode in episodes:
+            self.count_tokens(episode.calls, version)
+            if automatic:
+                given = [reward for reward in episode.effective_rewards if reward.kind is RewardKind.AUTOMATIC]
+                self.signals.update(reward.name.partition("/")[0] for reward in given)
+                self.automatic.append(sum(reward.weight * reward.value for reward in given))
+            reward = episode.final_reward(config.rollout.failure_reward)
+            if reward is not None:
+                self.rewards.append(reward)
+                for role in {episode.role(call) for call in episode.calls} - {None}:
+                    self.by_role.setdefault(str(role), []).append(reward)
+                if kind is not None:
+                    self.by_kind.setdefault(str(episode.task.input.get(kind)), []).append(reward)
+
+    def count_tokens(self, calls: Sequence[Call], version: int) -> None:
+        """Add the tokens of the calls of one rollout."""
+        self.lengths += [len(call.completion_ids) for call in calls]
+        self.rollout_lengths.append(sum(len(call.completion_ids) for call in calls))
+        for run in (run for call in calls for run in call.versions):
+            self.staleness[max(0, version - run.number)] += run.tokens
+        self.sampled += sum(len(call.completion_ids) for call in calls)
+        self.sampled_now += sum(len(call.completion_ids) for call in calls if call.started >= self.started)
+
+    @property
+    def publishing_s(self) -> float:
+        """How long the engine took to serve new weights."""
+        return sum(publication.seconds for publication in self.publications)
+
+    @property
+    def reward(self) -> float | None:
+        """The mean reward of the rollouts that count."""
+        return fmean(self.rewards) if self.rewards else None
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of those rewards."""
+        return stdev(self.rewards) if len(self.rewards) > 1 else 0.0
