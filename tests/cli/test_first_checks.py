@@ -10,6 +10,7 @@ import pytest
 
 from leyden.cli.train import configuration
 from leyden.config import Config
+from leyden.local.checks import announce
 
 AGENT = "def solve(task):\n    return 1.0\n"
 SCRIPT = """
@@ -55,6 +56,12 @@ def test_mistakes_are_one_line_before_torch_is_imported(folder: Path) -> None:
     for (status, text), expected in zip(said, MISTAKES.values(), strict=True):
         assert status in (1, 2) and expected in text and text.count("\n") == 1, (text, expected)
     assert not heavy
+
+
+def test_an_evaluation_of_a_file_needs_no_other_tasks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = read(folder, str(folder / "small.toml"), "tasks=gone.jsonl", "model=one")
+    announce(config, str(folder / "tasks.jsonl"), "another")
+    assert capsys.readouterr().err == "tasks: 4 to evaluate; loading torch and another\n"
 
 
 def read(folder: Path, config: str, *settings: str) -> Config:

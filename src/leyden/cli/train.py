@@ -150,12 +150,12 @@ def resume_command(options: argparse.Namespace) -> str:
 
 
 async def _eval(options: argparse.Namespace) -> None:
-    config = configuration(options)
-    announce(config)
+    config, model = configuration(options), options.model and absolute(options.model)
+    announce(config, options.tasks, model)
     needs_torch()
     from leyden.local.evaluate import evaluate_model
 
-    done = await evaluate_model(config, options.model and absolute(options.model), options.tasks)
+    done = await evaluate_model(config, model, options.tasks)
     if options.json:
         print_json(done)
         return

@@ -80,7 +80,7 @@ def evaluate(
 
     def work() -> "EvaluatedModel":
         run_config = build_config(config, agent=agent, tasks=tasks, reward=reward, **settings)
-        announce(run_config, every=tasks is not None)
+        announce(run_config, run_config.tasks if tasks is not None else None)
         wait_asleep()
         from leyden.local.evaluate import evaluate_model  # imports torch
 

@@ -10,13 +10,13 @@ from leyden.loading import LoadError, check_reference
 from leyden.trainer.rollouts.tasks import read_task_file, read_tasks
 
 
-def announce(config: Config, every: bool = False) -> None:
+def announce(config: Config, evaluated: str | None = None, model: str | None = None) -> None:
     """Check tasks, agent and reward; then print how many tasks there are and what comes next.
 
-    With `every`, all tasks are evaluated and none is trained on.
+    `evaluated` is a file whose tasks are all evaluated; `model` takes the place of the configuration's.
     """
-    if every:
-        counted = f"{len(read_task_file(Path(config.base) / config.tasks))} to evaluate"
+    if evaluated is not None:
+        counted = f"{len(read_task_file(Path(config.base) / evaluated))} to evaluate"
     else:
         tasks = read_tasks(config)
         counted = f"{len(tasks.train)} to train on, {len(tasks.held_out)} held out"
@@ -26,7 +26,7 @@ def announce(config: Config, every: bool = False) -> None:
                 _check(reference, config.base, name == "agent")
         except LoadError as error:
             raise ConfigError(f"`{name}`: {error}") from error
-    text = f"tasks: {counted}; loading torch and {config.model}"
+    text = f"tasks: {counted}; loading torch and {model or config.model}"
     Console(stderr=True).print(text, highlight=False, soft_wrap=True)
 
 
