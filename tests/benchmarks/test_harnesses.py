@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,23 @@ async def test_a_harness_is_captured_and_keeps_its_tokens(harness: Any, dialect:
     cell = await harnesses.run_cell(harness, dialect, stream, timeout_s=120, log=None)
     assert cell.ok, cell.why
     assert (cell.made, cell.captured, cell.extendable, cell.exact) == (4, 4, 3, 3)
+
+
+async def test_a_call_that_fails_once_is_retried_and_not_counted() -> None:
+    harness = replace(harness_list.INSTALLED[0], fault="failure")
+    cell = await harnesses.run_cell(harness, "chat", False, timeout_s=120, log=None)
+    assert cell.ok, cell.why
+    assert (cell.made, cell.captured, cell.extendable, cell.exact) == (4, 4, 3, 3)
+
+
+async def test_a_harness_that_is_killed_in_the_middle_of_an_answer_is_run_again() -> None:
+    harness = harness_list.INSTALLED[0]
+    again = (*harness.command, "chat", "--stream")
+    cell = await harnesses.run_cell(
+        replace(harness, fault="abort", further=(again,)), "chat", True, timeout_s=120, log=None
+    )
+    assert cell.ok, cell.why
+    assert (cell.made, cell.captured, cell.extendable, cell.exact) == (5, 5, 3, 3)
 
 
 def exchange(number: int, *messages: Any, said: Any, tools: Any = ()) -> Any:
