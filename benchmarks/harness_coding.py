@@ -16,7 +16,7 @@ from modelserving import END, call
 
 TASK, FURTHER_TASK = "Run `cat note.txt` and tell me what the note says.", "Read it once more, please."
 NOTE = "It says: leyden jar."
-SUMMARY = "The user had the note read."
+SUMMARY, FROM_SUMMARY = "The user had the note read.", "By the summary, it says: leyden jar."
 COMPACTS = ("create a detailed summary", "CONTEXT CHECKPOINT COMPACTION", "Here is the conversation so far")
 """What Claude Code, Codex and opencode write when they ask for a summary of their conversation."""
 
@@ -40,7 +40,7 @@ def situations(agent: Harness, delegates: Say, compacting: Harness, faulty_call:
     return [
         agent,
         replace(agent, name=f"{agent.name}, sub-agents", say=delegates, expected=NOTE, further=()),
-        replace(compacting, name=f"{agent.name}, compaction", say=compacted(agent.say)),
+        replace(compacting, name=f"{agent.name}, compaction", say=compacted(agent.say), expected=FROM_SUMMARY),
         replace(agent, name=f"{agent.name}, aborted", expected=NOTE, fault="abort", faulty_call=faulty_call),
         replace(agent, name=f"{agent.name}, retry", fault="failure", faulty_call=faulty_call),
     ]
@@ -57,7 +57,7 @@ def compacted(say: Say) -> Say:
 
     def answer(prompt: str) -> str:
         if SUMMARY in prompt:
-            return f"{NOTE} Still.{END}"
+            return FROM_SUMMARY + END
         request = prompt.rpartition("<|im_start|>user")[2]
         return f"<summary>{SUMMARY}</summary>{END}" if any(words in request for words in COMPACTS) else say(prompt)
 
