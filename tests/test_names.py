@@ -18,6 +18,7 @@ from leyden.config import Config, read_config
 from leyden.config.reading import written
 from leyden.local.stack import run_settings
 from leyden.records import RunSettings
+from leyden.store.mapping import decode_settings
 from leyden.trainer.policy.policy import UpdateMetrics
 from leyden.trainer.report.metrics_log import evaluation_metrics, step_metrics
 from leyden.wire import RunSpec
@@ -105,6 +106,10 @@ def test_the_old_name_of_a_setting_is_accepted_with_a_line_that_says_so(caplog: 
     assert spec.settings == RunSettings(allow_biased_sampling=True)
     assert b"train_distorted" not in msgspec.json.encode(spec)
     assert caplog.messages == ["`train_distorted` is now `allow_biased_sampling`; the old name still works"]
+    records._log_old_name.cache_clear()
+    caplog.clear()
+    stored = decode_settings(b'{"train_distorted": true, "max_calls": 3}')  # the user of an old store did not write it
+    assert stored == RunSettings(allow_biased_sampling=True, max_calls=3) and not caplog.messages
 
 
 def test_pages_reports_and_docs_name_metrics_that_are_written() -> None:

@@ -1,5 +1,6 @@
 """Read models of the dashboard, `leyden top` and `leyden report`: summaries and pages of lists."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -91,6 +92,7 @@ class RolloutQuery(Struct, frozen=True, forbid_unknown_fields=True):
     reward_to: float | None = None
     reward_below: float | None = None
     tokens_from: Integer | None = None
+    tokens_to: Integer | None = None
     role: _Text = ""
     message: _Text = ""
     """A group of failures, as `Failure.message` gives it."""
@@ -287,3 +289,24 @@ class Fleet(Struct, frozen=True):
     """Tokens sampled by attempts that ended in the last ten minutes."""
     refused: dict[str, int]
     """Requests that the server refused since it started, by reason."""
+
+    def has_worker(self) -> bool:
+        """Whether a worker was seen in the last two minutes: a store without one is of a run that has ended."""
+        return any(worker.seen > self.now - 120 for worker in self.workers)
+
+
+def join_fleets(first: Fleet, others: Sequence[Fleet]) -> Fleet:
+    """Add the workers, attempts and queues of other servers to those of one."""
+    every = (first, *others)
+    return Fleet(
+        now=first.now,
+        workers=tuple(worker for fleet in every for worker in fleet.workers),
+        leases=tuple(sorted((lease for fleet in every for lease in fleet.leases), key=lambda one: one.started)[:200]),
+        engines=tuple(engine for fleet in every for engine in fleet.engines),
+        queued=sum(fleet.queued for fleet in every),
+        delayed=sum(fleet.delayed for fleet in every),
+        running=sum(fleet.running for fleet in every),
+        ended=sum(fleet.ended for fleet in every),
+        tokens=sum(fleet.tokens for fleet in every),
+        refused=first.refused,
+    )

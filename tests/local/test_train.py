@@ -136,6 +136,7 @@ def test_an_exported_run_is_a_model_and_can_be_measured(trained: Training) -> No
     tokenizer = AutoTokenizer.from_pretrained(trained.folder / "exported")
     assert tokenizer.chat_template
     measured = leyden(trained.folder, "eval", "small.toml", "--model", "exported", "--json")
+    assert "exported" in measured.stderr.partition("loading torch and ")[2].partition("\n")[0]
     assert measured.returncode == 0, measured.stderr
     report = json.loads(measured.stdout)
     assert (report["tasks"], report["counted"], report["outcomes"]) == (2, 2, {"succeeded": 2})

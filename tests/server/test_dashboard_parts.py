@@ -150,6 +150,10 @@ def test_runs_that_another_process_writes_are_live(tmp_path: Path) -> None:
                 asyncio.run(train_on(2))
                 assert b'"metrics"' in next(line for line in lines if b"trained" in line)
                 assert step() == 2
+        fleet = requests.get(server.url + "/api/fleet", headers=headers, timeout=30).json()
+        assert {worker["id"] for worker in fleet["workers"]} == {"worker-one", "worker-two"}
+        assert [lease["run"] for lease in fleet["leases"]] == ["trained"]
+        assert (fleet["queued"], fleet["running"], fleet["ended"]) == (2, 1, 2)
         other = {"authorization": f"Bearer {server.key(KeyKind.VIEWER, run='calc')}"}
         assert requests.get(server.url + "/api/runs/trained/stream", headers=other, timeout=30).status_code == 403
 

@@ -40,6 +40,14 @@ async def test_rollouts_are_filtered_sorted_and_paged(store: Store) -> None:
     assert await search(store, role="checker") == ["step-2-0.0", "step-1-0.0"]
     assert await search(store, reward_from=0.25) == ["step-2-0.1", "step-1-0.1"]
     assert (await search(store, sort="-tokens"))[:2] == ["step-1-0.2", "step-2-0.2"]
+    lengths = [one.tokens for one in (await store.read(views.search_rollouts, "r", RolloutQuery())).rollouts]
+    short = await search(store, tokens_to=min(lengths))
+    assert (
+        len(short)
+        == lengths.count(min(lengths))
+        < 6
+        == len(short) + len(await search(store, tokens_from=min(lengths) + 1))
+    )
     assert await search(store, sort="oldest", offset=1, limit=2) == ["step-1-0.1", "step-1-0.2"]
     assert (await store.read(views.search_rollouts, "r", RolloutQuery(limit=1))).total == 6
 

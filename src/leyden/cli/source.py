@@ -12,7 +12,7 @@ from leyden.records import Reward
 from leyden.remote import Remote, RemoteError, read_key
 from leyden.store.errors import StoreInUse, StoreUnusable
 from leyden.store.store import Store
-from leyden.views import Fleet, RunCard, Series
+from leyden.views import Fleet, RunCard, Series, join_fleets
 from leyden.wire import Recorded, RunSummary
 
 P = ParamSpec("P")
@@ -129,8 +129,10 @@ class Watched:
         return await self._source_of[run].series(run, names, _ALL_POINTS)
 
     async def fleet(self) -> Fleet | None:
-        """Return workers and queue of the store with the newest attempts; None where no worker is known."""
+        """Return workers and queues of all stores with a worker now, or of the last one that had; None without any."""
         found = [await source.fleet() for source in self._sources]
+        if active := [fleet for fleet in found if fleet.has_worker()]:
+            return join_fleets(active[0], active[1:])
         return max(found, key=lambda fleet: (fleet.running, fleet.ended, len(fleet.workers)), default=None)
 
 

@@ -92,7 +92,7 @@ def _absolute_file(text: str) -> str:
 
 def absolute(model: str) -> str:
     """Return the absolute path of a model's folder, or the name of a model as it is."""
-    return str(Path(model).absolute()) if Path(model).is_dir() else model
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def needs_torch() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from shutil import copyfile
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from leyden.config import ConfigError
@@ -21,6 +22,7 @@ def export(run: Path, to: Path, which: str = "best", policy: str = DEFAULT_POLIC
         raise ConfigError(f"{to} is not empty: name a new folder with --to")
     config = stored_config(run)
     origin = AutoConfig.from_pretrained(find_model(config.model, config.base).folder).dtype
+    transformers.utils.logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=origin or torch.float32)
     model.save_pretrained(to)
     for file in tokenizer_files(checkpoint):

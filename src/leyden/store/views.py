@@ -216,7 +216,7 @@ def _conditions(run: str, query: RolloutQuery) -> list[ColumnElement[bool]]:
     for column, low, high in (
         (rollouts.c.step, query.step_from, query.step_to),
         (rollouts.c.reward, query.reward_from, query.reward_to),
-        (rollouts.c.tokens, query.tokens_from, None),
+        (rollouts.c.tokens, query.tokens_from, query.tokens_to),
     ):
         if low is not None:
             found.append(column >= low)

@@ -31,6 +31,7 @@ from leyden.views import (
     RunRewards,
     Series,
     SeriesQuery,
+    join_fleets,
 )
 
 Plain = Request[None, None]
@@ -146,7 +147,10 @@ async def view_tree(service: ServerContext, request: Plain) -> PrefixTree:
 
 
 async def fleet(service: ServerContext, request: Plain) -> Fleet:
-    """Return workers, engines, active attempts and the queue."""
+    """Return workers, engines, active attempts and the queue; also of trainings that run in the home folder.
+
+    Engines of other processes are known to those only.
+    """
     models = service.gateway.models.values() if service.gateway is not None else ()
 
     def read(connection: Connection) -> Fleet:
@@ -158,7 +162,8 @@ async def fleet(service: ServerContext, request: Plain) -> Fleet:
             refused=service.telemetry.count_refused(),
         )
 
-    return await service.store.read(read)
+    others = await service.run_stores.read_active(lambda connection: views.read_fleet(connection, time.time()))
+    return join_fleets(await service.store.read(read), [other for other in others if other.has_worker()])
 
 
 def _engine(model: ServedModel, version: int | None) -> EngineView:

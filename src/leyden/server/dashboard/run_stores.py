@@ -4,12 +4,15 @@ The stores of other runs are only read. A process that trains may write to them 
 """
 
 import asyncio
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DatabaseError
 
 from leyden.server.dashboard.digests import RunDigests
 from leyden.store import views
@@ -20,6 +23,17 @@ from leyden.store.store import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+_ACTIVE_S = 600.0
+Signature = tuple[tuple[int, int, int], ...]
+
+
+def signature(folder: Path) -> Signature:
+    """Return time, size and inode of a store's files. The write-ahead log changes with every commit."""
+    files = (folder / "leyden.db", folder / "leyden.db-wal")
+    found = (file.stat() for file in files if file.exists())
+    return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in found)
 
 
 class RunStores:
@@ -75,6 +89,19 @@ class RunStores:
             self._opened[folder] = inode, Database(str(path), readonly=True)
         with self._opened[folder][1].reader.begin() as connection:
             return query(connection)
+
+    async def read_active(self, query: Callable[[Connection], T]) -> list[T]:
+        """Run a query in each other store that was written to in the last ten minutes."""
+
+        def read() -> list[T]:
+            found = []
+            for folder in self.folders():
+                with suppress(StoreError, DatabaseError, OSError):  # damaged, of a newer version, or just deleted
+                    if time.time() - max(modified for modified, _, _ in signature(folder)) / 1e9 < _ACTIVE_S:
+                        found.append(self.read_other(folder, query))
+            return found
+
+        return await asyncio.to_thread(read)
 
     def close(self) -> None:
         """Close the stores of other runs."""

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError
 
 from leyden.background import start_background
-from leyden.server.dashboard.run_stores import RunStores
+from leyden.server.dashboard.run_stores import RunStores, Signature, signature
 from leyden.store.errors import StoreError
 from leyden.store.views import count_events, last_event_before
 
@@ -28,7 +28,6 @@ A file that is younger is read at each poll: a write within the same tick of the
 Counts = dict[tuple[str, str], int]
 """The number of new events by run and kind."""
 OnChange = Callable[[Counts], None]
-Signature = tuple[tuple[int, int, int], ...]
 Seen = dict[Path, tuple[Signature, int]]
 """By folder, the state of its files at the last poll, and the newest event that was reported."""
 
@@ -71,13 +70,13 @@ class StorePolling:
         now, found, counts = time.time(), Seen(), Counts()
         for folder in self._stores.folders():
             try:
-                signature = _signature(folder)
+                files = signature(folder)
                 before, last = seen.get(folder, (None, None))
-                changed = max(modified for modified, _, _ in signature) / 1e9
-                if last is None or signature != before or now - changed < _RECENT_S:
+                changed = max(modified for modified, _, _ in files) / 1e9
+                if last is None or files != before or now - changed < _RECENT_S:
                     last, new = self._stores.read_other(folder, partial(recent_events, after=last))
                     counts |= new
-                found[folder] = signature, last
+                found[folder] = files, last
             except (StoreError, DatabaseError, OSError):  # damaged, of a newer version, or deleted meanwhile
                 continue
         return found, counts
@@ -86,10 +85,3 @@ class StorePolling:
 def recent_events(reader: Connection, after: int | None = None) -> tuple[int, Counts]:
     """Count the events after a number, by default those of the last two seconds; return the newest number as well."""
     return count_events(reader, last_event_before(reader, time.time() - _RECENT_S) if after is None else after)
-
-
-def _signature(folder: Path) -> Signature:
-    """Return time, size and inode of a store's files. The write-ahead log changes with every commit."""
-    files = (folder / "leyden.db", folder / "leyden.db-wal")
-    found = (file.stat() for file in files if file.exists())
-    return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in found)

@@ -115,7 +115,7 @@ function column(base, view, own, shade) {
   const { rollout, attempt } = view;
   const link = h("a", { class: "code", href: `${base}/${encodeURIComponent(rollout.id)}` }, `.${rollout.index}`);
   return h("section", { class: `column${own ? " own" : ""}` },
-    h("header", {}, link, badge(attempt.outcome?.ending ?? "running"), h("b", {}, number(rollout.reward)), h("span", { class: "soft" }, `${view.calls.length} calls`)),
+    h("header", {}, link, badge(attempt.outcome?.ending ?? "running"), h("b", {}, number(rollout.reward)), h("span", { class: "soft" }, `${view.calls.length} call${view.calls.length === 1 ? "" : "s"}`)),
     view.calls.map((call, index) => h("div", { class: "answer" },
       h("span", { class: "soft" }, `${index + 1}${call.role ? ` · ${call.role}` : ""}${call.credit?.advantage === undefined || call.credit.advantage === null ? "" : ` · advantage ${number(call.credit.advantage)}`}`),
       h("div", { class: "text tokens" }, call.tokens.length ? call.tokens.map((token) => showToken(token, call, view, shade)) : messageText(call.response)))),

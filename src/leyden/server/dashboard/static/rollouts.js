@@ -7,7 +7,7 @@ const PAGE = 50;
 const COLUMNS = [["rollout", null], ["task", null], ["for", null], ["step", "step"], ["outcome", null], ["reward", "reward"], ["calls", "calls"], ["tokens", "tokens"], ["message", null], ["finished", null]];
 const NUMERIC = ["step", "reward", "calls", "tokens"];
 const LESS = ["task", "for", "finished"]; // not on a phone
-const FIELDS = ["purpose", "ending", "role", "step_from", "step_to", "reward_from", "reward_to", "tokens_from", "task", "message", "sort", "offset"];
+const FIELDS = ["purpose", "ending", "role", "step_from", "step_to", "reward_from", "reward_to", "tokens_from", "tokens_to", "task", "message", "sort", "offset"];
 
 export async function showRollouts(main, { params: [run], query, signal, go }) {
   title(`${run}: rollouts`);
@@ -66,7 +66,7 @@ export async function showRollouts(main, { params: [run], query, signal, go }) {
       choice("purpose", "for", [["", "all"], ...Object.entries(facets.purposes).map(([name, count]) => [name, `${name} (${whole(count)})`])]),
       choice("ending", "outcome", [["", "all"], ...endings.map((name) => [name, `${name.replaceAll("_", " ")} (${whole(facets.endings[name])})`])]),
       facets.roles.length > 0 && choice("role", "role", [["", "all"], ...facets.roles.map((name) => [name, name])]),
-      field("step_from", "step from"), field("step_to", "to"), field("reward_from", "reward from"), field("reward_to", "to"), field("tokens_from", "tokens from"),
+      field("step_from", "step from"), field("step_to", "to"), field("reward_from", "reward from"), field("reward_to", "to"), field("tokens_from", "tokens from"), field("tokens_to", "to"),
       choice("sort", "sort", [["", "newest"], ["oldest", "oldest"], ["reward", "lowest reward"], ["-reward", "highest reward"], ["-tokens", "longest"], ["tokens", "shortest"], ["-calls", "most calls"], ["-step", "latest step"], ["step", "first step"]]),
       filter.message && h("button", { type: "button", class: "chip", onclick: () => change({ message: "" }) }, `message: ${filter.message.slice(0, 40)} ✕`),
       filter.task && h("button", { type: "button", class: "chip", onclick: () => change({ task: "" }) }, `task: ${filter.task} ✕`),

@@ -22,7 +22,7 @@ export async function showWorkers(main, { signal }) {
       h("h2", {}, "Engines"),
       fleet.engines.length ? table(["policy", "version", "slots", "in use", "waiting", "state"], fleet.engines.map((one) => [
         h("b", {}, one.policy), one.version ?? "–", whole(one.slots), meter(one.running, one.slots), whole(one.waiting), one.held ? badge("held") : badge("serving"),
-      ])) : h("p", { class: "soft" }, "This server serves no model itself."),
+      ])) : h("p", { class: "soft" }, "This server serves no model itself. Engines of trainings are on the pages that those print."),
       h("h2", {}, "Workers"),
       fleet.workers.length ? table(["worker", "last seen", "attempts now", "oldest lease", "ended in ten minutes"], fleet.workers.map((one) => [
         h("span", { class: "code" }, one.id), ago(one.seen), whole(one.leases), one.oldest ? duration(fleet.now - one.oldest) : "–",
