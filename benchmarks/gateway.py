@@ -157,7 +157,8 @@ def litellm_server(folder: Path, workers: int) -> Iterator[str]:
         "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # no keys to check: in its favour
     }
     process = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--num_workers", str(workers)],
+        # uvicorn kills workers that do not answer it within 5 s, which is less than their imports take on busy cores
+        [*command, "--host", "127.0.0.1", "--num_workers", str(workers), "--timeout_worker_healthcheck", "120"],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
