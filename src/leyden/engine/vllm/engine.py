@@ -115,7 +115,8 @@ class VllmEngine:
     async def _announced(self) -> None:
         """Wait for the weight change because of which vLLM aborted a request."""
         try:
-            await asyncio.wait_for(self._held.wait(), _GRACE_S)
+            async with asyncio.timeout(_GRACE_S):  # unlike `wait_for`, it cannot lose a cancellation
+                await self._held.wait()
         except TimeoutError:
             raise EngineError("vLLM aborted the request, and no weight change was the reason") from None
 

@@ -136,7 +136,8 @@ class VllmProcess:
     async def recovered(self) -> bool:
         """Whether the server has just crashed; if so, return once it is restarted. Raises as `wait_failed` does."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._down.wait(), _NOTICED_S)
+            async with asyncio.timeout(_NOTICED_S):  # unlike `wait_for`, it cannot lose a cancellation
+                await self._down.wait()
         if not self._down.is_set():
             return False
         failing = asyncio.create_task(self.wait_failed())
