@@ -97,8 +97,7 @@ def main() -> None:
         "time_ratio": round(found["ours"]["seconds"] / found["naive"]["seconds"], 2),
         "tokens": options.tokens,
     }
-    name = "gpu" if ON_GPU else "cpu"
-    report_result(headline, options.out, name, torch=torch.__version__, ways=found)
+    report_result(headline, options.out, torch=torch.__version__, ways=found)
 
 
 if __name__ == "__main__":

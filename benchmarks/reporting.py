@@ -1,7 +1,7 @@
 """Prints and keeps the results of benchmarks, the same way for all of them.
 
-The last line of a benchmark is one JSON object. With `--out FOLDER` the object is also kept as `FOLDER/benchmark.json`,
-with the command, the date and the machine that it was measured on.
+The last line of a benchmark is one JSON object. With `--out FOLDER` the object is also kept as `FOLDER/benchmark.json`;
+its key `measured` has the command, the date and the machine.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def report_result(result: dict[str, Any], out: Path | None, name: str = "benchma
     if out is not None:
         given = {"command": command(), "date": datetime.now(UTC).date().isoformat(), "machine": machine()}
         out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**given, **about, "result": result}, indent=1)
+        text = json.dumps({**result, "measured": {**given, **about}}, indent=1)
         (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     print(json.dumps(result))
 

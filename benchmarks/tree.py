@@ -221,9 +221,7 @@ def main() -> None:
         "merged_over_tree": min(one["merged_over_tree"] for one in last.values()),
         "model": options.model[-1],
     }
-    report_result(
-        headline, options.out, f"{'-'.join(options.model)}-{options.copies}", torch=torch.__version__, runs=found
-    )
+    report_result(headline, options.out, torch=torch.__version__, runs=found)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="settings of all runs, such as training.steps=2")
     options = parser.parse_args()
     kept = options.out / "benchmark.json" if options.out is not None else None
-    measured = json.loads(kept.read_text())["runs"] if options.only and kept is not None and kept.exists() else {}
+    earlier = json.loads(kept.read_text()) if options.only and kept is not None and kept.exists() else {}
+    measured = earlier.get("measured", {}).get("runs", {})
     for example in [options.only] if options.only else EXAMPLES:
         measured[example] = train(example, options.home, options.settings)
         print(f"{example:5} {measured[example]}", file=sys.stderr, flush=True)
@@ -73,7 +74,7 @@ def main() -> None:
             "date": datetime.now(UTC).date().isoformat(),
             "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         }
-        text = json.dumps({**about, "result": result, "runs": measured}, indent=1)
+        text = json.dumps({**result, "measured": {**about, "runs": measured}}, indent=1)
         kept.write_text(text + "\n", encoding="utf-8")
     print(json.dumps(result))
 

@@ -32,11 +32,13 @@ def test_an_answer_has_one_kind(response: dict[str, object], broken: bool, kind:
 @pytest.mark.slow
 def test_it_counts_the_calls_of_the_bundled_model(tmp_path: Path) -> None:
     config = BENCHMARK.parents[1] / "examples" / "calc" / "spark.toml"
-    words = [sys.executable, BENCHMARK, config, "--tasks", "8", "--home", tmp_path, "--out", tmp_path / "kept.json"]
+    words = [sys.executable, BENCHMARK, config, "--tasks", "8", "--home", tmp_path, "--out", tmp_path]
     ran = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
     result = json.loads(ran.stdout.splitlines()[-1])
     assert result["rollouts"] == 8
     assert result["share"] > 0.9
     assert result["well_formed"] > 0
     assert result["answer"] > 0
-    assert json.loads((tmp_path / "kept.json").read_text())["result"] == result
+    kept = json.loads((tmp_path / "benchmark.json").read_text())
+    assert kept.pop("measured")["config"] == str(config)
+    assert kept == result
