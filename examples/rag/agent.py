@@ -19,6 +19,8 @@ INSTRUCTIONS = (
     "Answer the question with the search tool. Always search first, for one fact at a time, and search again until "
     "a result states the answer. Then end with #### and the answer alone, in as few words as possible."
 )
+REMINDER = "Search again for what is still missing, or end with #### and the answer alone."
+"""Ends each result of a search: small models forget the form of the answer behind long passages."""
 MAX_TURNS = 6
 MAX_TOKENS = 256
 
@@ -47,7 +49,8 @@ async def search(context: RunContextWrapper[Corpus], query: str) -> str:
     """Search the documents."""
     corpus = context.context
     found = await asyncio.to_thread(open_index(corpus.index).search, query, corpus.passages)
-    return "\n\n".join(f"{passage.title}: {passage.text}" for passage in found) or "No results found."
+    results = [f"{passage.title}: {passage.text}" for passage in found] or ["No results found."]
+    return "\n\n".join([*results, REMINDER]).strip()
 
 
 agent = Agent[Corpus](

@@ -1,7 +1,7 @@
-"""The agent of `agent.py` with short instructions, for the bundled model of two million parameters."""
+"""The agent of `agent.py` with short instructions and results, for the bundled model of two million parameters."""
 
-from agent import agent, solve
+import agent as rag
 
-agent.instructions = "Search, then answer after ####."
-
-__all__ = ["solve"]
+rag.agent.instructions = "Search, then answer after ####."
+rag.REMINDER = ""
+solve = rag.solve
