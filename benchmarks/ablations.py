@@ -39,6 +39,7 @@ ROLES = {
 LAYOUTS = {layout: {"training": {"layout": layout}} for layout in ("tree", "rows")}
 STUDIES: dict[str, tuple[str, dict[str, Any]]] = {
     "air-calc": ("calc", AIR),
+    "air-sql": ("sql", AIR),
     "air-rag": ("rag", AIR),
     "level-sql": ("sql", LEVELS),
     "level-rag": ("rag", LEVELS),

@@ -5,13 +5,14 @@ checker accepts a query or `MAX_QUERIES` were tried. `OPENAI_BASE_URL` and `OPEN
 as for any such agent.
 """
 
-import asyncio
 import os
 import re
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from execution import QueryError, execute
+from execution import QueryError, Rows, execute
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from prompts import PROMPTS
@@ -73,10 +74,19 @@ class Roles:
         return {"query": parse_query(await self._ask("rewriter", state)), "queries": state["queries"] + 1}
 
 
+@tool
+def query_database(database: str, query: str) -> Rows:
+    """Execute a query on a SQLite database."""
+    return execute(database, query)
+
+
 async def run(state: State) -> State:
     """Execute the latest query."""
-    outcome, failed = await asyncio.to_thread(show_outcome, state["database"], state["query"])
-    return {"outcome": outcome, "failed": failed}
+    try:
+        result = await query_database.ainvoke({"database": state["database"], "query": state["query"]})
+    except QueryError as error:
+        return {"outcome": f"Error: {error}", "failed": True}
+    return {"outcome": show_rows(*result), "failed": False}
 
 
 def after_run(state: State) -> str:
@@ -119,16 +129,12 @@ async def answer(graph: Any, task: dict[str, Any], sample_rows: int) -> str:
     return str(final["query"])
 
 
-def show_outcome(database: str, query: str) -> tuple[str, bool]:
-    """What a query returned, in a few lines, and whether it failed."""
-    try:
-        columns, rows = execute(database, query)
-    except QueryError as error:
-        return f"Error: {error}", True
+def show_rows(columns: Sequence[str], rows: Sequence[Any]) -> str:
+    """What a query returned, in a few lines."""
     lines = [", ".join(map(show_value, row)) for row in rows[:ROWS_SHOWN]]
     if len(rows) > ROWS_SHOWN:
         lines.append("...")
-    return "\n".join([f"columns: {', '.join(columns)}; rows: {len(rows)}", *lines]), False
+    return "\n".join([f"columns: {', '.join(columns)}; rows: {len(rows)}", *lines])
 
 
 def parse_query(text: str) -> str:

@@ -15,6 +15,7 @@ from modelserving import END, model_server
 from worker_harness import WorkerHarness
 
 from leyden.config import read_file
+from leyden.rl.signals import SignalKind, find
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sql"
 QUESTION, GOLD = "Who is 30 years old?", "SELECT name FROM singer WHERE age = 30"
@@ -73,6 +74,9 @@ async def test_a_query_that_fails_is_never_accepted_and_the_rounds_end(harness: 
         episode = await harness.episode("g")
     assert [episode.role(call) for call in episode.calls] == ["writer", "checker", "rewriter", "checker", "rewriter"]
     assert episode.final_reward(-1.0) == 0.0
+    failures = [signal for signal in find(episode) if signal.kind is SignalKind.TOOL_FAILED]
+    assert [failure.role for failure in failures] == ["writer", "rewriter", "rewriter"]
+    assert all('nothing": syntax error' in failure.why for failure in failures)
 
 
 def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:

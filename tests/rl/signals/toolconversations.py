@@ -55,12 +55,14 @@ class Conversation:
         self.calls.append(Call(messages=tuple(new), response=response, **{**own, **fields}))
         return self
 
-    def span(self, id: str, name: str, status: Any = "ok", at: int = 0, **fields: Any) -> "Conversation":
+    def span(
+        self, id: str, name: str, status: Any = "ok", at: int = 0, length: int = 1, **fields: Any
+    ) -> "Conversation":
         """Add the span of a tool, in OpenInference's format unless its attributes say otherwise."""
         attributes = {"openinference.span.kind": "TOOL", "tool.name": name, **fields.pop("attributes", {})}
         own = {"trace_id": "0" * 32, "span_id": id * 16, "parent_id": None, "name": name, "kind": "internal"}
         self.spans.append(
-            Span(**{**own, **fields}, start_ns=at, end_ns=at + 1, status=status, attributes=attributes)  # type: ignore[arg-type]
+            Span(**{**own, **fields}, start_ns=at, end_ns=at + length, status=status, attributes=attributes)  # type: ignore[arg-type]
         )
         return self
 

@@ -11,13 +11,14 @@ from msgspec import Struct
 
 from leyden.episodes import Episode
 from leyden.records import Call, Span
+from leyden.rl.signals.agent_tools import attribute_spans
 from leyden.rl.signals.malformed import unreadable_call
 from leyden.rl.signals.repetition import repeated
 from leyden.rl.signals.schemas import violation
 from leyden.rl.signals.signal import Evidence, Signal, SignalKind
 from leyden.rl.signals.tool_calls import ObservedToolCall, ToolResult, answers, results, tool_calls_of
 from leyden.rl.signals.tool_endings import ending
-from leyden.rl.signals.tool_spans import match_spans
+from leyden.rl.signals.tool_spans import match_spans, tool_arguments, tool_name, tool_spans
 
 Schemas = dict[str, Any]
 
@@ -41,6 +42,8 @@ def find(episode: Episode) -> list[Signal]:
     results_by_index, spans_by_index = results(episode, tool_calls), match_spans(tool_calls, episode.spans)
     repetitions = repeated(episode, tool_calls, results_by_index)
     offered = _offered(episode)
+    matched = {span.span_id for span in spans_by_index.values()}
+    own = attribute_spans(episode, (span for span in tool_spans(episode.spans) if span.span_id not in matched))
     executions = iter(
         [
             _Execution(tool_call, results_by_index.get(index), spans_by_index.get(index), index in repetitions)
@@ -50,7 +53,10 @@ def find(episode: Episode) -> list[Signal]:
     return [
         signal
         for call, message, calls in answered
-        for signal in _signals(episode, call, message, [next(executions) for _ in calls], offered[call.id])
+        for signal in (
+            *_signals(episode, call, message, [next(executions) for _ in calls], offered[call.id]),
+            *_of_agents_tools(episode, call, own.get(call.id, ()) if not calls else ()),
+        )
     ]
 
 
@@ -77,6 +83,22 @@ def _signals(
                 arguments=execution.tool_call.arguments,
                 result=execution.result.text if execution.result is not None else None,
                 span=execution.span,
+            )
+
+
+def _of_agents_tools(episode: Episode, call: Call, spans: Sequence[Span]) -> Iterator[Signal]:
+    """Yield how the tools ended that the agent's code ran after an answer without tool calls."""
+    for position, span in enumerate(spans, 1):
+        if (found := ending(None, span)) is not None:
+            yield Signal(
+                kind=found[0],
+                call=call,
+                why=found[1],
+                role=episode.role(call),
+                position=position,
+                tool=tool_name(span),
+                arguments=tool_arguments(span),
+                span=span,
             )
 
 

@@ -19,11 +19,11 @@ _NAMES = ("gen_ai.tool.name", "tool.name")
 def match_spans(tool_calls: Sequence[ObservedToolCall], spans: Sequence[Span]) -> dict[int, Span]:
     """Return the spans of tool calls by index."""
     found: dict[int, Span] = {}
-    unmatched = _tool_spans(spans)
+    unmatched = tool_spans(spans)
     matchers: tuple[tuple[Callable[[Span], Hashable], Callable[[ObservedToolCall], Hashable], bool], ...] = (
         (_id, lambda tool_call: tool_call.id, False),
         (_key, lambda tool_call: tool_call.key, False),
-        (_name, lambda tool_call: tool_call.name, True),
+        (tool_name, lambda tool_call: tool_call.name, True),
     )
     for span_key, call_key, needs_all in matchers:
         calls: dict[Hashable, list[int]] = {}
@@ -56,15 +56,15 @@ def span_error(span: Span) -> str | None:
     return span.status_message or str(next(reversed(caught), None) or kind or "unknown")
 
 
-def _tool_spans(spans: Sequence[Span]) -> list[Span]:
+def tool_spans(spans: Sequence[Span]) -> list[Span]:
     """Return the spans of tools by start time; if two instrumentations recorded one execution, only the outer span."""
     by_id = {span.span_id: span for span in spans}
 
     def is_nested(span: Span) -> bool:
-        name, seen = _name(span), {span.span_id}
+        name, seen = tool_name(span), {span.span_id}
         parent = by_id.get(span.parent_id or "")
         while parent is not None and parent.span_id not in seen:
-            if _is_tool(parent) and _name(parent) == name:
+            if _is_tool(parent) and tool_name(parent) == name:
                 return True
             seen.add(parent.span_id)
             parent = by_id.get(parent.parent_id or "")
@@ -83,17 +83,21 @@ def _id(span: Span) -> str | None:
     return next((id for id in (*ids, _message(span).get("tool_call_id")) if isinstance(id, str)), None)
 
 
-def _name(span: Span) -> str:
+def tool_name(span: Span) -> str:
+    """Return the name of the tool that ran in a span."""
     names = (span.attributes.get(name) for name in _NAMES)
     return next((name for name in names if isinstance(name, str)), span.name)
 
 
+def tool_arguments(span: Span) -> dict[str, Any] | None:
+    """Return the arguments of the tool that ran in a span, if they are a JSON object."""
+    found = (_object(span.attributes.get(name)) for name in ("gen_ai.tool.call.arguments", "input.value"))
+    return next((arguments for arguments in found if arguments is not None), None)
+
+
 def _key(span: Span) -> tuple[str, bytes] | None:
-    for name in ("gen_ai.tool.call.arguments", "input.value"):
-        arguments = _object(span.attributes.get(name))
-        if arguments is not None:
-            return key_of(_name(span), arguments)
-    return None
+    arguments = tool_arguments(span)
+    return key_of(tool_name(span), arguments) if arguments is not None else None
 
 
 def _message(span: Span) -> dict[str, Any]:
