@@ -55,6 +55,15 @@ def test_after_a_success_more_tasks_may_fail() -> None:
         streak.add(rollouts(33, Ending.AGENT_ERROR))
 
 
+def test_calls_before_a_success_do_not_hide_that_no_later_call_reached_the_gateway() -> None:
+    streak = FailureStreak(tasks=2)
+    streak.add(rollouts(0, Ending.AGENT_ERROR))
+    streak.add(rollouts(1, Ending.SUCCEEDED))
+    without_calls = [replace(one, calls=()) for task in range(2) for one in rollouts(task, Ending.AGENT_ERROR)]
+    with pytest.raises(TrainingError, match="no model call reached the gateway"):
+        streak.add(without_calls)
+
+
 def test_a_run_with_few_tasks_ends_when_all_of_them_failed() -> None:
     streak = FailureStreak(tasks=2)
     streak.add(rollouts(0, Ending.AGENT_ERROR))

@@ -31,6 +31,7 @@ class FailureStreak:
         if any(outcome.ending is Ending.SUCCEEDED for outcome in outcomes):
             self._tasks.clear()
             self._errors.clear()
+            self._calls = 0
             self._max = _MAX_LATER
             return
         self._calls += sum(len(episode.calls) for episode in episodes)
