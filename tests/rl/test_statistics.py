@@ -68,6 +68,19 @@ def test_a_loss_without_its_own_ratio_reports_that_of_tokens() -> None:
     assert "clipped_low" not in found
 
 
+def test_metrics_of_a_loss_do_not_change_those_that_every_update_has() -> None:
+    """A user's loss may name its metrics as it likes."""
+
+    def loss(tokens: TokenBatch, hyperparameters: Hyperparameters) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        names = ("calls", "weight", "call_weight^2", "entropy", "ess_token", "margin")
+        return -tokens.current, {name: torch.full_like(tokens.current, 7.0) for name in names}
+
+    calls = [(0, [(LN2, 0.0, 0.0), (0.0, 0.0, LN2)]), (1, [(-1.0, -1.0 + LN2, -1.0)])]
+    found, plain = finished(calls, loss=loss), finished(calls, loss=reinforce)
+    assert found["margin"] == pytest.approx(7.0)
+    assert {name: found[name] for name in plain} == pytest.approx(plain)
+
+
 def test_late_turns_are_reported_as_one_and_turns_without_tokens_not_at_all() -> None:
     found = finished([(MAX_TURN, [(0.0, 0.0, 1.0)]), (MAX_TURN + 9, [(0.0, 0.0, 3.0)])])
     assert [name for name in found if "turn" in name] == [

@@ -24,6 +24,8 @@ class Statistics:
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, float] = defaultdict(float)
+        self._metrics: defaultdict[str, float] = defaultdict(float)
+        """Sums of the metrics of the loss, kept apart because a user's loss chooses their names."""
         self._turns = torch.zeros(MAX_TURN + 1, 3, dtype=torch.float64)
         """For each turn: tokens, and the sums of k1 and k3 to the sampler."""
         self._highest, self._lowest = -inf, inf
@@ -47,11 +49,15 @@ class Statistics:
             "weight^2": (weight**2).sum(),
             "call_weight": call_weight.sum(),
             "call_weight^2": (call_weight**2).sum(),
-            **{name: metric.double().sum() for name, metric in metrics.items() if name != "ratio"},
         }
-        *found, highest, lowest = torch.stack([*sums.values(), step_ratio.max(), step_ratio.min()]).tolist()
-        for name, value in zip(sums, found, strict=True):
+        of_loss = {name: metric.double().sum() for name, metric in metrics.items() if name != "ratio"}
+        extremes = (step_ratio.max(), step_ratio.min())
+        # one transfer from the device for all numbers
+        *found, highest, lowest = torch.stack([*sums.values(), *of_loss.values(), *extremes]).tolist()
+        for name, value in zip(sums, found[: len(sums)], strict=True):
             self._sums[name] += value
+        for name, value in zip(of_loss, found[len(sums) :], strict=True):
+            self._metrics[name] += value
         self._highest, self._lowest = max(self._highest, highest), min(self._lowest, lowest)
         of_token = torch.stack([torch.ones_like(sampler), k1(sampler, proximal), k3(sampler, proximal)], dim=1)
         turns = of_token.new_zeros(MAX_TURN + 1, 3).index_add(0, turn.clamp(max=MAX_TURN), of_token)
@@ -60,6 +66,7 @@ class Statistics:
     def finish(self) -> dict[str, float]:
         """Return means over tokens, extremes and shares; empty if no token was added.
 
+        Metrics of the loss come with them, except those that have the name of another metric.
         `kl_sampler` is KL(sampler || proximal), also of each turn; `kl_proximal` is KL(proximal || current); `ess` is
         the effective sample size, as a share of the tokens or calls.
         """
@@ -68,6 +75,7 @@ class Statistics:
         if not tokens:
             return {}
         found = {
+            **{name: value / tokens for name, value in self._metrics.items()},
             "ratio_max": self._highest,
             "ratio_min": self._lowest,
             "ess_token": sums.pop("weight") ** 2 / (tokens * sums.pop("weight^2")),
