@@ -3,15 +3,18 @@
 import asyncio
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from leyden.engine.connect import connect
-from leyden.engine.protocol import EngineError, EngineRequest, VllmAddress
+from leyden.engine.protocol import EngineError, EngineRequest, Publication, VllmAddress
 from leyden.engine.vllm import wire
+from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.installation import VllmInstallation, find_vllm
@@ -115,6 +118,32 @@ def test_the_reason_of_a_crash_is_the_last_error_of_the_log() -> None:
 
 def test_an_interpreter_that_has_no_vllm_is_known(tmp_path: Path) -> None:
     assert find_vllm(str(tmp_path / "python")) is None
+
+
+async def test_the_time_of_a_publication_does_not_include_the_optimiser_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("leyden.engine.vllm.backend.time", clock)
+
+    class SlowUpdate:
+        def apply(self) -> None:
+            clock.now += 100.0
+
+        def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+            return iter(())
+
+    async def deliver() -> int:
+        clock.now += 3.0
+        return 12
+
+    options, url = VllmOptions(tmp_path), "unix:/nowhere.sock"
+    backend = VllmBackend(
+        options, tmp_path / "log", lambda: (), context_length=64, vocab_size=64, concurrency=1, url=url
+    )
+    monkeypatch.setattr(backend, "_deliver", deliver)
+    assert await backend.publish(SlowUpdate(), 1) == Publication(seconds=3.0, transferred_bytes=12)
+    await backend.close()
 
 
 async def test_a_server_process_reaches_vllm_by_its_address_until_the_trainer_is_gone(

@@ -91,17 +91,17 @@ class VllmBackend:
 
         Where vLLM crashes on the way, it gets the new weights with its restart.
         """
-        began = time.monotonic()
         async with self._lock:
             await asyncio.to_thread(update.apply)
             self._weights, self._version = update.tensors, version
+        started = time.monotonic()
         try:
             sent = await self._deliver()
         except EngineError:
             if not await self._server.recovered():
                 raise
             sent = 0
-        return Publication(time.monotonic() - began, sent)
+        return Publication(time.monotonic() - started, sent)
 
     async def _deliver(self) -> int:
         """Send the latest weights to vLLM; returns their bytes."""
