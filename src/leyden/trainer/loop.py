@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import inf
 from statistics import fmean
@@ -161,7 +161,8 @@ class Trainer:
         wanted = [f"step-{step}-{number}" for number in range(self._config.training.tasks_per_step)]
         kept: dict[str, list[SelectedRollout]] = {}
         again, succeeded = 0, False
-        while again < _MAX_TRIES or not (kept or succeeded):  # an agent may fail on some tasks
+        # While no rollout of the step has succeeded it goes on: `FailureStreak` ends a run whose agent always fails.
+        while len(kept) < len(wanted) and (again < _MAX_TRIES or not (kept or succeeded)):
             missing = {f"{name}-again-{again}" if again else name: name for name in wanted if name not in kept}
             specs = [self._spec(name, step) for name in missing]
             done: list[Episode] = []
@@ -214,8 +215,11 @@ class Trainer:
         if self._rewards_before is None:
             episodes: list[Episode] = []
             for task in self._tasks.held_out:
-                with suppress(RemoteError):  # there was none
+                try:
                     episodes += await self._remote.group_episodes(self._config.run, f"eval-0-{task.id}")
+                except RemoteError as error:
+                    if error.status != 404:  # it was not evaluated then
+                        raise
             finished = [episode for episode in episodes if episode.attempt.outcome is not None]
             measured = measure(finished, self._config.rollout.failure_reward, self._config.evaluation.success)
             self._rewards_before = measured.rewards
@@ -225,7 +229,7 @@ class Trainer:
         """Evaluate the best checkpoint, or the last if no step has a held-out reward or none beats the first model."""
         step = self.state.best_step or self.state.step
         if step != self.state.step:
-            weights = self._checkpoints.weights_of(step, self._policy)
+            weights = await self._on_thread(lambda: self._checkpoints.weights_of(step, self._policy))
             await self._publish(weights, weights.version)
         measured, _ = await self._evaluate("test", step, self._tasks.test, "test rollouts")
         for observer in self._observers:
@@ -246,7 +250,7 @@ class Trainer:
     def _warn_of_mismatch(self, report: StepReport) -> None:
         """Warn if the engine sampled from other probabilities than those of the policy at the start of the step."""
         message = self._mismatch.step(report.metrics[0].statistics) if report.metrics else None
-        self._warn(message and f"step {report.step}: {message}.")
+        self._warn(None if message is None else f"step {report.step}: {message}.")
 
     def _warn_of_collapse(self, report: StepReport) -> None:
         """Warn if the run collapses in this step, and keep the checkpoint that was best before."""
@@ -254,9 +258,9 @@ class Trainer:
         held_out = report.held_out
         for message in (
             self._collapse.entropy(fmean(entropies) if entropies else None),
-            held_out and self._collapse.held_out(report.step, held_out.reward, held_out.error),
+            None if held_out is None else self._collapse.held_out(report.step, held_out.reward, held_out.error),
         ):
-            if not message:
+            if message is None:
                 continue
             if self.state.best_step is not None:
                 best = f"step {self.state.best_step} was the best on the held-out tasks"
@@ -269,8 +273,10 @@ class Trainer:
             self._warn(f"step {report.step}: {message}. {best[0].upper()}{best[1:]}.")
 
     def _warn(self, message: str | None) -> None:
-        for observer in self._observers if message else ():
-            observer.warn(str(message))
+        if message is None:
+            return
+        for observer in self._observers:
+            observer.warn(message)
 
     def _report_progress(self, step: int, done: int, total: int, what: str) -> None:
         for observer in self._observers:
@@ -290,8 +296,7 @@ class Trainer:
                     raise
                 failures += 1
                 if failures == 1:
-                    for observer in self._observers:
-                        observer.warn(f"{what} of step {self.state.step} cannot be written ({error}): waiting for room")
+                    self._warn(f"{what} of step {self.state.step} cannot be written ({error}): waiting for room")
             await _ROOM_BACKOFF.wait(failures)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:

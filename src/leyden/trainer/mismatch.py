@@ -4,6 +4,7 @@ The mismatch is KL(sampler || policy at the start of the step), estimated by k3.
 1e-4 to 1e-3 a token; a run whose sampler computes something else has far more, and its gradients are biased.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
@@ -21,7 +22,7 @@ class MismatchDetector:
     """Follows the mismatch of the steps of one process."""
 
     def __init__(self) -> None:
-        self._before: list[float] = []
+        self._before: deque[float] = deque(maxlen=_LAST_STEPS)
         self._reported: set[str] = set()
 
     def step(self, statistics: Mapping[str, float]) -> str | None:
@@ -29,7 +30,7 @@ class MismatchDetector:
         found = statistics.get(_KL)
         if found is None:
             return None
-        before = self._before[-_LAST_STEPS:]
+        before = list(self._before)
         self._before.append(found)
         if len(before) < _FIRST_STEPS:
             return self._report_start(found) if found > _HIGH else None

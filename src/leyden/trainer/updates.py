@@ -40,7 +40,7 @@ def prepare_updates(
 def _update(
     groups: Groups, policy: Policy, algorithm: Algorithm, accounting: StepAccounting, policy_changes: bool
 ) -> Update:
-    """Prepare one update; `policy_changes`: whether another update of the step comes before it."""
+    """Prepare one update; `policy_changes`: whether the step has other updates, so that old logprobs must be kept."""
     all_samples, objective, penalty = make_samples(groups), algorithm.objective, algorithm.kl_penalty
     inputs = StepInputs(
         penalties=None if penalty is None else _penalties(all_samples, policy, penalty, accounting),
