@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 
 from msgspec import Struct
-from rich.console import Console
 
 from leyden.config import Config, ConfigError
 from leyden.local.run_folder import RunFolder
@@ -33,9 +32,7 @@ class EvaluatedModel(Struct, frozen=True):
     """By k, the share of tasks that at least one of k rollouts solves; empty with one rollout per task."""
 
 
-async def evaluate_model(
-    config: Config, model: str | None = None, tasks: str | None = None, console: Console | None = None
-) -> EvaluatedModel:
+async def evaluate_model(config: Config, model: str | None = None, tasks: str | None = None) -> EvaluatedModel:
     """Run the agent on every held-out task (or every task of a file) with a model (default: the configuration's)."""
     started = time.monotonic()
     chosen = read_task_file(Path(config.base) / tasks) if tasks is not None else read_tasks(config).held_out

@@ -81,11 +81,9 @@ class TrainingResult(Struct, frozen=True):
         return latest_checkpoint(self.folder)
 
 
-async def train(
-    config: Config, restart: bool = False, console: Console | None = None, accept_changes: bool = False
-) -> TrainingResult:
+async def train(config: Config, restart: bool = False, accept_changes: bool = False) -> TrainingResult:
     """Train until the last step or SIGINT: the first one finishes the step and saves, the second one stops at once."""
-    console = console or Console(stderr=True)
+    console = Console(stderr=True)
     started = time.monotonic()
     algorithm = algorithm_of(config)
     tasks = read_tasks(config)

@@ -25,7 +25,7 @@ class DecodeGraphs:
         self._compute, self._device = compute, device
         self._padding = np.array(padding, np.int64)[:, None]
         self._graphs: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._pool = _new_pool(device)
 
     @staticmethod
     def fits(requests: int) -> bool:
@@ -35,8 +35,7 @@ class DecodeGraphs:
     def clear(self) -> None:
         """Forget the graphs: tensors that they read or write have moved."""
         self._graphs.clear()
-        if self._pool is not None:  # torch refuses a pool whose last graph is gone
-            self._pool = torch.cuda.graph_pool_handle()
+        self._pool = _new_pool(self._device)  # torch refuses a pool whose last graph is gone
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """Compute one step; the result is valid until the next one."""

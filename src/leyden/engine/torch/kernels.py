@@ -61,8 +61,8 @@ def _store_kernel(  # type: ignore[no-untyped-def]  # Triton reads the arguments
         tl.store(target + HALF + at, second.to(cache.dtype.element_ty), mask=mask)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _attention_kernel(  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def _attention_kernel(  # type: ignore[no-untyped-def]  # Triton reads the arguments
     query,
     cache,
     output,

@@ -5,9 +5,9 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
-from jsonschema.validators import validator_for  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # jsonschema has no types
+from jsonschema.exceptions import best_match  # type: ignore[import-untyped]  # likewise
+from jsonschema.validators import validator_for  # type: ignore[import-untyped]  # likewise
 from referencing import Registry
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode

@@ -17,4 +17,5 @@ class Critic(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """Compute one value for each state."""
-        return self.outer(nn.functional.silu(self.inner(states.to(self.inner.weight.dtype))))[:, 0]  # type: ignore[no-any-return]
+        values: Tensor = self.outer(nn.functional.silu(self.inner(states.to(self.inner.weight.dtype))))
+        return values[:, 0]

@@ -89,7 +89,7 @@ def load_model(
     except (OSError, ValueError) as error:
         raise ConfigError(f"`model`: {source.name} cannot be loaded: {str(error).splitlines()[0]}") from error
     model.eval()  # no dropout: training must compute what was sampled
-    return model.to(where)  # type: ignore[no-any-return, arg-type]
+    return model.to(where)  # type: ignore[no-any-return, arg-type]  # transformers wraps `to` without types
 
 
 def _refuse_experts(name: str, config: Any) -> None:

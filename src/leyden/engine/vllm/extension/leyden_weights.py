@@ -90,6 +90,7 @@ def _import_ipc() -> None:
     absent: list[str] = []
     while True:
         try:
+            # only vLLM's environment has it, and importing it registers the engine
             import vllm.distributed.weight_transfer.ipc_engine  # type: ignore[import-not-found]  # noqa: F401
         except ModuleNotFoundError as error:
             if error.name not in ("ray", "requests") or error.name in absent:
