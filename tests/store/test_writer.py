@@ -3,7 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from leyden.records import Metric
+import pytest
+
+from leyden.records import Event, Metric
 from leyden.store import queries, recording
 from leyden.store.errors import NotFound, StoreUnavailable
 from leyden.store.store import Store
@@ -20,6 +22,22 @@ async def test_writers_at_the_same_time_share_commits(store: Store) -> None:
     await asyncio.gather(*(store.record_metrics("r", [Metric(step, "x", 0.0)]) for step in range(200)))
     assert await steps(store) == list(range(200))
     assert store.writer.commits - before < 100
+
+
+async def test_a_subscriber_that_fails_delays_no_caller_and_no_other_subscriber(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+
+    def fail(event: Event) -> None:
+        raise RuntimeError("a bug")
+
+    store.notifications.subscribe(fail)
+    store.notifications.subscribe(lambda event: seen.append(event.subject))
+    async with asyncio.timeout(30):
+        await store.create_run(RunSpec("second"))
+    assert "second" in seen
+    assert "a bug" in caplog.text
 
 
 async def test_one_that_is_refused_affects_no_other(store: Store) -> None:

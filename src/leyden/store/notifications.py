@@ -1,10 +1,13 @@
 """Notifies subscribers and waiters of committed events, so that nobody polls the database."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from leyden.records import Event
+
+_log = logging.getLogger("leyden.store")
 
 
 class Notifications:
@@ -42,10 +45,13 @@ class Notifications:
                 del self._listeners[run]
 
     def publish(self, events: Iterable[Event]) -> None:
-        """Notify subscribers and listeners."""
+        """Notify subscribers and listeners. A subscriber that fails is logged; the others are still notified."""
         for event in events:
             for subscriber in tuple(self._subscribers):
-                subscriber(event)
+                try:
+                    subscriber(event)
+                except Exception:  # it must not keep the callers of a committed transaction waiting
+                    _log.exception("a subscriber failed on the event %s of %s", event.kind, event.subject)
             for run in (event.run, None):
                 for woken, kind in self._listeners.get(run, {}).items():
                     if kind in ("", event.kind):
