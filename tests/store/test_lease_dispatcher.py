@@ -82,6 +82,18 @@ async def test_the_dispatcher_survives_a_failing_store(store: Store) -> None:
     await dispatcher.close()
 
 
+async def test_a_worker_who_leaves_while_the_store_fails_stays_cancelled(store: Store) -> None:
+    async def lease(queries: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+        asyncio.get_running_loop().call_soon(asking.cancel)  # after the failure is set, before the worker wakes up
+        raise RuntimeError("the disk is gone")
+
+    dispatcher = LeaseDispatcher(lease, store._return_lease)
+    asking = asyncio.create_task(dispatcher.lease(GONE, 30))
+    await asyncio.wait((asking,))
+    assert asking.cancelled()
+    await dispatcher.close()
+
+
 async def test_idle_workers_cost_no_operations(store: Store) -> None:
     await queue_one(store)
     waiting = [asyncio.create_task(store.lease(LeaseQuery(f"w{n}", 1, "r", None), 30)) for n in range(100)]

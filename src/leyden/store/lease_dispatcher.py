@@ -70,8 +70,9 @@ class LeaseDispatcher:
         try:
             return await request.leased
         except asyncio.CancelledError:
-            if not request.leased.cancelled():  # leased, but the worker has disconnected
-                await asyncio.shield(self._return_all(request.leased.result()))
+            leased = request.leased
+            if not leased.cancelled() and leased.exception() is None:  # leased, but the worker has disconnected
+                await asyncio.shield(self._return_all(leased.result()))
             raise
         finally:
             timer.cancel()
