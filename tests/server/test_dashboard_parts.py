@@ -2,7 +2,9 @@
 
 import asyncio
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,8 +20,10 @@ from leyden.records import Call, CallCredit, Metric, Reward, RewardKind, StepCre
 from leyden.remote import Remote
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.dashboard.prefix_tree import prefix_tree
+from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.token_text import token_texts
 from leyden.server.keys import KeyKind
+from leyden.store.store import Store
 from leyden.trainer.policy.loading import BUNDLED
 from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 
@@ -124,6 +128,34 @@ def test_runs_trained_in_folders_of_the_home_are_shown_too(tmp_path: Path) -> No
             "calc"
         ]
         assert session.get(server.url + "/api/runs/nothing/card", timeout=30).status_code == 404
+
+
+async def test_a_damaged_store_hides_no_other_run(tmp_path: Path) -> None:
+    for name in ("sound", "damaged"):
+        other = await Store(tmp_path / name / "leyden.db").start()
+        await other.create_run(RunSpec(name))
+        await other.close()
+    with closing(sqlite3.connect(tmp_path / "damaged" / "leyden.db")) as database:
+        database.execute("ALTER TABLE runs RENAME TO lost")
+    store = await Store(tmp_path / "leyden.db").start()
+    stores = RunStores(store, tmp_path)
+    assert await stores.runs(None) == ["sound"]
+    stores.close()
+    await store.close()
+
+
+async def test_a_store_that_is_deleted_while_the_stores_are_listed_is_left_out(tmp_path: Path) -> None:
+    class OneDeleted(RunStores):
+        def folders(self) -> list[Path]:
+            return [tmp_path / "deleted", *super().folders()]
+
+    other = await Store(tmp_path / "other" / "leyden.db").start()
+    store = await Store(tmp_path / "leyden.db").start()
+    stores = OneDeleted(store, tmp_path)
+    assert await stores.read_active(lambda connection: "read") == ["read"]
+    stores.close()
+    await store.close()
+    await other.close()
 
 
 def test_runs_that_another_process_writes_are_live(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ The stores of other runs are only read. A process that trains may write to them 
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,9 +31,13 @@ Signature = tuple[tuple[int, int, int], ...]
 
 
 def signature(folder: Path) -> Signature:
-    """Return time, size and inode of a store's files. The write-ahead log changes with every commit."""
-    files = (folder / "leyden.db", folder / "leyden.db-wal")
-    found = (file.stat() for file in files if file.exists())
+    """Return time, size and inode of a store's files. The write-ahead log changes with every commit.
+
+    Raises `OSError` where the store was deleted.
+    """
+    found = [(folder / "leyden.db").stat()]
+    with suppress(FileNotFoundError):
+        found.append((folder / "leyden.db-wal").stat())
     return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in found)
 
 
@@ -44,6 +49,7 @@ class RunStores:
         self._digests = RunDigests()
         self._opened: dict[Path, tuple[int, Database]] = {}
         """By folder, the inode of the file and the database."""
+        self._opening = threading.Lock()
         self._folders: dict[str, Path] = {}
         """By run, the folder of its own store."""
 
@@ -81,14 +87,18 @@ class RunStores:
 
     def read_other(self, folder: Path, query: Callable[[Connection], T]) -> T:
         """Run a query in the store of a folder. Raises `OSError` or `StoreError` where it cannot be opened."""
-        path = folder / "leyden.db"
-        inode = path.stat().st_ino
-        if folder in self._opened and self._opened[folder][0] != inode:  # the run was deleted and started again
-            self._opened.pop(folder)[1].close()
-        if folder not in self._opened:
-            self._opened[folder] = inode, Database(str(path), readonly=True)
-        with self._opened[folder][1].reader.begin() as connection:
+        with self._open(folder).reader.begin() as connection:
             return query(connection)
+
+    def _open(self, folder: Path) -> Database:
+        path = folder / "leyden.db"
+        with self._opening:  # threads read at the same time, and each store is opened once
+            inode = path.stat().st_ino
+            if folder in self._opened and self._opened[folder][0] != inode:  # the run was deleted and started again
+                self._opened.pop(folder)[1].close()
+            if folder not in self._opened:
+                self._opened[folder] = inode, Database(str(path), readonly=True)
+            return self._opened[folder][1]
 
     async def read_active(self, query: Callable[[Connection], T]) -> list[T]:
         """Run a query in each other store that was written to in the last ten minutes."""
@@ -120,6 +130,6 @@ class RunStores:
             try:
                 for run in self.read_other(folder, views.open_runs):
                     found[run] = folder
-            except (StoreError, OSError):  # of a newer version, damaged or just deleted: the other runs can be shown
+            except (StoreError, DatabaseError, OSError):  # of a newer version, damaged or just deleted: show the others
                 continue
         self._folders = found
