@@ -232,7 +232,7 @@ async def _rest(generation: AsyncIterator[TokenChunk]) -> list[TokenChunk]:
 async def test_an_abort_without_a_weight_change_is_an_error(
     engine: VllmEngine, publisher: VllmPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leyden.engine.vllm.engine._GRACE_S", 0.1)
+    monkeypatch.setattr("leyden.engine.vllm.engine._HOLD_TIMEOUT_S", 0.1)
     async with aclosing(engine.generate(request(prompt(14), 900))) as generation:
         await anext(generation)
         await publisher.pause()

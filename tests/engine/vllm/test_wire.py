@@ -18,7 +18,7 @@ from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.installation import VllmInstallation, find_vllm
-from leyden.engine.vllm.process import VllmOptions, command, environment, last_words
+from leyden.engine.vllm.process import VllmOptions, command, environment, find_reason
 from leyden.engine.vllm.publisher import compare
 from leyden.records import Sampling
 
@@ -109,11 +109,11 @@ def test_the_command_follows_the_version_and_the_transfer() -> None:
 
 def test_the_reason_of_a_crash_is_the_last_error_of_the_log() -> None:
     log = "starting\nValueError: first\nValueError: no such model\nlook there\n"
-    assert last_words(log) == "ValueError: no such model | look there"
+    assert find_reason(log) == "ValueError: no such model | look there"
     log += "Traceback\nRuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
-    assert last_words(log) == "ValueError: no such model | look there | Traceback"
-    assert last_words("a\nb\nc\nd\n") == "b | c | d"
-    assert last_words("") == "its log is empty"
+    assert find_reason(log) == "ValueError: no such model | look there | Traceback"
+    assert find_reason("a\nb\nc\nd\n") == "b | c | d"
+    assert find_reason("") == "its log is empty"
 
 
 def test_an_interpreter_that_has_no_vllm_is_known(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m leyden.engine.vllm MODEL`: becomes a vLLM server that a run can use by `engine.url`."""
+"""`python -m leyden.engine.vllm MODEL`: starts a vLLM server that a run can use by `engine.url`."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from leyden.engine.vllm.process import VllmOptions, command, environment
 
 
 def main() -> None:
-    """Replace this process by vLLM's server."""
+    """Parse the arguments and replace this process by vLLM's server."""
     parser = argparse.ArgumentParser(
         prog="python -m leyden.engine.vllm",
         description="Start a vLLM server whose weights a run can change. Its routes take no key: keep the socket's "

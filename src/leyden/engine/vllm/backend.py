@@ -1,6 +1,6 @@
-"""vLLM as the training process has it: a supervised server that always serves the trainer's published weights.
+"""Runs vLLM for a training process and keeps it at the trainer's published weights.
 
-At the start, after every update and after every restart, all weights are sent and their checksums compared.
+All weights are sent, and their checksums compared, at the start, after every update and after every restart.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ class VllmBackend:
     ) -> None:
         """`weights` are those of `version`, by their Hugging Face names.
 
-        Grammars follow `tokenizer`, a tokenizer.json in which every mark is special, or else the model's own. With a
-        `url` the server that runs there is used, and `options` only say how weights are transferred.
+        Grammars follow `tokenizer`, a tokenizer.json in which every added token is special; the model's tokenizer if it
+        is None. With a `url` the server that runs there is used, and `options` only say how weights are transferred.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="leyden-weights-"))
         self._weights, self._version = weights, version
@@ -68,28 +68,28 @@ class VllmBackend:
         return replace(self._address, version=self._version)
 
     async def start(self) -> None:
-        """Start vLLM with the trainer's weights. Raises `EngineError` with the reason where that fails."""
+        """Start vLLM with the trainer's weights. Raises `EngineError` with the reason if that fails."""
         await self._server.start()
         await self._deliver()
 
     async def wait_failed(self) -> NoReturn:
-        """Wait until vLLM is gone for good, and raise `EngineError` with the reason."""
+        """Wait until vLLM has failed and is not restarted, and raise `EngineError` with the reason."""
         await self._server.wait_failed()
 
     async def close(self) -> None:
-        """End vLLM."""
+        """Stop vLLM and delete temporary files."""
         await self._server.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Wait until the server process is gone, which talks to vLLM itself."""
+        """Wait until the server process is gone; it connects to vLLM directly."""
         while await reader.read(1 << 16):
             pass
 
     async def publish(self, update: WeightUpdate, version: int) -> Publication:
         """Apply an update and send it to vLLM. The server must hold its calls meanwhile.
 
-        Where vLLM crashes on the way, it gets the new weights with its restart.
+        If vLLM crashes during the transfer, its restart sends the new weights.
         """
         async with self._lock:
             await asyncio.to_thread(update.apply)
@@ -104,7 +104,7 @@ class VllmBackend:
         return Publication(time.monotonic() - started, sent)
 
     async def _deliver(self) -> int:
-        """Send the latest weights to vLLM; returns their bytes."""
+        """Send the latest weights to vLLM; return their size in bytes."""
         async with self._lock:
             await self._publisher.pause()
             sent = await self._publisher.send(self._weights(), self._version)

@@ -1,11 +1,10 @@
-"""vLLM as an engine: token ids in, token ids and logprobs out, streamed.
+"""The client of a vLLM server: samples completions with its token endpoint.
 
-Every chunk carries the exact version of the weights that sampled it. `hold` ends every running request before the
-weights change, and `resume` lets each go on from its prompt and the tokens it has. After `hold` has returned nothing
-runs in vLLM for this engine, so nothing can be sampled under weights of another version than the chunk says.
+Every chunk has the exact version of the weights that sampled it: `hold` aborts all running requests before the weights
+change, and after `resume` each generation continues, in a new request, from its prompt and the tokens that it has.
 
-A generation with a grammar or with a presence or frequency penalty cannot go on from the middle, because vLLM keeps
-their state by request. Its chunks are held back until it is finished; a weight change begins it again.
+A generation with a grammar or with a presence or frequency penalty cannot be continued, because vLLM keeps their state
+by request. Its chunks are held back until it is finished, and a weight change starts it again.
 """
 
 import asyncio
@@ -18,20 +17,20 @@ from leyden.engine.protocol import EngineError, EngineRequest, FinishReason, Tok
 from leyden.engine.vllm import wire
 from leyden.engine.vllm.http import HttpStream, session
 
-_GRACE_S = 30.0
-"""A weight change is announced within this time after vLLM aborted the requests."""
+_HOLD_TIMEOUT_S = 30.0
+"""How long after vLLM aborted a request `hold` must be called; an abort without it is an error."""
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class VllmEngine:
-    """Completes with vLLM's token endpoint."""
+    """Samples completions on a vLLM server."""
 
     reports_allowed_mass = False
 
     def __init__(self, address: VllmAddress) -> None:
         self.context_length, self.vocab_size = address.context_length, address.vocab_size
         self.version = address.version
-        """Of the weights in use."""
+        """The version of the current weights."""
         self._address = address
         self._session: aiohttp.ClientSession | None = None
         self._running: set[HttpStream] = set()
@@ -39,19 +38,19 @@ class VllmEngine:
         self._resumed.set()
 
     async def close(self) -> None:
-        """Close the connections; requests under way fail."""
+        """Close the connections; requests in flight fail."""
         if self._session is not None:
             await self._session.close()
 
     def hold(self) -> None:
-        """End all running requests and send no more until `resume`. The weights may change once this returns."""
+        """Abort all running requests and send no more until `resume`. The weights may change once this returns."""
         self._resumed.clear()
         self._held.set()
         for request in list(self._running):
-            request.cut()
+            request.abort()
 
     def resume(self, version: int) -> None:
-        """Go on: from here on the weights are those of `version`."""
+        """Send requests again; the weights are now those of `version`."""
         self.version = version
         self._held.clear()
         self._resumed.set()
@@ -60,17 +59,17 @@ class VllmEngine:
         """Do nothing: vLLM's prefix cache evicts by itself."""
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Sample a completion, chunk by chunk; closing the generator cancels."""
+        """Sample a completion, chunk by chunk; closing the generator cancels the request."""
         self._check(request)
         sampling = request.sampling
-        is_whole = request.grammar is not None or bool(sampling.presence_penalty or sampling.frequency_penalty)
+        cannot_continue = request.grammar is not None or bool(sampling.presence_penalty or sampling.frequency_penalty)
         sampled: tuple[int, ...] = ()
         while True:
             await self._resumed.wait()
             held_back: list[TokenChunk] = []
             async with aclosing(self._sample(request, sampled)) as chunks:
                 async for chunk in chunks:
-                    if is_whole:
+                    if cannot_continue:
                         held_back.append(chunk)
                     else:
                         sampled += chunk.ids
@@ -91,7 +90,7 @@ class VllmEngine:
             raise EngineError(f"the prompt has token ids outside of the model's 0 to {self.vocab_size - 1}")
 
     async def _sample(self, request: EngineRequest, sampled: tuple[int, ...]) -> AsyncGenerator[TokenChunk, None]:
-        """Sample under one version. Without a finish in the last chunk, a weight change has ended it."""
+        """Sample under one version. If the last chunk has no finish reason, a weight change aborted the request."""
         version = self.version
         room = self.context_length - len(request.prompt_ids) - len(sampled)
         running = HttpStream(self._open(), wire.body(request, sampled, room, self._address.seeded))
@@ -107,15 +106,15 @@ class VllmEngine:
                         yield chunk
                     if chunk is not None and chunk.finish is not None:
                         return
-            if not running.is_cut:
-                await self._announced()
+            if not running.aborted:
+                await self._wait_held()
         finally:
             self._running.discard(running)
 
-    async def _announced(self) -> None:
-        """Wait for the weight change because of which vLLM aborted a request."""
+    async def _wait_held(self) -> None:
+        """Wait for `hold` after vLLM aborted a request; raise if no weight change was the reason."""
         try:
-            async with asyncio.timeout(_GRACE_S):  # unlike `wait_for`, it cannot lose a cancellation
+            async with asyncio.timeout(_HOLD_TIMEOUT_S):  # unlike `wait_for`, it cannot lose a cancellation
                 await self._held.wait()
         except TimeoutError:
             raise EngineError("vLLM aborted the request, and no weight change was the reason") from None
@@ -127,7 +126,7 @@ class VllmEngine:
 
 
 def _chunk(events: Iterable[wire.CompletionEvent], version: int, top: int) -> TokenChunk | None:
-    """One chunk of all events; None where they hold neither tokens nor the end of the generation."""
+    """Join events into one chunk; None if they have neither tokens nor a finish reason."""
     ids: list[int] = []
     tokens: list[wire.TokenLogprob] = []
     finish: FinishReason | None = None

@@ -1,4 +1,4 @@
-"""HTTP to a vLLM server: streamed generations that can be cut, and calls of its control routes."""
+"""HTTP to a vLLM server: streamed generations that can be aborted, and calls of its control routes."""
 
 import asyncio
 import time
@@ -20,12 +20,12 @@ _NO_LIMIT = aiohttp.ClientTimeout(total=None)
 _TRIES = 3
 """A pooled connection may be closed just when it is used: a request that got no answer at all is sent again."""
 _RESTART_LIMIT_S, _RECONNECT_S = 900.0, 0.5
-"""While vLLM is restarted nothing listens at its socket: requests wait so long for it, and look so often."""
+"""While vLLM is restarted nothing listens at its socket: how long requests wait for it, and how often they try."""
 _EVENT_END = b"\n\n"
 
 
 def session(location: str) -> aiohttp.ClientSession:
-    """Open connections to a server, as many as are needed, without time limits.
+    """Return a client for generations: any number of connections, without time limits.
 
     A location is the path of a Unix socket or an http:// URL.
     """
@@ -33,7 +33,7 @@ def session(location: str) -> aiohttp.ClientSession:
 
 
 def control(location: str) -> aiohttp.ClientSession:
-    """For `call`: every call has a connection of its own, because a call that failed half-way cannot be repeated."""
+    """Return a client for `call`. It reuses no connection: a call on one that was just closed cannot be repeated."""
     return _client(location, force_close=True)
 
 
@@ -46,7 +46,7 @@ def _client(location: str, **options: Any) -> aiohttp.ClientSession:
 
 
 async def is_healthy(client: aiohttp.ClientSession) -> bool:
-    """Return whether the server answers."""
+    """Whether the server answers."""
     with suppress(aiohttp.ClientError, OSError):
         async with client.get("/health") as response:
             return response.status == 200
@@ -54,24 +54,24 @@ async def is_healthy(client: aiohttp.ClientSession) -> bool:
 
 
 class HttpStream:
-    """One streamed generation. `cut` ends it from outside: it then yields no more, and vLLM aborts the request."""
+    """One streamed generation. After `abort` it yields nothing more, and vLLM aborts the request."""
 
     def __init__(self, session: aiohttp.ClientSession, body: bytes) -> None:
-        self.is_cut = False
+        self.aborted = False
         self._session, self._body = session, body
         self._posting: asyncio.Task[aiohttp.ClientResponse] | None = None
         self._response: aiohttp.ClientResponse | None = None
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close the connection."""
-        self.is_cut = True
+        self.aborted = True
         if self._response is not None:
             self._response.close()
         elif self._posting is not None:
             self._posting.cancel()
 
     async def read(self) -> AsyncGenerator[bytes, None]:
-        """Whole server-sent events, as many as have arrived. Raises `EngineError`."""
+        """Yield server-sent events as they arrive, one or more at once, never a part of one. Raises `EngineError`."""
         try:
             response = self._response = await self._post()
             if response is None:
@@ -81,26 +81,26 @@ class HttpStream:
             rest = b""
             async for data in response.content.iter_any():
                 whole, end, rest = (rest + data).rpartition(_EVENT_END)
-                if self.is_cut:
+                if self.aborted:
                     return
                 if end:
                     yield whole
         except (aiohttp.ClientError, OSError) as error:
-            if not self.is_cut:
+            if not self.aborted:
                 raise _lost(error) from error
         finally:
             if self._response is not None:
                 self._response.close()
 
     async def _post(self) -> aiohttp.ClientResponse | None:
-        """Send the request; None where it was cut meanwhile. A vLLM that is being restarted is waited for."""
+        """Send the request, and wait for a vLLM that is being restarted; None if the request was aborted meanwhile."""
         tries, deadline = _TRIES, time.monotonic() + _RESTART_LIMIT_S
-        while not self.is_cut:
+        while not self.aborted:
             self._posting = asyncio.create_task(_post(self._session, _GENERATE, self._body))
             try:
                 response = await self._posting
             except asyncio.CancelledError:
-                if self.is_cut and not _is_cancelling():
+                if self.aborted and not _is_cancelling():
                     return None
                 raise
             except aiohttp.ClientConnectorError:
@@ -112,14 +112,14 @@ class HttpStream:
                 if not tries:
                     raise
             else:
-                if not self.is_cut:
+                if not self.aborted:
                     return response
                 response.close()
         return None
 
 
 async def call(session: aiohttp.ClientSession, path: str, body: Any = None, **query: str) -> Any:
-    """Call a control route, and return its JSON. Raises `EngineError` where it fails."""
+    """Call a control route and return its JSON. Raises `EngineError` if it fails."""
     data = None if body is None else msgspec.json.encode(body)
     try:
         async with session.post(path, data=data, headers=_JSON, params=query) as response:

@@ -7,7 +7,7 @@ import sys
 import msgspec
 from msgspec import Struct
 
-_LONGEST_S = 60.0
+_TIMEOUT_S = 60.0
 _PROBE = """
 import importlib.util, json, pathlib
 spec = importlib.util.find_spec("vllm")
@@ -26,7 +26,7 @@ else:
 
 
 class VllmInstallation(Struct, frozen=True):
-    """The vLLM of an environment."""
+    """The vLLM that is installed in a Python environment."""
 
     version: str
     scale_out_flag: bool
@@ -34,13 +34,13 @@ class VllmInstallation(Struct, frozen=True):
 
 
 def find_vllm(python: str = sys.executable) -> VllmInstallation | None:
-    """The vLLM that an interpreter would import; None where it has none or does not run."""
+    """Find the vLLM that an interpreter would import; None if it has none or does not run."""
     try:
         probe = subprocess.run(
             [python, "-c", _PROBE],
-            env={**os.environ, "PYTHONSAFEPATH": "1"},  # a folder `vllm` where this runs is not it
+            env={**os.environ, "PYTHONSAFEPATH": "1"},  # ignores a folder `vllm` in the current directory
             capture_output=True,
-            timeout=_LONGEST_S,
+            timeout=_TIMEOUT_S,
             check=True,
         )
         return msgspec.json.decode(probe.stdout, type=VllmInstallation | None)

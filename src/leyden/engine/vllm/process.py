@@ -1,8 +1,8 @@
-"""vLLM's server as a process of this machine: started on a private socket, supervised, restarted within limits.
+"""Starts vLLM's server on this machine, supervises it, and restarts it within limits.
 
-The socket lies in a folder that only this user can enter, because vLLM's routes for weights take no key and unpickle
-what they receive. A restarted server has the weights of the model's folder, so that it is paused before anybody can
-reach it; `on_restart` publishes the current weights, which resumes it. vLLM ends with this process, however that ends.
+Its socket is in a folder that only this user can enter, because vLLM's routes for weights take no key and unpickle what
+they receive. A restarted server has the weights of the model's folder, so it is paused before clients can reach it;
+`on_restart` publishes the current weights, which resumes it. vLLM ends with this process, even if this one is killed.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 
 Transfer = Literal["ipc", "files"]
 MAX_LOGPROBS = 32
-_LONGEST_START_S = 900.0
+_START_TIMEOUT_S = 900.0
 _POLL_S = 0.2
-_NOTICED_S = 5.0
-"""So long after a lost connection the end of the process is known."""
-_RESTARTS, _WITHIN_S = 3, 600.0
-"""So many restarts within this time are tried."""
-_LAST_LINES, _LONGEST_WORDS = 3, 600
+_EXIT_TIMEOUT_S = 5.0
+"""How long after a lost connection the process may take to exit."""
+_MAX_RESTARTS, _RESTARTS_WITHIN_S = 3, 600.0
+"""More restarts than this within this time are not tried."""
+_REASON_LINES, _REASON_CHARACTERS = 3, 600
 _TERM_TIMEOUT_S = 3.0
 _ERROR_WORDS = ("Error: ", "Exception: ")
 _CONSEQUENCE = "See root cause above"
@@ -55,7 +55,7 @@ class VllmOptions(Struct, frozen=True):
     """How weights arrive: `ipc` is CUDA IPC on the same GPU, `files` works everywhere."""
     dtype: str = "auto"
     tokenizer: Path | None = None
-    """A folder with the tokenizer that grammars follow; the model's where there is none."""
+    """A folder with the tokenizer that grammars follow; None: the model's."""
     max_model_len: int | None = None
     arguments: tuple[str, ...] = ()
     """More arguments of vLLM's server, such as `--gpu-memory-utilization 0.4`."""
@@ -63,31 +63,31 @@ class VllmOptions(Struct, frozen=True):
 
 
 def command(options: VllmOptions, installation: VllmInstallation, socket: Path) -> list[str]:
-    """The words that start the server."""
-    words = [options.python, "-m", "vllm.entrypoints.openai.api_server", "--uds", str(socket)]
-    words += ["--model", str(options.model), "--served-model-name", "policy", "--dtype", options.dtype]
+    """Return the command line of the server."""
+    line = [options.python, "-m", "vllm.entrypoints.openai.api_server", "--uds", str(socket)]
+    line += ["--model", str(options.model), "--served-model-name", "policy", "--dtype", options.dtype]
     if options.tokenizer is not None:
-        words += ["--tokenizer", str(options.tokenizer)]
+        line += ["--tokenizer", str(options.tokenizer)]
     if options.max_model_len is not None:
-        words += ["--max-model-len", str(options.max_model_len)]
-    words += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", str(MAX_LOGPROBS)]
-    words += ["--generation-config", "vllm", "--enable-prefix-caching"]
-    words += ["--structured-outputs-config", '{"backend": "guidance"}']
-    words += ["--worker-extension-cls", f"{leyden_weights.__name__.rpartition('.')[2]}.WorkerExtension"]
+        line += ["--max-model-len", str(options.max_model_len)]
+    line += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", str(MAX_LOGPROBS)]
+    line += ["--generation-config", "vllm", "--enable-prefix-caching"]
+    line += ["--structured-outputs-config", '{"backend": "guidance"}']
+    line += ["--worker-extension-cls", f"{leyden_weights.__name__.rpartition('.')[2]}.WorkerExtension"]
     if installation.scale_out_flag:
-        words.append("--enable-scale-out")
+        line.append("--enable-scale-out")
     if options.transfer == "ipc":
-        words += ["--weight-transfer-config", '{"backend": "ipc"}', "--enable-sleep-mode"]
-    return [*words, *options.arguments]
+        line += ["--weight-transfer-config", '{"backend": "ipc"}', "--enable-sleep-mode"]
+    return [*line, *options.arguments]
 
 
 def environment(options: VllmOptions) -> dict[str, str]:
-    """The variables of the server: this process's, and what the routes and the extension need."""
+    """Return the environment of the server: this process's, and what the routes and the extension need."""
     extension = str(Path(leyden_weights.__file__).parent)
     variables = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, (extension, os.environ.get("PYTHONPATH")))),
-        "PYTHONSAFEPATH": "1",  # a file of the user's does not stand in for a module of vLLM's
+        "PYTHONSAFEPATH": "1",  # a file of the user does not shadow a module of vLLM
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
@@ -118,25 +118,25 @@ class VllmProcess:
         self._up, self._down = asyncio.Event(), asyncio.Event()
 
     async def start(self) -> None:
-        """Start the server and wait until it is ready. Raises `EngineError` with the reason where it ends instead."""
+        """Start the server and wait until it is ready. Raises `EngineError` with the reason if it ends instead."""
         self._installation = await asyncio.to_thread(find_vllm, self._options.python)
         if self._installation is None:
-            raise EngineError(f"{self._options.python} has no vLLM: name an interpreter that has it")
+            raise EngineError(f"{self._options.python} has no vLLM: install it, or set `engine.vllm_python`")
         await self._launch()
         self._admit()
         self._up.set()
         self._supervisor = asyncio.create_task(self._supervise())
 
     async def wait_failed(self) -> NoReturn:
-        """Wait until the server is gone for good, and raise `EngineError` with the reason."""
+        """Wait until the server has failed and is not restarted, and raise `EngineError` with the reason."""
         assert self._supervisor is not None
         await asyncio.shield(self._supervisor)
         raise AssertionError("only an error ends the supervisor")
 
     async def recovered(self) -> bool:
-        """Whether the server has just crashed; if so, return once it is restarted. Raises as `wait_failed` does."""
+        """Return False if the server has not crashed, else True once it is restarted. Raises as `wait_failed` does."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_NOTICED_S):  # unlike `wait_for`, it cannot lose a cancellation
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):  # unlike `wait_for`, it cannot lose a cancellation
                 await self._down.wait()
         if not self._down.is_set():
             return False
@@ -152,7 +152,7 @@ class VllmProcess:
             up.cancel()
 
     async def stop(self) -> None:
-        """End the server and remove its folder."""
+        """Stop the server and remove its folder."""
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait({self._supervisor})
@@ -163,7 +163,7 @@ class VllmProcess:
 
     @property
     def location(self) -> str:
-        """Where others reach the server."""
+        """The path of the socket, for clients."""
         return str(self.socket)
 
     @property
@@ -172,20 +172,20 @@ class VllmProcess:
         return self._process.pid if self._process is not None else None
 
     async def _supervise(self) -> NoReturn:
-        crashes: deque[float] = deque(maxlen=_RESTARTS + 1)
+        crashes: deque[float] = deque(maxlen=_MAX_RESTARTS + 1)
         while True:
             assert self._process is not None
             status = await self._process.wait()
             self._up.clear()
             self._down.set()
-            reason = f"vLLM ended (status {status}): {self._last_lines()}"
+            reason = f"vLLM ended (status {status}): {self._reason()}"
             log.error("%s", reason)
             self._close_lifeline()
             self.socket.unlink(missing_ok=True)
             crashes.append(time.monotonic())
             if self._on_restart is None:
                 raise EngineError(reason)
-            if len(crashes) > _RESTARTS and crashes[-1] - crashes[0] < _WITHIN_S:
+            if len(crashes) > _MAX_RESTARTS and crashes[-1] - crashes[0] < _RESTARTS_WITHIN_S:
                 raise EngineError(f"vLLM keeps failing; {reason}")
             self.restarts += 1
             await self._launch()
@@ -201,15 +201,15 @@ class VllmProcess:
         return self._folder / f"{self.restarts}.sock"
 
     async def _launch(self) -> None:
-        """Start the server on a socket that nobody else knows of yet, and wait until it is ready."""
+        """Start the server on a socket that no client knows yet, and wait until it is ready."""
         assert self._installation is not None
         lifeline_end, self._lifeline = os.pipe()
-        words = command(self._options, self._installation, self._private_socket)
+        line = command(self._options, self._installation, self._private_socket)
         self._log.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with os.fdopen(self._log.open(), "wb") as output:
                 self._process = await asyncio.create_subprocess_exec(
-                    *guarded(words, lifeline_end, grace_s=_TERM_TIMEOUT_S, terminate=True),
+                    *guarded(line, lifeline_end, grace_s=_TERM_TIMEOUT_S, terminate=True),
                     env=environment(self._options),
                     pass_fds=[lifeline_end],
                     stdin=DEVNULL,
@@ -223,23 +223,23 @@ class VllmProcess:
 
     async def _ready(self, process: Process) -> None:
         ended = asyncio.create_task(process.wait())
-        deadline = time.monotonic() + _LONGEST_START_S
+        deadline = time.monotonic() + _START_TIMEOUT_S
         try:
             async with control(str(self._private_socket)) as client:
                 while not await is_healthy(client):
                     await asyncio.wait({ended}, timeout=_POLL_S)
                     if ended.done():
                         self._close_lifeline()
-                        raise EngineError(f"vLLM did not start (status {ended.result()}): {self._last_lines()}")
+                        raise EngineError(f"vLLM did not start (status {ended.result()}): {self._reason()}")
                     if time.monotonic() > deadline:
                         self._close_lifeline()
                         await ended
-                        raise EngineError(f"vLLM was not ready after {_LONGEST_START_S:.0f} s: {self._last_lines()}")
+                        raise EngineError(f"vLLM was not ready after {_START_TIMEOUT_S:.0f} s: {self._reason()}")
         finally:
             ended.cancel()
 
     def _admit(self) -> None:
-        """Let others reach the server at `socket`."""
+        """Let clients reach the server at `socket`."""
         fresh = self._folder / "fresh"
         fresh.symlink_to(self._private_socket.name)
         fresh.rename(self.socket)
@@ -249,15 +249,15 @@ class VllmProcess:
             os.close(self._lifeline)
             self._lifeline = -1
 
-    def _last_lines(self) -> str:
-        """The reason, as far as the log has it."""
-        return f"{last_words(self._log.tail())} (see {self._log.path})"
+    def _reason(self) -> str:
+        """Return the reason of a failure from the log."""
+        return f"{find_reason(self._log.tail())} (see {self._log.path})"
 
 
-def last_words(text: str) -> str:
+def find_reason(text: str) -> str:
     """Return the last error of a log that is not a consequence of another, with what follows it, or its last lines."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [number for number, line in enumerate(lines) if any(word in line for word in _ERROR_WORDS)]
     causes = [number for number in errors if _CONSEQUENCE not in lines[number]] or errors
-    first = causes[-1] if causes else max(0, len(lines) - _LAST_LINES)
-    return " | ".join(lines[first : first + _LAST_LINES])[:_LONGEST_WORDS] or "its log is empty"
+    first = causes[-1] if causes else max(0, len(lines) - _REASON_LINES)
+    return " | ".join(lines[first : first + _REASON_LINES])[:_REASON_CHARACTERS] or "its log is empty"

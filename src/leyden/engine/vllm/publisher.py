@@ -1,7 +1,7 @@
 """Publishes weights to a running vLLM: pause, transfer, compare checksums, resume.
 
-Nothing is sampled and nothing cached between pause and resume, and the prefix cache is cleared. Checksums of every
-tensor are computed on both sides; vLLM stays paused and `EngineError` is raised where they differ.
+Nothing is sampled or cached between pause and resume, and the prefix cache is cleared. Checksums of every tensor are
+computed on both sides; if they differ, vLLM stays paused and `EngineError` is raised.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _SHOWN = 3
 
 
 class Transfer(Protocol):
-    """A way for weights to reach vLLM's parameters."""
+    """Transfers weights into vLLM's parameters."""
 
     async def send(self, client: aiohttp.ClientSession, weights: Weights, version: int) -> None:
         """Write the weights into vLLM's parameters."""
@@ -39,7 +39,7 @@ class FileTransfer:
         self._folder = folder
 
     async def send(self, client: aiohttp.ClientSession, weights: Weights, version: int) -> None:
-        """Write, load, remove."""
+        """Write the file, have vLLM load it, and remove it."""
         folder = self._folder / f"weights-{version}"
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -51,7 +51,7 @@ class FileTransfer:
 
 
 class IpcTransfer:
-    """Hands vLLM the addresses of the weights on the GPU that both share; vLLM copies them from there.
+    """Sends vLLM handles of the weights on the GPU that both use; vLLM copies them from there.
 
     All tensors go in one call: vLLM keeps references to those of a layer until the layer is complete.
     """
@@ -81,12 +81,12 @@ class VllmPublisher:
         self._dtypes: dict[str, torch.dtype] = {}
 
     async def pause(self) -> None:
-        """Abort what runs in vLLM and clear its caches; requests that arrive wait until `resume`."""
+        """Abort running requests and clear the caches; new requests wait until `resume`."""
         async with control(self._location) as client:
             await call(client, "/pause", mode="abort")
 
     async def resume(self) -> None:
-        """Let vLLM go on."""
+        """Let vLLM process requests again."""
         async with control(self._location) as client:
             await call(client, "/resume")
 
@@ -123,7 +123,7 @@ async def _checksums(client: aiohttp.ClientSession) -> dict[str, tuple[str, int]
 
 
 def _served(weights: Iterable[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype]) -> Weights:
-    """The weights in the types that vLLM serves; of tensors that share their memory (tied ones) the first."""
+    """Convert the weights to the dtypes that vLLM serves; of tensors that share memory (tied ones) keep the first."""
     served: Weights = []
     seen: set[int] = set()
     for name, tensor in weights:
@@ -143,10 +143,10 @@ def _save(weights: Weights, path: Path) -> None:
 
 
 def _ipc_update(weights: Weights) -> dict[str, Any]:
-    """The body by which vLLM finds the tensors: for each, what rebuilds it on the GPU with this identity."""
+    """Build the body of `/update_weights`: for each tensor, a CUDA IPC handle by the id of its GPU."""
     from torch.multiprocessing.reductions import reduce_tensor
 
-    torch.cuda.synchronize()  # casts may still be under way
+    torch.cuda.synchronize()  # casts may still be running
     handles = [{_gpu(tensor): reduce_tensor(tensor)[1]} for _, tensor in weights]
     return {
         "names": [name for name, _ in weights],

@@ -1,7 +1,7 @@
-"""A vLLM server that somebody else started and that outlives the run (`engine.url`).
+"""A vLLM server that the run neither starts nor stops (`engine.url`).
 
-`python -m leyden.engine.vllm MODEL` starts one with what publishing needs. A server that is gone ends the run: when it
-comes back it serves the weights of its model's folder, which are not the policy's.
+`python -m leyden.engine.vllm MODEL` starts one that can receive weights. If the server stops answering the run ends,
+because a restarted server has the weights of its model's folder and not the policy's.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.http import call, control, is_healthy
 
 _POLL_S, _MISSES = 1.0, 3
-"""A server is gone when it has not answered so often in a row; vLLM takes longer than that to start again."""
+"""A server that misses this many polls in a row is gone; vLLM takes longer than that to restart."""
 
 
 class RunningVllm:
-    """A server at a location that is not ours to start or stop."""
+    """A vLLM server at a Unix socket or URL."""
 
     def __init__(self, location: str) -> None:
         self.location = location
@@ -24,7 +24,7 @@ class RunningVllm:
         """Check that the server answers and can receive weights. Raises `EngineError` with what to change."""
         async with control(self.location) as client:
             if not await is_healthy(client):
-                raise EngineError(f"no vLLM answers at {self.location}")
+                raise EngineError(f"no vLLM answers at {self.location}: start it, or change `engine.url`")
             try:
                 await call(client, "/collective_rpc", {"method": "leyden_checksums"})
             except EngineError as error:
@@ -43,8 +43,8 @@ class RunningVllm:
         raise EngineError(f"the vLLM at {self.location} no longer answers: start it, then resume the run")
 
     async def recovered(self) -> bool:
-        """Return False: nobody here restarts it."""
+        """Return False: it is not restarted."""
         return False
 
     async def stop(self) -> None:
-        """Leave it running."""
+        """Do nothing: the server keeps running."""

@@ -1,7 +1,7 @@
-"""The tokenizer that vLLM's grammars follow: the model's, with every mark special.
+"""Writes the tokenizer for vLLM's grammars: the model's, with every added token special.
 
-Generations carry token ids only, so that vLLM uses a tokenizer for nothing but grammars. In these text never matches a
-mark such as `<tool_call>`, as with the embedded engine.
+Generations have token ids only, so vLLM uses the tokenizer for grammars alone. Text in a grammar then never matches an
+added token such as `<tool_call>`, as with the embedded engine.
 """
 
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_tokenizer(tokenizer: str, model: Path, folder: Path) -> Path:
-    """Write a tokenizer.json, with the end token of the model in another folder; returns the folder written to."""
+    """Write a tokenizer.json into a folder, with the end token of the model in `model`; return the folder."""
     settings = model / "tokenizer_config.json"
     end = json.loads(settings.read_text(encoding="utf-8")).get("eos_token") if settings.is_file() else None
     folder.mkdir(parents=True, exist_ok=True)

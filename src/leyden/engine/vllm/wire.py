@@ -17,12 +17,12 @@ from leyden.engine.protocol import EngineError, EngineRequest
 
 _DONE = b"[DONE]"
 _IMPOSSIBLE = -9999.0
-"""How vLLM writes a probability of 0."""
+"""The logprob that vLLM sends for a probability of 0."""
 _WHITESPACE = re.compile(r'"x-guidance": \{"whitespace_pattern": ("(?:[^"\\]|\\.)*")\}')
 
 
 class TopLogprob(Struct, frozen=True):
-    """One of the likeliest tokens."""
+    """One of the most likely tokens."""
 
     logprob: float
     token_id: int | None = None
@@ -35,7 +35,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A sampled token's logprob, and the likeliest tokens at its position."""
+    """A sampled token's logprob, and the most likely tokens at its position."""
 
     logprob: float
     top_logprobs: tuple[TopLogprob, ...] = ()
@@ -66,7 +66,7 @@ _decode = msgspec.json.Decoder(CompletionEvent).decode
 
 
 def body(request: EngineRequest, sampled: tuple[int, ...], room: int, seeded: bool) -> bytes:
-    """The request for the rest of a generation that has `sampled` already; `room` tokens are left in the context."""
+    """Build the request for the rest of a generation that has `sampled`; `room` tokens are left in the context."""
     sampling = request.sampling
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -86,13 +86,13 @@ def body(request: EngineRequest, sampled: tuple[int, ...], room: int, seeded: bo
     if seeded and sampling.seed is not None:
         parameters["seed"] = _seed(sampling.seed, len(sampled))
     if request.grammar is not None:
-        parameters["structured_outputs"] = {"grammar": _bounded(request.grammar)}
+        parameters["structured_outputs"] = {"grammar": _bound_whitespace(request.grammar)}
     ids = request.prompt_ids + sampled
     return msgspec.json.encode({"token_ids": ids, "stream": True, "sampling_params": parameters})
 
 
 def events(data: bytes) -> Iterator[CompletionEvent]:
-    """The events of whole server-sent events, in order. Raises `EngineError` where one reports an error."""
+    """Parse complete server-sent events, in order. Raises `EngineError` if one reports an error."""
     for block in data.split(b"\n\n"):
         line = block.strip().removeprefix(b"data:").strip()
         if not line or line == _DONE:
@@ -104,7 +104,7 @@ def events(data: bytes) -> Iterator[CompletionEvent]:
 
 
 def error_message(answer: bytes) -> str:
-    """The message of an error answer, in one line."""
+    """Return the message of an error response, in one line."""
     try:
         error = decode_json(answer)
         error = error.get("error", error.get("detail", error))
@@ -115,15 +115,15 @@ def error_message(answer: bytes) -> str:
 
 
 def top(token: TokenLogprob, count: int) -> tuple[tuple[int, float], ...]:
-    """The `count` likeliest tokens, the likeliest first."""
+    """Return the `count` most likely tokens, in descending order."""
     likeliest = sorted(token.top_logprobs, key=lambda one: -one.logprob)[:count]
     return tuple((one.id, one.logprob) for one in likeliest if one.logprob > _IMPOSSIBLE)
 
 
-def _bounded(grammar: str) -> str:
-    """A grammar that bounds the whitespace of JSON by its separators.
+def _bound_whitespace(grammar: str) -> str:
+    """Return a grammar that bounds the whitespace of JSON by its separators.
 
-    llguidance up to 1.8, which vLLM has, repeats a `whitespace_pattern` without end; separators are patterns, too.
+    llguidance up to 1.8, which vLLM uses, repeats a `whitespace_pattern` without limit. Separators are patterns too.
     """
 
     def bounded(match: re.Match[str]) -> str:
@@ -139,7 +139,7 @@ def _bounded(grammar: str) -> str:
 
 
 def _seed(seed: int, position: int) -> int:
-    """The seed of what follows `position` tokens: a generation that is continued does not repeat its noise."""
+    """Derive the seed for the tokens after `position`: a continued generation does not repeat its random numbers."""
     if position == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()

@@ -1,6 +1,6 @@
-"""Checksums of model weights, computed alike by the trainer and inside vLLM's worker.
+"""Checksums of model weights, computed in the same way by the trainer and inside vLLM's worker.
 
-vLLM loads `WorkerExtension` by this file's folder (`--worker-extension-cls`), so that the file imports nothing of
+vLLM imports `WorkerExtension` from this file's folder (`--worker-extension-cls`), so the file imports nothing of
 Leyden. vLLM fuses projections, pads the vocabulary, and on a CPU repacks linear weights; the worker undoes all three
 and reports each tensor under its name in the checkpoint.
 """
@@ -23,7 +23,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @torch.no_grad()
 def checksum(tensor: torch.Tensor) -> int:
-    """A sum of the elements' bits, each times a factor of its position, modulo 2**64; both zeros count as one."""
+    """Sum the bits of the elements, each times a factor of its position, modulo 2**64; 0.0 and -0.0 count as equal."""
     flat = (tensor + 0).contiguous().view(-1)  # -0.0 + 0 is 0.0: repacking does not keep the sign
     bits = flat.view(_INTEGERS[flat.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
@@ -36,12 +36,12 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 class WorkerExtension:
-    """Methods that vLLM's worker gets besides its own, for `/collective_rpc`."""
+    """Methods that vLLM adds to its worker, for `/collective_rpc`."""
 
     model_runner: Any
 
     def leyden_checksums(self) -> dict[str, list[Any]]:
-        """For each weight of the checkpoint: the type of its elements, and its checksum."""
+        """Return dtype and checksum of each weight, by its name in the checkpoint."""
         model = self.model_runner.get_model()
         tensors = _checkpoint_tensors(model)
         return {name: [str(tensor.dtype).removeprefix("torch."), checksum(tensor)] for name, tensor in tensors}
@@ -77,7 +77,7 @@ def _checkpoint_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 @torch.no_grad()
 def _in_use(module: Any, weight: torch.Tensor) -> torch.Tensor:
-    """The weight that the module multiplies by: on a CPU a repacked copy, read as its product with the identity."""
+    """Return the weight that the module multiplies by; on a CPU that is a repacked copy, read by a product with I."""
     if not hasattr(module, "cpu_linear"):
         return weight
     size = getattr(module, "input_size_per_partition", None) or module.embedding_dim
@@ -86,7 +86,7 @@ def _in_use(module: Any, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _import_ipc() -> None:
-    """Import vLLM's IPC engine, which in some versions names `ray` and `requests` without needing them for this."""
+    """Import vLLM's IPC engine; some versions import `ray` and `requests`, which this transfer does not need."""
     absent: list[str] = []
     while True:
         try:
