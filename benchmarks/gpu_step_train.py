@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from leyden.config import override, read_config, read_file
-from leyden.local.openmp import wait_asleep
+from leyden.local.openmp import set_wait_policy
 
 CONFIG = Path(__file__).parents[1] / "examples" / "sql" / "sql.toml"
 SIZE, PRODUCTS = 8192, 50
@@ -36,7 +36,7 @@ def matmul_tflops() -> float:
 def main() -> None:
     """Train, then look at the device."""
     device, *settings = sys.argv[1:]
-    wait_asleep()
+    set_wait_policy()
     from leyden.local.train import train
 
     try:

@@ -10,7 +10,7 @@ import pytest
 
 from leyden.cli.train import configuration
 from leyden.config import Config
-from leyden.local.checks import announce
+from leyden.local.preflight import check_inputs
 
 AGENT = "def solve(task):\n    return 1.0\n"
 SCRIPT = """
@@ -60,7 +60,7 @@ def test_mistakes_are_one_line_before_torch_is_imported(folder: Path) -> None:
 
 def test_an_evaluation_of_a_file_needs_no_other_tasks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = read(folder, str(folder / "small.toml"), "tasks=gone.jsonl", "model=one")
-    announce(config, str(folder / "tasks.jsonl"), "another")
+    check_inputs(config, str(folder / "tasks.jsonl"), "another")
     assert capsys.readouterr().err == "tasks: 4 to evaluate; loading torch and another\n"
 
 

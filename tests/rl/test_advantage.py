@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from leyden.config import Hyperparameters
-from leyden.rl.advantage import Advantage, CallBatch, Floats, GroupCounts, groups, total, weights
+from leyden.rl.advantage import Advantage, CallBatch, Floats, GroupCounts, count_groups, total, weights
 from leyden.rl.advantage.dr_grpo import dr_grpo
 from leyden.rl.advantage.gigpo import gigpo
 from leyden.rl.advantage.grpo import grpo
@@ -192,8 +192,8 @@ def test_an_update_without_calls_has_no_advantages(advantage: Advantage) -> None
 
 def test_groups_that_say_nothing_are_counted_by_why() -> None:
     update = calls([[[1.0], [0.0]], [[1.0, 2.0]], [[0.3], [0.1 + 0.2]], [[0.0, 0.0], [0.0]]])
-    assert groups(update) == GroupCounts(alone=1, flat=2)
-    assert groups(calls([])) == GroupCounts(alone=0, flat=0)
+    assert count_groups(update) == GroupCounts(alone=1, flat=2)
+    assert count_groups(calls([])) == GroupCounts(alone=0, flat=0)
 
 
 VALUES = st.integers(-20, 20).map(lambda value: value / 4)

@@ -7,24 +7,24 @@ from leyden.rl import logprobs as room
 from leyden.rl.logprobs import logprobs
 
 
-@pytest.mark.parametrize("bonus", [False, True])
-def test_some_at_a_time_is_the_same_as_all_at_once(bonus: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_some_at_a_time_is_the_same_as_all_at_once(entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     head = torch.nn.Linear(8, 50, dtype=torch.float64)
     hidden = torch.randn(23, 8, dtype=torch.float64, requires_grad=True)
     targets, temperatures = torch.randint(50, (23,)), torch.rand(23) + 0.5
     scores = torch.log_softmax(head(hidden) / temperatures[:, None].double(), -1)
     expected, entropy = scores[range(23), targets], -(scores.exp() * scores).sum(-1)
-    (expected.sum() + (entropy.square().sum() if bonus else 0)).backward()
+    (expected.sum() + (entropy.square().sum() if entropy_gradient else 0)).backward()
     wanted = hidden.grad.clone(), head.weight.grad.clone()
     for at_once in (50, 200, 50 * 23):
         monkeypatch.setattr(room, "_CPU_CHUNK_LOGITS", at_once)
         hidden.grad = head.weight.grad = None
-        found, entropies = logprobs(head, hidden, targets, temperatures, 50, bonus)
+        found, entropies = logprobs(head, hidden, targets, temperatures, 50, entropy_gradient)
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(entropies, entropy)
-        assert entropies.requires_grad == bonus
-        (found.sum() + (entropies.square().sum() if bonus else 0)).backward()
+        assert entropies.requires_grad == entropy_gradient
+        (found.sum() + (entropies.square().sum() if entropy_gradient else 0)).backward()
         torch.testing.assert_close(hidden.grad, wanted[0])
         torch.testing.assert_close(head.weight.grad, wanted[1])
 

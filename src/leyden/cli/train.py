@@ -10,8 +10,8 @@ from leyden.cli.arguments import identifier, integer
 from leyden.cli.dev import format_counts, print_report
 from leyden.cli.printing import print_json, stdout_console, with_error
 from leyden.config import Config, ConfigError, override, read_config, read_file
-from leyden.local.checks import announce
-from leyden.local.openmp import wait_asleep
+from leyden.local.openmp import set_wait_policy
+from leyden.local.preflight import check_inputs
 
 if TYPE_CHECKING:
     from leyden.local.train import TrainingResult
@@ -97,7 +97,7 @@ def absolute(model: str) -> str:
 
 def needs_torch() -> None:
     """Raise unless the packages for training are installed; set up how torch's threads wait."""
-    wait_asleep()
+    set_wait_policy()
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise ConfigError(f"training needs {package}: pip install 'leyden[train]'")
@@ -105,7 +105,7 @@ def needs_torch() -> None:
 
 async def _train(options: argparse.Namespace) -> None:
     config = configuration(options)
-    announce(config)
+    check_inputs(config)
     needs_torch()
     from leyden.local.train import train
 
@@ -151,7 +151,7 @@ def resume_command(options: argparse.Namespace) -> str:
 
 async def _eval(options: argparse.Namespace) -> None:
     config, model = configuration(options), options.model and absolute(options.model)
-    announce(config, options.tasks, model)
+    check_inputs(config, options.tasks, model)
     needs_torch()
     from leyden.local.evaluate import evaluate_model
 
@@ -172,7 +172,7 @@ async def _eval(options: argparse.Namespace) -> None:
 
 async def _dev(options: argparse.Namespace) -> None:
     config = configuration(options)
-    announce(config)
+    check_inputs(config)
     needs_torch()
     from leyden.local.dev import run_dev
 

@@ -15,8 +15,8 @@ from leyden.client.user_code import run_to_completion
 from leyden.config import Config, ConfigError, current_keys, read_config, read_file
 from leyden.estimates import PairedDifference
 from leyden.loading import LoadError, reference_to
-from leyden.local.checks import announce
-from leyden.local.openmp import wait_asleep
+from leyden.local.openmp import set_wait_policy
+from leyden.local.preflight import check_inputs
 from leyden.local.run_folder import RunFolder
 from leyden.store.errors import StoreError
 from leyden.trainer.errors import TrainingError
@@ -55,8 +55,8 @@ def train(
 
     def work() -> "TrainingResult":
         run_config = build_config(config, restart=restart, agent=agent, tasks=tasks, reward=reward, **settings)
-        announce(run_config)
-        wait_asleep()
+        check_inputs(run_config)
+        set_wait_policy()
         from leyden.local.train import train as train_run  # imports torch
 
         return _run(train_run(run_config, accept_changes=accept_changes))
@@ -80,8 +80,8 @@ def evaluate(
 
     def work() -> "EvaluatedModel":
         run_config = build_config(config, agent=agent, tasks=tasks, reward=reward, **settings)
-        announce(run_config, run_config.tasks if tasks is not None else None)
-        wait_asleep()
+        check_inputs(run_config, run_config.tasks if tasks is not None else None)
+        set_wait_policy()
         from leyden.local.evaluate import evaluate_model  # imports torch
 
         return _run(evaluate_model(run_config, tasks=run_config.tasks if tasks is not None else None))
@@ -107,8 +107,8 @@ def dev(
 
     def work() -> "DevReport":
         run_config = build_config(config, agent=agent, tasks=tasks, reward=reward, **settings)
-        announce(run_config)
-        wait_asleep()
+        check_inputs(run_config)
+        set_wait_policy()
         from leyden.local.dev import run_dev  # imports torch
 
         return _run(run_dev(run_config, limit, rollouts))[0]
@@ -123,7 +123,7 @@ def export(run: str, /, *, to: str | Path, step: str | int = "best", home: str |
     """
 
     def work() -> Path:
-        wait_asleep()
+        set_wait_policy()
         from leyden.local.export import export as export_run  # imports torch
 
         export_run(Path(home) / run, Path(to), str(step))

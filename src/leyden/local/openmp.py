@@ -3,7 +3,7 @@
 import os
 
 
-def wait_asleep() -> None:
+def set_wait_policy() -> None:
     """Make OpenMP's threads sleep while they wait, unless OMP_WAIT_POLICY is set. Call it before torch is imported.
 
     By default they spin. On cores that agents, engine and trainer share, a spinning thread takes the core from the

@@ -20,12 +20,12 @@ Head = Callable[[Tensor], Tensor]
 
 
 def logprobs(
-    head: Head, hidden: Tensor, targets: Tensor, temperatures: Tensor, vocabulary: int, bonus: bool = False
+    head: Head, hidden: Tensor, targets: Tensor, temperatures: Tensor, vocabulary: int, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Compute the logprob of each target and the entropy of its distribution, in single precision or better.
 
-    `bonus`: whether the entropy has a gradient. Gradients of the head's parameters are added to their `grad` when the
-    result is differentiated, as by `backward`.
+    The entropy has a gradient only with `entropy_gradient`. Gradients of the head's parameters are added to their
+    `grad` when the result is differentiated, as by `backward`.
     """
     most = _GPU_CHUNK_LOGITS if hidden.is_cuda else _CPU_CHUNK_LOGITS
     tokens = max(1, most // vocabulary)
@@ -35,7 +35,7 @@ def logprobs(
         for chunk in zip(hidden.split(tokens), targets.split(tokens), temperatures.split(tokens), strict=True)
     ]
     entropies = torch.cat([entropy for _, entropy in chunks])
-    return torch.cat([logprob for logprob, _ in chunks]), entropies if bonus else entropies.detach()
+    return torch.cat([logprob for logprob, _ in chunks]), entropies if entropy_gradient else entropies.detach()
 
 
 class _ChunkLogprobs(torch.autograd.Function):

@@ -126,7 +126,7 @@ def declaration(kind: Kind, name: str) -> Declaration | None:
 def readers(key: str) -> dict[Kind, list[str]]:
     """Return the algorithms that read a key of `[algorithm]`, by kind."""
     found = {kind: [name for name in names(kind) if key in _declared(kind, name).reads] for kind in KINDS}
-    return {kind: readers for kind, readers in found.items() if readers}
+    return {kind: named for kind, named in found.items() if named}
 
 
 def check_pair(credit: str, advantage: str, preferred: str) -> None:

@@ -78,7 +78,7 @@ class GroupCounts(Struct, frozen=True):
     """Groups of several rollouts whose calls all have the same value."""
 
 
-def groups(calls: CallBatch) -> GroupCounts:
+def count_groups(calls: CallBatch) -> GroupCounts:
     """Count the groups of an update that have nothing to compare."""
     numbers, firsts = np.unique(calls.group, return_index=True)
     alone = int(calls.alone[firsts].sum())

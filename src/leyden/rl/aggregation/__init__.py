@@ -14,6 +14,6 @@ Lengths = Sequence[Sequence[int]]
 Aggregation = Callable[[Lengths, Hyperparameters], list[list[float]]]
 
 
-def rollouts(lengths: Lengths) -> int:
+def count_rollouts(lengths: Lengths) -> int:
     """Count the rollouts that have tokens."""
     return sum(any(calls) for calls in lengths)

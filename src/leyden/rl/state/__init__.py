@@ -15,11 +15,9 @@ StateKey = Callable[[Episode, Call], Hashable]
 
 
 def number_classes(groups: Sequence[int], keys: Sequence[Hashable]) -> Ints:
-    """Number the states of calls: equal keys of the same group have the same number."""
+    """Number the distinct pairs of group and key: entries with the same group and key get the same number."""
     numbers: dict[Hashable, int] = {}
-    return np.array(
-        [numbers.setdefault(state, len(numbers)) for state in zip(groups, keys, strict=True)], dtype=np.int64
-    )
+    return np.array([numbers.setdefault(pair, len(numbers)) for pair in zip(groups, keys, strict=True)], dtype=np.int64)
 
 
 def shared_fraction(states: Ints) -> float:

@@ -89,7 +89,7 @@ def unused_settings(named: AlgorithmConfig) -> list[str]:
     if named.kl == 0 and (named.kl_in, named.kl_estimate) != ("loss", defaults.kl_estimate):
         unused.append("`algorithm.kl_in` and `algorithm.kl_estimate` do nothing while `algorithm.kl` is 0")
     if named.value_clip is not None and not registry.needs_critic(named.credit, named.advantage):
-        unused.append('`algorithm.value_clip` does nothing without a critic, as of `algorithm.credit = "gae"`')
+        unused.append('`algorithm.value_clip` does nothing without a critic, which `algorithm.credit = "gae"` has')
     if named.correction_ratio == "geometric" and (named.correction == "none" or named.correction_level == "token"):
         unused.append('`algorithm.correction_ratio` does nothing unless `correction_level` is "call" or "rollout"')
     return unused

@@ -77,7 +77,7 @@ def compute_advantages(
     if missing := len(samples) - len(value_of):
         accounting.calls_excluded["no credit"] += missing
     calls, states = _call_batch(groups, rollouts, group_R, samples, value_of, rewards_R, inputs, estimator)
-    compared = advantages.groups(calls)
+    compared = advantages.count_groups(calls)
     accounting.groups_single += compared.alone
     accounting.groups_flat += compared.flat
     if estimator.state is not None:

@@ -33,9 +33,9 @@ class PolicyForward:
         self._head = self._find_head()
 
     def __call__(
-        self, microbatch: MicroBatch, critic: Callable[[Tensor], Tensor] | None = None, bonus: bool = False
+        self, microbatch: MicroBatch, critic: Callable[[Tensor], Tensor] | None = None, entropy_gradient: bool = False
     ) -> ForwardOutput:
-        """Run one micro-batch; `bonus`: whether entropies have a gradient."""
+        """Run one micro-batch. Entropies have a gradient only with `entropy_gradient`."""
         device = self._model.device
         inputs: dict[str, Any] = {"input_ids": microbatch.ids.to(device), "use_cache": False}
         if microbatch.nodes is not None and self._masks is not None:
@@ -50,7 +50,7 @@ class PolicyForward:
             output = self._model(**inputs, output_hidden_states=critic is not None)
             hidden = output.hidden_states[-1].flatten(0, 1) if critic is not None else None
             wanted, head = output.logits.flatten(0, 1)[predictors], _identity
-        found, entropies = logprobs(head, wanted, targets, temperatures, self._vocabulary, bonus)
+        found, entropies = logprobs(head, wanted, targets, temperatures, self._vocabulary, entropy_gradient)
         gather = microbatch.gather.to(device)
         # Detached: the critic's gradient does not change the policy.
         values = critic(hidden.detach()[microbatch.states.to(device)]) if critic is not None else None

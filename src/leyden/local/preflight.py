@@ -10,10 +10,10 @@ from leyden.loading import LoadError, check_reference
 from leyden.trainer.rollouts.tasks import read_task_file, read_tasks
 
 
-def announce(config: Config, evaluated: str | None = None, model: str | None = None) -> None:
-    """Check tasks, agent and reward; then print how many tasks there are and what comes next.
+def check_inputs(config: Config, evaluated: str | None = None, model: str | None = None) -> None:
+    """Check tasks, agent and reward, and print how many tasks there are and which model is loaded next.
 
-    `evaluated` is a file whose tasks are all evaluated; `model` takes the place of the configuration's.
+    `evaluated` is a file whose tasks are all evaluated; `model` replaces the configuration's.
     """
     if evaluated is not None:
         counted = f"{len(read_task_file(Path(config.base) / evaluated))} to evaluate"
