@@ -1,5 +1,6 @@
 """What agents can reach under each mode of isolation, with real sandboxes, user ids and gateways."""
 
+import asyncio
 import os
 import shutil
 import socket
@@ -16,8 +17,9 @@ from worker_harness import AGENTS, WorkerHarness
 
 from leyden.client.isolation import user_ids
 from leyden.client.isolation.options import IsolationOptions
-from leyden.client.isolation.running import IsolationRequest, choose_mode
+from leyden.client.isolation.running import IsolationRequest, choose_mode, running_isolation
 from leyden.client.isolation.sandbox import hosts_file, server_inside, targets
+from leyden.client.worker.worker import WorkerOptions, isolation_request
 from leyden.loading import LoadError
 
 IS_ROOT = os.geteuid() == 0
@@ -78,6 +80,17 @@ async def test_a_sandbox_shows_the_agents_folder_and_the_gateway_and_nothing_els
     assert did["connected"] == [allowed]
     assert did["signalled"] == []
     assert did["user"] != 0
+
+
+@needs_sandbox
+async def test_the_forwarder_of_sandboxes_ends_with_a_worker_that_fails() -> None:
+    options = WorkerOptions(
+        server="http://127.0.0.1:9", agent="spying.py:spy", base=str(AGENTS), isolation="sandbox", name="w"
+    )
+    with pytest.raises(LoadError):
+        async with running_isolation(isolation_request(options)):
+            raise LoadError("the reward function cannot be loaded")
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
 async def test_without_isolation_an_agent_can_do_what_its_user_can(harness: WorkerHarness, tmp_path: Path) -> None:

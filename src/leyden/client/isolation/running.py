@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 from msgspec import Struct
@@ -87,17 +87,23 @@ async def running_isolation(request: IsolationRequest) -> AsyncIterator[Isolatio
         if agent != request.agent:
             options = replace(options, readable=(*options.readable, str(folder / "agent")))
         options = replace(options, mode=mode)
-        forwarding = None
-        if mode == "sandbox" and targets(options):
-            ready = asyncio.Event()
-            forwarding = start_background(_forward(options, ready), "forwarding connections of sandboxes")
-            await ready.wait()
-        yield Isolation(options, agent, agents_server(options))
-        if forwarding is not None:
-            forwarding.cancel()
-            await asyncio.wait({forwarding})
+        async with _forwarding(options) if mode == "sandbox" and targets(options) else nullcontext():
+            yield Isolation(options, agent, agents_server(options))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _forwarding(options: IsolationOptions) -> AsyncIterator[None]:
+    """Run the forwarder within this context, which is entered when the forwarder listens."""
+    ready = asyncio.Event()
+    forwarding = start_background(_forward(options, ready), "forwarding connections of sandboxes")
+    try:
+        await ready.wait()
+        yield
+    finally:
+        forwarding.cancel()
+        await asyncio.wait({forwarding})
 
 
 def _with_sockets(options: IsolationOptions, folder: Path) -> IsolationOptions:
@@ -136,14 +142,20 @@ async def _forward(options: IsolationOptions, ready: asyncio.Event) -> None:
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,
             )
+        except BaseException:
+            os.close(control)
+            raise
+        finally:
             os.close(child_control)
+        try:
             assert process.stdout is not None
             if await process.stdout.readline():
                 ready.set()
                 failures = 0
             await process.wait()
         finally:
-            os.close(control)
+            os.close(control)  # now the guardian ends the forwarder
+            await process.wait()
         failures += 1
         _log.warning("the forwarder of the sandboxes ended and is started again")
         await _RESTART_BACKOFF.wait(failures)
