@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -87,3 +88,9 @@ async def _raised(agent: Callable[[], Any]) -> BaseException:
     with pytest.raises(Exception) as caught:
         await agent()
     return caught.value
+
+
+def test_an_error_with_a_url_that_cannot_be_read_is_the_agents() -> None:
+    error = RuntimeError("no such page")
+    error.request = SimpleNamespace(url="http://[no-address:99999999")  # type: ignore[attr-defined]
+    assert outcome_of_error(error, "http://127.0.0.1:8484").ending is Ending.AGENT_ERROR

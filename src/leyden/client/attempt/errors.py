@@ -68,17 +68,21 @@ def _is_infrastructure(error: BaseException, server: str) -> bool:
 
 def _request_url(error: BaseException) -> str:
     """Return the URL of the failed request, or an empty string. httpx raises if an error has no request."""
-    for owner in (error, getattr(error, "response", None)):
+    owners: tuple[Any, ...] = (error, getattr(error, "response", None))
+    for owner in owners:
         try:
-            return str(owner.request.url)  # type: ignore[union-attr]
+            return str(owner.request.url)
         except (AttributeError, RuntimeError):
             continue
     return ""
 
 
 def _host_and_port(url: str) -> tuple[str | None, int]:
-    parts = urlsplit(url)
-    return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        parts = urlsplit(url)
+        return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:  # an agent's exception may hold anything
+        return None, 0
 
 
 def _error_type(body: Any) -> str | None:
