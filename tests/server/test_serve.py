@@ -283,6 +283,8 @@ async def test_a_worker_that_polls_again_at_once_does_not_keep_a_server_from_sto
         ({}, 200),
         ({"origin": "http://localhost:3000"}, 200),
         ({"origin": "https://evil.example"}, 401),
+        ({"origin": "http://[evil"}, 401),
+        ({"host": "[evil"}, 401),
         ({"host": "evil.example"}, 401),  # a name of its own that a page made point here
     ],
 )

@@ -154,7 +154,12 @@ def _not_found(request: HttpRequest) -> ApiError:
 def _is_local(headers: Headers) -> bool:
     """Whether a request was sent to a loopback address, and not by a web page of another site."""
     host, origin = headers.get("host", ""), headers.get("origin")
-    return is_loopback(urlsplit(f"//{host}").hostname) and (origin is None or is_loopback(urlsplit(origin).hostname))
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname) and (
+            origin is None or is_loopback(urlsplit(origin).hostname)
+        )
+    except ValueError:  # not a URL
+        return False
 
 
 async def _while_connected(work: Awaitable[Any], request: HttpRequest) -> Any:
