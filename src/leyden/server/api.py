@@ -4,8 +4,10 @@ import asyncio
 import secrets
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
+from sqlalchemy.exc import SQLAlchemyError
 
 from leyden.episodes import Episode
 from leyden.records import Call, Group, Metric, Reward, RewardKind, Run, Span, StepCredits, Version, Worker
@@ -62,6 +64,8 @@ async def health(service: ServerContext, request: Plain) -> dict[str, str]:
 
 async def metrics_page(service: ServerContext, request: Plain) -> Raw:
     """Return the server's metrics for Prometheus."""
+    with suppress(SQLAlchemyError):  # the other metrics are wanted most while the database is down
+        service.telemetry.store_bytes.set(await asyncio.to_thread(service.store.database.size))
     return Raw(service.telemetry.render(), CONTENT_TYPE)
 
 
@@ -238,7 +242,8 @@ async def hold_calls(service: ServerContext, request: Plain) -> HoldReply:
 
 async def get_call_times(service: ServerContext, request: Plain) -> CallTimes:
     """Return how long the model calls of a run have taken in this server, and at what."""
-    return service.gateway.times[request.path["run"]] if service.gateway is not None else CallTimes()
+    times = service.gateway.times.get(request.path["run"]) if service.gateway is not None else None
+    return times or CallTimes()
 
 
 async def publish_version(service: ServerContext, request: Request[Version, None]) -> Recorded:

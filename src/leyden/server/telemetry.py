@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -15,7 +15,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Telemetry:
-    """Counts requests and events; other values are read on each scrape."""
+    """Counts requests and events. Other values are read on each scrape; the caller of `render` sets `store_bytes`."""
 
     def __init__(self, store: Store, leases: ActiveLeases, calls: Callable[[], Recorder | None]) -> None:
         self.registry = CollectorRegistry()
@@ -33,8 +33,8 @@ class Telemetry:
         self.spans_rejected = Counter(
             "leyden_spans_rejected", "Spans that belong to no active attempt of their key", registry=self.registry
         )
+        self.store_bytes = Gauge("leyden_store_bytes", "Size on disk", registry=self.registry)
         self.registry.register(_StateCollector(store, leases, calls))
-
         self._series: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def record_response(self, route: str, status: int, seconds: float) -> None:
@@ -94,4 +94,3 @@ class _StateCollector(Collector):
         yield untrained
         yield strict
         yield GaugeMetricFamily("leyden_leases", "Active attempts", value=len(self._leases))
-        yield GaugeMetricFamily("leyden_store_bytes", "Size on disk", value=self._store.database.size())

@@ -1,14 +1,17 @@
 """Calls and their attempt: seeds of their own, one budget, and an engine that is told when it is over."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from modelserving import END, ModelServer, eventually, model_server
+from sqlalchemy.exc import OperationalError
 
 from leyden.outcomes import Ending, Outcome
 from leyden.remote import Remote
@@ -116,6 +119,33 @@ async def test_the_server_adds_up_where_the_time_of_a_run_s_calls_goes(server: M
     assert times.queued_s >= 2 * held
     parts = times.queued_s + times.prompt_s + times.decoding_s + times.store_s
     assert min(times.prompt_s, times.decoding_s, times.store_s) > 0 and parts < times.total_s
+
+
+async def test_reading_the_times_of_unknown_runs_takes_no_memory(server: ModelServer) -> None:
+    key, _ = server.service.keyring.create(KeyKind.ADMIN, 3600)
+    async with Remote(server.url, key) as remote:
+        assert (await remote.call_times("unknown")).total_s == 0
+    assert server.service.gateway is not None and "unknown" not in server.service.gateway.times
+
+
+async def test_the_size_of_the_store_is_read_outside_the_event_loop(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+
+    def size() -> int:
+        measured.append(threading.get_ident())
+        if len(measured) > 1:
+            raise OperationalError("SELECT", {}, Exception("the database is down"))
+        return 4096
+
+    monkeypatch.setattr(server.service.store.database, "size", size)
+    key, _ = server.service.keyring.create(KeyKind.ADMIN, 3600)
+    headers = {"authorization": f"Bearer {key}"}
+    for _ in range(2):  # metrics are answered while the database is down, with the size that was measured last
+        async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{server.url}/metrics") as reply:
+            assert reply.status == 200 and "leyden_store_bytes 4096.0" in await reply.text()
+    assert len(measured) == 2 and threading.get_ident() not in measured
 
 
 @pytest.mark.parametrize("chunk", [1, 64])
