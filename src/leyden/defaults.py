@@ -18,6 +18,8 @@ CONCURRENCY = 64
 """Rollouts that one worker runs at the same time, over all its host processes."""
 DRAIN_S = 30.0
 """How long other attempts may continue in a host process in which one hangs."""
+PORT = 8484
+"""Port of `leyden serve`."""
 UPSTREAM_TIMEOUT_S = 600.0
 """How long an upstream model service may be silent."""
 MAX_BODY_MB = 32

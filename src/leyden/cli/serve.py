@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from leyden import __version__
+from leyden import __version__, defaults
 from leyden.cli.arguments import integer, url
 from leyden.cli.train import needs_torch
 from leyden.config import ConfigError
@@ -23,7 +23,10 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser("serve", help="run a server")
     command.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
     command.add_argument(
-        "--port", type=integer(0, 65535), default=8484, help="the port; 0 takes a free one (default: 8484)"
+        "--port",
+        type=integer(0, 65535),
+        default=defaults.PORT,
+        help="the port; 0 takes a free one (default: %(default)s)",
     )
     command.add_argument("--store", metavar="URL", help="postgresql://... (default: leyden.db in the home folder)")
     command.add_argument(
@@ -32,13 +35,21 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("--model", metavar="RUN|DIR", help="serve this model: a run, its folder, or a model's folder")
     command.add_argument("--step", help="with --model RUN: best, last, or a number (default: best)")
     command.add_argument("--keyless", action="store_true", help="accept requests without a key; on loopback only")
-    command.add_argument("--max-body-mb", type=integer(1, 65536), default=32, help="the largest request (default: 32)")
+    command.add_argument(
+        "--max-body-mb",
+        type=integer(1, 65536),
+        default=defaults.MAX_BODY_MB,
+        help="the largest request (default: %(default)s)",
+    )
     command.add_argument("--upstream", metavar="URL", type=url, help="an OpenAI-compatible service for model calls")
     command.add_argument(
         "--upstream-key", default=os.environ.get(UPSTREAM_KEY_VARIABLE), help="its key (or set LEYDEN_UPSTREAM_KEY)"
     )
     command.add_argument(
-        "--upstream-timeout-s", type=integer(1, 86_400), default=600, help="how long it may be silent (default: 600)"
+        "--upstream-timeout-s",
+        type=integer(1, 86_400),
+        default=int(defaults.UPSTREAM_TIMEOUT_S),
+        help="how long it may be silent (default: %(default)s)",
     )
     command.set_defaults(run=_run)
     return command

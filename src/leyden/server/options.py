@@ -21,7 +21,7 @@ class ServeOptions(Struct, frozen=True):
 
     home: Path
     host: str = "127.0.0.1"
-    port: int = 8484
+    port: int = defaults.PORT
     store: str | None = None
     """A database URL; None: a SQLite file in the home folder."""
     advertise: str | None = None

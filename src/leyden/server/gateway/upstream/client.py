@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from leyden import defaults
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.records import Sampling
 from leyden.server.gateway.dialects.types import LOADED_TOOLS, GenerationRequest, Message
@@ -25,7 +26,7 @@ _NOT_SENT = ("is_error", "reasoning_content", LOADED_TOOLS)
 class UpstreamClient:
     """Sends requests to one upstream; `timeout_s` bounds the time between two reads."""
 
-    def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
+    def __init__(self, url: str, key: str | None = None, timeout_s: float = defaults.UPSTREAM_TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=timeout_s)
