@@ -136,11 +136,10 @@ class Keyring:
         attempt: str | None = None,
         started: float | None = None,
         pool: str | None = None,
-        id: str | None = None,
     ) -> tuple[str, Key]:
         """Create a key; returns its text and its content."""
         expires = self.clock() + ttl_s
-        key = Key(kind, id or secrets.token_hex(8), expires, run, rollout, attempt, started, pool)
+        key = Key(kind, secrets.token_hex(8), expires, run, rollout, attempt, started, pool)
         payload = urlsafe_b64encode(msgspec.msgpack.encode(key)).rstrip(b"=")
         return f"{self._PREFIX}{payload.decode()}.{self._sign(payload)}", key
 

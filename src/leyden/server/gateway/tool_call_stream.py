@@ -55,10 +55,7 @@ class ToolCallStream:
         known = [event for position, call in enumerate(parsed) for event in self._extend(position, call)]
         new = []
         for position, call in enumerate(parsed):
-            if position not in self._sent and call.status in (
-                ToolCallParseStatus.OK,
-                ToolCallParseStatus.UNCLOSED_BLOCK,
-            ):
+            if position not in self._sent and call.status in _READABLE:
                 new += self._announce(position, call)
         return known, new
 
@@ -136,12 +133,7 @@ def _text_of(call: ParsedToolCall) -> CallText | None:
 
 
 def _encoded(arguments: Any) -> str:
-    if isinstance(arguments, str):
-        return arguments
-    try:
-        return msgspec.json.encode(arguments or {}).decode()
-    except OverflowError:  # an integer of more than 64 bits
-        return json.dumps(arguments)
+    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
 
 
 def _decoded(arguments: str) -> Any:
