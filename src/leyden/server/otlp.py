@@ -2,7 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from google.protobuf.json_format import ParseDict, ParseError
@@ -25,7 +25,11 @@ PROTOBUF = "application/x-protobuf"
 ATTEMPT = "leyden.attempt"
 """The attribute of a span, or of its resource, that names its attempt."""
 
-_STATUS = {Status.STATUS_CODE_UNSET: "unset", Status.STATUS_CODE_OK: "ok", Status.STATUS_CODE_ERROR: "error"}
+_STATUS: dict[int, Literal["unset", "ok", "error"]] = {
+    Status.STATUS_CODE_UNSET: "unset",
+    Status.STATUS_CODE_OK: "ok",
+    Status.STATUS_CODE_ERROR: "error",
+}
 
 
 def read_spans(data: bytes, content_type: str) -> list[Span]:
@@ -83,7 +87,7 @@ def _span(span: ProtoSpan, resource: dict[str, Any], scope: str) -> Span:
         else "unspecified",
         start_ns=span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,
-        status=_STATUS.get(span.status.code, "unset"),  # type: ignore[arg-type]
+        status=_STATUS.get(span.status.code, "unset"),
         status_message=span.status.message,
         attributes=_attributes(span.attributes),
         events=tuple(

@@ -63,7 +63,7 @@ def identify(
 
 
 def _direct_lease(key: Key) -> ActiveLease:
-    """Return a lease for one call outside rollouts. Calls of one key share a place in the scheduler's order."""
+    """Return a lease for one call outside rollouts. The scheduler treats the calls of one key as one rollout."""
     return ActiveLease(
         attempt=f"direct-{secrets.token_hex(8)}",
         run="",

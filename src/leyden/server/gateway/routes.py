@@ -31,6 +31,14 @@ _FORWARDED = frozenset({"audio", "classify", "embeddings", "images", "moderation
 """Paths that call a model and leave nothing behind, which is all that an agent's key is for. Other paths of an upstream
 (files, jobs, adapters) are for those who hold its key, and other dialects of chat would bypass the record."""
 
+_KIND_OF_REASON: dict[str, ErrorKind] = {str(kind): kind for kind in ErrorKind}
+_KIND_OF_STATUS = {
+    401: ErrorKind.BAD_KEY,
+    403: ErrorKind.FORBIDDEN,
+    404: ErrorKind.NO_MODEL,
+    429: ErrorKind.RATE_LIMITED,
+}
+
 
 def generation_handler(dialect: Dialect) -> Handler:
     """Return the handler that answers the model calls of a dialect."""
@@ -148,16 +156,9 @@ def _errors_of(dialect: Dialect) -> Callable[[ApiError], bytes]:
     """Return a function that writes the errors of any part of the server in a dialect."""
 
     def write(error: ApiError) -> bytes:
-        kinds: dict[str, ErrorKind] = {str(kind): kind for kind in ErrorKind}
-        by_status = {
-            401: ErrorKind.BAD_KEY,
-            403: ErrorKind.FORBIDDEN,
-            404: ErrorKind.NO_MODEL,
-            429: ErrorKind.RATE_LIMITED,
-        }
-        other = by_status.get(error.status, ErrorKind.INVALID if error.status < 500 else ErrorKind.FAILED)
+        other = _KIND_OF_STATUS.get(error.status, ErrorKind.INVALID if error.status < 500 else ErrorKind.FAILED)
         wait = dict(error.headers).get("retry-after")
-        kind = kinds.get(error.reason, other)
+        kind = _KIND_OF_REASON.get(error.reason, other)
         return dialect.write_error(GatewayError(kind, error.message, error.field, float(wait) if wait else None))
 
     return write
