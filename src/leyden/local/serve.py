@@ -14,6 +14,7 @@ from leyden.local.engine import running_engine
 from leyden.local.export import choose_checkpoint
 from leyden.local.run_folder import stored_config
 from leyden.local.server_process import running_server
+from leyden.local.stack import run_with
 from leyden.server.options import RunningServer, ServeOptions, ServerProcessOptions
 from leyden.trainer.policy.loading import ModelSource, check_tokenizer, find_model, load_model
 
@@ -64,9 +65,4 @@ async def serve_model(
         )
         async with running_server(server_options, engine, folder / "server.log") as server:
             started(server.running, found.name)
-            parts = [asyncio.create_task(one) for one in (stop.wait(), engine.wait_failed(), server.wait_failed())]
-            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            for part in parts:
-                part.cancel()
-            for part in done:
-                part.result()  # raises why engine or server failed
+            await run_with((engine, server), stop.wait())

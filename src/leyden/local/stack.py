@@ -5,10 +5,10 @@ which end with this one, however that ends.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -34,6 +34,30 @@ from leyden.wire import KeySpec, RunSpec
 T = TypeVar("T")
 
 
+class SupervisedPart(Protocol):
+    """A part of a run that is restarted when it fails, within limits."""
+
+    async def wait_failed(self) -> NoReturn:
+        """Wait until it has failed for good, and raise the reason."""
+
+
+async def run_with(parts: Iterable[SupervisedPart], work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that needs some parts; raises the error of a part that fails."""
+    task = asyncio.create_task(work)
+    failures = [asyncio.create_task(part.wait_failed()) for part in parts]
+    try:
+        await asyncio.wait({task, *failures}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() or task.exception() is not None:
+            for failure in failures:
+                if failure.done():
+                    failure.result()
+        return task.result()
+    finally:
+        for one in (task, *failures):
+            one.cancel()
+        await asyncio.gather(task, *failures, return_exceptions=True)
+
+
 class LocalStack(Struct, frozen=True):
     """The running parts of a local run."""
 
@@ -45,20 +69,8 @@ class LocalStack(Struct, frozen=True):
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that needs engine, server and worker; raises their error when one of them fails."""
-        task = asyncio.create_task(work)
         parts = (self.engine, self.server, self.worker)
-        failures = [asyncio.create_task(part.wait_failed()) for part in parts if part is not None]
-        try:
-            await asyncio.wait({task, *failures}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() or task.exception() is not None:
-                for failure in failures:
-                    if failure.done():
-                        failure.result()
-            return task.result()
-        finally:
-            for one in (task, *failures):
-                one.cancel()
-            await asyncio.gather(task, *failures, return_exceptions=True)
+        return await run_with((part for part in parts if part is not None), work)
 
 
 @asynccontextmanager
