@@ -56,7 +56,7 @@ def plan_memory(config: Config, model: PreTrainedModel, device: int, training: b
     if config.engine.memory is not None and engine < int(config.engine.memory * device):
         raise ConfigError(
             f"`engine.memory`: of {device / _GIB:.0f} GiB training takes {(needed + activations) / _GIB:.1f}, which "
-            f"leaves a share of {max(left, 0) / device:.2f} for the engine"
+            f"leaves a share of {max(left, 0) / device:.2f} for the engine: set it to that at most, or leave it out"
         )
     if left < least:
         raise ConfigError(
