@@ -15,7 +15,7 @@ import pytest
 import leyden
 from leyden import records
 from leyden.config import Config, read_config
-from leyden.config.reading import written
+from leyden.config.reading import to_toml
 from leyden.local.stack import run_settings
 from leyden.records import RunSettings
 from leyden.store.mapping import decode_settings
@@ -62,8 +62,8 @@ def test_a_configuration_has_the_same_keys_in_toml_in_json_and_as_arguments() ->
         ]
         return set().union(*parts)
 
-    unset = {key for key in flat(in_json) if key not in flat(tomllib.loads(written(config)))}
-    assert flat(tomllib.loads(written(config))) <= flat(in_json) <= set(keys(Config)) | {"training.lora"}
+    unset = {key for key in flat(in_json) if key not in flat(tomllib.loads(to_toml(config)))}
+    assert flat(tomllib.loads(to_toml(config))) <= flat(in_json) <= set(keys(Config)) | {"training.lora"}
     assert all(_at(in_json, key) is None for key in unset)
     for function in (leyden.train, leyden.evaluate, leyden.dev):
         parameters = inspect.signature(function).parameters

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.config import ConfigError, override, read_config, read_file, read_stored_config, written
+from leyden.config import ConfigError, override, read_config, read_file, read_stored_config, to_toml
 from leyden.config.reading import RENAMED
 
 WHOLE = {"run": "calc", "agent": "agent.py:solve", "tasks": "tasks.jsonl"}
@@ -84,7 +84,7 @@ def test_a_setting_that_sets_nothing(setting: str) -> None:
 def test_what_is_written_out_reads_back_the_same(tmp_path: Path) -> None:
     config = read_config(override(WHOLE, ["sampling.max_tokens=64", "training.roles=['writer']", "held_out=12"]))
     path = tmp_path / "config.toml"
-    path.write_text(written(config))
+    path.write_text(to_toml(config))
     assert read_config(read_file(path)) == config
     assert "learning_rate" in path.read_text()
 
@@ -92,7 +92,7 @@ def test_what_is_written_out_reads_back_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("where", "estimate"), [("loss", "k3"), ("reward", "k1")])
 def test_an_estimate_that_is_not_named_is_written_out(where: str, estimate: str) -> None:
     config = read_config(override(WHOLE, [f"algorithm.kl_in={where}"]))
-    assert f'kl_estimate = "{estimate}"' in written(config)
+    assert f'kl_estimate = "{estimate}"' in to_toml(config)
     assert config == read_config(override(WHOLE, [f"algorithm.kl_in={where}", f"algorithm.kl_estimate={estimate}"]))
 
 

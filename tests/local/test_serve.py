@@ -11,7 +11,7 @@ import pytest
 import requests
 from serving import ServerProcess
 
-from leyden.config import Config, ConfigError, EngineConfig, written
+from leyden.config import Config, ConfigError, EngineConfig, to_toml
 from leyden.local.serve import find_served
 from leyden.trainer.checkpoint import TrainerState
 from leyden.trainer.policy.loading import BUNDLED
@@ -22,7 +22,7 @@ def make_run(home: Path, best_step: int) -> Path:
     run = home / "mine"
     run.mkdir(parents=True)
     config = Config(run="mine", agent="a.py:solve", tasks="t.jsonl", engine=EngineConfig(slots=3))
-    (run / "config.toml").write_text(written(config))
+    (run / "config.toml").write_text(to_toml(config))
     for step in (2, 4):
         shutil.copytree(str(BUNDLED["spark"]), run / f"step-{step}")
         state = msgspec.json.encode(TrainerState(step, best_step=best_step, best_reward=0.5))

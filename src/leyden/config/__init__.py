@@ -11,7 +11,7 @@ from leyden.config.reading import (
     read_config,
     read_file,
     read_stored_config,
-    written,
+    to_toml,
 )
 from leyden.config.schema import (
     AdapterConfig,
@@ -51,5 +51,5 @@ __all__ = [
     "read_config",
     "read_file",
     "read_stored_config",
-    "written",
+    "to_toml",
 ]

@@ -122,7 +122,7 @@ def current_keys(document: Mapping[str, Any], source: Callable[[str], str] | Non
     return current
 
 
-def written(config: Config) -> str:
+def to_toml(config: Config) -> str:
     """Write a configuration as TOML, with every default."""
     return tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
 

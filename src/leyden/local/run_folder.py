@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from leyden.config import Config, ConfigError, read_stored_config, written
+from leyden.config import Config, ConfigError, read_stored_config, to_toml
 from leyden.local.fingerprint import Fingerprint, changed_code, fingerprint
 
 _MAY_CHANGE = (
@@ -92,7 +92,7 @@ class RunFolder(Struct, frozen=True):
                     "with --accept-changes, or start over with --restart, or under another name with run=NAME"
                 )
             archive = self._archive_store() if (keys or edited) and not trained else None
-            _replace(self.config_file, written(config).encode())
+            _replace(self.config_file, to_toml(config).encode())
             _replace(self.fingerprint_file, msgspec.json.encode(code))
             yield archive
 
@@ -170,8 +170,8 @@ def _archive_name() -> str:
 def _differences(path: Path, config: Config) -> list[str]:
     if not path.exists():
         return []
-    before = _flat(tomllib.loads(written(stored_config(path.parent))))  # keys that are newer than the run: defaults
-    now = _flat(tomllib.loads(written(config)))
+    before = _flat(tomllib.loads(to_toml(stored_config(path.parent))))  # keys that are newer than the run: defaults
+    now = _flat(tomllib.loads(to_toml(config)))
     return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
 
 

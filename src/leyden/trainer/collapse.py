@@ -28,11 +28,11 @@ class CollapseDetector:
         """Continue from the metrics of a run that resumes; what they show is not reported again."""
         detector = cls()
         for line in lines:
-            detector.entropy(line.get("training/entropy"))
-            detector.held_out(line["step"], line.get("held_out/reward"), line.get("held_out/error"))
+            detector.add_entropy(line.get("training/entropy"))
+            detector.add_held_out(line["step"], line.get("held_out/reward"), line.get("held_out/error"))
         return detector
 
-    def entropy(self, entropy: float | None) -> str | None:
+    def add_entropy(self, entropy: float | None) -> str | None:
         """Add the entropy of a step; return what is wrong, the first time that it is."""
         if entropy is None:
             return None
@@ -48,7 +48,7 @@ class CollapseDetector:
             "group become alike (lower `training.learning_rate`, or raise `algorithm.kl` or `algorithm.entropy`)",
         )
 
-    def held_out(self, step: int, reward: float | None, error: float | None) -> str | None:
+    def add_held_out(self, step: int, reward: float | None, error: float | None) -> str | None:
         """Add the held-out reward of a step; return what is wrong, the first time that it is."""
         if reward is None:
             return None

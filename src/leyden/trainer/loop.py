@@ -249,7 +249,7 @@ class Trainer:
 
     def _warn_of_mismatch(self, report: StepReport) -> None:
         """Warn if the engine sampled from other probabilities than those of the policy at the start of the step."""
-        message = self._mismatch.step(report.metrics[0].statistics) if report.metrics else None
+        message = self._mismatch.add_step(report.metrics[0].statistics) if report.metrics else None
         self._warn(None if message is None else f"step {report.step}: {message}.")
 
     def _warn_of_collapse(self, report: StepReport) -> None:
@@ -257,8 +257,8 @@ class Trainer:
         entropies = [found for one in report.metrics if (found := one.statistics.get("entropy")) is not None]
         held_out = report.held_out
         for message in (
-            self._collapse.entropy(fmean(entropies) if entropies else None),
-            None if held_out is None else self._collapse.held_out(report.step, held_out.reward, held_out.error),
+            self._collapse.add_entropy(fmean(entropies) if entropies else None),
+            None if held_out is None else self._collapse.add_held_out(report.step, held_out.reward, held_out.error),
         ):
             if message is None:
                 continue

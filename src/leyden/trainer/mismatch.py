@@ -25,7 +25,7 @@ class MismatchDetector:
         self._before: deque[float] = deque(maxlen=_LAST_STEPS)
         self._reported: set[str] = set()
 
-    def step(self, statistics: Mapping[str, float]) -> str | None:
+    def add_step(self, statistics: Mapping[str, float]) -> str | None:
         """Add the statistics of a step; return what is wrong and its likely cause, the first time that it is."""
         found = statistics.get(_KL)
         if found is None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from leyden.config import Config, ConfigError, written
+from leyden.config import Config, ConfigError, to_toml
 
 
 class Sink(Protocol):
@@ -44,7 +44,7 @@ class TensorBoard:
     def __init__(self, config: Config, folder: Path) -> None:
         _require("tensorboard", "tensorboard", "tensorboard")
         self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
-        self._writer.add_text("config", f"```\n{written(config)}\n```")
+        self._writer.add_text("config", f"```\n{to_toml(config)}\n```")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
@@ -84,7 +84,7 @@ class MLflow:
             mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').absolute()}")
         mlflow.set_experiment("leyden")
         mlflow.start_run(run_name=config.run)
-        mlflow.log_text(written(config), "config.toml")
+        mlflow.log_text(to_toml(config), "config.toml")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
