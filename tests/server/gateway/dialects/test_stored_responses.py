@@ -10,6 +10,7 @@ from modelserving import END, ModelServer, call, model_server
 from responses_oracle import check_response
 
 from leyden.records import PromptOrigin
+from leyden.server.gateway.dialects.responses.items import seal_reasoning
 
 ADD: Any = {
     "type": "function",
@@ -190,6 +191,8 @@ async def test_input_items_are_listed(server: ModelServer, client: openai.AsyncO
     )
     items = [item async for item in client.responses.input_items.list(second.id, order="asc", limit=2)]
     assert [item.type for item in items] == ["message", "function_call", "function_call_output"]
+    endless: Any = "9" * 5000
+    assert len((await client.responses.input_items.list(second.id, limit=endless)).data) == 3
     newest = await client.responses.input_items.list(second.id, limit=1)
     assert ([item.id for item in newest.data], newest.has_more) == ([items[-1].id], True)
 
@@ -221,6 +224,16 @@ async def test_reasoning_comes_back_in_any_form(server: ModelServer, client: ope
     await client.responses.create(model="m", input=[asked, given, said.model_dump(), other], store=False)  # type: ignore[list-item]
     episode = await server.check(calls=2)
     assert episode.messages(episode.calls[1])[1]["reasoning_content"] == "Sum them."
+
+
+async def test_sealed_reasoning_is_bounded_over_all_items_of_a_request(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
+    sealed = {"type": "reasoning", "summary": [], "encrypted_content": seal_reasoning("x" * (6 << 20))}
+    items: Any = [{"role": "user", "content": QUESTION}, sealed, sealed, sealed]
+    with pytest.raises(openai.BadRequestError, match="leave out older items") as refused:
+        await client.responses.create(model="m", input=items, store=False)
+    assert refused.value.param == "input[3].encrypted_content"
 
 
 async def test_an_answer_may_come_back_in_another_dialect(server: ModelServer, client: openai.AsyncOpenAI) -> None:

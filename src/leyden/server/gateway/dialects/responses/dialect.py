@@ -1,5 +1,6 @@
 """The dialect of OpenAI's Responses API, with its routes."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ from leyden.server.gateway.dialects.responses.tools import ToolTable
 from leyden.server.gateway.dialects.responses.writer import ResponseWriter
 from leyden.server.gateway.dialects.types import GenerationRequest, Message, ToolChoice
 from leyden.server.gateway.errors import ErrorKind, GatewayError
+
+_LIMIT = re.compile(r"[0-9]{1,9}").fullmatch
 
 
 class ResponsesDialect:
@@ -126,8 +129,8 @@ async def _list_input_items(access: ModelAccess, request: RouteRequest) -> bytes
     ids = [item["id"] for item in items]
     after = request.query.get("after")
     start = ids.index(after) + 1 if after in ids else 0
-    limit = request.query.get("limit") or "20"
-    page = items[start : start + (int(limit) if limit.isdecimal() else 20)]
+    limit = request.query.get("limit") or ""
+    page = items[start : start + (int(limit) if _LIMIT(limit) else 20)]
     return msgspec.json.encode(_list(page, has_more=start + len(page) < len(items)))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from leyden.decoding import decode_text
 from leyden.server.gateway.dialects.responses.ids import call_of_item
 from leyden.server.gateway.dialects.responses.tools import ToolTable
 from leyden.server.gateway.dialects.types import Message
@@ -14,6 +15,8 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 _TEXT_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _SEAL = "leyden."
+_MAX_UNSEALED = 16 << 20
+"""Bytes of sealed reasoning in one request: a few compressed kilobytes can expand to gigabytes."""
 
 
 def read_items(items: Sequence[Any], tools: ToolTable, field: str = "input") -> list[Message]:
@@ -29,14 +32,16 @@ def seal_reasoning(text: str) -> str:
     return _SEAL + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
 
 
-def _unseal_reasoning(sealed: Any) -> str:
-    """Return the reasoning in an `encrypted_content`; empty where it was sealed elsewhere."""
+def _unseal_reasoning(sealed: Any, limit: int) -> bytes:
+    """Return the reasoning in an `encrypted_content`, at most one byte over the limit; empty if sealed elsewhere."""
     if not isinstance(sealed, str) or not sealed.startswith(_SEAL):
-        return ""
+        return b""
+    inflater = zlib.decompressobj()
     try:
-        return zlib.decompress(base64.urlsafe_b64decode(sealed.removeprefix(_SEAL))).decode()
+        data = inflater.decompress(base64.urlsafe_b64decode(sealed.removeprefix(_SEAL)), limit + 1)
     except (ValueError, zlib.error):
-        return ""
+        return b""
+    return data if inflater.eof or len(data) > limit else b""
 
 
 class _ItemReader:
@@ -48,6 +53,7 @@ class _ItemReader:
         self._answer: Message | None = None
         self._source: str | None = None
         """The recorded call of `_answer`, where its items name one."""
+        self._unsealed = 0
 
     def add(self, item: Any, field: str) -> None:
         """Add an item: a new message, or a part of the latest answer."""
@@ -61,7 +67,7 @@ class _ItemReader:
                 self.messages.append({"role": shared, "content": _text(item.get("content"), f"{field}.content")})
             case {"type": "reasoning"}:
                 answer = self._answer_for(item, holds="reasoning_content")
-                answer["reasoning_content"] = answer.get("reasoning_content", "") + _reasoning(item)
+                answer["reasoning_content"] = answer.get("reasoning_content", "") + self._reasoning(item, field)
             case {"type": "function_call", "call_id": str(id), "name": str(name)}:
                 self._add_call(item, id, name, item.get("arguments") or "{}", field)
             case {"type": "custom_tool_call", "call_id": str(id), "name": str(name), "input": str(text)}:
@@ -78,6 +84,17 @@ class _ItemReader:
         name = self._tools.model_name(name, item.get("namespace"))
         call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._answer_for(item, holds="tool_calls").setdefault("tool_calls", []).append(call)
+
+    def _reasoning(self, item: dict[str, Any], field: str) -> str:
+        """Return the text of a reasoning item: its content, else its sealed content, else its summary."""
+        if content := _joined(item.get("content")):
+            return content
+        sealed = _unseal_reasoning(item.get("encrypted_content"), _MAX_UNSEALED - self._unsealed)
+        self._unsealed += len(sealed)
+        if self._unsealed > _MAX_UNSEALED:
+            message = f"the reasoning of a request has more than {_MAX_UNSEALED} bytes: leave out older items"
+            raise GatewayError(ErrorKind.INVALID, message, f"{field}.encrypted_content")
+        return decode_text(sealed) or _joined(item.get("summary"))
 
     def _answer_for(self, item: dict[str, Any], holds: str) -> Message:
         """Return the assistant message that an item belongs to: the latest one, or a new one.
@@ -105,13 +122,6 @@ def _begun(answer: Message, holds: str) -> bool:
     if holds == "reasoning_content":
         return bool(answer["content"] or answer.get("tool_calls"))
     return bool(answer["content"])
-
-
-def _reasoning(item: dict[str, Any]) -> str:
-    """Return the text of a reasoning item: its content, else its sealed content, else its summary."""
-    return (
-        _joined(item.get("content")) or _unseal_reasoning(item.get("encrypted_content")) or _joined(item.get("summary"))
-    )
 
 
 def _joined(parts: Any) -> str:
