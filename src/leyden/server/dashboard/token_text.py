@@ -1,7 +1,7 @@
 """Finds the tokenizer of a policy and gives every token its part of the text."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
@@ -17,7 +17,7 @@ def tokenizer_of(service: ServerContext, policy: str, folder: Path | None = None
     return _load(found[-1]) if found else None
 
 
-@cache
+@lru_cache(maxsize=8)  # every checkpoint has its own file
 def _load(path: Path) -> Tokenizer | None:
     try:
         return Tokenizer.load(path)
