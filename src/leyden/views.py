@@ -11,6 +11,8 @@ from leyden.wire import ListedRollout
 _Text = Annotated[str, Meta(max_length=2000)]
 Names = Annotated[str, Meta(max_length=4000, description="names of metrics, separated by commas; NAME* is a prefix")]
 Integer = Annotated[int, Meta(ge=0, le=2**62)]
+MAX_LEASES = 200
+"""Active attempts that a `Fleet` lists."""
 
 
 class Series(Struct, frozen=True, omit_defaults=True):
@@ -277,7 +279,7 @@ class Fleet(Struct, frozen=True):
     now: float
     workers: tuple[WorkerView, ...]
     leases: tuple[LeaseView, ...]
-    """The oldest ones, at most 200."""
+    """The oldest ones, at most `MAX_LEASES`."""
     engines: tuple[EngineView, ...]
     queued: int
     delayed: int
@@ -301,7 +303,9 @@ def join_fleets(first: Fleet, others: Sequence[Fleet]) -> Fleet:
     return Fleet(
         now=first.now,
         workers=tuple(worker for fleet in every for worker in fleet.workers),
-        leases=tuple(sorted((lease for fleet in every for lease in fleet.leases), key=lambda one: one.started)[:200]),
+        leases=tuple(
+            sorted((lease for fleet in every for lease in fleet.leases), key=lambda one: one.started)[:MAX_LEASES]
+        ),
         engines=tuple(engine for fleet in every for engine in fleet.engines),
         queued=sum(fleet.queued for fleet in every),
         delayed=sum(fleet.delayed for fleet in every),

@@ -122,7 +122,7 @@ def list_rollouts(
     connection: Connection, run: str, *, after: str, limit: int, state: State | None = None
 ) -> list[ListedRollout]:
     """List rollouts of a run in the order in which they were queued, after the named one."""
-    _require_run(connection, run)
+    require_run(connection, run)
     query = select(rollouts).where(rollouts.c.run_id == run)
     if state is not None:
         query = query.where(rollouts.c.state == state)
@@ -207,7 +207,7 @@ def rollout_credits(connection: Connection, run: str, id: str) -> list[StepCredi
 
 def list_events(connection: Connection, run: str, *, after: int, kind: str, limit: int) -> list[Event]:
     """List a run's events after a cursor."""
-    _require_run(connection, run)
+    require_run(connection, run)
     query = select(events).where(events.c.run_id == run, events.c.seq > after)
     if kind:
         query = query.where(events.c.kind == kind)
@@ -217,7 +217,7 @@ def list_events(connection: Connection, run: str, *, after: int, kind: str, limi
 
 def list_metrics(connection: Connection, run: str, *, after: int, limit: int) -> list[tuple[int, Metric]]:
     """List a run's metrics after a cursor, each with its sequence number."""
-    _require_run(connection, run)
+    require_run(connection, run)
     query = select(metrics).where(metrics.c.run_id == run, metrics.c.seq > after)
     rows = connection.execute(query.order_by(metrics.c.seq).limit(limit))
     return [(row.seq, Metric(row.step, row.name, row.value, row.at)) for row in rows]
@@ -225,7 +225,7 @@ def list_metrics(connection: Connection, run: str, *, after: int, limit: int) ->
 
 def latest_versions(connection: Connection, run: str) -> list[Version]:
     """Return the newest published version of each policy."""
-    _require_run(connection, run)
+    require_run(connection, run)
     query = (
         select(versions.c.policy, func.max(versions.c.number).label("number"))
         .where(versions.c.run_id == run)
@@ -271,6 +271,7 @@ def delayed_retries(connection: Connection, now: float) -> list[tuple[str, float
     return [(row.run_id, row.not_before) for row in connection.execute(query)]
 
 
-def _require_run(connection: Connection, id: str) -> None:
+def require_run(connection: Connection, id: str) -> None:
+    """Raise `NotFound` unless the run exists."""
     if connection.scalar(select(runs.c.id).where(runs.c.id == id, runs.c.state == "open")) is None:
         raise NotFound(f"no run {id!r}")

@@ -5,7 +5,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
@@ -14,9 +14,11 @@ from leyden.outcomes import Ending
 from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.mapping import listed_rollout_from_row
+from leyden.store.queries import require_run
 from leyden.store.run_digest import RunDigest, digest_run
 from leyden.store.schema import ACTIVE, QUEUED, attempts, events, metrics, roles, rollouts, runs, versions, workers
 from leyden.views import (
+    MAX_LEASES,
     Facets,
     Failure,
     Failures,
@@ -35,7 +37,6 @@ _CARD_POINTS = 60
 _IDLE_AFTER_S = 120.0
 _FAILURES_EXAMINED = 20_000
 _RECENT_S = 600.0
-_MAX_LEASES = 200
 _MAX_ROLES = 100
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
 """Parts of a message that differ between failures of the same kind: numbers, addresses and ids."""
@@ -48,14 +49,14 @@ def read_series(connection: Connection, run: str, names: Sequence[str], points: 
         require_run(connection, run)
         return {}
     width = -(-(last + 1) // points)
-    value, bucket = metrics.c.value, metrics.c.step / width if width == 1 else metrics.c.step // width
+    value = metrics.c.value
     columns = [metrics.c.name, func.max(metrics.c.step), func.avg(value)]
     if width > 1:
         columns += [func.min(value), func.max(value)]
     query = select(*columns).where(metrics.c.run_id == run)
     if names:
         query = query.where(or_(*map(_named, names)))
-    query = query.group_by(metrics.c.name, bucket if width > 1 else metrics.c.step)
+    query = query.group_by(metrics.c.name, metrics.c.step // width if width > 1 else metrics.c.step)
     found: dict[str, list[Any]] = defaultdict(list)
     for name, *point in connection.execute(query.order_by(metrics.c.name, func.max(metrics.c.step))):
         found[name].append(point)
@@ -122,6 +123,7 @@ def run_card(connection: Connection, run: str, now: float, digest: RunDigest | N
     best = max(measured, key=lambda one: (one.mean, one.step), default=None)
     now_at = measured[-1] if measured else None
     active = digest.states.get("running", 0) + digest.states.get("queued", 0) > 0
+    state: Literal["running", "finished", "idle"]
     if steps is not None and step >= steps and not active:
         state = "finished"
     else:
@@ -131,7 +133,7 @@ def run_card(connection: Connection, run: str, now: float, digest: RunDigest | N
         id=run,
         created=row.created,
         last_event=last_event,
-        state=state,  # type: ignore[arg-type]  # mypy does not narrow the literal
+        state=state,
         model=config.get("model") if isinstance(config.get("model"), str) else None,
         step=step,
         steps=steps if isinstance(steps, int) else None,
@@ -236,10 +238,10 @@ def _with_message(
 _FAILED = rollouts.c.ending.is_not(None) & (rollouts.c.ending != str(Ending.SUCCEEDED))
 
 
-def failures(connection: Connection, run: str, step: int | None = None) -> Failures:
+def failures(connection: Connection, run: str) -> Failures:
     """Group failed rollouts by ending and message; reads the newest ones only."""
     require_run(connection, run)
-    conditions = [rollouts.c.run_id == run, _FAILED, *([rollouts.c.step == step] if step is not None else ())]
+    conditions = [rollouts.c.run_id == run, _FAILED]
     query = select(rollouts.c.id, rollouts.c.ending, rollouts.c.message).where(*conditions)
     counts: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
@@ -345,7 +347,7 @@ def list_leases(connection: Connection) -> list[LeaseView]:
         .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
         .where(ACTIVE)
         .order_by(attempts.c.started)
-        .limit(_MAX_LEASES)
+        .limit(MAX_LEASES)
     )
     return [
         LeaseView(row.run_id, row.rollout_id, row.id, row.worker, row.started, row.purpose)
@@ -371,9 +373,3 @@ def version_at(connection: Connection, run: str, moment: float | None) -> int | 
     query = select(func.max(versions.c.number)).where(versions.c.run_id == run)
     found: int | None = connection.scalar(query if moment is None else query.where(versions.c.at <= moment))
     return found
-
-
-def require_run(connection: Connection, id: str) -> None:
-    """Raise unless the run exists."""
-    if connection.scalar(select(runs.c.id).where(runs.c.id == id, runs.c.state == "open")) is None:
-        raise NotFound(f"no run {id!r}")
