@@ -224,6 +224,7 @@ def test_a_run_cannot_sample_so_that_it_never_trains(sampling: Sampling, why: st
         ({"metadata": '{"langgraph_node": "planner", "langgraph_step": 1}'}, "planner"),
         ({"metadata": '{"langgraph_node": "model", "lc_agent_name": "researcher"}'}, "researcher"),
         ({"metadata": '{"langgraph_node": "model"}', "leyden.role": "critic"}, "critic"),
+        ({"metadata": '{"langgraph_node": ' + "[" * 100_000}, None),
         ({"metadata": "no JSON", "agent.name": 3}, None),
     ],
 )

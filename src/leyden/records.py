@@ -448,7 +448,7 @@ def _metadata(text: Any) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
 
 
