@@ -58,6 +58,14 @@ def test_calls_that_may_not_be_trained_on_are_counted_by_why() -> None:
     assert accounting.calls_excluded == dict.fromkeys(why, 1)
 
 
+def test_a_greedy_call_is_trained_on_at_the_temperature_of_its_logprobs() -> None:
+    """Engines report logprobs at temperature 1 for it; a division by its temperature of 0 would give NaN."""
+    greedy = episode(0, 1.0, [call("a", sampling=Sampling(temperature=0.0))])
+    scored = select_rollouts([greedy], SampleFilter(1, 0.0, None, allow_biased_sampling=True), StepAccounting())
+    assert scored is not None
+    assert [sample.temperature for sample in make_samples([scored])] == [1.0]
+
+
 def test_calls_of_biased_sampling_are_trained_on_where_allowed() -> None:
     whole = episode(0, 1.0, [call("a", sampling=Sampling(top_p=0.9))])
     asked = algorithm_of(

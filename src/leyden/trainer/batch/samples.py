@@ -26,6 +26,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     sampler_logprobs: tuple[float, ...]
     """Logprobs of those tokens when they were sampled, under the model without a grammar's constraint."""
     temperature: float
+    """Above 0: that at which `sampler_logprobs` were computed."""
     advantage: float = 0.0
     weight: float = 0.0
     target: float = 0.0
@@ -167,7 +168,7 @@ def _sample(transition: Transition, rollout: int, call_index: int) -> Sample:
         completion_ids=transition.completion_ids,
         token_indices=call.chosen,
         sampler_logprobs=_sampler_logprobs(call.logprobs, call),
-        temperature=call.sampling.temperature,
+        temperature=call.sampling.temperature or 1.0,  # of greedy calls engines report logprobs at temperature 1
     )
 
 
