@@ -321,7 +321,7 @@ class ServiceConfig(_Section, frozen=True):
 
     def __post_init__(self) -> None:
         if (self.make is None) == (self.command is None):
-            raise ValueError("a service needs either `make` or `command`")
+            raise ValueError("a service needs either `make` or `command`: set one of them")
         if self.command is not None and self.ready is None and "{port}" not in self.command:
             raise ValueError("`command` has no {port}: add it, or set `ready`")
 
@@ -422,7 +422,7 @@ class Config(_Section, frozen=True):
         if algorithm.correction_low > algorithm.correction_high:
             raise ValueError(
                 f"`algorithm.correction_low` is {algorithm.correction_low}, "
-                f"more than `algorithm.correction_high` ({algorithm.correction_high}): nothing lies between them"
+                f"more than `algorithm.correction_high` ({algorithm.correction_high}): lower it, or raise the other"
             )
         if training.min_group > training.group_size:
             raise ValueError(
@@ -431,5 +431,6 @@ class Config(_Section, frozen=True):
             )
         if training.updates_per_step > training.tasks_per_step:
             raise ValueError(
-                "`training.updates_per_step` is more than `training.tasks_per_step`: groups are not divided"
+                f"`training.updates_per_step` is {training.updates_per_step}, more than `training.tasks_per_step` "
+                f"({training.tasks_per_step}), and a group is not divided: lower it, or raise `training.tasks_per_step`"
             )

@@ -40,7 +40,7 @@ async def read_evaluation(source: RunSource, run: str, step: int | None) -> Eval
                 evaluations[rollout.step][rollout.task].append(rollout.reward)
         after = page[-1].id
     if not evaluations:
-        raise ConfigError(f"run {run!r} has no evaluation with a reward")
+        raise ConfigError(f"run {run!r} has no evaluation with a reward: train it with `held_out` tasks")
     if step is None:
         step = max(evaluations, key=lambda found: -1 if found is None else found)
     if step not in evaluations:

@@ -39,7 +39,7 @@ def choose_checkpoint(run: Path, which: str, policy: str = DEFAULT_POLICY) -> Pa
         raise ConfigError(f"there is no run {run.name!r} in {run.parent}{_known_runs(run.parent)}")
     folder, steps = checkpoint_folder(run, policy), checkpoint_steps(run, policy)
     if not steps:
-        raise ConfigError(f"{run} has no checkpoint yet")
+        raise ConfigError(f"{run} has no checkpoint yet: train it for `checkpoints.every` steps, or to its end")
     if which == "last":
         step = steps[-1]
     elif which == "best":

@@ -105,7 +105,10 @@ class Checkpoints:
         """Return the weights of a checkpoint, to be published."""
         folder = self._folder / f"step-{step}"
         if (damage := find_damage(folder)) is not None:
-            raise TrainingError(f"the checkpoint {folder} is damaged: {damage}")
+            raise TrainingError(
+                f"the best checkpoint, {folder}, is damaged ({damage}), so the test tasks cannot be evaluated with it: "
+                "evaluate another checkpoint with `leyden eval`"
+            )
         return CheckpointWeights(folder, policy)
 
     @property

@@ -156,8 +156,8 @@ class VllmProcess:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait({self._supervisor})
+        self._close_lifeline()
         if self._process is not None:
-            self._close_lifeline()
             await self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -53,7 +53,7 @@ def read_tasks(config: Config) -> Tasks:
             continue
         number = chosen if isinstance(chosen, int) else round(chosen * len(every))
         if number >= len(order):
-            raise ConfigError(f"`{name}`: {number} of {len(order)} tasks leave none to train on")
+            raise ConfigError(f"`{name}`: {number} of {len(order)} tasks leave none to train on: lower it")
         ids = {task.id for task in order[:number]}
         split[name], order = tuple(task for task in every if task.id in ids), order[number:]
     ids = {task.id for task in order}
