@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle  # type: ignore[import-untyped]  # it has no types
 
 from leyden.pickling import NotPicklable, pickle_callable
 

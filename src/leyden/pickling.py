@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle  # type: ignore[import-untyped]  # it has no types
 
 _CLIENT_PACKAGES = ("openai", "anthropic")
 

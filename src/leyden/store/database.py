@@ -82,7 +82,7 @@ class Database:
         """Close every connection, write the checksums of a file that is complete, and release the lock."""
         self._dispose()
         if self._opened is not None and is_complete(self._opened):
-            with suppress(OSError):  # a full disk, say: the next start then checks less
+            with suppress(OSError):  # such as a full disk: the next start then checks less
                 write_page_checksums(self._opened)
         self._opened = None
         if self._lock is not None:
@@ -107,16 +107,17 @@ class Database:
         connection = self.writer.raw_connection()  # outside a transaction, and between those of the writer
         try:
             if self.dialect != "sqlite":
-                connection.driver_connection.autocommit = True  # type: ignore[union-attr]
+                assert connection.driver_connection is not None
+                connection.driver_connection.autocommit = True
                 connection.cursor().execute("VACUUM")
                 return False
-            cursor = connection.cursor()
+            cursor: Any = connection.cursor()
             cursor.execute("PRAGMA incremental_vacuum(2000)")
             cursor.fetchall()  # each step frees a page
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             cursor.fetchall()
             cursor.execute("PRAGMA freelist_count")
-            return bool(cursor.fetchone()[0])  # type: ignore[index]
+            return bool(cursor.fetchone()[0])
         finally:
             connection.detach()
             connection.close()

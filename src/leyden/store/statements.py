@@ -30,10 +30,10 @@ class _Compiled:
     """A statement compiled for one dialect."""
 
     def __init__(self, clause: ClauseElement, dialect: str) -> None:
-        compiled = clause.compile(dialect=_DIALECTS[dialect])
+        compiled: Any = clause.compile(dialect=_DIALECTS[dialect])  # its type lacks `positiontup`
         self.sql = str(compiled)
         self._constants: dict[str, Any] = dict(compiled.params)
-        self._order: tuple[str, ...] | None = compiled.positiontup and tuple(compiled.positiontup)  # type: ignore[attr-defined]
+        self._order: tuple[str, ...] | None = compiled.positiontup and tuple(compiled.positiontup)
         self._row: Any = None
 
     def bind(self, values: Mapping[str, Any]) -> Any:

@@ -199,7 +199,7 @@ class Host:
 def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:
     """Receive messages in a thread, because an agent may block the event loop or take long to load."""
     try:
-        while (message := pipe.receive(ToHost)) is not None:  # type: ignore[arg-type]
+        while (message := pipe.receive(ToHost)) is not None:  # type: ignore[arg-type]  # a union is no type
             serving.result().on_message(message)
     except Exception:  # a corrupt message: without this thread the process could not be stopped
         _log.exception("the connection to the worker failed")

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib is slow to import
 
-import forwarding  # type: ignore[import-not-found]
+import forwarding  # type: ignore[import-not-found]  # found through the line above
 
 
 def _listen(address: str, port: int, path: str) -> "forwarding.ForwardRoute":

@@ -126,7 +126,7 @@ class SpanExport:
         self._providers: list[Any] = []
         self._own: TracerProvider | None = None
         self._set_provider = trace.set_tracer_provider
-        trace.set_tracer_provider = self._on_set_provider  # type: ignore[assignment]
+        trace.set_tracer_provider = self._on_set_provider  # type: ignore[assignment]  # a hook
 
     def provide(self) -> None:
         """Set a tracer provider, unless the agent has set one."""

@@ -45,4 +45,4 @@ class _HookFinder(MetaPathFinder):
                 sys.meta_path.remove(self)
                 self._hook(module)
 
-        loader.exec_module = exec_and_call_hook  # type: ignore[method-assign]
+        loader.exec_module = exec_and_call_hook  # type: ignore[method-assign]  # only this instance

@@ -133,10 +133,10 @@ def _propagate_to_threads() -> None:
     @functools.wraps(start)
     def start_with_context(self: threading.Thread) -> None:
         if current_attempt() is not None:
-            self.run = _in_current_context(self.run)  # type: ignore[method-assign]
+            self.run = _in_current_context(self.run)  # type: ignore[method-assign]  # a hook
         start(self)
 
-    threading.Thread.start = start_with_context  # type: ignore[method-assign]
+    threading.Thread.start = start_with_context  # type: ignore[method-assign]  # a hook
 
 
 def _propagate_to_executors() -> None:
@@ -148,7 +148,7 @@ def _propagate_to_executors() -> None:
     ) -> Future[Any]:
         return submit(self, _in_current_context(fn), *args, **kwargs)
 
-    ThreadPoolExecutor.submit = submit_with_context  # type: ignore[method-assign,assignment]
+    ThreadPoolExecutor.submit = submit_with_context  # type: ignore[method-assign,assignment]  # a hook
 
 
 def _in_current_context(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +180,7 @@ def _propagate_to_processes() -> None:
             kwargs["env"] = os.environ | variables if env is None else variables | dict(env)
         init(self, *args, **kwargs)
 
-    subprocess.Popen.__init__ = init_with_context  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = init_with_context  # type: ignore[method-assign]  # a hook
 
 
 _ENV_INDEX = 10

@@ -56,8 +56,10 @@ class ResponseParameters(PromptParameters, frozen=True):
     @property
     def sampling(self) -> Sampling:
         """The sampling that the caller requests."""
-        given = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_output_tokens}
-        return Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        given: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p}
+        return Sampling(
+            **{name: value for name, value in given.items() if value is not None}, max_tokens=self.max_output_tokens
+        )
 
     @property
     def logprobs(self) -> int | None:
