@@ -115,7 +115,7 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     history: Literal["template", "exact"] = "template"
     """Whether earlier turns are rendered by the model's template, which may drop reasoning, or exactly as sampled."""
     tool_calls: Literal["marked", "any"] = "marked"
-    """What is a tool call: only what stands in the marks of the model's template, or also JSON that ends an answer."""
+    """What is a tool call: only text in the marks of the model's template, or also JSON that ends an answer."""
     max_calls: Annotated[int, Meta(ge=1)] | None = None
     """Limit of model calls per rollout, so that a looping policy ends."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -306,7 +306,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
     started: Seconds = 0.0
     ended: Seconds = 0.0
     context_tail: Count = 0
-    """Tokens at the end that are context: the one that completes a stop string, where its text goes on after it."""
+    """Tokens at the end that are context: the one that completes a stop string, where its text extends beyond it."""
     waits: tuple[WaitInterval, ...] = ()
     """When it waited for the model; this does not count against the rollout's time limit."""
 

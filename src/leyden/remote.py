@@ -1,4 +1,4 @@
-"""HTTP client of the control API. Workers, the trainer and the command line use it to talk to a Leyden server.
+"""HTTP client of the control API. Workers, the trainer and the command line use it.
 
 A request fails in one of three ways: the server refuses it (`RemoteError`), the server cannot be reached
 (`ServerUnreachable`), or it is reached and does not answer in time (`ReplyTimeout`).

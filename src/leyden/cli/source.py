@@ -50,7 +50,7 @@ def add_source(command: argparse.ArgumentParser) -> None:
 
 
 async def all_runs(options: argparse.Namespace) -> list[tuple[RunSummary, RunCard | None]]:
-    """List all runs, the oldest first. A server without keys gives cards to nobody."""
+    """List all runs, the oldest first. A server that runs without keys refuses cards, so there are none."""
     if options.server:
         async with _remote(options) as remote:
             found, cards = await remote.runs(), dict[str, RunCard]()

@@ -115,7 +115,7 @@ class Endpoint:
         try:
             key = self._service.keyring.verify(text or cookie)
         except KeyRefused:
-            if self._may_call_directly(permission, headers):  # SDKs do not work without a key, so that any will do
+            if self._may_call_directly(permission, headers):  # SDKs require a key, so any key is accepted
                 return _LOCAL_CLIENT
             raise
         if cookie and key.kind is not KeyKind.VIEWER:  # another site could make a browser send it

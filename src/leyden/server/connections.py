@@ -1,7 +1,7 @@
 """Limits what a connection may cost before its caller has shown a key.
 
 Heads have a limit of size and time, bodies a limit of time, and connections on which no valid key was sent a limit of
-number: a new connection takes the place of the oldest of them, so that descriptors are left for callers with keys.
+number: a new connection replaces the oldest of them, so that descriptors are left for callers with keys.
 uvicorn itself limits only how long a connection is idle between two requests.
 """
 
@@ -36,7 +36,7 @@ class ConnectionLimits:
         self._sweeping: asyncio.TimerHandle | None = None
 
     def protocol(self, *args: Any, **kwargs: Any) -> "LimitedConnection":
-        """Create the protocol of a connection; uvicorn calls it as it would call a protocol class."""
+        """Create the protocol of a connection; uvicorn calls it like a protocol class."""
         return LimitedConnection(self, *args, **kwargs)
 
     def add(self, connection: "LimitedConnection") -> None:
@@ -51,7 +51,7 @@ class ConnectionLimits:
             self._sweep()
 
     def trust(self, connection: "LimitedConnection") -> None:
-        """A valid key was sent on a connection: it is not closed for the sake of others."""
+        """Exempt a connection on which a valid key was sent from being closed for new ones."""
         self._anonymous.pop(connection, None)
 
     def remove(self, connection: "LimitedConnection") -> None:

@@ -1,4 +1,4 @@
-"""Notifies subscribers and waiters of committed events, so that nobody polls the database."""
+"""Notifies subscribers and waiters of committed events, so that nothing polls the database."""
 
 import asyncio
 import logging

@@ -1,7 +1,7 @@
 """Checksums of the pages of a SQLite file that was closed, by which changed bytes are found when it is opened again.
 
-SQLite checks the structure of a file and not its content. The checksums lie beside the file from the moment a server
-closes it until one opens it for writing; after a crash there are none.
+SQLite checks the structure of a file and not its content. The checksums are stored beside the file from
+when a server closes it until one opens it for writing; after a crash there are none.
 """
 
 import struct

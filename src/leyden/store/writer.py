@@ -97,7 +97,7 @@ class _Operation(Generic[T]):
         if self.error is not None:
             self.future.set_exception(self.error)
         else:
-            self.future.set_result(self.result)  # type: ignore[arg-type]
+            self.future.set_result(self.result)  # type: ignore[arg-type]  # None only where T is
 
 
 class Writer:
@@ -108,7 +108,7 @@ class Writer:
         self.operations = 0
         self.busy_s = 0.0
         self.outages = 0
-        """How often the database began to fail, because the disk is full, say."""
+        """How often the database began to fail, for example because the disk was full."""
         self._failing = False
         self._database = database
         self._clock = clock

@@ -128,7 +128,7 @@ def _readable_copy(agent: str, folder: Path) -> str:
 
 
 async def _forward(options: IsolationOptions, ready: asyncio.Event) -> None:
-    """Keep the forwarder running: a process of its own, so that agents cannot delay the worker by their traffic."""
+    """Keep the forwarder running, in a separate process, so that traffic of agents cannot delay the worker."""
     failures = 0
     while True:
         child_control, control = os.pipe()

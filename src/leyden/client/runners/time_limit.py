@@ -1,6 +1,6 @@
 """Ends an attempt at its time limit.
 
-The server has the last word: time in which the attempt's calls waited for the model does not count, and at the limit
+The server decides: time in which the attempt's calls waited for the model does not count, and at the limit
 the server cuts the calls in flight and records them before the worker stops the attempt's code.
 """
 

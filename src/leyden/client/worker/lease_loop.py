@@ -30,7 +30,7 @@ from leyden.wire import Lease, LeaseRequest, TimeoutRequest
 
 _LONG_POLL_S = 30.0
 _TIME_OUT_REPLY_S = 30.0
-"""How long the code of an attempt may go on at its time limit while the server cannot be reached."""
+"""How long the code of an attempt may continue at its time limit while the server cannot be reached."""
 _RESTART_BACKOFF = Backoff(first_s=0.2, max_s=5.0)
 _MAX_ALONE = 8
 """Runners with a single attempt at the same time: each costs as much memory as a host process."""

@@ -1,6 +1,6 @@
 """Keeps one worker on every suitable node of a Ray cluster while nodes join, leave and fail.
 
-Ray only places workers and reports when one is gone. Each worker talks to the server over HTTP like any other, so the
+Ray only places workers and reports when one is gone. Each worker uses the server over HTTP like any other, so the
 attempts of a lost node are retried elsewhere when their leases expire. All workers end when this process ends.
 """
 

@@ -73,7 +73,7 @@ class RunStores:
         return [*own, *(run for run in self._folders if run not in own and only in (None, run))]
 
     async def folder_of(self, run: str) -> Path | None:
-        """Return the folder of a run's own store; None where this server has the run, or nobody."""
+        """Return the folder of a run's own store; None where this server has the run, or no store has it."""
         own = await self._store.read(views.open_runs, run)
         if self._home is None or own:
             return None

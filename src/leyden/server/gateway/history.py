@@ -139,7 +139,7 @@ def _arguments(text: str) -> Any:
 
 
 def _with_plain_numbers(value: Any) -> Any:
-    """Write numbers as JavaScript would: it knows no difference between 2 and 2.0, and no integers above 2**53."""
+    """Write numbers as JavaScript does, which does not distinguish 2 from 2.0 and has no integers above 2**53."""
     match value:
         case bool():
             return value

@@ -100,7 +100,7 @@ class Scheduler:
             async with asyncio.timeout(self._max_wait_s):
                 await granted
         except (TimeoutError, asyncio.CancelledError) as error:
-            if granted.done() and not granted.cancelled():  # granted in the same moment: give the slot back
+            if granted.done() and not granted.cancelled():  # granted at the same time: return the slot
                 self._free += 1
                 self._grant_slots()
             else:

@@ -164,7 +164,7 @@ class StreamParser:
     def _end_after_call(self, calls: Sequence[ParsedToolCall]) -> bool:
         """End the answer after its first tool call if more than the end of the turn follows it.
 
-        The tokens that follow are dropped. An answer whose parser does not report the tokens of a call goes on.
+        The tokens that follow are dropped. An answer whose parser does not report the tokens of a call continues.
         """
         spans = [call.token_span for call in calls if call.status is ToolCallParseStatus.OK]
         if not spans or spans[0] is None:
@@ -190,8 +190,8 @@ class StreamParser:
     def _end_at(self, content: str, end: int) -> None:
         """Drop the tokens after the one that completes a stop string, which ends at this index of the content.
 
-        A chunk can hold several tokens, and the answer is not parsed after each: how many follow is chance. If the
-        text of the last token goes on after the stop string, the model chose it for a longer text.
+        A chunk can hold several tokens, and the answer is not parsed after each, so how many follow is arbitrary. If
+        the text of the last token extends beyond the stop string, the model chose it for a longer text.
         """
         text = self._decode(len(self.ids))
         if (start := text.rfind(content)) < 0:  # the parser changed the text: which tokens belong to it is unknown

@@ -1,7 +1,7 @@
 """Streams the tool calls of one answer: a call begins as soon as its name is known, and its arguments follow.
 
-What was sent stands. A call that turns out malformed stays a call and is marked as malformed; one of which nothing was
-sent is left to be shown as text.
+Text that was sent is never changed. A call that turns out malformed stays a call and is marked as malformed; one of
+which nothing was sent is left to be shown as text.
 """
 
 import json

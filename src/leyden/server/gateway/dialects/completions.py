@@ -53,7 +53,7 @@ class CompletionRequest(Struct, frozen=True):
     stream_options: _UsageOption | None = None
     suffix: str | None = None
     return_token_ids: bool | None = None
-    """As in vLLM: the choices have `token_ids`, with which a client that sends tokens can go on."""
+    """As in vLLM: the choices have `token_ids`, which a client that sends tokens needs to continue."""
 
     @property
     def choices(self) -> int:
@@ -83,7 +83,7 @@ class CompletionsDialect:
         return ()
 
     async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
-        """Read a completion request; each of its prompts is a request of its own."""
+        """Read a completion request; each of its prompts becomes a `GenerationRequest`."""
         request, document = decode_body(body, CompletionRequest)
         _check_supported(request)
         first, *others = (

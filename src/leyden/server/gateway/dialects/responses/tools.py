@@ -175,7 +175,7 @@ def custom_input(call: ToolCall) -> str:
 class CustomInput:
     """The input of a custom tool's call, decoded from arguments that are still being written.
 
-    What was sent stands: the complete call only adds to it.
+    Text that was sent is never changed: the complete call only adds to it.
     """
 
     def __init__(self) -> None:
