@@ -193,7 +193,7 @@ def _explain(message: str) -> str:
 
 def _keys(section: str) -> list[str]:
     inner: Any = Config
-    for name in filter(None, section.replace("[...]", "").split(".")):  # which stands for what the user names
+    for name in filter(None, section.replace("[...]", "").split(".")):  # [...]: a name of the user
         kind = next(entry.type for entry in fields(inner) if entry.name == name)
         while choices := get_args(kind):
             kind = next(one for one in reversed(choices) if one is not NoneType)

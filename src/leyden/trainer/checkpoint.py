@@ -133,7 +133,7 @@ class CheckpointWeights:
     def __init__(self, folder: Path, policy: Policy) -> None:
         self._folder, self._policy = folder, policy
         self.version = read_state(folder).version
-        """Under which they were published when they were new."""
+        """The version under which the run published them."""
 
     def apply(self) -> None:
         """Write them into the policy; the optimiser keeps its state."""
@@ -141,7 +141,7 @@ class CheckpointWeights:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights of the model that is served; call it after `apply`."""
-        return ((name, parameter.detach()) for name, parameter in self._policy.served.named_parameters())
+        return self._policy.served_tensors()
 
 
 def restore_latest(run: Path, policy: Policy, warn: Callable[[str], None]) -> TrainerState:

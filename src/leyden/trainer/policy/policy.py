@@ -69,7 +69,7 @@ class PolicyUpdate:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights of the model that is served; call it after `apply`."""
-        return ((name, parameter.detach()) for name, parameter in self._policy.served.named_parameters())
+        return self._policy.served_tensors()
 
 
 class Policy:
@@ -125,6 +125,10 @@ class Policy:
     def extra_parameters(self) -> Mapping[str, Tensor]:
         """Trained parameters that are not in the served model: LoRA matrices, a critic."""
         return {name: each for name, each in self.parameters.items() if self.adapter or name.startswith(_CRITIC)}
+
+    def served_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters of the model that is served, by name."""
+        return ((name, parameter.detach()) for name, parameter in self.served.named_parameters())
 
     def weights(self) -> dict[str, Tensor]:
         """Return the state of the model that is served, in the precision of the master weights."""

@@ -19,7 +19,9 @@ class RolloutCollector:
     def __init__(self, remote: Remote, run: str) -> None:
         self._remote, self._run = remote, run
         self._after = 0
+        """The last event that was read."""
         self._finished: set[str] = set()
+        """Groups that are finished and were not yielded yet."""
 
     async def gather(self, specs: Sequence[GroupSpec]) -> AsyncIterator[tuple[GroupSpec, list[Episode]]]:
         """Request groups; yield each with its episodes as soon as it is finished."""
