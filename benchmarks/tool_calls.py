@@ -76,7 +76,8 @@ def main() -> None:
         held_out.writelines(lines)
         held_out.flush()
         model = {"model": options.model} if options.model else {}
-        measured = leyden.evaluate(options.config, held_out=held_out.name, home=str(options.home), **model)
+        once: dict[str, Any] = {"held_out": held_out.name, "home": str(options.home), "evaluation": {"rollouts": 1}}
+        measured = leyden.evaluate(options.config, **once, **model)
     database = Database(str(measured.folder / "leyden.db"), readonly=True)
     with database.reader.begin() as connection:
         groups = [f"eval-{json.loads(line)['id']}" for line in lines]

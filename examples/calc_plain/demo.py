@@ -35,7 +35,7 @@ def main(**settings: Any) -> None:
     for title, step in (("before", 0), ("after", trained.step)):
         console.print(f"\n[bold]The first three held-out tasks, {title}[/]")
         for task in tasks:
-            (episode,) = trained.episodes(f"eval-{step}-{task}")
+            episode, *_ = trained.episodes(f"eval-{step}-{task}")
             console.print(transcript(episode), highlight=False, soft_wrap=True)
     console.print(f"\nreward on the held-out tasks, before and after {trained.step} steps", highlight=False)
     console.print(f"  sampled at temperature 1, as in training   {trained.before:.2f}  {trained.after:.2f}")
