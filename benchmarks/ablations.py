@@ -3,8 +3,8 @@
     python benchmarks/ablations.py run --study air-sql --seeds 3      # one study; runs that are there are kept
     python benchmarks/ablations.py table                              # of all runs that are there
 
-A study is an example and variants of its configuration. Every run is one file, `STUDY/VARIANT-SEED.json`, with the
-held-out reward after each evaluation and all metrics, so studies can be run in parts and on several machines. `table`
+A study is an agent on spark with variants of its configuration. Every run is one file, `STUDY/VARIANT-SEED.json`: the
+held-out reward after each evaluation and all metrics. Studies can be run in parts and on several machines. `table`
 prints mean and standard deviation over seeds: held-out reward at the end, mean reward over all steps (how fast it
 learns), and seconds; its last line is one JSON object.
 """
@@ -38,20 +38,21 @@ ROLES = {
 }
 LAYOUTS = {layout: {"training": {"layout": layout}} for layout in ("tree", "rows")}
 STUDIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "air-calc": ("calc", AIR),
-    "air-sql": ("sql", AIR),
-    "air-rag": ("rag", AIR),
-    "level-sql": ("sql", LEVELS),
-    "level-rag": ("rag", LEVELS),
-    "credit-calc": ("calc", CREDITS),
-    "credit-rag": ("rag", CREDITS),
-    "roles-sql": ("sql", ROLES),
-    "layout-rag": ("rag", LAYOUTS),
+    "air-calc": ("examples/calc", AIR),
+    "air-sql": ("examples/sql", AIR),
+    "air-rag": ("examples/rag", AIR),
+    "air-ledger": ("benchmarks/ledger", AIR),
+    "level-sql": ("examples/sql", LEVELS),
+    "level-rag": ("examples/rag", LEVELS),
+    "credit-calc": ("examples/calc", CREDITS),
+    "credit-rag": ("examples/rag", CREDITS),
+    "roles-sql": ("examples/sql", ROLES),
+    "layout-rag": ("examples/rag", LAYOUTS),
 }
 
 
 def settings_of(study: str, variant: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What one run sets beyond its example's configuration."""
+    """What one run sets beyond its agent's configuration."""
     settings = dict(STUDIES[study][1][variant])
     size = {"steps": options.steps, "schedule": "constant", "learning_rate": options.learning_rate}
     settings["training"] = {**size, **settings.get("training", {})}
@@ -63,7 +64,7 @@ def run(study: str, variant: str, seed: int, options: argparse.Namespace) -> Non
     path = options.out / study / f"{variant.replace(', ', '+').replace(' ', '_')}-{seed}.json"
     if path.exists():
         return
-    config = ROOT / "examples" / STUDIES[study][0] / "spark.toml"
+    config = ROOT / STUDIES[study][0] / "spark.toml"
     settings = settings_of(study, variant, options)
     with tempfile.TemporaryDirectory() as home:
         trained = leyden.train(config, run="ablation", home=home, seed=seed, **settings)
@@ -83,9 +84,9 @@ def run(study: str, variant: str, seed: int, options: argparse.Namespace) -> Non
     print(f"{study} {variant} {seed}: {found['held_out']}", flush=True)
 
 
-def make_tasks(example: str) -> None:
-    """Write the tasks of an example, where it makes its own."""
-    script = ROOT / "examples" / example / "make_tasks.py"
+def make_tasks(folder: str) -> None:
+    """Write the tasks of a study's agent, where it makes its own."""
+    script = ROOT / folder / "make_tasks.py"
     if script.exists():
         subprocess.run([sys.executable, script], check=True, stdout=subprocess.DEVNULL)
 
@@ -129,8 +130,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "run":
         for study in [options.study] if options.study else STUDIES:
-            example, variants = STUDIES[study]
-            make_tasks(example)
+            folder, variants = STUDIES[study]
+            make_tasks(folder)
             for seed in range(options.first_seed, options.first_seed + options.seeds):
                 for variant in [options.variant] if options.variant else variants:
                     run(study, variant, seed, options)

@@ -1,0 +1,49 @@
+"""An agent with a long horizon and a sparse reward: it fills in a ledger, one entry after the other.
+
+Each entry is a question of `examples/calc_plain`, asked in a conversation of its own. The ledger refuses a result that
+does not balance, which is what an automatic reward can see; the agent earns 1 when all entries are right and 0
+otherwise.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+from calc_plain.agent import CALCULATOR, SYSTEM, calculate
+from openai import OpenAI
+
+TRIES = 3
+"""Model calls for an entry: the last one answers."""
+
+client = OpenAI()
+
+
+def solve(task: dict[str, Any]) -> list[str | None]:
+    """The result of each entry."""
+    return [fill_in(entry["question"], str(entry["answer"])) for entry in task["entries"]]
+
+
+def fill_in(question: str, balance: str) -> str | None:
+    """What stands after #### in the model's last message."""
+    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    for _ in range(TRIES):
+        reply = client.chat.completions.create(
+            model=os.environ.get("OPENAI_MODEL", "spark"), messages=messages, tools=[CALCULATOR], max_tokens=80
+        )
+        message = reply.choices[0].message
+        if not message.tool_calls:
+            return (message.content or "").rpartition("####")[2].strip()
+        messages.append(message)
+        for call in message.tool_calls:
+            value = calculate(call.function.arguments)
+            content = value if value == balance else f"Error: {value} does not balance"
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+    return None
+
+
+def reward(task: dict[str, Any], result: list[str | None]) -> float:
+    """1 when every entry is right."""
+    return float(result == [str(entry["answer"]) for entry in task["entries"]])
