@@ -1,7 +1,8 @@
 """Answers questions from a corpus: an agent of the OpenAI Agents SDK with a search tool. It knows nothing of Leyden.
 
-The agent decides itself what to search for and when to search again, up to `MAX_TURNS` model calls. A task names the
-index that it searches: by meaning where `embeddings.py` has embedded the passages, otherwise by words.
+The agent starts with what a search for the question finds. It decides itself what to search for next and when it has
+found enough, up to `MAX_TURNS` model calls. A task names the index: it is searched by meaning where `embeddings.py` has
+embedded the passages, otherwise by words.
 `OPENAI_BASE_URL` and `OPENAI_API_KEY` say which model the agent talks to.
 """
 
@@ -16,8 +17,8 @@ from agents import Agent, MaxTurnsExceeded, ModelSettings, RunContextWrapper, Ru
 from passages import Passages
 
 INSTRUCTIONS = (
-    "Answer the question with the search tool. Always search first, for one fact at a time, and search again until "
-    "a result states the answer. Then end with #### and the answer alone, in as few words as possible."
+    "Answer the question from search results. Search again, for one fact at a time, until a result states the answer. "
+    "Then end with #### and the answer alone, in as few words as possible."
 )
 REMINDER = "Search again for what is still missing, or end with #### and the answer alone."
 """Ends each result of a search: small models forget the form of the answer behind long passages."""
@@ -44,13 +45,17 @@ def open_index(path: str) -> Any:
     return Passages(path)
 
 
-@function_tool
-async def search(context: RunContextWrapper[Corpus], query: str) -> str:
-    """Search the documents."""
-    corpus = context.context
+async def find(corpus: Corpus, query: str) -> str:
+    """The passages that match a query best, as the model reads them."""
     found = await asyncio.to_thread(open_index(corpus.index).search, query, corpus.passages)
     results = [f"{passage.title}: {passage.text}" for passage in found] or ["No results found."]
     return "\n\n".join([*results, REMINDER]).strip()
+
+
+@function_tool
+async def search(context: RunContextWrapper[Corpus], query: str) -> str:
+    """Search the documents."""
+    return await find(context.context, query)
 
 
 agent = Agent[Corpus](
@@ -63,10 +68,21 @@ agent = Agent[Corpus](
 
 
 async def solve(task: dict[str, Any]) -> str:
+    """The agent's answer to a question, from what it found."""
+    corpus = corpus_of(task)
+    question = task["question"]
+    return await answer(f"{question}\n\nSearch results:\n\n{await find(corpus, question)}", corpus)
+
+
+def corpus_of(task: dict[str, Any]) -> Corpus:
+    """The corpus that a task is about."""
+    return Corpus(task["index"], task.get("passages", 3))
+
+
+async def answer(message: str, corpus: Corpus) -> str:
     """The agent's last message; empty where it did not come to an end."""
-    corpus = Corpus(task["index"], task.get("passages", 3))
     try:
-        result = await Runner.run(agent, task["question"], context=corpus, max_turns=MAX_TURNS)
+        result = await Runner.run(agent, message, context=corpus, max_turns=MAX_TURNS)
     except MaxTurnsExceeded:
         return ""
     return str(result.final_output)

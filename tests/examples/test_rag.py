@@ -19,9 +19,8 @@ CORPUS = [
 
 
 def say(prompt: str) -> str:
-    """Two searches, the second for what the first found."""
-    if "written by Anna Barlo" not in prompt:
-        return call("search", '{"query": "Silent River"}') + END
+    """Search for what the passages that match the question do not say."""
+    assert "written by Anna Barlo" in prompt
     if "born in Oslo" not in prompt:
         return call("search", '{"query": "Anna Barlo"}') + END
     return f"She was born in Oslo. #### Oslo{END}"
@@ -64,10 +63,10 @@ async def test_outside_of_leyden_it_needs_only_an_openai_endpoint(tmp_path: Path
         server.say = say
         await server.new_attempt()
         answer = await run_alone(server, "rag", {**task, "passages": 1})
-        episode = await server.check(calls=3)
+        episode = await server.check(calls=2)
     assert answer == "She was born in Oslo. #### Oslo"
     assert load("rag", "reward.py:reward")(task, answer) == 1.0
-    assert [made.made for made in episode.calls] == ["fresh", "continued", "continued"]
+    assert [made.made for made in episode.calls] == ["fresh", "continued"]
 
 
 def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:
