@@ -75,3 +75,33 @@ async def test_a_request_that_does_not_arrive_in_time_ends(
             async with session.get(f"{server.running.url}/healthz") as health:
                 assert health.status == 200
         writer.close()
+
+
+async def test_an_answer_that_nobody_reads_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_WRITE_S", 0.5)
+    async with open_server(ServeOptions(tmp_path, port=0, keyless=True)) as server:
+        host, _, port = server.running.url.removeprefix("http://").rpartition(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, (host, int(port)))
+            await loop.sock_sendall(client, b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 400)
+            async with asyncio.timeout(60), aiohttp.ClientSession() as session:
+                while len(server.server_state.connections):  # noqa: ASYNC110 - nothing tells when it is closed
+                    await asyncio.sleep(0.05)
+                async with session.get(f"{server.running.url}/healthz") as health:
+                    assert health.status == 200
+
+
+@pytest.mark.parametrize(
+    "headers", [b"a: b\r\n" * 300, b"a: " + b"x" * 200_000 + b"\r\n"], ids=["many headers", "a large header"]
+)
+async def test_a_flood_of_headers_is_refused(headers: bytes, tmp_path: Path) -> None:
+    async with open_server(ServeOptions(tmp_path, port=0, keyless=True)) as server:
+        host, _, port = server.running.url.removeprefix("http://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + headers + b"\r\n")
+        async with asyncio.timeout(30):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+        writer.close()

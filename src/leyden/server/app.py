@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyden.server.address import is_loopback
+from leyden.server.body_budget import BodyReservation
 from leyden.server.content import JSON, check_path, check_values, decode, decode_query, encode, read_body
 from leyden.server.errors import ApiError, ErrorBody, ErrorDetail, api_error
 from leyden.server.http import Raw, Request, Route
@@ -90,17 +91,21 @@ class Endpoint:
         query = decode_query(request.scope["query_string"], route.query)
         body: Any = None
         if route.body is not None or route.waits:
-            data = await read_body(request, service.settings.max_body)
-            content_type = headers.get("content-type", "")
-            if route.takes_json:
-                await check_values(data, content_type)
-            if route.body is Raw:
-                body = Raw(data, content_type)
-            elif route.body is not None:
-                body = decode(data, content_type, route.body)
+            with service.bodies.receiving(key.id) as reservation:
+                body = await self._read(route, request, reservation)
         handling = route.handler(service, Request(path, query, body, key, headers))
         answer = await (_while_connected(handling, request) if route.waits else handling)
         return _response(route, answer, headers.get("accept", ""))
+
+    async def _read(self, route: Route, request: HttpRequest, reservation: BodyReservation) -> Any:
+        """Read the body and decode it to the type that the route names."""
+        data = await read_body(request, self._service.settings.max_body, reservation)
+        content_type = request.headers.get("content-type", "")
+        if route.takes_json:
+            await check_values(data, content_type)
+        if route.body is Raw:
+            return Raw(data, content_type)
+        return None if route.body is None else decode(data, content_type, route.body)
 
     def _authenticate(self, permission: Permission, path: dict[str, str], headers: Headers) -> Key:
         scheme, _, given = headers.get("authorization", "").partition(" ")

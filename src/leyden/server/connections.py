@@ -1,8 +1,8 @@
 """Limits what a connection may cost before its caller has shown a key.
 
-Heads have a limit of size and time, bodies a limit of time, and connections on which no valid key was sent a limit of
-number: a new connection replaces the oldest of them, so that descriptors are left for callers with keys.
-uvicorn itself limits only how long a connection is idle between two requests.
+Heads have a limit of size and time, bodies and answers that nobody reads a limit of time, and connections on which no
+valid key was sent a limit of number: a new connection replaces the oldest of them, so that descriptors are left for
+callers with keys. uvicorn itself limits only how long a connection is idle between two requests.
 """
 
 import asyncio
@@ -13,11 +13,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 KEEP_ALIVE_S = 75
 """How long a connection may be idle between two requests."""
-_MAX_HEAD = 128 * 1024
+_MAX_HEAD, _MAX_HEADERS = 128 * 1024, 256
 _HEAD_S = 20.0
 """How long a head may take; on a new connection, how long the caller may be silent."""
 _BODY_IDLE_S, _BODY_S = 30.0, 600.0
 """How long a body may pause, and take in all."""
+_WRITE_S = 120.0
+"""How long a client may leave an answer unread that no longer fits into the buffers."""
 _SWEEP_S = 0.5
 _RESERVED = 100
 """Descriptors for the database, the engine and files."""
@@ -68,18 +70,29 @@ class ConnectionLimits:
         self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self._open else None
 
 
+class HeadTooLarge(Exception):
+    """A head has more headers, or larger ones, than the server parses."""
+
+
 class LimitedConnection(HttpToolsProtocol):
-    """Answers 400 and closes the connection when request line and headers exceed 128 KiB; keeps its deadline."""
+    """Answers 400 and closes the connection when a head exceeds 128 KiB or 256 headers; keeps its deadlines."""
 
     def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._in_head, self._head = True, 0
+        self._header_bytes = 0
         self._deadline: float | None = None
         self._body_deadline = 0.0
+        self._write_deadline: float | None = None
 
     def is_over_time(self, now: float) -> bool:
-        """Whether the head or the body takes too long. A body that the server does not read yet does not count."""
+        """Whether the head, the body or the reading of the answer takes too long.
+
+        A body that the server does not read yet does not count.
+        """
+        if self._write_deadline is not None and now > self._write_deadline:
+            return True
         return self._deadline is not None and now > self._deadline and not self.flow.read_paused
 
     def holds_key(self) -> None:
@@ -110,9 +123,27 @@ class LimitedConnection(HttpToolsProtocol):
         elif self._deadline is None:
             self._deadline = self.loop.time() + _HEAD_S
 
+    def pause_writing(self) -> None:
+        """Wait until the client reads."""
+        self._write_deadline = self.loop.time() + _WRITE_S
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """Continue: the client has read most of what was sent."""
+        self._write_deadline = None
+        super().resume_writing()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Stop parsing a head with too many or too large headers, which makes uvicorn answer 400."""
+        self._header_bytes += len(name) + len(value)
+        if len(self.headers) >= _MAX_HEADERS or self._header_bytes > _MAX_HEAD:
+            raise HeadTooLarge
+        super().on_header(name, value)
+
     def on_message_begin(self) -> None:
         """Count a head that begins behind the request before it."""
         self._head = max(self._head, 1)
+        self._header_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from leyden.records import ID_PATTERN, ID_RULE
+from leyden.server.body_budget import BodyReservation
 from leyden.server.errors import ApiError
 from leyden.server.expansion import MAX_UNCOUNTED_BYTES, TooManyValues, check_json
 
@@ -18,7 +19,7 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, reservation: BodyReservation) -> bytes:
     """Read and decompress the whole body. The limit holds for the compressed and for the decompressed size."""
     try:
         declared = int(request.headers.get("content-length", "0"))
@@ -32,13 +33,16 @@ async def read_body(request: Request, limit: int) -> bytes:
             data += chunk
             if len(data) > limit:
                 raise too_large(limit)
+            reservation.grow(len(data))
     except ClientDisconnect as error:
         raise ApiError(400, "disconnected", "the client disconnected before the request was complete") from error
     match request.headers.get("content-encoding", "identity").lower():
         case "identity":
             return bytes(data)
         case "gzip" | "deflate":
-            return await asyncio.to_thread(_inflate, data, limit)
+            plain = await asyncio.to_thread(_inflate, data, limit)
+            reservation.grow(max(len(data), len(plain)))
+            return plain
         case other:
             raise ApiError(415, "unsupported_encoding", f"content-encoding {other} is not supported: use gzip or none")
 

@@ -6,6 +6,7 @@ from typing import Self
 from msgspec import Struct
 
 from leyden import defaults
+from leyden.server.body_budget import BodyBudget
 from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import StorePolling
 from leyden.server.gateway.gateway import Gateway
@@ -48,6 +49,7 @@ class ServerContext:
         self.run_stores = RunStores(store, settings.home)
         self.store_polling = StorePolling(self.run_stores)
         self.limiter = Limiter()
+        self.bodies = BodyBudget(settings.max_body)
         self.offload = Offload()
         self.telemetry = Telemetry(store, leases, lambda: self.gateway.recorder if self.gateway else None)
 
