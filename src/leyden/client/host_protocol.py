@@ -36,7 +36,7 @@ class HostSetup(Struct, frozen=True, tag="setup"):
     has_reward_function: bool
     """Whether the run has a reward function; without one, a number that the agent returns is the reward."""
     memory_mb: int | None = None
-    """Memory limit of each process of a command."""
+    """Memory limit of each process of a command, or of the host where it runs agent code."""
     cpu_s: float | None = None
     """CPU time limit of each process of a command."""
     isolation: IsolationOptions = IsolationOptions()

@@ -1,7 +1,9 @@
 """What agents can reach under each mode of isolation, with real sandboxes, user ids and gateways."""
 
 import asyncio
+import contextlib
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -12,8 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from worker_harness import AGENTS, WorkerHarness
+from modelserving import eventually
+from worker_harness import AGENTS, WorkerHarness, hosts_of
 
 from leyden.client.isolation import user_ids
 from leyden.client.isolation.options import IsolationOptions
@@ -21,6 +25,7 @@ from leyden.client.isolation.running import IsolationRequest, choose_mode, runni
 from leyden.client.isolation.sandbox import hosts_file, server_inside, targets
 from leyden.client.worker.worker import WorkerOptions, isolation_request
 from leyden.loading import LoadError
+from leyden.outcomes import Ending
 
 IS_ROOT = os.geteuid() == 0
 
@@ -83,6 +88,24 @@ async def test_a_sandbox_shows_the_agents_folder_and_the_gateway_and_nothing_els
 
 
 @needs_sandbox
+@pytest.mark.parametrize("memory_mb", [400, None])
+async def test_a_host_in_a_sandbox_has_limits_of_memory_and_processes(
+    harness: WorkerHarness, memory_mb: int | None
+) -> None:
+    await harness.open(max_attempts=1)
+    await harness.queue("within", {"mb": 10})
+    await harness.queue("beyond", {"mb": 1 << 20})
+    options = {"isolation": "sandbox", "memory_mb": memory_mb, "concurrency": 2}
+    with harness.worker("hoarding.py:act", **options):
+        beyond, within = await harness.episode("beyond"), await harness.episode("within")
+    limit = memory_mb or psutil.virtual_memory().total // 2 >> 20
+    stack_mb = resource.getrlimit(resource.RLIMIT_STACK)[0] >> 20
+    assert within.attempt.result == {"took": 10, "processes": 4096, "memory_mb": limit + 2 * stack_mb}
+    assert beyond.attempt.outcome is not None and beyond.attempt.outcome.ending is Ending.AGENT_ERROR
+    assert f"needed more than {limit} MB of memory (`memory_mb`)" in beyond.attempt.outcome.message
+
+
+@needs_sandbox
 async def test_the_forwarder_of_sandboxes_ends_with_a_worker_that_fails() -> None:
     options = WorkerOptions(
         server="http://127.0.0.1:9", agent="spying.py:spy", base=str(AGENTS), isolation="sandbox", name="w"
@@ -118,9 +141,9 @@ echo "{\\"result\\": {\\"user\\": $(id -u), \\"home\\": \\"$HOME\\"}, \\"reward\
 """
 
 
-def scratch_folders() -> list[Path]:
+def scratch_folders(user: str = "") -> list[Path]:
     """Scratch folders that exist now."""
-    return list(Path(tempfile.gettempdir()).glob("leyden-agent-*"))
+    return list(Path(tempfile.gettempdir()).glob(f"leyden-agent-{user}*"))
 
 
 @pytest.fixture
@@ -152,7 +175,89 @@ async def test_commands_have_user_ids_of_their_own_that_cannot_read_the_run(
     assert not set(map(str, scratch_folders())) & {result["home"] for result in results}
 
 
+def public_python(folder: Path) -> str:
+    """An interpreter that other users can run with this checkout; skips the test where there is none."""
+    ours = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    probe = "import leyden.client.host.main, openai, os, sys; os.listdir(sys.argv[1])"
+    for python in filter(os.path.exists, (sys.executable, ours)):
+        variables = {"PYTHONPATH": module_path(), "HOME": "/", "PATH": os.environ["PATH"]}
+        words = [python, "-P", "-c", probe, str(folder)]
+        with contextlib.suppress(PermissionError):
+            tried = subprocess.run(
+                words,
+                env=variables,
+                cwd="/",
+                user=user_ids.LAST,
+                group=user_ids.LAST,
+                extra_groups=(),
+                capture_output=True,
+            )
+            if tried.returncode == 0:
+                return python
+    pytest.skip("other users cannot run any interpreter with this checkout")
+
+
+def module_path() -> str:
+    """The folders of modules that do not come with the interpreter."""
+    folders = (path for path in sys.path if path and Path(path).is_dir() and not path.startswith(sys.base_prefix))
+    return os.pathsep.join(folders)
+
+
 @needs_root
+async def test_hosts_have_user_ids_of_their_own_that_cannot_read_the_run(
+    harness: WorkerHarness, open_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("spying.py", "plain.py"):
+        shutil.copy(AGENTS / name, open_folder)
+    monkeypatch.setattr(sys, "executable", public_python(open_folder))
+    monkeypatch.setenv("PYTHONPATH", module_path())
+    options = {"base": str(open_folder), "isolation": "user", "concurrency": 4, "processes": 2}
+    await harness.open(max_attempts=1)
+    with listening() as port, harness.worker("spying.py:spy", **options) as worker:
+        users: set[int] = set()
+
+        def has_started() -> bool:
+            users.update(uid for uid in map(user_of, hosts_of(worker)) if uid >= user_ids.FIRST)
+            return len(users) == 2
+
+        await eventually(has_started)
+        scratch = {user: str(folder) for user in users for folder in scratch_folders(f"{user}-")}
+        task = {
+            "read": [str(open_folder / "admin.key"), f"/proc/{worker.process.pid}/environ", "/etc/passwd"],
+            "write": [str(open_folder), str(tmp_path), *(scratch[user] for user in sorted(users))],
+            "connect": [port],
+            "signal": [os.getpid(), worker.process.pid, *(host.pid for host in hosts_of(worker))],
+        }
+        pids = {user_of(host): host.pid for host in hosts_of(worker)}
+        await harness.queue("g", task, size=8)
+        episodes = await harness.episodes("g")
+    for episode in episodes:
+        did = episode.attempt.result
+        assert isinstance(did, dict), (episode.attempt.outcome, episode.output)
+        assert did["answer"] == 1.0 and len(episode.calls) == 1
+        assert did["user"] in users
+        assert did["read"] == ["/etc/passwd"]
+        assert did["wrote"] == [scratch[did["user"]]] and did["scratch"]
+        assert did["connected"] == [port]  # the network is the machine's
+        assert did["signalled"] == [pids[did["user"]]]  # only itself
+        assert did["environment"] == 1
+
+
+def user_of(process: psutil.Process) -> int:
+    try:
+        return process.uids().real
+    except psutil.Error:
+        return -1
+
+
+@pytest.fixture
+def range_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """User ids that no other test allocates meanwhile."""
+    monkeypatch.setattr(user_ids, "FIRST", user_ids.LAST - 99)
+
+
+@needs_root
+@pytest.mark.usefixtures("range_of_its_own")
 def test_no_two_processes_have_the_same_user_id() -> None:
     users = [user_ids.allocate_user() for _ in range(3)]
     try:
@@ -164,6 +269,20 @@ def test_no_two_processes_have_the_same_user_id() -> None:
     again = user_ids.allocate_user()
     again.release()
     assert again.id == users[0].id and not again.scratch.exists()
+
+
+@needs_root
+@pytest.mark.usefixtures("range_of_its_own")
+def test_a_user_id_finds_no_files_of_its_last_user_whose_worker_was_killed() -> None:
+    killed = user_ids.allocate_user()
+    (killed.scratch / "notes").write_text("secret")
+    os.close(killed.lock)  # as the kernel does when a process dies
+    again = user_ids.allocate_user()
+    try:
+        assert again.id == killed.id
+        assert not killed.scratch.exists() and again.scratch.exists()
+    finally:
+        again.release()
 
 
 def request(choice: Any, **options: Any) -> IsolationRequest:

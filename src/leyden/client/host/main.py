@@ -42,12 +42,12 @@ from leyden.client.host_protocol import (
     ToHost,
 )
 from leyden.client.processes import crash_report
+from leyden.client.processes.limits import ResourceLimits
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
 from leyden.client.tracing import context, instrumentation, propagation
 from leyden.client.tracing.exporter import AttemptSpanProcessor, SpanExport
 from leyden.client.user_code import wait_on
-from leyden.descendants import prefer_for_oom_kill
 from leyden.loading import LoadError, load_callable
 from leyden.outcomes import Ending, Outcome
 
@@ -193,7 +193,11 @@ class Host:
             return AttemptEnd(attempt, Outcome(Ending.CANCELLED, "stopped by its worker"))
         if isinstance(error, SetupFailed | ServiceFailed):
             return AttemptEnd(attempt, Outcome(Ending.LOST, str(error)))
-        return AttemptEnd(attempt, outcome_of_error(error, self._setup.server))
+        outcome = outcome_of_error(error, self._setup.server)
+        if isinstance(error, MemoryError) and self._setup.memory_mb is not None:
+            limit = f"the agents of its process needed more than {self._setup.memory_mb} MB of memory (`memory_mb`)"
+            outcome = replace(outcome, message=f"{limit}\n{outcome.message}")
+        return AttemptEnd(attempt, outcome)
 
 
 def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:
@@ -227,11 +231,11 @@ def main(fd: int, crash_fd: int) -> None:
     """Run a host until its worker is gone."""
     os.set_inheritable(fd, False)
     crash_report.write_to(crash_fd)
-    prefer_for_oom_kill()
     pipe = MessagePipe(socket.socket(fileno=fd))
     setup = pipe.receive(HostSetup)
     if setup is None:
         end()
+    ResourceLimits(setup.memory_mb, threads=setup.concurrency).apply()
     sys.path.extend(folder for folder in setup.path if folder not in sys.path)
     serving: Future[Host] = Future()
     threading.Thread(target=_listen, args=(pipe, serving), name="leyden-listen", daemon=True).start()

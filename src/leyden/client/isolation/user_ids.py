@@ -13,6 +13,7 @@ from leyden.client.isolation.options import SandboxUnavailable
 FIRST, LAST = 58_000, 59_999
 """Within the 65,536 ids that containers map, and at the end of the range in which systems create users."""
 _LOCKS = Path("/run/lock/leyden-user-ids")
+_SCRATCH = "leyden-agent-"
 
 
 class AllocatedUser(NamedTuple):
@@ -39,11 +40,18 @@ def allocate_user() -> AllocatedUser:
             os.close(lock)
             continue
         if _is_free(number):
-            scratch = Path(tempfile.mkdtemp(prefix="leyden-agent-"))
+            _remove_scratch(number)
+            scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{number}-"))
             os.chown(scratch, number, number)
             return AllocatedUser(number, scratch, lock)
         os.close(lock)
     raise SandboxUnavailable(f"all user ids from {FIRST} to {LAST} are in use")
+
+
+def _remove_scratch(number: int) -> None:
+    """Remove the scratch folders that a killed worker has left to a user id. Its lock must be held."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}{number}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_free(number: int) -> bool:

@@ -35,7 +35,8 @@ from leyden.client.isolation.launcher import Launch, launch
 from leyden.client.isolation.options import SandboxUnavailable
 from leyden.client.processes import crash_report
 from leyden.client.processes.environment import KEY_VARIABLE, agent_environment
-from leyden.client.runners.command_process import CommandProcess, ResourceLimits
+from leyden.client.processes.limits import ResourceLimits
+from leyden.client.runners.command_process import CommandProcess
 from leyden.client.services.registry import addressed_services
 from leyden.descendants import adopt_orphans, kill_children
 from leyden.loading import LoadError

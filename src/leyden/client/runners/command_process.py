@@ -2,14 +2,12 @@
 
 import asyncio
 import os
-import resource
 import signal
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from leyden.background import start_background
 from leyden.client.attempt.outcome import end_of_attempt, result_from_json
@@ -17,8 +15,8 @@ from leyden.client.attempt.output_buffer import OutputBuffer
 from leyden.client.attempt.result import MAX_RESULT_BYTES
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.isolation.launcher import Launch
+from leyden.client.processes.limits import ResourceLimits
 from leyden.decoding import NotJson, decode_json, decode_text
-from leyden.descendants import prefer_for_oom_kill
 from leyden.guardian import KILL, TERMINATE, Program, fork_guardian
 from leyden.outcomes import Ending, Outcome
 
@@ -26,22 +24,6 @@ _TERM_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 1.0
 _CHUNK_BYTES = 1 << 16
 _MAX_LINES, _MAX_MESSAGE = 20, 4000
 _OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "out of memory", "Out of memory", "Cannot allocate memory", "process OOM")
-
-
-class ResourceLimits(Struct, frozen=True):
-    """Limits of each process of a command; None: no limit."""
-
-    memory_mb: int | None = None
-    cpu_s: float | None = None
-
-    def apply(self) -> None:
-        """Apply the limits to this process, which was just forked, and its descendants."""
-        prefer_for_oom_kill()
-        if self.memory_mb is not None:  # not RLIMIT_AS: address space that is only reserved costs nothing
-            resource.setrlimit(resource.RLIMIT_DATA, (self.memory_mb << 20, self.memory_mb << 20))
-        if self.cpu_s is not None:
-            seconds = max(1, round(self.cpu_s))
-            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
 class CommandProcess:

@@ -21,6 +21,7 @@ from leyden.client.agent_reference import AgentKind, kind_of, read_command
 from leyden.client.host_protocol import HostSetup
 from leyden.client.isolation.options import IsolationOptions, ModeChoice
 from leyden.client.isolation.running import Isolation, IsolationRequest, running_isolation
+from leyden.client.processes.limits import memory_limit_mb
 from leyden.client.retrying_client import RetryingClient
 from leyden.client.rewards.attempt_scorer import AttemptScorer
 from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_reward
@@ -68,7 +69,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     time_limit_s: float = defaults.TIME_LIMIT_S
     """How long one attempt may take."""
     memory_mb: int | None = None
-    """Memory limit of each process of a command; None: no limit."""
+    """Memory limit of each process with agent code; None: half of the machine's in a sandbox, otherwise no limit."""
     cpu_s: float | None = None
     """CPU time limit of each process of a command; None: no limit."""
     grace_s: float = 10.0
@@ -194,7 +195,7 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingClient, isolatio
             key="",
             concurrency=concurrency,
             has_reward_function=options.reward is not None,
-            memory_mb=options.memory_mb,
+            memory_mb=memory_limit_mb(options.memory_mb, isolation.options.mode),
             cpu_s=options.cpu_s,
             isolation=isolation.options,
             services={name: _service_share(name, each, index, loops) for name, each in options.services.items()},
