@@ -68,6 +68,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/store.py --out results/store
 	$(BIN)/python benchmarks/gateway.py --out results/gateway
 	$(BIN)/python benchmarks/workers.py --out results/workers
+	$(BIN)/python benchmarks/open_rollouts.py --out results/open_rollouts
 	$(BIN)/python benchmarks/engine.py --out results/engine
 	$(BIN)/python benchmarks/loop.py --out results/loop
 	$(BIN)/python benchmarks/tree.py --out results/tree

@@ -1,4 +1,8 @@
-"""A server whose model answers at once: spark's tokenizer before an engine that plays the same tokens every time."""
+"""A server whose models play the same tokens every time, behind spark's tokenizer: `scripted_server.py HOME [slow]`.
+
+Without `slow` there is one model, which answers at once. With it, `model` takes a quarter of a second and answers 48
+calls at once, and `long` streams answers of 4,000 tokens for 50 s.
+"""
 
 import asyncio
 import json
@@ -17,14 +21,35 @@ from leyden.server.options import RunningServer, ServeOptions
 from leyden.server.serve import serve
 
 ANSWER = "The answer is forty-two, as it has always been and will be for ever after, amen."
+LONG_ANSWER_TOKENS = 4_000
 
 
 def scripted() -> ServedModel:
     """A model that says the same to everybody."""
-    tokenizer = Tokenizer.load(str(files("leyden") / "models" / "spark"))
-    ids = tokenizer.encode(ANSWER + "<|im_end|>")
-    engine = ScriptedEngine(lambda _: ids, chunk_tokens=4)
-    return ServedModel("model", engine, renderer_for(tokenizer), tokenizer, Scheduler(slots=4096))
+    tokenizer = _tokenizer()
+    return _served("model", tokenizer, tokenizer.encode(ANSWER + "<|im_end|>"), chunk_tokens=4, delay_s=0.0, slots=4096)
+
+
+def slow() -> list[ServedModel]:
+    """Models whose answers take time or are long."""
+    tokenizer = _tokenizer()
+    short = tokenizer.encode(ANSWER + "<|im_end|>")
+    long = (tokenizer.encode(ANSWER) * LONG_ANSWER_TOKENS)[:LONG_ANSWER_TOKENS]
+    return [
+        _served("model", tokenizer, short, chunk_tokens=len(short), delay_s=0.25, slots=48),
+        _served("long", tokenizer, long, chunk_tokens=40, delay_s=0.5, slots=1024),
+    ]
+
+
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.load(str(files("leyden") / "models" / "spark"))
+
+
+def _served(
+    name: str, tokenizer: Tokenizer, ids: list[int], *, chunk_tokens: int, delay_s: float, slots: int
+) -> ServedModel:
+    engine = ScriptedEngine(lambda _: ids, chunk_tokens, delay_s, keep_requests=False)
+    return ServedModel(name, engine, renderer_for(tokenizer), tokenizer, Scheduler(slots=slots))
 
 
 def started(running: RunningServer) -> None:
@@ -33,5 +58,6 @@ def started(running: RunningServer) -> None:
 
 
 if __name__ == "__main__":
+    models = slow() if sys.argv[2:] == ["slow"] else [scripted()]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(ServeOptions(Path(sys.argv[1]), port=0), started, [scripted()]))
+        runner.run(serve(ServeOptions(Path(sys.argv[1]), port=0), started, models))

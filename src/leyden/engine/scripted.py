@@ -18,8 +18,9 @@ class ScriptedEngine:
     vocab_size = 2**17
     reports_allowed_mass = False
 
-    def __init__(self, script: Script, chunk_tokens: int = 4, delay_s: float = 0.0) -> None:
+    def __init__(self, script: Script, chunk_tokens: int = 4, delay_s: float = 0.0, keep_requests: bool = True) -> None:
         self.script = script
+        self._keep_requests = keep_requests
         self.chunk_tokens = chunk_tokens
         self.delay_s = delay_s
         self.version = 0
@@ -29,7 +30,8 @@ class ScriptedEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         """Return the script's tokens, chunk by chunk."""
-        self.requests.append(request)
+        if self._keep_requests:
+            self.requests.append(request)
         script = self.script(request)
         ids = tuple(script[: request.max_tokens])
         stop = next((at + 1 for at, id in enumerate(ids) if id in request.stop_ids), None)
@@ -50,8 +52,9 @@ class ScriptedEngine:
             raise
 
     def end_session(self, session: str) -> None:
-        """Record that the session has ended."""
-        self.ended_sessions.append(session)
+        """Record that the session has ended, where requests are kept."""
+        if self._keep_requests:
+            self.ended_sessions.append(session)
 
     def hold(self) -> None:
         """Do nothing: there are no weights."""
