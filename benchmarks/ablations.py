@@ -68,7 +68,7 @@ def run(study: str, variant: str, seed: int, options: argparse.Namespace) -> Non
     settings = settings_of(study, variant, options)
     with tempfile.TemporaryDirectory() as home:
         trained = leyden.train(config, run="ablation", home=home, seed=seed, **settings)
-        rows = read_metrics(trained.folder / "metrics.jsonl")
+        rows = read_metrics(trained.folder / "metrics.jsonl", trained.policy)
     found = {
         "study": study,
         "variant": variant,

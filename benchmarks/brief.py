@@ -128,7 +128,7 @@ def lengths(model: Path, samples: int = 8) -> float:
 def summarise(trained: TrainingResult) -> dict[str, Any]:
     """Time-outs and lengths, before training, step by step, and after it."""
     assert trained.checkpoint is not None
-    lines = read_metrics(trained.folder / "metrics.jsonl")
+    lines = read_metrics(trained.folder / "metrics.jsonl", trained.policy)
     measured = [line for line in lines if "held_out/reward" in line]
     timeouts = [round(line.get("held_out/timeout", 0) / (2 * HELD_OUT), 3) for line in (measured[0], measured[-1])]
     steps = [line for line in lines if line["step"] > 0]

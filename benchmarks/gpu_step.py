@@ -42,6 +42,7 @@ from reporting import add_out, report_result
 
 from leyden.config import read_file
 from leyden.episodes import Episode
+from leyden.records import DEFAULT_POLICY
 from leyden.store import queries
 from leyden.store.database import Database
 from leyden.trainer.policy.loading import find_model
@@ -232,7 +233,7 @@ def measure(options: argparse.Namespace, engine: str, home: Path) -> Metrics | N
     words = settings(options, engine, home)
     memory, device = train(words, folder, options.limit_s)
     run = home / engine
-    rows = [row for row in read_metrics(run / "metrics.jsonl") if row["step"]]
+    rows = [row for row in read_metrics(run / "metrics.jsonl", DEFAULT_POLICY) if row["step"]]
     if not rows:
         print((folder / "train.log").read_text(errors="replace")[-3000:], flush=True)
         print(f"{engine}: no step was done", flush=True)

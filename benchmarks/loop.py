@@ -162,12 +162,12 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
     source = find_model(config.model, config.base)
     model = load_model(source, config.engine.dtype, training=True)
     algorithm = algorithm_of(config)
-    policy, checkpoints = TimedPolicy(model, config.training), TimedCheckpoints(folder, source, 2)
+    policy, checkpoints = TimedPolicy(model, config.training), TimedCheckpoints(folder, config.policy, source, 2)
     async with local_stack(config, folder, model, source, 0, config.run) as stack:
         ignore_stop_tokens(stack.engine)
         clock = Clock(stack.engine, plan["tasks"] * plan["group"], plan["tokens"])
         policy.clock = checkpoints.clock = clock
-        journal = MetricsLog(folder / "metrics.jsonl", 0, stack.remote, config.run, ())
+        journal = MetricsLog(folder / "metrics.jsonl", config.policy, 0, stack.remote, config.run, ())
         trainer = Trainer(
             config,
             tasks,

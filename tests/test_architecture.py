@@ -13,7 +13,7 @@ LAYERS = (
     ("defaults", "background", "backoff", "decoding", "estimates", "framing", "descriptors", "descendants", "pickling"),
     ("outcomes", "guardian", "rotating_log"),
     ("records",),
-    ("episodes", "config", "wire", "loading"),
+    ("episodes", "config", "wire", "loading", "checkpoint_folders"),
     ("views",),
     ("rendering", "rl", "engine", "store", "remote"),
     ("client", "server", "trainer"),

@@ -278,7 +278,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
     kept_messages: Count = 0
     retry_of: Id | None = None
     choice: Count = 0
-    policy: Name = "policy"
+    policy: Name = DEFAULT_POLICY
     role: Name | None = None
     """Role named by the call or by a rule of the run. `Episode.role` also considers spans."""
     span: SpanId | None = None
@@ -474,12 +474,13 @@ class Worker(Struct, frozen=True):
 
 
 class Metric(Struct, frozen=True):
-    """One metric of a run at one step."""
+    """One metric of a policy at one step."""
 
     step: Count
     name: Name
     value: float
     at: Seconds = 0.0
+    policy: Name = DEFAULT_POLICY
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):

@@ -66,7 +66,7 @@ def train_example(example: str, folder: Path, toml: str = "spark.toml", **settin
 
 def steps_of(trained: TrainingResult) -> list[dict[str, Any]]:
     """The metrics of each training step."""
-    return [row for row in read_metrics(trained.folder / "metrics.jsonl") if row["step"] > 0]
+    return [row for row in read_metrics(trained.folder / "metrics.jsonl", trained.policy) if row["step"] > 0]
 
 
 class FileServer:

@@ -31,4 +31,4 @@ def train_table(folder: Path, *settings: str) -> TrainingResult:
 
 def steps(trained: TrainingResult) -> list[dict[str, Any]]:
     """What was written down of each step."""
-    return [row for row in read_metrics(trained.folder / "metrics.jsonl") if row["step"] > 0]
+    return [row for row in read_metrics(trained.folder / "metrics.jsonl", trained.policy) if row["step"] > 0]

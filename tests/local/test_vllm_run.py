@@ -11,6 +11,7 @@ import pytest
 
 import leyden
 from leyden import guardian
+from leyden.records import DEFAULT_POLICY
 from leyden.trainer.report.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def test_an_agent_with_tools_is_trained_through_a_crash_of_vllm(
     done = threading.Event()
 
     def wait_and_kill() -> None:
-        while not done.is_set() and not any(line["step"] >= 1 for line in read_metrics(metrics)):
+        while not done.is_set() and not any(line["step"] >= 1 for line in read_metrics(metrics, DEFAULT_POLICY)):
             time.sleep(0.2)
         kill_vllm_once(done)
 
@@ -58,7 +59,7 @@ def test_an_agent_with_tools_is_trained_through_a_crash_of_vllm(
     finally:
         done.set()
         killer.join()
-    steps = [line for line in read_metrics(metrics) if line["step"]]
+    steps = [line for line in read_metrics(metrics, DEFAULT_POLICY) if line["step"]]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert all(line["training/kl_sampler_k3"] < 1e-4 for line in steps if "training/kl_sampler_k3" in line)
     episodes = [episode for step in range(1, 5) for episode in trained.episodes(f"step-{step}-0")]

@@ -95,6 +95,7 @@ async def fill(server: ServerProcess, run: str = "calc") -> None:
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     home = tmp_path_factory.mktemp("home")
     shutil.copytree(SPARK, home / "step-1")  # a checkpoint, whose tokenizer is used
+    (home / "step-1" / "state.json").write_text('{"step": 1}')
     with ServerProcess(home) as server:
         asyncio.run(fill(server))
         yield server
@@ -104,6 +105,7 @@ def test_runs_trained_in_folders_of_the_home_are_shown_too(tmp_path: Path) -> No
     with ServerProcess(tmp_path / "runs" / "trained") as elsewhere:
         asyncio.run(fill(elsewhere, "trained"))
     shutil.copytree(SPARK, tmp_path / "runs" / "trained" / "step-2")
+    (tmp_path / "runs" / "trained" / "step-2" / "state.json").write_text('{"step": 2}')
     with ServerProcess(tmp_path / "runs") as server:
         asyncio.run(fill(server))
         session = requests.Session()

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Connection, inspect, select, text
 
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Call, Reward, RunSettings, Task
-from leyden.store import migrations, queries
+from leyden.records import DEFAULT_POLICY, Call, Reward, RunSettings, Task
+from leyden.store import migrations, queries, views
 from leyden.store.codec import pack_ids
 from leyden.store.database import Database
 from leyden.store.errors import StoreUnusable
@@ -172,6 +172,7 @@ def _undo_listing(connection: sqlite3.Connection) -> None:
         connection.execute(f"DROP INDEX {index}")
     connection.execute("CREATE INDEX ix_attempts_run_id ON attempts (run_id)")
     connection.execute("DROP TABLE roles")
+    connection.execute("ALTER TABLE metrics DROP COLUMN policy")
     for column in ("step", "reward", "calls", "tokens"):
         connection.execute(f"ALTER TABLE rollouts DROP COLUMN {column}")
 
@@ -196,10 +197,11 @@ async def test_lists_of_an_older_store_are_filled_from_its_record(tmp_path: Path
     database = Database(tmp_path / "leyden.db", readonly=True)
     with database.reader.connect() as opened:
         listed = queries.list_rollouts(opened, "r", after="", limit=10)
-        metrics = [metric.value for _, metric in queries.list_metrics(opened, "r", after=0, limit=10)]
+        metrics = [(metric.policy, metric.value) for _, metric in queries.list_metrics(opened, "r", after=0, limit=10)]
+        series = views.read_series(opened, "r", ["loss"], 10)
     database.close()
     assert [(rollout.reward, rollout.step) for rollout in listed] == [(0.5, 7), (-1.0, 7)]
-    assert metrics == [2.0]
+    assert metrics == [(DEFAULT_POLICY, 2.0)] and series["loss"].values == (2.0,)
 
 
 @pytest.mark.parametrize("readonly", [True, False])

@@ -22,7 +22,7 @@ from leyden.records import (
     Version,
     VersionRun,
 )
-from leyden.store import lease_expiry, queries
+from leyden.store import lease_expiry, queries, views
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.queue import LeaseQuery
 from leyden.store.store import Store
@@ -397,6 +397,17 @@ async def test_a_metric_of_a_repeated_step_replaces_the_earlier_one(store: Store
     await store.record_metrics("r", [Metric(2, "loss", 1.5)])
     found = [metric for _, metric in await store.read(queries.list_metrics, "r", after=0, limit=100)]
     assert [(metric.step, metric.value) for metric in found] == [(1, 3.0), (2, 1.5)]
+
+
+async def test_policies_have_metrics_of_the_same_name_and_a_run_shows_those_of_the_one_it_trains(store: Store) -> None:
+    await store.create_run(RunSpec("named", config={"policy": "writer"}))
+    both = [Metric(1, "loss", 3.0, policy="writer"), Metric(1, "loss", 5.0, policy="judge")]
+    await store.record_metrics("named", both)
+    await store.record_metrics("named", [Metric(1, "loss", 4.0, policy="writer")])
+    found = [metric for _, metric in await store.read(queries.list_metrics, "named", after=0, limit=100)]
+    assert [(metric.policy, metric.value) for metric in found] == [("judge", 5.0), ("writer", 4.0)]
+    series = await store.read(views.read_series, "named", ["loss"], 100)
+    assert series["loss"].values == (4.0,)
 
 
 async def test_a_span_is_kept_once(store: Store) -> None:

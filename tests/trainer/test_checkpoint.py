@@ -9,18 +9,18 @@ import torch
 from smallpolicy import OBJECTIVE, small_policy, some_samples
 from transformers import AutoModelForCausalLM
 
+from leyden.checkpoint_folders import checkpoint_policies, checkpoint_steps, latest_checkpoint
 from leyden.config import AdapterConfig, ConfigError
 from leyden.records import DEFAULT_POLICY
 from leyden.trainer.checkpoint import (
     Checkpoints,
     TrainerState,
     is_disk_full,
-    latest_checkpoint,
     read_state,
     restore_checkpoint,
     restore_latest,
 )
-from leyden.trainer.checkpoint_files import CHECKSUMS_FILE, checkpoint_steps
+from leyden.trainer.checkpoint_files import CHECKSUMS_FILE
 from leyden.trainer.policy.loading import ModelSource
 from leyden.trainer.policy.objective import OldLogprobs
 from leyden.trainer.policy.policy import Policy
@@ -53,7 +53,7 @@ def weights(policy: Policy) -> torch.Tensor:
 def test_resuming_equals_never_having_stopped(tmp_path: Path, more: dict[str, Any]) -> None:
     training = {"schedule": "cosine", "steps": 6, "warmup_steps": 2, **more}
     undisturbed = small_policy(**training)
-    checkpoints = Checkpoints(tmp_path, SPARK, keep=2)
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=2)
     for seed in range(3):
         update(undisturbed, seed)
     checkpoints.save(undisturbed, TrainerState(step=3, position=48, version=3))
@@ -61,7 +61,7 @@ def test_resuming_equals_never_having_stopped(tmp_path: Path, more: dict[str, An
         update(undisturbed, seed)
 
     again = small_policy(seed=0 if "lora" in more else 9, **training)  # LoRA goes on beside the same frozen weights
-    folder = latest_checkpoint(tmp_path)
+    folder = latest_checkpoint(tmp_path, DEFAULT_POLICY)
     assert folder is not None
     assert restore_checkpoint(folder, again) == TrainerState(step=3, position=48, version=3)
     for seed in range(3, 6):
@@ -75,7 +75,7 @@ def test_resuming_equals_never_having_stopped(tmp_path: Path, more: dict[str, An
 def test_a_checkpoint_is_a_model_that_transformers_loads(tmp_path: Path) -> None:
     policy = small_policy()
     update(policy, 0)
-    folder = Checkpoints(tmp_path, SPARK, keep=1).save(policy, TrainerState(step=1))
+    folder = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=1).save(policy, TrainerState(step=1))
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(loaded.state_dict()["model.norm.weight"], policy.model.state_dict()["model.norm.weight"])
     assert (folder / "tokenizer.json").exists()
@@ -84,11 +84,11 @@ def test_a_checkpoint_is_a_model_that_transformers_loads(tmp_path: Path) -> None
 def test_a_checkpoint_without_moments_restores_the_weights_and_starts_a_new_optimiser(tmp_path: Path) -> None:
     policy = small_policy()
     update(policy, 0)
-    whole = Checkpoints(tmp_path / "whole", SPARK, keep=1).save(policy, TrainerState(step=1))
-    folder = Checkpoints(tmp_path, SPARK, keep=1, optimiser=False).save(policy, TrainerState(step=1))
+    whole = Checkpoints(tmp_path / "whole", DEFAULT_POLICY, SPARK, keep=1).save(policy, TrainerState(step=1))
+    folder = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=1, optimiser=False).save(policy, TrainerState(step=1))
     assert sizes(folder) < sizes(whole) / 2
     again = small_policy()
-    assert restore_latest(tmp_path, again, pytest.fail).step == 1
+    assert restore_latest(tmp_path, DEFAULT_POLICY, again, pytest.fail).step == 1
     assert all(torch.equal(again.trained[name], trained) for name, trained in policy.trained.items())
     assert not again.optimiser.state
 
@@ -100,19 +100,19 @@ def sizes(folder: Path) -> int:
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     policy = small_policy()
     update(policy, 0)
-    checkpoints = Checkpoints(tmp_path, SPARK, keep=2)
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=2)
     for step in range(1, 7):
         checkpoints.save(policy, TrainerState(step=step, best_step=min(step, 2)))
-    assert checkpoint_steps(tmp_path) == [2, 5, 6]
+    assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [2, 5, 6]
     checkpoints.save(policy, TrainerState(step=7, kept_step=5))  # which is kept because the run collapsed after it
-    assert checkpoint_steps(tmp_path) == [5, 6, 7]
+    assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [5, 6, 7]
     assert checkpoints.newest == 7
 
 
 def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = small_policy()
     update(policy, 0)
-    checkpoints = Checkpoints(tmp_path, SPARK, keep=2)
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=2)
     checkpoints.save(policy, TrainerState(step=1))
 
     def fail(*_: object) -> None:
@@ -121,21 +121,24 @@ def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("leyden.trainer.checkpoint.save_file", fail)
     with pytest.raises(OSError, match="No space"):
         checkpoints.save(policy, TrainerState(step=2))
-    assert checkpoint_steps(tmp_path) == [1]
+    assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [1]
     monkeypatch.undo()
     checkpoints.save(policy, TrainerState(step=2))
-    assert checkpoint_steps(tmp_path) == [1, 2]
+    assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [1, 2]
     assert read_state(tmp_path / "step-2").step == 2
 
 
 def test_the_checkpoints_of_policies_are_apart(tmp_path: Path) -> None:
     policy = small_policy()
-    Checkpoints(tmp_path, SPARK, keep=2).save(policy, TrainerState(step=1))
-    Checkpoints(tmp_path, SPARK, 2, "critic").save(policy, TrainerState(step=2, policy="critic"))
-    assert checkpoint_steps(tmp_path) == [1] and checkpoint_steps(tmp_path, "critic") == [2]
-    folder = latest_checkpoint(tmp_path, "critic")
-    assert folder == tmp_path / "critic" / "step-2"
-    assert restore_checkpoint(folder, policy).policy == "critic"
+    Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=2).save(policy, TrainerState(step=1))
+    other = small_policy(seed=9)
+    Checkpoints(tmp_path, "critic", SPARK, keep=2).save(other, TrainerState(step=2, policy="critic"))
+    assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [1] and checkpoint_steps(tmp_path, "critic") == [2]
+    assert checkpoint_policies(tmp_path) == [DEFAULT_POLICY, "critic"]
+    assert latest_checkpoint(tmp_path, "critic") == tmp_path / "policies" / "critic" / "step-2"
+    assert restore_latest(tmp_path, "critic", policy, pytest.fail) == TrainerState(step=2, policy="critic")
+    assert torch.equal(weights(policy), weights(other))
+    assert restore_latest(tmp_path, "actor", policy, pytest.fail) == TrainerState(policy="actor")
 
 
 def test_a_state_without_a_policy_is_of_the_default_one(tmp_path: Path) -> None:
@@ -156,7 +159,7 @@ def flip_a_byte(path: Path) -> None:
 @pytest.mark.parametrize("checksums", [True, False])
 @pytest.mark.parametrize("name", ["model.safetensors", "beside.safetensors", "optimiser.safetensors", "state.json"])
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Path, name: str, checksums: bool) -> None:
-    policy, checkpoints = small_policy(critic=True), Checkpoints(tmp_path, SPARK, keep=2)
+    policy, checkpoints = small_policy(critic=True), Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=2)
     found: list[torch.Tensor] = []
     for step in (1, 2):
         update(policy, step)
@@ -167,26 +170,26 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Pat
         (tmp_path / "step-2" / CHECKSUMS_FILE).unlink()
     said: list[str] = []
     again = small_policy(seed=9, critic=True)
-    assert restore_latest(tmp_path, again, said.append) == TrainerState(step=1, version=1)
+    assert restore_latest(tmp_path, DEFAULT_POLICY, again, said.append) == TrainerState(step=1, version=1)
     assert torch.equal(weights(again), found[0])
     (message,) = said
     assert message.startswith("the checkpoint step-2 is damaged (") and "\n" not in message
-    assert (tmp_path / "step-2.damaged").exists() and checkpoint_steps(tmp_path) == [1]
+    assert (tmp_path / "step-2.damaged").exists() and checkpoint_steps(tmp_path, DEFAULT_POLICY) == [1]
 
 
 def test_a_flipped_byte_is_found_and_a_run_without_a_whole_checkpoint_does_not_begin_anew_unasked(
     tmp_path: Path,
 ) -> None:
-    Checkpoints(tmp_path, SPARK, keep=1).save(small_policy(), TrainerState(step=1))
+    Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=1).save(small_policy(), TrainerState(step=1))
     flip_a_byte(tmp_path / "step-1" / "model.safetensors")
     said: list[str] = []
     with pytest.raises(ConfigError, match=r"every checkpoint in .* is damaged"):
-        restore_latest(tmp_path, small_policy(), said.append)
+        restore_latest(tmp_path, DEFAULT_POLICY, small_policy(), said.append)
     assert "model.safetensors is not what was written" in said[0]
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_and_no_draft(tmp_path: Path) -> None:
-    policy, checkpoints = small_policy(), Checkpoints(tmp_path, SPARK, keep=1)
+    policy, checkpoints = small_policy(), Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=1)
     checkpoints.save(policy, TrainerState(step=1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -198,4 +201,4 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_no_draft(tmp_path: Path) -
     assert is_disk_full(full.value)
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
     checkpoints.save(policy, TrainerState(step=2))
-    assert checkpoint_steps(tmp_path) == [2]
+    assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [2]

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
 
 from leyden import defaults
-from leyden.records import FixedAnswer, Id, Name, Real
+from leyden.records import DEFAULT_POLICY, FixedAnswer, Id, Name, Real
 
 Whole = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -15,6 +15,16 @@ Positive = Annotated[float, Meta(gt=0, le=1e30)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e30)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 UpToOne = Annotated[float, Meta(ge=0, le=1)]
+PolicyName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$(?!\n)",
+        max_length=80,
+        description="letters, digits, _ and -, beginning with a letter or digit, 80 at the most",
+    ),
+]
+_RESERVED_POLICIES = ("upstream", "fixed")
+"""Under which the gateway records calls that no policy answered."""
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -373,6 +383,8 @@ class Config(_Section, frozen=True):
     fraction of them. The best checkpoint is chosen on the held-out tasks, so its reward there is optimistic."""
     model: str = "spark"
     """`spark` (the bundled model), a folder, or a name on the Hugging Face Hub."""
+    policy: PolicyName = DEFAULT_POLICY
+    """The name of the policy that is trained: of its calls in the record, its checkpoints and its metrics."""
     seed: Whole = 0
     base: str = "."
     """The folder that files and modules are relative to; default: the folder of the configuration file."""
@@ -395,19 +407,21 @@ class Config(_Section, frozen=True):
     services: dict[str, ServiceConfig] = {}
     """By name, services that a worker starts once and that one rollout uses at a time."""
     routes: dict[str, Name | FixedAnswer] = {}
-    """By model name, `policy`, `upstream` or `{answer = "..."}`; empty: the policy serves every name."""
+    """By model name, the name of the policy, `upstream` or `{answer = "..."}`; empty: the policy serves every name."""
     roles: dict[Name, str] = {}
     """By role, a regular expression for the system prompt of its calls; for agents that cannot set roles."""
     upstream: UpstreamConfig = field(default_factory=UpstreamConfig)
 
     def __post_init__(self) -> None:
+        if self.policy in _RESERVED_POLICIES:
+            raise ValueError(f"`policy` cannot be {self.policy!r}, which names calls that no policy answers")
         for name in self.services:
             if not name.isidentifier() or name in RESERVED:
                 raise ValueError(f"`services.{name}` cannot be the name of a parameter: choose another name")
         for model, server in self.routes.items():
-            if not isinstance(server, FixedAnswer) and server not in ("policy", "upstream"):
+            if not isinstance(server, FixedAnswer) and server not in (self.policy, "upstream"):
                 raise ValueError(
-                    f'`routes`: {model!r} is served by {server!r}: write policy, upstream or {{answer = "..."}}'
+                    f'`routes`: {model!r} is served by {server!r}: write {self.policy}, upstream or {{answer = "..."}}'
                 )
             if server == "upstream" and self.upstream.url is None:
                 raise ValueError(f"`routes`: {model!r} is served upstream: set `upstream.url`")

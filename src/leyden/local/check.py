@@ -7,12 +7,13 @@ from pathlib import Path
 from msgspec import Struct
 from sqlalchemy import select
 
+from leyden.checkpoint_folders import checkpoint_folder, checkpoint_policies, checkpoint_steps
 from leyden.config import ConfigError
 from leyden.store import queries, schema
 from leyden.store.database import Database, describe_pages, is_complete
 from leyden.store.errors import StoreUnusable
 from leyden.store.page_checksums import changed_pages
-from leyden.trainer.checkpoint_files import CHECKSUMS_FILE, checkpoint_steps, find_damage
+from leyden.trainer.checkpoint_files import CHECKSUMS_FILE, find_damage
 
 _MAX_PROBLEMS = 20
 """How many problems of one kind are listed."""
@@ -34,14 +35,17 @@ def check_run(folder: Path) -> list[CheckedPart]:
     if (database := folder / "leyden.db").exists():
         parts.append(_check_file(database))
         parts.append(_check_records(database))
-    for step in checkpoint_steps(folder):
-        path = folder / f"step-{step}"
-        damage = find_damage(path)
-        summed = "checksums match" if (path / CHECKSUMS_FILE).exists() else "written without checksums"
-        parts.append(
-            CheckedPart(path.name, summed if damage is None else "damaged", () if damage is None else (damage,))
-        )
+    for policy in checkpoint_policies(folder):
+        paths = (checkpoint_folder(folder, policy) / f"step-{step}" for step in checkpoint_steps(folder, policy))
+        parts += [_check_checkpoint(path, str(path.relative_to(folder))) for path in paths]
     return parts
+
+
+def _check_checkpoint(path: Path, name: str) -> CheckedPart:
+    """Compare the files of a checkpoint with its checksums."""
+    if (damage := find_damage(path)) is not None:
+        return CheckedPart(name, "damaged", (damage,))
+    return CheckedPart(name, "checksums match" if (path / CHECKSUMS_FILE).exists() else "written without checksums")
 
 
 def _check_file(path: Path) -> CheckedPart:

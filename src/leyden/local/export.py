@@ -7,17 +7,17 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from leyden.checkpoint_folders import checkpoint_folder, checkpoint_steps
 from leyden.config import ConfigError
 from leyden.local.run_folder import stored_config
-from leyden.records import DEFAULT_POLICY
 from leyden.trainer.checkpoint import read_state, tokenizer_files
-from leyden.trainer.checkpoint_files import checkpoint_folder, checkpoint_steps, find_damage
+from leyden.trainer.checkpoint_files import find_damage
 from leyden.trainer.policy.loading import find_model
 
 
-def export(run: Path, to: Path, which: str = "best", policy: str = DEFAULT_POLICY) -> Path:
-    """Write the best, the last or a numbered checkpoint of a policy into a new folder. Returns the checkpoint."""
-    checkpoint = choose_checkpoint(run, which, policy)
+def export(run: Path, to: Path, which: str = "best") -> Path:
+    """Write the best, the last or a numbered checkpoint of a run's policy into a new folder. Returns the checkpoint."""
+    checkpoint = choose_checkpoint(run, which)
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"{to} is not empty: name a new folder with --to")
     config = stored_config(run)
@@ -33,10 +33,11 @@ def export(run: Path, to: Path, which: str = "best", policy: str = DEFAULT_POLIC
     return checkpoint
 
 
-def choose_checkpoint(run: Path, which: str, policy: str = DEFAULT_POLICY) -> Path:
-    """Return the folder of the best, the last or a numbered checkpoint."""
+def choose_checkpoint(run: Path, which: str) -> Path:
+    """Return the folder of the best, the last or a numbered checkpoint of the policy that a run trains."""
     if not (run / "config.toml").is_file():
         raise ConfigError(f"there is no run {run.name!r} in {run.parent}{_known_runs(run.parent)}")
+    policy = stored_config(run).policy
     folder, steps = checkpoint_folder(run, policy), checkpoint_steps(run, policy)
     if not steps:
         raise ConfigError(f"{run} has no checkpoint yet: train it for `checkpoints.every` steps, or to its end")

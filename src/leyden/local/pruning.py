@@ -6,10 +6,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
+from leyden.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_policies, checkpoint_steps
 from leyden.config import ConfigError
 from leyden.local.run_folder import RunFolder, folder_size
 from leyden.store.store import Store
-from leyden.trainer.checkpoint_files import STATE_FILE, checkpoint_steps, read_best_steps
+from leyden.trainer.checkpoint_files import read_best_steps
 
 Prunable = Literal["checkpoints", "output", "spans"]
 PRUNABLE: tuple[Prunable, ...] = ("checkpoints", "output", "spans")
@@ -19,20 +20,22 @@ _LEFT_OVER = re.compile(r"\.step-\d+\.draft|step-\d+\.damaged")
 async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int = 1) -> int:
     """Free parts of a run that no process uses; returns the freed bytes.
 
-    Of the checkpoints the newest `keep` and the best stay. Output and spans of rollouts after the newest checkpoint
-    stay, because a run that resumes trains on these rollouts again.
+    Of each policy's checkpoints the newest `keep` and the best stay. Output and spans of rollouts after the newest
+    checkpoint stay, because a run that resumes trains on these rollouts again.
     """
     if not (path / "config.toml").is_file():
         raise ConfigError(f"{path} is not the folder of a run: name a run that `leyden runs` lists")
     with RunFolder(path).lock():
         before = folder_size(path)
-        steps = checkpoint_steps(path)
-        if "checkpoints" in what and steps:
-            _prune_checkpoints(path, steps, keep)
+        steps = {policy: found for policy in checkpoint_policies(path) if (found := checkpoint_steps(path, policy))}
+        if "checkpoints" in what:
+            for policy, found in steps.items():
+                _prune_checkpoints(checkpoint_folder(path, policy), found, keep)
         if steps and {"output", "spans"} & {*what} and (path / "leyden.db").exists():
             store = await Store(path / "leyden.db").start()
+            last = min(found[-1] for found in steps.values())  # every policy can resume
             try:
-                await store.prune(path.name, steps[-1], output="output" in what, spans="spans" in what)
+                await store.prune(path.name, last, output="output" in what, spans="spans" in what)
             finally:
                 await store.close()
         return before - folder_size(path)

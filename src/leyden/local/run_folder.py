@@ -6,7 +6,7 @@ runs/calc/config.toml      the whole configuration, including defaults
           environment.json machine and packages
           curve.png        a plot of the reward
           fingerprint.json a digest of the code of agent and reward
-          step-100/        a checkpoint, which is also a Hugging Face folder
+          step-100/        a checkpoint, which is also a Hugging Face folder; policies/NAME/step-100 if `policy` is set
           server.log       warnings and errors of the server; worker.log: those of the worker
 """
 

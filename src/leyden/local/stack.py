@@ -24,7 +24,7 @@ from leyden.local.machine import usable_cores
 from leyden.local.retrying_remote import RetryingRemote
 from leyden.local.server_process import LocalServer, running_server
 from leyden.local.worker_process import LocalWorker, running_worker, worker_options
-from leyden.records import DEFAULT_POLICY, RunSettings, Sampling
+from leyden.records import RunSettings, Sampling
 from leyden.remote import Remote, read_key
 from leyden.server.keys import write_private
 from leyden.server.options import ServeOptions, ServerProcessOptions
@@ -129,7 +129,7 @@ def _server_options(config: Config, folder: Path, source: ModelSource, engine: E
             upstream=upstream.url,
             upstream_timeout_s=upstream.timeout_s,
         ),
-        policy=DEFAULT_POLICY,
+        policy=config.policy,
         model=str(source.folder),
         name=source.name,
         engine=engine.address,

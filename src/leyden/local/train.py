@@ -14,15 +14,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rich.console import Console
 
+from leyden.checkpoint_folders import latest_checkpoint
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.local.environment import describe_environment
 from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
+from leyden.records import DEFAULT_POLICY
 from leyden.store import queries
 from leyden.store.database import Database
 from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of, unused_settings
-from leyden.trainer.checkpoint import Checkpoints, TrainerState, latest_checkpoint, restore_latest
+from leyden.trainer.checkpoint import Checkpoints, TrainerState, restore_latest
 from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.loop import Trainer
 from leyden.trainer.policy.loading import ModelSource, check_tokenizer, find_model, load_model
@@ -65,6 +67,8 @@ class TrainingResult(Struct, frozen=True):
     """Reward on the test tasks, which were evaluated once, with the best checkpoint; None if there are none."""
     test_error: float | None = None
     """The standard error of `test`, clustered by task."""
+    policy: str = DEFAULT_POLICY
+    """Name of the policy that was trained."""
 
     def episodes(self, group: str) -> list[Episode]:
         """Return the episodes of a group: `step-7-0`, or `eval-20-TASK` for the evaluation after step 20."""
@@ -78,7 +82,7 @@ class TrainingResult(Struct, frozen=True):
     @property
     def checkpoint(self) -> Path | None:
         """The latest checkpoint, a Hugging Face folder."""
-        return latest_checkpoint(self.folder)
+        return latest_checkpoint(self.folder, self.policy)
 
 
 async def train(config: Config, restart: bool = False, accept_changes: bool = False) -> TrainingResult:
@@ -100,7 +104,7 @@ async def train(config: Config, restart: bool = False, accept_changes: bool = Fa
             note = f"the configuration or the code has changed: what was recorded with the earlier one is now {archive}"
             console.print(note, highlight=False, soft_wrap=True)
         state = await _train(config, tasks, algorithm, source, folder, console)
-    metrics = read_metrics(folder.metrics_file)
+    metrics = read_metrics(folder.metrics_file, config.policy)
     draw_image(metrics, f"{config.run}: {config.model}", folder.curve)
     console.print(draw_text(metrics), highlight=False)
     console.print(time_summary(metrics), highlight=False, soft_wrap=True)
@@ -122,6 +126,7 @@ async def train(config: Config, restart: bool = False, accept_changes: bool = Fa
         change_error=_last(metrics, "held_out/change_error"),
         test=_last(metrics, "test/reward"),
         test_error=_last(metrics, "test/error"),
+        policy=config.policy,
     )
 
 
@@ -149,9 +154,13 @@ async def _train(
         console.print(
             f"{source.name} cannot be trained as a tree, so every call is computed by itself: {policy.no_trees_reason}"
         )
-    checkpoints = Checkpoints(folder.path, source, config.checkpoints.keep, optimiser=config.checkpoints.optimiser)
+    kept = config.checkpoints
+    checkpoints = Checkpoints(folder.path, config.policy, source, kept.keep, kept.optimiser)
     state = restore_latest(
-        folder.path, policy, lambda message: console.print(message, highlight=False, soft_wrap=True, markup=False)
+        folder.path,
+        config.policy,
+        policy,
+        lambda message: console.print(message, highlight=False, soft_wrap=True, markup=False),
     )
     if state.step:
         console.print(f"resuming [bold]{config.run}[/] after step {state.step}", highlight=False, soft_wrap=True)
@@ -169,8 +178,8 @@ async def _train(
                 highlight=False,
                 soft_wrap=True,
             )
-        metrics = MetricsLog(folder.metrics_file, state.step, stack.remote, config.run, sinks, state.policy)
-        lines = read_metrics(folder.metrics_file)
+        metrics = MetricsLog(folder.metrics_file, config.policy, state.step, stack.remote, config.run, sinks)
+        lines = read_metrics(folder.metrics_file, config.policy)
         measured = metric_points(lines, "held_out/reward")
         display = ConsoleReport(console, config.training.steps, measured[-1][1] if measured else None)
         if any(line["step"] == config.training.steps and "test/reward" in line for line in lines):

@@ -6,6 +6,7 @@ import msgspec
 
 from leyden.outcomes import Ending, Outcome
 from leyden.records import (
+    DEFAULT_POLICY,
     Attempt,
     Call,
     CallCredit,
@@ -45,7 +46,7 @@ class _CallBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
     retry_of: str | None = None
     choice: int = 0
-    policy: str = "policy"
+    policy: str = DEFAULT_POLICY
     role: str | None = None
     span: str | None = None
     made: PromptOrigin = PromptOrigin.FRESH

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, inspect, select, text, update
 
+from leyden.records import DEFAULT_POLICY
 from leyden.store.errors import StoreUnusable
-from leyden.store.schema import attempts, meta, metadata, metrics, roles, rollouts
+from leyden.store.schema import attempts, meta, metadata, roles, rollouts
 
-SCHEMA = 8
+SCHEMA = 9
 
 
 def _add_output(connection: Connection) -> None:
@@ -75,8 +76,8 @@ def _add_listing(connection: Connection) -> None:
             connection.execute(steps, {"group": group, "step": int(found.group(1))})
     roles.create(connection)
     connection.execute(text("DROP INDEX ix_attempts_run_id"))
-    for index in (*attempts.indexes, *rollouts.indexes, *metrics.indexes):
-        if index.name in ("attempts_of_run", "rollouts_listed", "metrics_by_name"):
+    for index in (*attempts.indexes, *rollouts.indexes):
+        if index.name in ("attempts_of_run", "rollouts_listed"):
             index.create(connection)
     newest = "SELECT MAX(seq) FROM metrics GROUP BY run_id, name, step"
     connection.execute(text(f"DELETE FROM metrics WHERE seq NOT IN ({newest})"))
@@ -98,6 +99,13 @@ def _add_recent(connection: Connection) -> None:
     connection.execute(text("CREATE INDEX attempts_ended ON attempts (ended)"))
 
 
+def _add_policy_of_metrics(connection: Connection) -> None:
+    """Add the policy of metrics; those that were recorded are the default policy's."""
+    connection.execute(text(f"ALTER TABLE metrics ADD COLUMN policy VARCHAR NOT NULL DEFAULT '{DEFAULT_POLICY}'"))
+    connection.execute(text("DROP INDEX IF EXISTS metrics_by_name"))
+    connection.execute(text("CREATE INDEX metrics_by_name ON metrics (run_id, policy, name, step, value)"))
+
+
 STEPS: dict[int, Callable[[Connection], None]] = {
     2: _add_output,
     3: _add_scorings,
@@ -106,6 +114,7 @@ STEPS: dict[int, Callable[[Connection], None]] = {
     6: _add_listing,
     7: _add_deleted_responses,
     8: _add_recent,
+    9: _add_policy_of_metrics,
 }
 """Migrations by the version that they lead to, from the version before it."""
 

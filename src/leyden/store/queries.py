@@ -220,7 +220,7 @@ def list_metrics(connection: Connection, run: str, *, after: int, limit: int) ->
     require_run(connection, run)
     query = select(metrics).where(metrics.c.run_id == run, metrics.c.seq > after)
     rows = connection.execute(query.order_by(metrics.c.seq).limit(limit))
-    return [(row.seq, Metric(row.step, row.name, row.value, row.at)) for row in rows]
+    return [(row.seq, Metric(row.step, row.name, row.value, row.at, row.policy)) for row in rows]
 
 
 def latest_versions(connection: Connection, run: str) -> list[Version]:

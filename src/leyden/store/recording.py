@@ -92,12 +92,25 @@ def delete_response(tx: Transaction, run: str, attempt: str, call: str) -> int:
 
 
 def record_metrics(tx: Transaction, run: str, new: Sequence[Metric]) -> int:
-    """Record metrics of a run. One that was recorded before for the same step is replaced, as when a run resumes."""
+    """Record metrics of a run's policies. One that was recorded before for the same step is replaced."""
     _require_run(tx, run)
     if new:
-        _DELETE_METRIC.run_many(tx, ({"run": run, "with_name": m.name, "of_step": m.step} for m in new))
+        _DELETE_METRIC.run_many(
+            tx, ({"run": run, "of_policy": m.policy, "with_name": m.name, "of_step": m.step} for m in new)
+        )
         _ADD_METRIC.run_many(
-            tx, ({"run_id": run, "step": m.step, "name": m.name, "value": m.value, "at": m.at or tx.now} for m in new)
+            tx,
+            (
+                {
+                    "run_id": run,
+                    "policy": m.policy,
+                    "step": m.step,
+                    "name": m.name,
+                    "value": m.value,
+                    "at": m.at or tx.now,
+                }
+                for m in new
+            ),
         )
         tx.emit(run, EventKind.METRICS, run, step=max(metric.step for metric in new))
     return len(new)
@@ -254,10 +267,11 @@ _ADD_ROLE = insert_new(roles, "run_id", "role", "rollout_id")
 _DELETE_METRIC = Statement(
     delete(metrics).where(
         metrics.c.run_id == bindparam("run"),
+        metrics.c.policy == bindparam("of_policy"),
         metrics.c.name == bindparam("with_name"),
         metrics.c.step == bindparam("of_step"),
     )
 )
 _DELETE_RESPONSE = insert_new(deleted_responses, "attempt_id", "call_id")
-_ADD_METRIC = insert(metrics, "run_id", "step", "name", "value", "at")
+_ADD_METRIC = insert(metrics, "run_id", "policy", "step", "name", "value", "at")
 _ADD_VERSION = insert_new(versions, "run_id", "policy", "number", "at")

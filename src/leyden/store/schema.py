@@ -20,6 +20,8 @@ from sqlalchemy import (
     text,
 )
 
+from leyden.records import DEFAULT_POLICY
+
 metadata = MetaData()
 
 Serial = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows itself only in an INTEGER key
@@ -240,8 +242,9 @@ metrics = Table(
     Column("name", String, nullable=False),
     Column("value", Double, nullable=False),
     Column("at", Double, nullable=False),
+    Column("policy", String, nullable=False, server_default=text(f"'{DEFAULT_POLICY}'")),
     Index("metrics_of_run", "run_id", "seq"),
-    Index("metrics_by_name", "run_id", "name", "step", "value"),
+    Index("metrics_by_name", "run_id", "policy", "name", "step", "value"),
 )
 
 events = Table(

@@ -11,6 +11,7 @@ from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
 
 from leyden.outcomes import Ending
+from leyden.records import DEFAULT_POLICY
 from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.mapping import listed_rollout_from_row
@@ -43,7 +44,10 @@ _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
 
 
 def read_series(connection: Connection, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
-    """Return metrics by name, each with at most so many points; a name that ends in * selects by prefix."""
+    """Return metrics of the policy that a run trains, each with at most so many points.
+
+    A name that ends in * selects by prefix.
+    """
     last = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run))
     if last is None:
         require_run(connection, run)
@@ -53,7 +57,7 @@ def read_series(connection: Connection, run: str, names: Sequence[str], points: 
     columns = [metrics.c.name, func.max(metrics.c.step), func.avg(value)]
     if width > 1:
         columns += [func.min(value), func.max(value)]
-    query = select(*columns).where(metrics.c.run_id == run)
+    query = select(*columns).where(metrics.c.run_id == run, metrics.c.policy == trained_policy(connection, run))
     if names:
         query = query.where(or_(*map(_named, names)))
     query = query.group_by(metrics.c.name, metrics.c.step // width if width > 1 else metrics.c.step)
@@ -61,6 +65,13 @@ def read_series(connection: Connection, run: str, names: Sequence[str], points: 
     for name, *point in connection.execute(query.order_by(metrics.c.name, func.max(metrics.c.step))):
         found[name].append(point)
     return {name: Series(*map(tuple, zip(*rows, strict=True))) for name, rows in found.items()}
+
+
+def trained_policy(connection: Connection, run: str) -> str:
+    """Return the name of the policy that a run trains; a configuration that names none trains the default policy."""
+    config = decode_json(connection.scalar(select(runs.c.config).where(runs.c.id == run)) or b"null")
+    name = config.get("policy") if isinstance(config, dict) else None
+    return name if isinstance(name, str) else DEFAULT_POLICY
 
 
 def _named(name: str) -> ColumnElement[bool]:
@@ -157,7 +168,11 @@ def _curve(rewards: Sequence[StepRewards]) -> Series:
 
 def _clustered_errors(connection: Connection, run: str) -> dict[int, float]:
     """Return the standard errors of evaluations by step, which the trainer computes from the spread between tasks."""
-    query = select(metrics.c.step, metrics.c.value).where(metrics.c.run_id == run, metrics.c.name == "held_out/error")
+    query = select(metrics.c.step, metrics.c.value).where(
+        metrics.c.run_id == run,
+        metrics.c.policy == trained_policy(connection, run),
+        metrics.c.name == "held_out/error",
+    )
     return {row.step: row.value for row in connection.execute(query)}
 
 

@@ -1,8 +1,9 @@
 """Checkpoints: each is a folder that is complete or absent, from which a run resumes as if it had never stopped.
 
 `step-N` is a Hugging Face folder (weights as they are trained, the model's tokenizer), with the optimiser's moments,
-the run's state and checksums. Rollouts sampled after the last checkpoint are in the store; a resumed run trains on them
-again. A run does not resume from a damaged checkpoint but from the one before it.
+the state of the training and checksums. Each policy of a run has its own (`checkpoint_folders.py`). Rollouts sampled
+after the last checkpoint are in the store; a resumed run trains on them again. A run does not resume from a damaged
+checkpoint but from the one before it.
 """
 
 import errno
@@ -18,18 +19,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from leyden.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_steps, latest_checkpoint
 from leyden.config import ConfigError
 from leyden.records import DEFAULT_POLICY
 from leyden.rendering.known_models import remember_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE
-from leyden.trainer.checkpoint_files import (
-    CHECKSUMS_FILE,
-    STATE_FILE,
-    checkpoint_folder,
-    checkpoint_steps,
-    find_damage,
-    write_checksums,
-)
+from leyden.trainer.checkpoint_files import CHECKSUMS_FILE, find_damage, write_checksums
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.policy.loading import ModelSource
 from leyden.trainer.policy.policy import Policy
@@ -41,11 +36,11 @@ _RNG = "rng"
 
 
 class TrainerState(Struct, frozen=True):
-    """The progress of a run, apart from its weights."""
+    """The progress of the training of one policy, apart from its weights."""
 
     step: int = 0
     policy: str = DEFAULT_POLICY
-    """Name of the policy that is trained."""
+    """Name of the policy; a state that names none was written before policies had names."""
     position: int = 0
     """Position in the endless order of tasks."""
     version: int = 0
@@ -60,9 +55,7 @@ class TrainerState(Struct, frozen=True):
 class Checkpoints:
     """The checkpoints of one policy of a run: the newest few, and the best."""
 
-    def __init__(
-        self, run: Path, model: ModelSource, keep: int, policy: str = DEFAULT_POLICY, optimiser: bool = True
-    ) -> None:
+    def __init__(self, run: Path, policy: str, model: ModelSource, keep: int, optimiser: bool = True) -> None:
         """`model` is the one that the training started from; its tokenizer belongs to every checkpoint.
 
         With `optimiser` false the optimiser's moments are left out: a resumed run starts with new ones.
@@ -144,13 +137,13 @@ class CheckpointWeights:
         return self._policy.served_tensors()
 
 
-def restore_latest(run: Path, policy: Policy, warn: Callable[[str], None]) -> TrainerState:
+def restore_latest(run: Path, name: str, policy: Policy, warn: Callable[[str], None]) -> TrainerState:
     """Restore a policy from its newest checkpoint that is whole; return the first state where there is no checkpoint.
 
-    Damaged checkpoints are renamed to `step-N.damaged` and reported.
+    `name` is the policy's. Damaged checkpoints are renamed to `step-N.damaged` and reported.
     """
     damaged: list[Path] = []
-    while (folder := latest_checkpoint(run)) is not None:
+    while (folder := latest_checkpoint(run, name)) is not None:
         damage = find_damage(folder)
         if damage is None:
             try:
@@ -165,7 +158,7 @@ def restore_latest(run: Path, policy: Policy, warn: Callable[[str], None]) -> Tr
         warn(f"the checkpoint {folder.name} is damaged ({damage}): it is now {aside}, and the one before it is used")
     if damaged:
         raise ConfigError(f"every checkpoint in {run} is damaged: run the command again to begin at step 0")
-    return TrainerState()
+    return TrainerState(policy=name)
 
 
 def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
@@ -193,12 +186,6 @@ def _read_weights(folder: Path, policy: Policy) -> dict[str, torch.Tensor]:
     precision = torch.promote_types(policy.served.dtype, torch.float32)  # that of the master weights
     weights: dict[str, torch.Tensor] = AutoModelForCausalLM.from_pretrained(folder, dtype=precision).state_dict()
     return weights
-
-
-def latest_checkpoint(run: Path, policy: str = DEFAULT_POLICY) -> Path | None:
-    """Return the checkpoint to resume from."""
-    steps = checkpoint_steps(run, policy)
-    return checkpoint_folder(run, policy) / f"step-{steps[-1]}" if steps else None
 
 
 def read_state(folder: Path) -> TrainerState:

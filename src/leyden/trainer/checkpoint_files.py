@@ -3,18 +3,13 @@
 This module does not import torch.
 """
 
-import re
 import zlib
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from leyden.records import DEFAULT_POLICY
-
-STATE_FILE = "state.json"
 CHECKSUMS_FILE = "checksums.json"
-_NAME = re.compile(r"step-(\d+)")
 
 
 class FileChecksum(Struct, frozen=True):
@@ -22,20 +17,6 @@ class FileChecksum(Struct, frozen=True):
 
     bytes: int
     crc32: int
-
-
-def checkpoint_folder(run: Path, policy: str = DEFAULT_POLICY) -> Path:
-    """Return the folder of a policy's checkpoints: the run's for the default policy, else one of the policy's name."""
-    return run if policy == DEFAULT_POLICY else run / policy
-
-
-def checkpoint_steps(run: Path, policy: str = DEFAULT_POLICY) -> list[int]:
-    """Return the steps of which a policy has checkpoints."""
-    folder = checkpoint_folder(run, policy)
-    entries = folder.iterdir() if folder.is_dir() else ()
-    return sorted(
-        int(name[1]) for path in entries if (name := _NAME.fullmatch(path.name)) and (path / STATE_FILE).exists()
-    )
 
 
 def read_best_steps(state_file: Path) -> set[int]:

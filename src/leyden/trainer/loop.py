@@ -145,7 +145,7 @@ class Trainer:
         return metrics, publication
 
     async def _publish(self, update: WeightUpdate, version: int) -> Publication:
-        run, policy = self._config.run, self.state.policy
+        run, policy = self._config.run, self._config.policy
         with self._changing_weights():
             await self._remote.hold_calls(run, policy)
             publication = await self._engine.publish(update, version)
@@ -178,7 +178,7 @@ class Trainer:
             self._failures.add(done)
             succeeded = succeeded or any(_succeeded(episode) for episode in done)
             if step == 1 and again == 0:
-                self._warn(shared_weights(done, self._config.training.roles, self.state.policy))
+                self._warn(shared_weights(done, self._config.training.roles, self._config.policy))
             again += 1
         if not kept:
             await self._record_credits(step, report.accounting)
@@ -189,7 +189,7 @@ class Trainer:
         """Record on the server what the step computed for each call; a repeated step overwrites what it recorded."""
         for start in range(0, len(accounting.credits), _CREDITS_PER_REQUEST):
             some = tuple(accounting.credits[start : start + _CREDITS_PER_REQUEST])
-            await self._remote.record_credits(self._config.run, StepCredits(step, some, self.state.policy))
+            await self._remote.record_credits(self._config.run, StepCredits(step, some, self._config.policy))
 
     def _spec(self, name: str, step: int) -> GroupSpec:
         task = self._tasks.at(self.state.position)

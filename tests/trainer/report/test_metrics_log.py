@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from leyden.records import Call, VersionRun
+from leyden.records import DEFAULT_POLICY, Call, VersionRun
 from leyden.remote import Remote
 from leyden.trainer.batch.samples import StepAccounting
 from leyden.trainer.policy.policy import UpdateMetrics
@@ -26,11 +26,11 @@ def report(step: int, **fields: Any) -> StepReport:
 async def test_a_step_is_written_down_and_sent(remote: Remote, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     await remote.create_run(RunSpec("r"))
-    journal = MetricsLog(path, 0, remote, "r", ())
+    journal = MetricsLog(path, DEFAULT_POLICY, 0, remote, "r", ())
     journal.measured(0, EvaluationResult(0.25, 0.1, 4, {"succeeded": 4}), [])
     journal.step(report(1, held_out=EvaluationResult(0.5, 0.1, 4, {"succeeded": 3, "timeout": 1})), 0.0)
     await journal.close()
-    before, first = read_metrics(path)
+    before, first = read_metrics(path, DEFAULT_POLICY)
     assert before["held_out/reward"] == 0.25
     assert first["rollouts/requested"] == first["rollouts/trained"] + first["rollouts/excluded/lost"] == 4
     assert (first["held_out/reward"], first["held_out/timeout"]) == (0.5, 1)
@@ -38,7 +38,7 @@ async def test_a_step_is_written_down_and_sent(remote: Remote, tmp_path: Path) -
     assert first["tokens/trained"] == 30
     sent = (await remote.metrics("r")).metrics
     assert {metric.name: metric.value for metric in sent if metric.step == 1} == {
-        name: value for name, value in first.items() if name not in ("step", "time")
+        name: value for name, value in first.items() if name not in ("step", "time", "policy")
     }
 
 
@@ -55,24 +55,26 @@ def test_rewards_are_reported_by_role_and_kind_and_tokens_by_staleness() -> None
 async def test_a_resumed_run_removes_the_metrics_of_steps_that_are_repeated(remote: Remote, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(6)) + '{"step": 6, "rew')
-    MetricsLog(path, 3, remote, "r", ())
-    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3]
-    MetricsLog(path, 0, remote, "r", ())
-    assert read_metrics(path) == []
+    MetricsLog(path, DEFAULT_POLICY, 3, remote, "r", ())
+    assert [row["step"] for row in read_metrics(path, DEFAULT_POLICY)] == [0, 1, 2, 3]
+    MetricsLog(path, DEFAULT_POLICY, 0, remote, "r", ())
+    assert read_metrics(path, DEFAULT_POLICY) == []
 
 
 async def test_each_policy_writes_its_own_lines(remote: Remote, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     await remote.create_run(RunSpec("r"))
-    logs = [MetricsLog(path, 0, remote, "r", ()), MetricsLog(path, 0, remote, "r", (), "critic")]
+    logs = [MetricsLog(path, DEFAULT_POLICY, 0, remote, "r", ()), MetricsLog(path, "critic", 0, remote, "r", ())]
     for log in logs:
         log.step(report(1), 0.0)
         await log.close()
-    default, critic = read_metrics(path)
-    assert "policy" not in default and critic["policy"] == "critic"
-    assert default["tokens/trained"] == critic["critic/tokens/trained"] == 30
-    MetricsLog(path, 0, remote, "r", (), "critic")
-    assert read_metrics(path) == [default]
+    (default,), (critic,) = read_metrics(path, DEFAULT_POLICY), read_metrics(path, "critic")
+    assert (default["policy"], critic["policy"]) == (DEFAULT_POLICY, "critic")
+    assert default["tokens/trained"] == critic["tokens/trained"] == 30
+    sent = (await remote.metrics("r")).metrics
+    assert [one.policy for one in sent if one.name == "tokens/trained"] == [DEFAULT_POLICY, "critic"]
+    MetricsLog(path, "critic", 0, remote, "r", ())
+    assert read_metrics(path, DEFAULT_POLICY) == [default] and read_metrics(path, "critic") == []
 
 
 def test_a_curve_is_plotted_from_incomplete_metrics(tmp_path: Path) -> None:

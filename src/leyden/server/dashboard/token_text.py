@@ -4,17 +4,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from leyden.checkpoint_folders import latest_checkpoint
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 from leyden.server.service import ServerContext
 
 
 def tokenizer_of(service: ServerContext, policy: str, folder: Path | None = None) -> Tokenizer | None:
-    """Return the tokenizer of a served policy, or of the checkpoints in a folder (default: the home); None without."""
+    """Return the tokenizer of a served policy, or of its newest checkpoint in a run's folder (default: the home)."""
     if folder is None and service.gateway is not None and policy in service.gateway.models:
         return service.gateway.models[policy].tokenizer
     home = folder or service.settings.home
-    found = sorted(home.glob("step-*/tokenizer.json")) if home is not None else []
-    return _load(found[-1]) if found else None
+    checkpoint = latest_checkpoint(home, policy) if home is not None else None
+    return _load(checkpoint / "tokenizer.json") if checkpoint is not None else None
 
 
 @lru_cache(maxsize=8)  # every checkpoint has its own file

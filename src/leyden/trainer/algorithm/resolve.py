@@ -6,7 +6,6 @@ from typing import Any
 from msgspec import Struct
 
 from leyden.config import AlgorithmConfig, Config, ConfigError
-from leyden.records import DEFAULT_POLICY
 from leyden.rl import registry
 from leyden.rl.kl import ESTIMATES, Estimate
 from leyden.rl.registry import KINDS, IncompatibleAlgorithms, Kind, UnknownAlgorithm, declaration
@@ -43,7 +42,7 @@ class Algorithm(Struct, frozen=True):
         return self.kl_penalty is not None or self.objective.kl is not None
 
 
-def algorithm_of(config: Config, policy: str = DEFAULT_POLICY) -> Algorithm:
+def algorithm_of(config: Config) -> Algorithm:
     """Resolve the algorithm that a configuration names; raise a `ConfigError` that says what to change."""
     named = config.algorithm
     try:
@@ -54,7 +53,7 @@ def algorithm_of(config: Config, policy: str = DEFAULT_POLICY) -> Algorithm:
                 failure_reward=config.rollout.failure_reward,
                 roles=config.training.roles or None,
                 allow_biased_sampling=config.training.allow_biased_sampling,
-                policy=policy,
+                policy=config.policy,
             ),
             advantage_estimator=AdvantageEstimator(
                 credit=_function("credit", config),

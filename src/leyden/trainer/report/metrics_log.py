@@ -1,7 +1,7 @@
 """Writes the metrics of each step: a JSON line in the run's folder, the server's metrics, and the configured sinks.
 
-A line without a `policy` is the default policy's; another policy's metrics begin with its name. A run that resumes from
-a checkpoint removes the lines of later steps, which are repeated.
+Every line names its policy; one that names none was written before policies had names and is the default policy's. A
+run that resumes from a checkpoint removes the policy's lines of later steps, which are repeated.
 """
 
 import asyncio
@@ -28,9 +28,7 @@ _CLOSE_TIMEOUT_S = 10.0
 class MetricsLog:
     """Writes the metrics of every step of one policy."""
 
-    def __init__(
-        self, path: Path, step: int, remote: Remote, run: str, sinks: Sequence[Sink], policy: str = DEFAULT_POLICY
-    ) -> None:
+    def __init__(self, path: Path, policy: str, step: int, remote: Remote, run: str, sinks: Sequence[Sink]) -> None:
         self._path, self._remote, self._run, self._sinks = path, remote, run, sinks
         self._policy, self._last = policy, step
         self._sending: set[asyncio.Task[Any]] = set()
@@ -66,15 +64,11 @@ class MetricsLog:
             sink.close()
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:
-        named = {}
-        if self._policy != DEFAULT_POLICY:
-            named = {"policy": self._policy}
-            metrics = {f"{self._policy}/{name}": value for name, value in metrics.items()}
-        line = json.dumps({"step": step, "time": time.time(), **named, **metrics})
+        line = json.dumps({"step": step, "time": time.time(), "policy": self._policy, **metrics})
         _append(self._path, line)
         for sink in self._sinks:
             sink.write(step, metrics)
-        records = [Metric(step, name, value, time.time()) for name, value in metrics.items()]
+        records = [Metric(step, name, value, time.time(), self._policy) for name, value in metrics.items()]
         task = start_background(self._remote.record_metrics(self._run, records), "sending metrics to the server")
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
@@ -165,8 +159,12 @@ def evaluation_metrics(measured: EvaluationResult, split: str = "held_out") -> d
     return found | {f"{split}/pass_at_{k}": share for k, share in measured.pass_at.items()}
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read all lines, of all policies. A line that a crash cut short is skipped."""
+def read_metrics(path: Path, policy: str) -> list[dict[str, Any]]:
+    """Read the lines of a policy. A line that a crash cut short is skipped."""
+    return [line for line in _read_lines(path) if line.get("policy", DEFAULT_POLICY) == policy]
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -180,7 +178,7 @@ def _remove_after(path: Path, step: int, policy: str) -> None:
     """Remove a policy's lines after a step; after step 0 all of them, because the first evaluation is repeated."""
     kept = [
         line
-        for line in read_metrics(path)
+        for line in _read_lines(path)
         if line.get("policy", DEFAULT_POLICY) != policy or (step and line["step"] <= step)
     ]
     temporary = path.with_suffix(".draft")
