@@ -4,7 +4,7 @@ import pytest
 
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Metric, Purpose, Reward, Task
-from leyden.store import views
+from leyden.store import rollout_search, views
 from leyden.store.queue import LeaseQuery
 from leyden.store.run_digest import digest_run
 from leyden.store.store import Store
@@ -28,7 +28,7 @@ async def fill(store: Store) -> None:
 
 
 async def search(store: Store, **query: object) -> list[str]:
-    found = await store.read(views.search_rollouts, "r", RolloutQuery(**query))  # type: ignore[arg-type]
+    found = await store.read(rollout_search.search_rollouts, "r", RolloutQuery(**query))  # type: ignore[arg-type]
     assert found.total >= len(found.rollouts)
     return [rollout.id for rollout in found.rollouts]
 
@@ -40,7 +40,7 @@ async def test_rollouts_are_filtered_sorted_and_paged(store: Store) -> None:
     assert await search(store, role="checker") == ["step-2-0.0", "step-1-0.0"]
     assert await search(store, reward_from=0.25) == ["step-2-0.1", "step-1-0.1"]
     assert (await search(store, sort="-tokens"))[:2] == ["step-1-0.2", "step-2-0.2"]
-    lengths = [one.tokens for one in (await store.read(views.search_rollouts, "r", RolloutQuery())).rollouts]
+    lengths = [one.tokens for one in (await store.read(rollout_search.search_rollouts, "r", RolloutQuery())).rollouts]
     short = await search(store, tokens_to=min(lengths))
     assert (
         len(short)
@@ -49,12 +49,12 @@ async def test_rollouts_are_filtered_sorted_and_paged(store: Store) -> None:
         == len(short) + len(await search(store, tokens_from=min(lengths) + 1))
     )
     assert await search(store, sort="oldest", offset=1, limit=2) == ["step-1-0.1", "step-1-0.2"]
-    assert (await store.read(views.search_rollouts, "r", RolloutQuery(limit=1))).total == 6
+    assert (await store.read(rollout_search.search_rollouts, "r", RolloutQuery(limit=1))).total == 6
 
 
 async def test_failures_that_differ_in_numbers_are_one_group(store: Store) -> None:
     await fill(store)
-    found = await store.read(views.failures, "r")
+    found = await store.read(rollout_search.failures, "r")
     (group,) = found.groups
     assert (group.count, group.example, found.total) == (2, "step-2-0.2", 2)
     assert group.message == "line #: id # is missing"
@@ -91,7 +91,7 @@ async def test_rewards_of_many_steps_are_joined_into_points(store: Store) -> Non
     assert (joined.step, joined.count, joined.mean) == (2, 6, pytest.approx(1 / 6))
     assert joined.deviation == pytest.approx((1 / 15) ** 0.5)
     assert (digest.states, digest.purposes, digest.last_step) == ({"succeeded": 4, "agent_error": 2}, {"train": 6}, 2)
-    facets = await store.read(views.facets, "r", digest)
+    facets = await store.read(rollout_search.facets, "r", digest)
     assert facets.roles == ("checker", "writer")
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from leyden.episodes import Episode
 from leyden.records import Run, StepCredits
-from leyden.store import queries, views
+from leyden.store import fleet_queries, queries, rollout_search, views
 from leyden.store.database import Database
 from leyden.store.errors import NotFound
 from leyden.views import Fleet, RolloutListing, RolloutQuery, RunCard, Series
@@ -85,7 +85,7 @@ class StoredRuns:
 
     async def search(self, run: str, query: RolloutQuery) -> RolloutListing:
         """Return a page of the rollouts that match a query, and how many match."""
-        return self._read(views.search_rollouts, run, query)
+        return self._read(rollout_search.search_rollouts, run, query)
 
     async def cards(self) -> list[RunCard]:
         """Return state, step and reward of every run."""
@@ -97,7 +97,7 @@ class StoredRuns:
 
     async def fleet(self) -> Fleet:
         """Return workers and queue, without engines, which only a server knows."""
-        return self._read(views.read_fleet, time.time())
+        return self._read(fleet_queries.read_fleet, time.time())
 
     async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
         """Return metrics by step, each in at most so many points."""

@@ -8,7 +8,6 @@ tokens of a step are read while the next one runs. The thread sleeps while there
 import asyncio
 import logging
 import math
-import os
 import threading
 import time
 from asyncio import StreamReader, StreamWriter
@@ -16,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -26,20 +25,17 @@ from transformers import PreTrainedModel
 from leyden.engine.grammar import GrammarCompiler, GrammarError, GrammarMatcher
 from leyden.engine.protocol import EngineError, EngineRequest, Publication, SocketAddress, TokenChunk, WeightUpdate
 from leyden.engine.remote import EngineServer
-from leyden.engine.torch.device_llama import DeviceLlamaForward
-from leyden.engine.torch.forward import EngineForward, HubForward, RecomputeForward
+from leyden.engine.torch.forward import RecomputeForward
 from leyden.engine.torch.kv_cache import KVCache
-from leyden.engine.torch.llama import LlamaForward
 from leyden.engine.torch.prefix_cache import PrefixCache, Slot
 from leyden.engine.torch.request import ActiveRequest, Outputs, deliver_outputs
 from leyden.engine.torch.sampling import SampledBatch, sample_tokens
 from leyden.engine.torch.schedule import schedule_step
+from leyden.engine.torch.sizing import choose_forward, choose_threads, limit_length
 from leyden.engine.torch.transfer import to_device, trainers_stream
 
 log = logging.getLogger(__name__)
 
-SMALL_MODEL = 20_000_000
-"""Models with fewer parameters run on one thread: a second one would wait longer than it computes."""
 FLUSH_INTERVAL_S = 0.01
 """How often sampled tokens are delivered (first and last ones at once): waking a caller costs about one token."""
 DEFAULT_CONTEXT_LENGTH = 32_768
@@ -108,16 +104,16 @@ class TorchEngine:
         self.stats = EngineStats()
         on_gpu = model.device.type == "cuda"
         self._prefill_tokens = prefill_tokens or (GPU_PREFILL_TOKENS if on_gpu else CPU_PREFILL_TOKENS)
-        self._threads = threads or _threads(model)
+        self._threads = threads or choose_threads(model)
         dtype = dtype or (torch.bfloat16 if on_gpu else model.dtype)
         if kv_cache_bytes is None and on_gpu:
             kv_cache_bytes = int(GPU_KV_CACHE_SHARE * torch.cuda.mem_get_info(model.device)[0])
         if kv_cache_bytes is not None:
-            self._context_length = _limit_length(self._context_length, kv_cache_bytes, slots + 1, config, dtype)
+            self._context_length = limit_length(self._context_length, kv_cache_bytes, slots + 1, config, dtype)
         copies = on_gpu or dtype != model.dtype
         padding = 1 if copies else 0  # a slot for the rows that pad a captured step
         self._kv_cache = KVCache(slots + padding, self._context_length, dtype, model.device)
-        self._forward = _forward(model, self._kv_cache, copies)
+        self._forward = choose_forward(model, self._kv_cache, copies)
         recomputes = isinstance(self._forward, RecomputeForward)  # it has no KV cache to reuse
         self._prefix_cache = PrefixCache(slots, self._kv_cache, prefix_caching and not recomputes)
         self._sampled: Tensor | None = None
@@ -414,48 +410,8 @@ class TorchEngine:
         self._prefix_cache.invalidate()
 
 
-def _forward(model: PreTrainedModel, kv_cache: KVCache, copies: bool) -> EngineForward:
-    """Choose the fastest implementation that supports the model, one with its own weights where it `copies` them."""
-    if copies and DeviceLlamaForward.supports(model):
-        return DeviceLlamaForward(model, kv_cache)
-    if not copies and LlamaForward.supports(model):
-        return LlamaForward(model, kv_cache)
-    if HubForward.supports(model):
-        return HubForward(model, kv_cache)
-    return RecomputeForward(model, kv_cache.dtype)
-
-
-def _limit_length(context_length: int, limit: int, slots: int, config: Any, dtype: torch.dtype) -> int:
-    """Return the longest sequence with which the KV cache of all slots stays within a number of bytes."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    length = limit // (slots * 2 * config.num_hidden_layers * heads * size * dtype.itemsize)
-    if length >= context_length:
-        return context_length
-    log.warning(
-        "the KV cache of %d slots may have %.1f GiB: sequences are limited to %d tokens of the model's %d;"
-        " set `engine.slots` lower for longer ones",
-        slots,
-        limit / 2**30,
-        length,
-        context_length,
-    )
-    return int(length)
-
-
 def _sampling_error(request: ActiveRequest) -> str:
     matcher = request.sampler.matcher
     if matcher is not None and (error := matcher.error) is not None:
         return f"the grammar cannot be followed any further: {error}"
     return "the model's logits are not finite: its weights may have diverged"
-
-
-def _threads(model: PreTrainedModel) -> int:
-    """Return half of the cores, which leaves the rest to trainer and agents; 1 for a small model.
-
-    The threads of one operation wait for each other: with more threads than free cores a step takes many times as
-    long. On two busy cores, one thread sampled more tokens per second at 1 and 32 requests, and as many at 256.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL
-    return 1 if small else max(1, cores // 2)

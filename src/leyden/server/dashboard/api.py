@@ -14,7 +14,7 @@ from leyden.server.dashboard.token_text import tokenizer_of
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.http import Raw, Request
 from leyden.server.service import ServerContext
-from leyden.store import queries, views
+from leyden.store import fleet_queries, queries, rollout_search, views
 from leyden.store.errors import NotFound
 from leyden.views import (
     AttemptQuery,
@@ -92,19 +92,19 @@ async def run_rewards(service: ServerContext, request: Request[None, PointsQuery
 async def search_rollouts(service: ServerContext, request: Request[None, RolloutQuery]) -> RolloutListing:
     """Return a page of the rollouts that match the query."""
     run = request.path["run"]
-    return await service.run_stores.read(run, views.search_rollouts, run, request.query)
+    return await service.run_stores.read(run, rollout_search.search_rollouts, run, request.query)
 
 
 async def facets(service: ServerContext, request: Plain) -> Facets:
     """Return the values by which rollouts can be filtered."""
     run = request.path["run"]
-    return await service.run_stores.read(run, views.facets, run, await service.run_stores.digest(run))
+    return await service.run_stores.read(run, rollout_search.facets, run, await service.run_stores.digest(run))
 
 
 async def failures(service: ServerContext, request: Plain) -> Failures:
     """Group failed rollouts by message."""
     run = request.path["run"]
-    return await service.run_stores.read(run, views.failures, run)
+    return await service.run_stores.read(run, rollout_search.failures, run)
 
 
 async def view_rollout(service: ServerContext, request: Request[None, AttemptQuery]) -> RolloutView:
@@ -122,7 +122,7 @@ async def view_rollout(service: ServerContext, request: Request[None, AttemptQue
             raise NotFound(f"rollout {id!r} has no attempt {wanted}")
         episode = queries.get_episode(connection, run, attempt.id)
         tokenizers = {call.policy: tokenizer_of(service, call.policy, folder) for call in episode.calls}
-        siblings = views.group_rollouts(connection, run, detail.rollout.group)
+        siblings = rollout_search.group_rollouts(connection, run, detail.rollout.group)
         credits = queries.rollout_credits(connection, run, id)
         return rollout_view(
             detail, episode, siblings, credits, views.version_at(connection, run, attempt.ended), tokenizers
@@ -154,15 +154,15 @@ async def fleet(service: ServerContext, request: Plain) -> Fleet:
     models = service.gateway.models.values() if service.gateway is not None else ()
 
     def read(connection: Connection) -> Fleet:
-        versions = views.newest_versions(connection)
+        versions = fleet_queries.newest_versions(connection)
         return replace(
-            views.read_fleet(connection, time.time()),
+            fleet_queries.read_fleet(connection, time.time()),
             engines=tuple(_engine(model, versions.get(model.name)) for model in models),
             running=len(service.leases),
             refused=service.telemetry.count_refused(),
         )
 
-    others = await service.run_stores.read_active(lambda connection: views.read_fleet(connection, time.time()))
+    others = await service.run_stores.read_active(lambda connection: fleet_queries.read_fleet(connection, time.time()))
     return join_fleets(await service.store.read(read), [other for other in others if other.has_worker()])
 
 
