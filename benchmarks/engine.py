@@ -1,6 +1,6 @@
 """Sampled tokens per second of the embedded engine, beside `model.generate` and transformers' continuous batching.
 
-The bundled model on the CPU; 1, 32 and 256 requests that arrive at once, each with a prompt of its own, all of the same
+The bundled model on the CPU; 1, 32 and 256 requests that arrive at once, each with its own prompt, all of the same
 lengths, at temperature 1. The time includes the prompts, which are new for every round. The contenders alternate, and
 the best round of each counts. The engine and `model.generate` run with one thread (the engine's default for so small a
 model) and with one a core. Continuous batching has one round, and a quarter of the tokens: it is slow.

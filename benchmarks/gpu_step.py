@@ -2,7 +2,7 @@
 
 The agent is examples/sql: a writer, a checker and a rewriter, of which writer and rewriter are trained, over rows of
 Spider. A run is everything that `leyden train` is: server, durable store, agents in worker processes, gateway, engine,
-trainer, publishing of weights. Each engine has a run in a process of its own.
+trainer, publishing of weights. Each engine has a run in its own process.
 
     python examples/sql/prepare.py --data SPIDER TASKS
     python benchmarks/gpu_step.py --model MODEL --data TASKS --engine both --replay --out results/gpu_step
@@ -112,7 +112,7 @@ def settings(options: argparse.Namespace, engine: str, home: Path) -> list[str]:
 
 
 def train(words: Sequence[str], folder: Path, limit_s: float) -> tuple[float | None, Metrics]:
-    """A run in a process of its own; GPU memory, and what the process says of the device.
+    """A run in its own process; GPU memory, and what the process says of the device.
 
     At the time limit the run finishes its step, or is killed: the steps that are done count.
     """

@@ -94,7 +94,7 @@ async def run_cell(harness: Harness, dialect: str, stream: bool, timeout_s: floa
 async def _start(
     command: Sequence[str], harness: Harness, home: Path, url: str, key: str
 ) -> asyncio.subprocess.Process:
-    """Start a command of a harness with its own home, in a process group of its own."""
+    """Start a command of a harness with its own home, in its own process group."""
     environment = {
         "PATH": f"{Path(node()).parent}:{os.environ['PATH']}" if HOME.exists() else os.environ["PATH"],
         "HOME": str(home),

@@ -3,7 +3,7 @@
 The bundled model in float32 on the CPU; the same prompts in the same order, the same group, completions of exactly the
 same length, one AdamW update a step, no KL. Leyden is everything that `leyden train` is: a server with a durable store,
 a worker process in which an agent asks with the `openai` client through the gateway, the embedded engine, the trainer.
-TRL generates and scores in one process (peer_trl.py says how it is set up), in a virtual environment of its own
+TRL generates and scores in one process (peer_trl.py says how it is set up), in its own virtual environment
 (.bench/trl), with the number of threads and of micro-batches that is the fastest in a trial before; Leyden is as it
 comes. Lengths are equal because no token ends a completion, on both sides; rewards are random on both sides, so
 that every completion is trained on. The two take turns, in fresh runs whose first steps do not count.

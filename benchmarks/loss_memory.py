@@ -1,7 +1,7 @@
 """Peak memory of logprobs and their gradient, beside the naive way that has all logits at once.
 
 A head for a vocabulary of 151,936 over hidden states of 1,536 (those of Qwen2.5-1.5B), in bfloat16 on a GPU and in
-single precision on a CPU. Both give the same logprobs and the same gradients; each is measured in a process of its own,
+single precision on a CPU. Both give the same logprobs and the same gradients; each is measured in its own process,
 beyond the head, its gradient and the hidden states.
 
     python benchmarks/loss_memory.py
@@ -73,7 +73,7 @@ def _resident() -> int:
 
 
 def apart(way: str, tokens: int) -> dict[str, float]:
-    """A measurement in a process of its own."""
+    """A measurement in its own process."""
     command = [sys.executable, __file__, "--one", way, "--tokens", str(tokens)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])  # type: ignore[no-any-return]
 

@@ -21,7 +21,7 @@ before a rollout, the heartbeats of the workers, and the two further requests th
 returns it instead of emitting it.
 
 The session given to these functions must not cap its connections below the number of workers
-(`aiohttp.TCPConnector(limit=0)`): every real worker is a process with connections of its own.
+(`aiohttp.TCPConnector(limit=0)`): every real worker is a process with its own connections.
 """
 
 import ast

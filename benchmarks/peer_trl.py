@@ -1,4 +1,4 @@
-"""The peer half of the loop's benchmark: TRL's GRPOTrainer, run by the interpreter of an environment of its own.
+"""The peer half of the loop's benchmark: TRL's GRPOTrainer, run by the interpreter of its own environment.
 
     python benchmarks/peer_trl.py PLAN.json
 

@@ -3,7 +3,7 @@
 A lifecycle is: create a rollout, lease it, record three model calls of 500 tokens (200 given, 300 sampled, with
 logprobs), two spans and a reward, and finish. Leyden commits each step to disk before it answers; the peer keeps
 everything in memory. The same load generator drives both, over the same number of connections, one server after the
-other on the same machine; the peer lives in a virtual environment of its own (.bench/agentlightning).
+other on the same machine; the peer lives in its own virtual environment (.bench/agentlightning).
 
     python benchmarks/store.py                  both, at 1, 100 and 1,000 workers
     python benchmarks/store.py --soak 200000    Leyden alone: is memory flat?

@@ -166,7 +166,7 @@ def _resident() -> int:
 
 
 def apart(*arguments: object) -> float:
-    """The memory of one way in a process of its own."""
+    """The memory of one way in its own process."""
     command = [sys.executable, __file__, "--one", *map(str, arguments)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 

@@ -66,7 +66,7 @@ def ten_turns(task: dict[str, Any]) -> float:
 
 
 def three_roles(task: dict[str, Any]) -> float:
-    """A query is written, checked and corrected, twice: three roles, each with a prompt of its own."""
+    """A query is written, checked and corrected, twice: three roles, each with its own prompt."""
     query, remark = _ask("writer", task, ""), ""
     for _ in range(2):
         samples = json.dumps([[town, 1900 + len(query) % 90] for town in _TOWNS[: len(query) % 7]])

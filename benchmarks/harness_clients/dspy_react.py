@@ -1,4 +1,4 @@
-"""DSPy's ReAct. Each step is a prompt of its own with the steps so far in it, so no turn repeats an answer."""
+"""DSPy's ReAct. Each step is a new prompt with the steps so far in it, so no turn repeats an answer."""
 
 import os
 

@@ -1,6 +1,6 @@
 """Decodes bytes that agents, upstreams and remote servers send. A byte that is not UTF-8 is replaced, never an error.
 
-Every place that reads foreign bytes as text or JSON uses this module, so that one bad byte cannot change an outcome.
+Everything that reads foreign bytes as text or JSON uses this module, so that one bad byte cannot change an outcome.
 """
 
 import re

@@ -73,7 +73,7 @@ rollouts = Table(
     Column("run_id", _owned_by("runs.id"), nullable=False),
     Column("group_id", _owned_by("groups.id"), nullable=False, index=True),
     Column("task_id", String, nullable=False),
-    Column("place", Integer, nullable=False),
+    Column("place", Integer, nullable=False),  # its index in the group
     Column("purpose", String, nullable=False),
     Column("step", Integer),  # of the training that requested it
     Column("state", String, nullable=False),
