@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from smallepisodes import call, episode
+
+from leyden.config import read_config
 from leyden.records import DEFAULT_POLICY, Call, VersionRun
 from leyden.remote import Remote
 from leyden.trainer.batch.samples import StepAccounting
@@ -50,6 +53,14 @@ def test_rewards_are_reported_by_role_and_kind_and_tokens_by_staleness() -> None
     assert (found["reward/role/writer"], found["reward/role/critic"], found["reward/kind/easy"]) == (0.5, 1.0, 0.5)
     assert (found["staleness/mean"], found["staleness/max"]) == (0.5, 2)
     assert (found["length/call"], found["length/rollout"]) == (4, 2)
+
+
+def test_only_the_trained_policys_tokens_are_counted() -> None:
+    config = read_config({"run": "r", "agent": "a", "tasks": "t", "policy": "writer"})
+    calls = [call("a", 4, policy="writer"), call("b", 3, policy="judge"), call("c", 2, policy="upstream")]
+    one = StepReport(1, [], StepAccounting())
+    one.add_episodes([episode(0, 1.0, calls)], 0, config, False)
+    assert (one.lengths, one.rollout_lengths, one.sampled, one.rewards) == ([4], [4], 4, [1.0])
 
 
 async def test_a_resumed_run_removes_the_metrics_of_steps_that_are_repeated(remote: Remote, tmp_path: Path) -> None:

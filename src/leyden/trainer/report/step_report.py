@@ -54,10 +54,13 @@ class StepReport(Struct):
     held_out: EvaluationResult | None = None
 
     def add_episodes(self, episodes: Sequence[Episode], version: int, config: Config, automatic: bool) -> None:
-        """Add the tokens and rewards of rollouts; `version` is the newest one. Automatic rewards only where enabled."""
+        """Add the rewards of rollouts and the tokens of the trained policy's calls; `version` is its newest one.
+
+        Automatic rewards are added where they are enabled.
+        """
         kind = config.algorithm.normalize_by
         for episode in episodes:
-            self.count_tokens(episode.calls, version)
+            self.count_tokens([call for call in episode.calls if call.policy == config.policy], version)
             if automatic:
                 given = [reward for reward in episode.effective_rewards if reward.kind is RewardKind.AUTOMATIC]
                 self.signals.update(reward.name.partition("/")[0] for reward in given)
@@ -71,7 +74,7 @@ class StepReport(Struct):
                     self.by_kind.setdefault(str(episode.task.input.get(kind)), []).append(reward)
 
     def count_tokens(self, calls: Sequence[Call], version: int) -> None:
-        """Add the tokens of the calls of one rollout."""
+        """Add the tokens of some calls of one rollout."""
         self.lengths += [len(call.completion_ids) for call in calls]
         self.rollout_lengths.append(sum(len(call.completion_ids) for call in calls))
         for run in (run for call in calls for run in call.versions):
