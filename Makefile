@@ -7,12 +7,17 @@ DEMO := $(VENV)/demo-installed
 INSTALLED := $(VENV)/installed
 EXAMPLES := $(VENV)/examples-installed
 # Modules are compiled when they are first imported: most of what is installed never is.
-INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
+OPTIONS := --quiet --no-compile --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install $(OPTIONS) --editable
 
 .PHONY: demo examples test test-all seeds check format bench chaos fuzz harnesses vllm-env clean
 
+# The newest pip finds packages in half the time of the one that Python 3.11 brings. Where the machine's pip is too old to
+# install into another environment, the environment gets that one first.
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --without-pip $(VENV)
+	$(PYTHON) -m pip --python $@ install $(OPTIONS) pip || \
+	  { $(PYTHON) -m venv $(VENV) && $@ -m pip install $(OPTIONS) --upgrade pip; }
 
 # What the demo needs and nothing else: no test tools, no agent frameworks, no Ray.
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
