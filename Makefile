@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 DEMO := $(VENV)/demo-installed
 INSTALLED := $(VENV)/installed
 EXAMPLES := $(VENV)/examples-installed
-# Modules are compiled when they are first imported: most of what is installed never is.
+# Modules are compiled when they are first imported: most of what is installed never is. The results are kept also where
+# the environment says otherwise, as containers do: every run starts several processes.
+export PYTHONDONTWRITEBYTECODE :=
 OPTIONS := --quiet --no-compile --constraint constraints.txt
 INSTALL := $(BIN)/python -m pip install $(OPTIONS) --editable
 
