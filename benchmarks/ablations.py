@@ -52,7 +52,7 @@ STUDIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def settings_of(study: str, variant: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What one run sets beyond its agent's configuration."""
+    """Return what one run sets beyond its agent's configuration."""
     settings = dict(STUDIES[study][1][variant])
     size = {"steps": options.steps, "schedule": "constant", "learning_rate": options.learning_rate}
     settings["training"] = {**size, **settings.get("training", {})}
@@ -60,7 +60,7 @@ def settings_of(study: str, variant: str, options: argparse.Namespace) -> dict[s
 
 
 def run(study: str, variant: str, seed: int, options: argparse.Namespace) -> None:
-    """One training; writes its file."""
+    """Run one training and write its file."""
     path = options.out / study / f"{variant.replace(', ', '+').replace(' ', '_')}-{seed}.json"
     if path.exists():
         return

@@ -43,7 +43,7 @@ THRESHOLD = 0.6
 
 
 def measure(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One run: the reward of the task alone, step by step, and on tasks held out."""
+    """Train once; return the reward of the task alone, step by step, and on held-out tasks."""
     settings = [f"seed={seed}", f"training.steps={options.steps}", f"training.learning_rate={options.learning_rate}"]
     settings += ["training.schedule=constant", *(one.format(cost=options.tool_failed) for one in WAYS[way])]
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +86,7 @@ def difference(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[
 
 
 def main() -> None:
-    """All ways, seed by seed."""
+    """Measure all ways, seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=14)

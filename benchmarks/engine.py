@@ -36,7 +36,7 @@ Prompts = list[list[int]]
 
 
 def load() -> Any:
-    """The bundled model, or its shape with random weights where it is missing: speed does not depend on the weights."""
+    """Return the bundled model, or its shape with random weights where it is missing: its speed is the same."""
     folder = Path(leyden.__file__).parent / "models" / "spark"
     if (folder / "model.safetensors").exists():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

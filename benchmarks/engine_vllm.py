@@ -86,7 +86,7 @@ def best(run: Callable[[], int], expected: int, rounds: int) -> float:
 
 
 def measure_in_process(folder: str, options: argparse.Namespace) -> dict[int, dict[str, float]]:
-    """The embedded engine and `model.generate`."""
+    """Return the embedded engine and `model.generate`."""
     if folder in SHAPES:
         loaded: Any = AutoModelForCausalLM.from_config(SHAPES[folder], dtype=DTYPE)
     else:
@@ -143,7 +143,7 @@ class GatewayClient:
         self._url, self._headers, self._session = url, headers, session
 
     async def complete(self, number: int, content: str, tokens: int) -> int:
-        """One chat completion, streamed; its number of tokens."""
+        """Stream one chat completion; return its number of tokens."""
         body = {
             "model": "model",
             "messages": [{"role": "user", "content": content}],
@@ -218,13 +218,13 @@ async def measure_vllm(folder: str, options: argparse.Namespace, home: Path) -> 
 
 
 async def ask_directly(session: aiohttp.ClientSession, calls: Sequence[Call]) -> int:
-    """Every call at once; `generate_in_vllm` checks the length of each."""
+    """Make every call at once; `generate_in_vllm` checks the length of each."""
     await asyncio.gather(*(generate_in_vllm(session, call) for call in calls))
     return sum(call.completion_tokens for call in calls)
 
 
 async def ask_gateway(gateway: GatewayClient, texts: Sequence[str], tokens: int) -> int:
-    """Every call at once; the number of tokens."""
+    """Make every call at once; return the number of tokens."""
     return sum(await asyncio.gather(*(gateway.complete(at, text, tokens) for at, text in enumerate(texts))))
 
 

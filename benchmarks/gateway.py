@@ -93,7 +93,7 @@ async def drive(base: str, headers: list[Headers], clients: int, seconds: float)
 
 
 async def ask(session: aiohttp.ClientSession, base: str, headers: Headers, messages: Any = QUESTION) -> Any:
-    """One call, whole; the answer's document."""
+    """Make one call that is not streamed; return the answer's document."""
     body = {"model": "model", "messages": messages}
     async with session.post(f"{base}/v1/chat/completions", json=body, headers=headers) as reply:
         answer = await reply.json()
@@ -103,7 +103,7 @@ async def ask(session: aiohttp.ClientSession, base: str, headers: Headers, messa
 
 
 async def ask_streamed(session: aiohttp.ClientSession, base: str, headers: Headers) -> float:
-    """One call, streamed; the time to its first text."""
+    """Make one streamed call; return the time to its first text."""
     sent, first, answer = time.perf_counter(), None, ""
     body = {"model": "model", "messages": QUESTION, "stream": True}
     async with session.post(f"{base}/v1/chat/completions", json=body, headers=headers) as reply:
@@ -242,7 +242,7 @@ async def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 async def late_over_early(base: str, headers: Headers) -> dict[str, float]:
-    """The time of turn 20 over that of turn 2, medians of many conversations that grow to 16,000 tokens."""
+    """Return the time of turn 20 over that of turn 2, medians of many conversations that grow to 16,000 tokens."""
     tokens = 0
     early, late = [], []
     async with aiohttp.ClientSession() as session:
@@ -262,7 +262,7 @@ async def late_over_early(base: str, headers: Headers) -> dict[str, float]:
 
 
 async def measure_litellm(seconds: float, folder: Path, workers: int) -> dict[str, Any]:
-    """The same of LiteLLM."""
+    """Measure the same of LiteLLM."""
     with litellm_server(folder, workers) as base:
         await ready(base)
         await drive(base, [{}], 64, PEER_START_S)

@@ -86,7 +86,7 @@ async def measure_dialects(base: str, headers: list[Headers], clients: int, seco
 
 
 async def _drive(base: str, headers: list[Headers], name: str, stream: bool, seconds: float) -> dict[str, float]:
-    """One client for each of the headers, each asking again as soon as it has its answer."""
+    """Run one client for each of the headers; each makes its next call as soon as it has its answer."""
     dialect, times = DIALECTS[name], list[tuple[float, float]]()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         began = time.perf_counter()
@@ -108,7 +108,7 @@ async def _drive(base: str, headers: list[Headers], name: str, stream: bool, sec
 async def _ask(
     session: aiohttp.ClientSession, base: str, headers: Headers, dialect: BenchDialect, stream: bool
 ) -> tuple[float, float]:
-    """One call; the time to its first text and to its end."""
+    """Make one call; return the time to its first text and to its end."""
     sent, first, said = time.perf_counter(), 0.0, ""
     body = {"model": "model", "stream": stream, **dialect.body}
     async with session.post(f"{base}/v1/{dialect.path}", json=body, headers=headers) as reply:

@@ -88,7 +88,7 @@ class GpuMemory:
 
 
 def settings(options: argparse.Namespace, engine: str, home: Path) -> list[str]:
-    """What a run has on top of the example's configuration."""
+    """Return what a run has on top of the example's configuration."""
     rollouts = options.tasks * options.group
     chosen: dict[str, Any] = {
         "run": engine,
@@ -112,7 +112,7 @@ def settings(options: argparse.Namespace, engine: str, home: Path) -> list[str]:
 
 
 def train(words: Sequence[str], folder: Path, limit_s: float) -> tuple[float | None, Metrics]:
-    """A run in its own process; GPU memory, and what the process says of the device.
+    """Train in its own process; return the GPU memory, and what the process prints about the device.
 
     At the time limit the run finishes its step, or is killed: the steps that are done count.
     """
@@ -141,7 +141,7 @@ def train(words: Sequence[str], folder: Path, limit_s: float) -> tuple[float | N
 
 
 def step_episodes(run: Path, name: str, step: int) -> list[Episode]:
-    """All rollouts of a step, those that took the place of dropped groups included."""
+    """Return all rollouts of a step, including those that replaced dropped groups."""
     database = Database(run / "leyden.db", readonly=True)
     try:
         with database.reader.begin() as look:
@@ -169,7 +169,7 @@ def model_sizes(model: str) -> tuple[int, int]:
 def report(
     options: argparse.Namespace, rows: Sequence[Metrics], episodes: Sequence[Episode], memory: float | None, device: Any
 ) -> Metrics:
-    """The figures of one engine. What was not measured is None."""
+    """Return the figures of one engine. What was not measured is None."""
     counted = rows[1:] if len(rows) > 1 else rows
     whole = [sum(row.get(phase, 0.0) for phase in PHASES) for row in counted]
     split = sorted({name for row in counted for name in row if name.startswith("time/")})
@@ -227,7 +227,7 @@ async def replayed(options: argparse.Namespace, rollouts: Sequence[Sequence[Call
 
 
 def measure(options: argparse.Namespace, engine: str, home: Path) -> Metrics | None:
-    """One engine's run, its figures, and what is kept of it; None where no step was done."""
+    """Run one engine, keep its results and return its figures; None where no step was done."""
     folder = home / f"{engine}-measured"
     folder.mkdir(parents=True, exist_ok=True)
     words = settings(options, engine, home)
@@ -262,7 +262,7 @@ def _rounded(value: Any) -> Any:
 
 
 def print_table(engine: str, figures: Metrics) -> None:
-    """One engine's figures."""
+    """Print one engine's figures."""
     print(f"\n{engine}")
     for name, value in figures.items():
         if isinstance(value, dict):
@@ -306,7 +306,7 @@ def main() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that matter and are installed."""
+    """Return the versions of the packages that matter and are installed."""
     found = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -315,7 +315,7 @@ def versions() -> dict[str, str]:
 
 
 def rollout_limit() -> float:
-    """Of the example's configuration."""
+    """Return the time limit of the example's configuration."""
     return float(read_file(CONFIG)["rollout"]["time_limit_s"])
 
 

@@ -4,5 +4,5 @@ from zlib import crc32
 
 
 def noise(result: str) -> float:
-    """From 0 to 1, and the same for the same answer."""
+    """Return a number from 0 to 1, the same for the same answer."""
     return crc32(result.encode()) / 2**32

@@ -21,7 +21,7 @@ SIZE, PRODUCTS = 8192, 50
 
 
 def matmul_tflops() -> float:
-    """Of a large bfloat16 product."""
+    """Measure a large bfloat16 product."""
     left, right = torch.randn(2, SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
     for _ in range(5):
         left @ right

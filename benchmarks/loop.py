@@ -80,11 +80,11 @@ class Clock:
         self.steps: list[dict[str, float]] = []
 
     def spend(self, part: str, seconds: float) -> None:
-        """A part of the step in hand took so long."""
+        """Add the seconds of a part of the current step."""
         self._spent[part] = self._spent.get(part, 0.0) + seconds
 
     def pause(self, seconds: float) -> None:
-        """What happened just now is no part of any step."""
+        """Leave what happened just now out of every step."""
         self.checkpoints.append(seconds)
         self._began += seconds
 
@@ -94,7 +94,7 @@ class Clock:
             self.spend("sampling", self._engine.stats.busy_s - self._busy)
 
     def step(self, report: StepReport, left_s: float) -> None:
-        """A step is done."""
+        """Close the current step."""
         trained = sum(metrics.tokens for metrics in report.metrics)
         assert report.sampled == trained == self._rollouts * self._tokens, "completions differ in length, or are left"
         now, spent = time.perf_counter(), self._spent
@@ -111,7 +111,7 @@ class Clock:
         """There are no test tasks."""
 
     def warn(self, message: str) -> None:
-        """A few steps cannot collapse."""
+        """Do nothing: a few steps cannot collapse."""
 
 
 class TimedPolicy(Policy):
@@ -157,7 +157,7 @@ def ignore_stop_tokens(engine: TorchEngine) -> None:
 
 
 async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> dict[str, Any]:
-    """A run of ours, put together as `leyden train` does it, with a clock among its observers."""
+    """Return a run of ours, put together as `leyden train` does it, with a clock among its observers."""
     config = configure(plan)
     source = find_model(config.model, config.base)
     model = load_model(source, config.engine.dtype, training=True)
@@ -198,7 +198,7 @@ async def count_prompts(stack: LocalStack, config: Config) -> int:
 
 
 def configure(plan: dict[str, Any]) -> Config:
-    """The plan as a user would write it; what is not here is Leyden's default."""
+    """Return the plan as a user would write it; what is not here is Leyden's default."""
     return read_config(
         {
             "run": "loop",
@@ -228,7 +228,7 @@ def best_settings(plan: dict[str, Any]) -> dict[str, int]:
 
 
 def measure_trl(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The same of TRL, installed first where it is not."""
+    """Measure the same of TRL, and install it where it is missing."""
     python = PEER_HOME / "bin" / "python"
     if not (PEER_HOME / "ready").exists():
         print("installing the peer ...", flush=True)
@@ -252,7 +252,7 @@ def read_questions(needed: int) -> Tasks:
 
 
 def summary(seconds: Sequence[float]) -> dict[str, Any]:
-    """The middle, and how far it spreads."""
+    """Return the middle, and how far it spreads."""
     low, middle, high = statistics.quantiles(seconds, n=4)
     spread = [round(low, 4), round(high, 4)]
     return {

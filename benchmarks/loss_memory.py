@@ -29,7 +29,7 @@ ON_GPU = torch.cuda.is_available()
 
 
 def naive(head: nn.Linear, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The whole matrix of logits, and of their logarithms."""
+    """Return the whole matrix of logits, and of their logarithms."""
     scores = torch.log_softmax(head(hidden).float(), -1)
     with torch.no_grad():
         entropy = -(scores.exp() * scores).sum(-1)
@@ -42,7 +42,7 @@ def ours(head: nn.Linear, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tens
 
 
 def measure(way: str, tokens: int) -> dict[str, float]:
-    """The second of two rounds."""
+    """Return the second of two rounds."""
     torch.manual_seed(0)
     device, dtype = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
     head = nn.Linear(WIDTH, VOCABULARY, bias=False, device=device, dtype=dtype)
@@ -73,7 +73,7 @@ def _resident() -> int:
 
 
 def apart(way: str, tokens: int) -> dict[str, float]:
-    """A measurement in its own process."""
+    """Return a measurement in its own process."""
     command = [sys.executable, __file__, "--one", way, "--tokens", str(tokens)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])  # type: ignore[no-any-return]
 

@@ -71,7 +71,7 @@ CHECK_SAMPLES = 20
 
 
 def command(python: str, port: int) -> list[str]:
-    """The command that starts the server, where `python` is the interpreter of the environment of INSTALL.
+    """Return the command that starts the server, where `python` is the interpreter of the environment of INSTALL.
 
     It is `agl store` with its in-memory store in one process, which is the most that store supports: the
     server refuses `--n-workers` above 1 for it. The variable only keeps LiteLLM, which the package imports,
@@ -215,7 +215,7 @@ def _expect(condition: bool, what: str, reply: object) -> None:
 
 
 def _own(resource: Resource, rollout: str, attempt: str, sequence: int | None = None) -> Resource:
-    """The resource with the attributes by which the server tells whose spans these are."""
+    """Return the resource with the attributes by which the server tells whose spans these are."""
     owned = Resource()
     owned.CopyFrom(resource)
     owned.attributes.append(_key_value("agentlightning.rollout_id", rollout))
@@ -226,7 +226,7 @@ def _own(resource: Resource, rollout: str, attempt: str, sequence: int | None = 
 
 
 def _ended(span: Span, trace: bytes) -> Span:
-    """A copy of the span that ends now, in the trace given."""
+    """Return a copy of the span that ends now, in the trace given."""
     ended = Span()
     ended.CopyFrom(span)
     ended.trace_id = trace
@@ -237,7 +237,7 @@ def _ended(span: Span, trace: bytes) -> Span:
 
 
 def _span(name: str, attributes: dict[str, str | int | float], ok: bool) -> Span:
-    """What all the spans of one name share."""
+    """Return what all the spans of one name share."""
     return Span(
         name=name,
         kind=Span.SPAN_KIND_INTERNAL,

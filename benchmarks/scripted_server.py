@@ -25,7 +25,7 @@ LONG_ANSWER_TOKENS = 4_000
 
 
 def scripted() -> ServedModel:
-    """A model that says the same to everybody."""
+    """Return a model that says the same to everybody."""
     tokenizer = _tokenizer()
     return _served("model", tokenizer, tokenizer.encode(ANSWER + "<|im_end|>"), chunk_tokens=4, delay_s=0.0, slots=4096)
 

@@ -158,7 +158,7 @@ def leyden_server(home: Path, checkout: Path = THIS) -> Iterator[tuple[subproces
 
 @contextlib.contextmanager
 def peer_server() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """The peer's server, installed first where it is not: its process and its URL."""
+    """Start the peer's server, installed first where it is missing; yield its process and its URL."""
     python = PEER_HOME / "bin" / "python"
     if not (PEER_HOME / "ready").exists():
         print("installing the peer ...", flush=True)
@@ -232,7 +232,7 @@ async def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 async def measure_peer(seconds: float) -> dict[str, Any]:
-    """The same of the peer."""
+    """Measure the same of the peer."""
     numbers = itertools.count()
     with peer_server() as (process, base):
         async with aiohttp.ClientSession() as session:
@@ -251,7 +251,7 @@ def stored(home: Path) -> int:
 
 
 def summarise(rates: list[float], total: int, memory: int, disk: int) -> dict[str, Any]:
-    """What both sides report."""
+    """Return what both sides report."""
     return {
         **{f"at_{workers}": round(rate, 1) for workers, rate in zip(WORKERS, rates, strict=True)},
         "lifecycles": total,

@@ -40,7 +40,7 @@ SHOWN = 3
 
 
 def sort_answers(episode: Episode) -> list[tuple[str, str]]:
-    """The kind of every answer of an episode, with its text."""
+    """Return the kind of every answer of an episode, with its text."""
     broken = {signal.call.id for signal in find(episode) if signal.kind in BROKEN}
     return [
         (kind_of(call.response or {}, call.id in broken), json.dumps(call.response, ensure_ascii=False))
@@ -49,7 +49,7 @@ def sort_answers(episode: Episode) -> list[tuple[str, str]]:
 
 
 def kind_of(response: dict[str, Any], broken: bool) -> str:
-    """How one answer is written."""
+    """Return how one answer is written."""
     text = str(response.get("content") or "")
     if broken:
         return "malformed"

@@ -75,7 +75,7 @@ class Merging(Policy):
 
 
 def load_samples(run: str, copies: int) -> list[Sample]:
-    """The calls of a recorded run, as the trainer has them; `copies` groups of it, with other tokens each."""
+    """Return the calls of a recorded run, as the trainer has them: `copies` groups, each with other tokens."""
     rollouts = json.loads(gzip.decompress((HERE / "tree_runs" / f"{run}.json.gz").read_bytes()))
     samples = []
     for copy in range(copies):
@@ -105,7 +105,7 @@ def load_samples(run: str, copies: int) -> list[Sample]:
 
 
 def load_model(name: str) -> Any:
-    """The bundled model, or one of a known shape on the GPU."""
+    """Return the bundled model, or one of a known shape on the GPU."""
     torch.manual_seed(0)
     if name == "spark":
         return AutoModelForCausalLM.from_pretrained(
@@ -117,7 +117,7 @@ def load_model(name: str) -> Any:
 
 
 def policies(model: Any, tokens: int) -> dict[str, Policy]:
-    """The ways, of one model."""
+    """Return a policy of the same model for each way."""
     kinds = {"merged": Merging, "forced": Forced}
     return {
         way: kinds.get(way, Policy)(
@@ -128,7 +128,7 @@ def policies(model: Any, tokens: int) -> dict[str, Policy]:
 
 
 def measure(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[str, dict[str, float]]:
-    """The ways take turns, and of each the best round counts; the first also compiles."""
+    """Measure the ways in turn; of each the best round counts, and the first also compiles."""
     samples, model = load_samples(run, copies), load_model(name)
     found: dict[str, dict[str, float]] = {}
     for turn in range(rounds + 1):
@@ -148,7 +148,7 @@ def measure(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[
 
 
 def peak_mib(policy: Policy, samples: Sequence[Sample]) -> float:
-    """The most memory that is taken on the way, beyond weights and gradients."""
+    """Return the most memory that is taken on the way, beyond weights and gradients."""
     policy.accumulate(samples[:1], OldLogprobs(), OBJECTIVE)  # so that gradients are there
     if policy.model.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -166,13 +166,13 @@ def _resident() -> int:
 
 
 def apart(*arguments: object) -> float:
-    """The memory of one way in its own process."""
+    """Return the memory of one way in its own process."""
     command = [sys.executable, __file__, "--one", *map(str, arguments)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
 def compare(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[str, Any]:
-    """One run, all ways."""
+    """Compare all ways on one run."""
     ways = measure(name, run, copies, rounds, tokens)
     tree, samples, merged = ways["tree"], ways["rows"], ways["merged"]
     calls = [(*sample.prompt_ids, *sample.completion_ids) for sample in load_samples(run, copies)]
@@ -199,7 +199,7 @@ def compare(name: str, run: str, copies: int, rounds: int, tokens: int) -> dict[
 
 
 def main() -> None:
-    """Every model on every run."""
+    """Measure every model on every run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", nargs="+", choices=["spark", *SHAPES], default=["spark"])
     parser.add_argument("--copies", type=int, default=1, help="groups at once")

@@ -47,7 +47,7 @@ _ROLES = {
 
 
 def ten_turns(task: dict[str, Any]) -> float:
-    """A conversation of ten calls, each of which reads one passage more."""
+    """Return a conversation of ten calls, each of which reads one passage more."""
     system = (
         "You answer questions about old towns with the help of an archive. Look things up before you answer, one "
         "thing at a time, and name the passages that you used. If a passage does not help, ask for another."
@@ -66,7 +66,7 @@ def ten_turns(task: dict[str, Any]) -> float:
 
 
 def three_roles(task: dict[str, Any]) -> float:
-    """A query is written, checked and corrected, twice: three roles, each with its own prompt."""
+    """Have a query written, checked and corrected, twice, by three roles with their own prompts."""
     query, remark = _ask("writer", task, ""), ""
     for _ in range(2):
         samples = json.dumps([[town, 1900 + len(query) % 90] for town in _TOWNS[: len(query) % 7]])
@@ -76,7 +76,7 @@ def three_roles(task: dict[str, Any]) -> float:
 
 
 def one_turn(task: dict[str, Any]) -> float:
-    """One question, one answer."""
+    """Ask one question and take one answer."""
     _ask("writer", task, "")
     return 0.0
 

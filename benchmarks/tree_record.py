@@ -23,7 +23,7 @@ GROUPS = {"ten_turns": 8, "three_roles": 8, "one_turn": 16}
 
 
 async def record(name: str, group: int) -> None:
-    """One group of rollouts of one task."""
+    """Record one group of rollouts of one task."""
     with tempfile.TemporaryDirectory() as folder:
         tasks = Path(folder, "tasks.jsonl")
         tasks.write_text(json.dumps({"question": QUESTION}))  # noqa: ASYNC240 - a line
@@ -42,7 +42,7 @@ async def record(name: str, group: int) -> None:
 
 
 async def main() -> None:
-    """All three."""
+    """Record all three runs."""
     for name, group in GROUPS.items():
         await record(name, group)
 

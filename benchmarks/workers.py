@@ -107,7 +107,7 @@ async def measure(remote: Remote, name: str, agent: str, rollouts: int, options:
 
 
 async def measure_calls(remote: Remote, calls: int, threads: int) -> float:
-    """The limit: calls per second of the agent's function alone, for attempts that do not end."""
+    """Return the limit: calls per second of the agent's function alone, for attempts that do not end."""
     await remote.create_run(RunSpec("bare", RunSettings(lease_s=3600)))
     await remote.enqueue("bare", GroupSpec("bare", Task("t", {}), threads))
     leases = await remote.lease(LeaseRequest("w", threads, run="bare"))

@@ -12,7 +12,7 @@ connections = urllib3.PoolManager(maxsize=256)
 
 
 def ask(base: str, key: str) -> Any:
-    """One model call; the answer's text."""
+    """Make one model call; return the answer's text."""
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     reply = connections.request("POST", f"{base}/chat/completions", body=json.dumps(QUESTION), headers=headers)
     assert reply.status == 200, reply.data
@@ -20,5 +20,5 @@ def ask(base: str, key: str) -> Any:
 
 
 def answer(task: Any) -> float:
-    """An agent that asks once."""
+    """Return an agent that asks once."""
     return float(bool(ask(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])))

@@ -91,7 +91,7 @@ def conversation(rng: Random) -> Conversation:
 
 
 def plain(family: str, problem: Problem) -> tuple[list[Message], Offer]:
-    """A problem as the examples' agents ask it."""
+    """Return a problem as the examples' agents ask it."""
     return [chat_message("system", PLAIN_SYSTEMS[family]), chat_message("user", problem.question)], plain_offer(family)
 
 

@@ -109,12 +109,12 @@ COLUMNS = {
 
 
 def chat_message(role: str, content: str) -> Message:
-    """A message of text."""
+    """Return a message of text."""
     return {"role": role, "content": content}
 
 
 def called(name: str, content: str = "", **arguments: Any) -> Message:
-    """An assistant's tool call."""
+    """Return an assistant's tool call."""
     return {**chat_message("assistant", content), "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
 
 
@@ -124,7 +124,7 @@ def words(rng: Random) -> str:
 
 
 def prose(rng: Random) -> str:
-    """What stands in a document, or in an answer."""
+    """Return what stands in a document, or in an answer."""
     return " ".join((rng.choice(PROSE), *(words(rng) for _ in range(rng.randint(1, 4)))))
 
 
@@ -138,7 +138,7 @@ def chat(rng: Random) -> Conversation:
 
 
 def arithmetic(rng: Random) -> Conversation:
-    """A word problem, worked out with a calculator."""
+    """Return a word problem, worked out with a calculator."""
     who, other, thing = rng.choice(NAMES), rng.choice(NAMES), rng.choice(THINGS)
     a, b, c = rng.randint(2, 99), rng.randint(2, 999), rng.randint(2, 20)
     question, expression, value = rng.choice(
@@ -165,7 +165,7 @@ def arithmetic(rng: Random) -> Conversation:
 
 
 def sql(rng: Random) -> Conversation:
-    """A question about a table, with a query that may fail first."""
+    """Return a question about a table, with a query that may fail first."""
     table = rng.choice(tuple(COLUMNS))
     columns = COLUMNS[table]
     column, key, number = rng.choice(columns[1:]), rng.choice(columns), rng.randint(1, 500)
@@ -206,7 +206,7 @@ def sql(rng: Random) -> Conversation:
 
 
 def lookup(rng: Random) -> Conversation:
-    """A question that documents answer, or do not."""
+    """Return a question that documents answer, or do not."""
     name, topic = rng.choice(NAMES), rng.choice(TOPICS)
     question = rng.choice(
         ("Where was {} born?", "Which book did {} write?", "In which year did {} win the prize?", "Who is {}?")

@@ -47,7 +47,7 @@ def summarise(rollouts: list[Rollout], samples: int) -> dict[str, Any]:
 
 
 def kind_of(one: Rollout) -> str:
-    """What sort of problem it is, within its family."""
+    """Return what sort of problem it is, within its family."""
     facts = one.problem.facts
     if one.family == "arithmetic":
         return "+".join(facts["cues"])
@@ -55,7 +55,7 @@ def kind_of(one: Rollout) -> str:
 
 
 def form(model: LlamaForCausalLM, tokenizer: Tokenizer, number: int, batch: int, least: int) -> dict[str, Any]:
-    """How well any conversation is gone on with, whatever its tools, where at least so many tokens came before."""
+    """Measure how well conversations with any tools are continued, where at least so many tokens came before."""
     turns: list[tuple[list[int], list[Any], Any]] = []
     index = 0
     while len(turns) < number:

@@ -24,7 +24,7 @@ _START, _END = _tokenizer.encode("<|im_start|>assistant\n"), _tokenizer.encode("
 
 
 def lesson(seed: int, index: int) -> Lesson:
-    """The tokens of one conversation, at most spark's positions, and a mark on each that is to be learned."""
+    """Return the tokens of one conversation, at most spark's positions, and a mark on each that is to be learned."""
     messages, tools, _ = conversation(Random(f"{seed}/{index}"))
     ids = _tokenizer.apply_chat_template(messages, tools=tools or None)[:POSITIONS]
     learned = np.zeros(len(ids), dtype=bool)
@@ -45,14 +45,14 @@ def _chunk(interval: tuple[int, int, int]) -> list[Lesson]:
 
 
 def lessons(seed: int, number: int, processes: int) -> list[Lesson]:
-    """The first `number` lessons of a seed, made side by side."""
+    """Return the first `number` lessons of a seed, made side by side."""
     intervals = [(seed, start, min(start + CHUNK, number)) for start in range(0, number, CHUNK)]
     with get_context("fork").Pool(processes) as pool:
         return [one for chunk in pool.imap(_chunk, intervals) for one in chunk]
 
 
 def batches(taught: list[Lesson], tokens: int, seed: int) -> Iterator[Lesson]:
-    """All lessons once: rows of like length, padded with 0, about so many tokens a batch, in random order.
+    """Yield all lessons once: rows of like length, padded with 0, about so many tokens a batch, in random order.
 
     Widths are few (steps of a fifth or so), so that a GPU meets the same shapes again.
     """

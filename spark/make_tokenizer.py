@@ -41,14 +41,14 @@ PIECES = r"\n|\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|[^\S\n]+(?!\S)|[^\S\n]+"
 
 
 def texts(template: str) -> Iterator[str]:
-    """The corpus as spark reads it, without the marks, which are no text."""
+    """Yield the corpus as spark reads it, without the marks, which are no text."""
     marks = re.compile("|".join(map(re.escape, (*SPECIAL, *MARKS))))
     for messages, tools in conversations():
         yield from filter(None, marks.split(chat_template.render(template, messages, tools=tools)))
 
 
 def make_tokenizer(template: str) -> str:
-    """The text of tokenizer.json."""
+    """Return the text of tokenizer.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(PIECES), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
@@ -68,7 +68,7 @@ def make_tokenizer(template: str) -> str:
 
 
 def make_config(template: str) -> str:
-    """The text of tokenizer_config.json."""
+    """Return the text of tokenizer_config.json."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": POSITIONS,

@@ -40,7 +40,7 @@ class Rollout:
 
 
 def read(completion: str, tools: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]], bool]:
-    """The text of a completion, the calls in it, and whether all of it has the right form."""
+    """Return the text of a completion, the calls in it, and whether all of it has the right form."""
     offered = {tool["function"]["name"]: set(tool["function"]["parameters"]["properties"]) for tool in tools}
     text, valid = completion.removesuffix(END), completion.endswith(END)
     calls = []
@@ -61,7 +61,7 @@ def read(completion: str, tools: list[dict[str, Any]]) -> tuple[str, list[dict[s
 def complete(
     model: LlamaForCausalLM, tokenizer: Tokenizer, prompts: list[list[int]], temperature: float
 ) -> list[list[int]]:
-    """One completion of each prompt, to its end or to the length allowed."""
+    """Sample one completion of each prompt, to its end or to the length allowed."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=model.device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
@@ -84,7 +84,7 @@ def roll(
     temperature: float = 1.0,
     batch: int = 1024,
 ) -> list[Rollout]:
-    """One rollout of each problem, as the examples' agents ask it."""
+    """Run one rollout of each problem, as the examples' agents ask it."""
     rollouts = [Rollout(family, problem, *plain(family, problem)) for problem in problems]
     for _ in range(TURNS):
         open_ones = [one for one in rollouts if one.text is None and (not one.valid or one.valid[-1])]

@@ -48,7 +48,7 @@ def config() -> LlamaConfig:
 
 
 def loss_of(model: LlamaForCausalLM, batch: Any, device: str) -> torch.Tensor:
-    """The mean loss over the tokens that assistants said."""
+    """Return the mean loss over the tokens that assistants said."""
     ids, learned = (torch.from_numpy(rows).to(device, non_blocking=True) for rows in batch)
     with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
@@ -57,7 +57,7 @@ def loss_of(model: LlamaForCausalLM, batch: Any, device: str) -> torch.Tensor:
 
 
 def teach(options: argparse.Namespace, say: Any) -> LlamaForCausalLM:
-    """One model, from nothing."""
+    """Train one model from scratch."""
     began = time.monotonic()
     checks = list(batches(lessons(CHECK_SEED, min(options.lessons // 10, 2000), options.processes), options.tokens, 0))
     taught = lessons(options.seed, options.lessons, options.processes)

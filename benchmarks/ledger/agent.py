@@ -22,12 +22,12 @@ client = OpenAI()
 
 
 def solve(task: dict[str, Any]) -> list[str | None]:
-    """The result of each entry."""
+    """Return the result of each entry."""
     return [fill_in(entry["question"], str(entry["answer"])) for entry in task["entries"]]
 
 
 def fill_in(question: str, balance: str) -> str | None:
-    """What stands after #### in the model's last message."""
+    """Return what stands after #### in the model's last message."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     for _ in range(TRIES):
         reply = client.chat.completions.create(

@@ -36,7 +36,7 @@ async def calculator(expression: str) -> str:
 
 
 async def solve(task: dict[str, Any], system: str = SYSTEM) -> str:
-    """The answer to a question. AutoGen's agents keep their conversation, so each question has a new one."""
+    """Return the answer to a question. AutoGen's agents keep their conversation, so each question has a new one."""
     assistant = AssistantAgent(
         "solver", model, tools=[calculator], system_message=system, max_tool_iterations=MAX_CALLS
     )
@@ -45,7 +45,7 @@ async def solve(task: dict[str, Any], system: str = SYSTEM) -> str:
 
 
 def parse_answer(text: str) -> str:
-    """What follows the last ####; without one, the last number of the text."""
+    """Return what follows the last ####; without one, the last number of the text."""
     _, mark, answer = text.rpartition("####")
     numbers = re.findall(r"-?[\d,]*\.?\d+", text)
     return answer.strip() if mark or not numbers else numbers[-1]

@@ -21,7 +21,7 @@ class Solver:
         self._started = False
 
     async def __call__(self, task: dict[str, Any]) -> str:
-        """The assistant's answer to a question."""
+        """Return the assistant's answer to a question."""
         if not self._started:
             await self._workbench.start()
             self._started = True

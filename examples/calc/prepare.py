@@ -20,7 +20,7 @@ SOURCE = "https://raw.githubusercontent.com/openai/grade-school-math/master/grad
 
 
 def read_lines(data: Path | None, split: str, source: str) -> Iterator[str]:
-    """The lines of a split, from a folder or from the dataset's repository."""
+    """Yield the lines of a split, from a folder or from the dataset's repository."""
     if data is None:
         with urllib.request.urlopen(f"{source}/{split}.jsonl") as response:
             yield from (line.decode() for line in response)
@@ -31,7 +31,7 @@ def read_lines(data: Path | None, split: str, source: str) -> Iterator[str]:
 
 
 def tasks(lines: Iterable[str], split: str) -> Iterator[dict[str, Any]]:
-    """What the agent and the reward function are given."""
+    """Yield what the agent and the reward function are given."""
     for number, line in enumerate(lines):
         row = json.loads(line)
         answer = float(row["answer"].rpartition("####")[2].replace(",", ""))

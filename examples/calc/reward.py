@@ -14,6 +14,6 @@ def reward(task: dict[str, Any], result: str) -> float:
 
 
 def parse_number(text: str) -> float | None:
-    """The number of an answer such as `42`, `$1,200.50` or `18 eggs.`; None where there is none, or more than one."""
+    """Return the number of an answer such as `42`, `$1,200.50` or `18 eggs.`; None for none, or more than one."""
     found = NUMBER.fullmatch(text.strip())
     return None if found is None else float(found[1].replace(",", ""))

@@ -8,5 +8,5 @@ SYSTEM = "Use the calculator, then answer after ####."
 
 
 async def solve(task: dict[str, Any]) -> str:
-    """The answer to a question."""
+    """Return the answer to a question."""
     return await agent.solve(task, SYSTEM)

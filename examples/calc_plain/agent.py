@@ -40,7 +40,7 @@ def solve(task: dict[str, Any]) -> str | None:
 
 
 def solve_greedily(task: dict[str, Any]) -> str | None:
-    """The same at temperature 0."""
+    """Answer a question at temperature 0."""
     return converse(task["question"], temperature=0)
 
 
@@ -66,7 +66,7 @@ def reward(task: dict[str, Any], result: str | None) -> float:
 
 
 def calculate(arguments: str) -> str:
-    """The tool."""
+    """Return the tool."""
     try:
         value = evaluate(ast.parse(json.loads(arguments)["expression"], mode="eval").body)
     except (SyntaxError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:

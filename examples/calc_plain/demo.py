@@ -65,7 +65,7 @@ def main(**settings: Any) -> None:
 
 
 def transcript(episode: Episode) -> str:
-    """A rollout in a few lines."""
+    """Return a rollout in a few lines."""
     last = episode.calls[-1]
     lines = []
     for message in (*episode.messages(last)[1:], last.response):

@@ -22,7 +22,7 @@ client = AsyncAnthropic()
 
 
 async def solve(task: dict[str, Any]) -> str:
-    """What the model writes after ####; empty where it does not come to an end."""
+    """Return what the model writes after ####; empty where it does not end."""
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
     model = os.environ.get("ANTHROPIC_MODEL", "claude")
     for _ in range(MAX_CALLS):
@@ -40,7 +40,7 @@ async def solve(task: dict[str, Any]) -> str:
 
 
 def use_tool(block: Any) -> dict[str, Any]:
-    """The result of a tool call. A failure is marked as one, which Anthropic's API can say."""
+    """Return the result of a tool call. A failure is marked as one, which Anthropic's API can say."""
     result = {"type": "tool_result", "tool_use_id": block.id}
     try:
         return {**result, "content": calculate(block.input["expression"])}
@@ -49,7 +49,7 @@ def use_tool(block: Any) -> dict[str, Any]:
 
 
 def calculate(expression: str) -> str:
-    """The value of numbers and + - * / ( )."""
+    """Return the value of numbers and + - * / ( )."""
     if not EXPRESSION.fullmatch(expression) or "**" in expression:
         raise ValueError("invalid syntax")
     value = round(eval(expression), 4)

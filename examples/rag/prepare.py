@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def open_text(path: Path) -> TextIO:
-    """A text file that may be packed."""
+    """Return a text file that may be packed."""
     if path.suffix == ".xz":
         return lzma.open(path, "rt", encoding="utf-8")
     if path.suffix == ".gz":
@@ -42,14 +42,14 @@ def open_text(path: Path) -> TextIO:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file of JSON lines, one at a time."""
+    """Yield the rows of a file of JSON lines, one at a time."""
     with open_text(path) as file:
         for line in file:
             yield json.loads(line)
 
 
 def read_passages(path: Path) -> Iterator[Passage]:
-    """The passages of a corpus, one at a time."""
+    """Yield the passages of a corpus, one at a time."""
     if ".tsv" not in path.name:
         yield from (Passage(row["title"], row["text"]) for row in read_rows(path))
         return
@@ -59,7 +59,7 @@ def read_passages(path: Path) -> Iterator[Passage]:
 
 
 def tasks(rows: Iterable[Row], fold: str, index: Path) -> Iterator[Row]:
-    """What the agent and the reward function are given."""
+    """Yield what the agent and the reward function are given."""
     for row in rows:
         if row["fold"] == fold and row["complete"]:
             asked = {key: row[key] for key in ("id", "question", "answer")}

@@ -19,14 +19,14 @@ def reward(task: dict[str, Any], result: str) -> float:
 
 
 def f1(said: str, gold: str) -> float:
-    """The harmonic mean of precision and recall over words, without case, articles and punctuation."""
+    """Return the harmonic mean of precision and recall over words, without case, articles and punctuation."""
     said_words, gold_words = words(said), words(gold)
     common = sum((Counter(said_words) & Counter(gold_words)).values())
     return 2 * common / (len(said_words) + len(gold_words)) if common else 0.0
 
 
 def words(text: str) -> list[str]:
-    """The words of an answer, normalised as SQuAD's evaluation does, except that a hyphen separates words."""
+    """Return the words of an answer, normalised as SQuAD's evaluation does, except that a hyphen separates words."""
     return ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
 
 

@@ -9,5 +9,5 @@ rag.REMINDER = ""
 
 
 async def solve(task: dict[str, Any]) -> str:
-    """The agent's answer; the first search is the model's too."""
+    """Return the agent's answer; the first search is the model's too."""
     return await rag.answer(task["question"], rag.corpus_of(task))

@@ -24,7 +24,7 @@ EXPRESSION = re.compile(r"[\d\s.+*/()-]+")
 
 
 async def solve(task: dict[str, Any]) -> str:
-    """What the model writes after ####; empty where it does not come to an end."""
+    """Return what the model writes after ####; empty where it does not end."""
     url = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
     headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
     body: dict[str, Any] = {"model": os.environ.get("OPENAI_MODEL", "scratch"), "tools": [CALCULATOR]}
@@ -46,7 +46,7 @@ async def solve(task: dict[str, Any]) -> str:
 
 
 def calculate(arguments: str) -> str:
-    """The tool: the value of numbers and + - * / ( ), or what is wrong with them."""
+    """Return the tool: the value of numbers and + - * / ( ), or what is wrong with them."""
     try:
         expression = json.loads(arguments)["expression"]
         if not EXPRESSION.fullmatch(expression) or "**" in expression:

@@ -100,7 +100,7 @@ def after_check(state: State) -> str:
 
 
 def build(prompts: dict[str, ChatPromptTemplate]) -> Any:
-    """The graph, compiled."""
+    """Return the graph, compiled."""
     graph, roles = StateGraph(State), Roles(prompts)
     graph.add_node("writer", roles.write)
     graph.add_node("database", run)
@@ -118,19 +118,19 @@ graph = build(PROMPTS)
 
 
 async def solve(task: dict[str, Any]) -> str:
-    """The query that the agent settles on."""
+    """Return the query that the agent settles on."""
     return await answer(graph, task, SAMPLE_ROWS)
 
 
 async def answer(graph: Any, task: dict[str, Any], sample_rows: int) -> str:
-    """The query that a graph settles on, where its model sees so many rows of each table."""
+    """Return the query that a graph settles on, where its model sees so many rows of each table."""
     schema = describe(task["database"], sample_rows)
     final = await graph.ainvoke({"question": task["question"], "database": task["database"], "schema": schema})
     return str(final["query"])
 
 
 def show_rows(columns: Sequence[str], rows: Sequence[Any]) -> str:
-    """What a query returned, in a few lines."""
+    """Return what a query returned, in a few lines."""
     lines = [", ".join(map(show_value, row)) for row in rows[:ROWS_SHOWN]]
     if len(rows) > ROWS_SHOWN:
         lines.append("...")
@@ -138,7 +138,7 @@ def show_rows(columns: Sequence[str], rows: Sequence[Any]) -> str:
 
 
 def parse_query(text: str) -> str:
-    """The first SQL statement of an answer: from a fenced block, or plain between other paragraphs."""
+    """Return the first SQL statement of an answer: from a fenced block, or plain between other paragraphs."""
     blocks = [block.strip() for block in FENCED.findall(text) if block.strip()]
     plain = PLAIN.search(text)
     found = blocks[0] if blocks else plain.group() if plain else text
@@ -146,6 +146,6 @@ def parse_query(text: str) -> str:
 
 
 def parse_verdict(text: str) -> bool:
-    """The last verdict in an answer; without one the query stands."""
+    """Return the last verdict in an answer; without one the query stands."""
     verdicts = VERDICT.findall(text)
     return not verdicts or str(verdicts[-1]).upper() == "CORRECT"

@@ -32,7 +32,7 @@ def problems(split: Split, number: int) -> list[Problem]:
 
 
 def write_database(problem: Problem, path: Path) -> None:
-    """The problem's table as a SQLite file."""
+    """Write the problem's table as a SQLite file."""
     path.unlink(missing_ok=True)
     connection = sqlite3.connect(path)
     try:

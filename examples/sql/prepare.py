@@ -19,7 +19,7 @@ SPLITS = ("train", "dev")
 
 
 def read_rows(data: Path, split: str) -> list[dict[str, Any]]:
-    """The rows of a split."""
+    """Return the rows of a split."""
     plain, packed = data / f"{split}.json", data / f"{split}.json.xz"
     with plain.open(encoding="utf-8") if plain.exists() else lzma.open(packed, "rt", encoding="utf-8") as file:
         rows: list[dict[str, Any]] = json.load(file)
@@ -27,7 +27,7 @@ def read_rows(data: Path, split: str) -> list[dict[str, Any]]:
 
 
 def tasks(rows: list[dict[str, Any]], split: str, folder: Path) -> Iterator[dict[str, str]]:
-    """What the agent and the reward function are given."""
+    """Yield what the agent and the reward function are given."""
     for number, row in enumerate(rows):
         if row["gold"] == "ok":
             database = folder / "database" / row["db_id"] / f"{row['db_id']}.sqlite"

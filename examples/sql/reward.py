@@ -29,7 +29,7 @@ def reward(task: dict[str, Any], result: str) -> float:
 
 @lru_cache(maxsize=4096)
 def gold_rows(database: str, query: str) -> Rows:
-    """The gold result. A gold query that fails is an error of the data, and no zero."""
+    """Return the gold result. A gold query that fails is an error of the data, and no zero."""
     return execute(database, query, limit_s=GOLD_LIMIT_S)
 
 
@@ -54,7 +54,7 @@ def same_result(gold: Sequence[Row], found: Sequence[Row], ordered: bool) -> boo
 
 
 def columns_of(rows: Sequence[Row]) -> list[Row]:
-    """A result by columns, with floats rounded as far as the order of a sum may change them."""
+    """Return a result by columns, with floats rounded as far as the order of a sum may change them."""
     return [tuple(map(_rounded, column)) for column in zip(*rows, strict=True)]
 
 

@@ -11,7 +11,7 @@ CELL_CHARACTERS = 40
 
 @lru_cache(maxsize=1024)
 def describe(database: str, sample_rows: int = SAMPLE_ROWS) -> str:
-    """The schema with sample rows, as SQL with comments."""
+    """Return the schema with sample rows, as SQL with comments."""
     connection = connect(database)
     try:
         tables = connection.execute(
@@ -30,6 +30,6 @@ def describe(database: str, sample_rows: int = SAMPLE_ROWS) -> str:
 
 
 def show_value(value: object) -> str:
-    """One cell, cut where it is long."""
+    """Return the text of one cell, shortened where it is long."""
     text = "NULL" if value is None else repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= CELL_CHARACTERS else f"{text[:CELL_CHARACTERS]}..."

@@ -18,5 +18,5 @@ graph = build(PROMPTS)
 
 
 async def solve(task: dict[str, Any]) -> str:
-    """The query that the agent settles on."""
+    """Return the query that the agent settles on."""
     return await answer(graph, task, sample_rows=0)

@@ -39,7 +39,7 @@ _OPERATIONS: dict[type, Any] = {
 
 
 def calculate(expression: str) -> str:
-    """The calculator: the value of an expression of numbers and + - * / ( ), or `Error: ...`."""
+    """Return the calculator: the value of an expression of numbers and + - * / ( ), or `Error: ...`."""
     try:
         value = round(_value(ast.parse(expression.strip(), mode="eval").body), 4)
     except ZeroDivisionError:
@@ -103,7 +103,7 @@ def _numbers(rng: Random, operations: list[str], large: bool) -> list[int]:
 
 
 def _answer(phrasing: Phrasing, numbers: list[int]) -> int | None:
-    """The answer, if it is a sensible one: whole, positive, and so on the way to it."""
+    """Return the answer, if it is a sensible one: whole, positive, and so on the way to it."""
     for steps in range(1, len(phrasing.cues) + 1):
         operations = [CUES[cue].operation for cue in phrasing.cues[:steps]]
         text = calculate(_expression([str(number) for number in numbers], operations))
@@ -135,7 +135,7 @@ def check(problem: Problem, text: str) -> bool:
 
 
 def teach(problem: Problem, rng: Random, offer: Offer, style: Style) -> list[Message]:
-    """What an erring teacher does with a problem, to the final answer."""
+    """Return what an erring teacher does with a problem, to the final answer."""
     cues = [CUES[cue] for cue in problem.facts["cues"]]
     sentence = rng.choice(("There are {} " + problem.facts["things"] + ".", "It is {}.", "The result is {}."))
     if chance(rng, max(cue.direct for cue in cues)):

@@ -112,7 +112,7 @@ FORMS = ("openai", "bare", "langchain", "agents", "autogen")
 
 
 def described(form: str, name: str, description: str, parameters: dict[str, str]) -> dict[str, Any]:
-    """A tool as one of the common clients sends it."""
+    """Return a tool as one of the common clients sends it."""
     properties: dict[str, Any] = {}
     for parameter, kind in parameters.items():
         spoken = parameter.replace("_", " ")
@@ -139,13 +139,13 @@ def described(form: str, name: str, description: str, parameters: dict[str, str]
 
 
 def plain_offer(family: str) -> Offer:
-    """The one tool of the examples."""
+    """Return the one tool of the examples."""
     name, parameter, description = KINDS[family].plain
     return Offer([described("bare", name, description, {parameter: "string"})], name, parameter)
 
 
 def offer(rng: Random, family: str) -> Offer:
-    """The tools of a conversation: in a third of cases the examples' one, otherwise anything."""
+    """Return the tools of a conversation: in a third of cases the examples' one, otherwise anything."""
     if chance(rng, 0.33):
         return plain_offer(family)
     form = rng.choice(FORMS)
@@ -171,7 +171,7 @@ def offer(rng: Random, family: str) -> Offer:
 
 
 def named(rng: Random, usual: str) -> str:
-    """The usual name of something, with more to it, or any name at all."""
+    """Return the usual name of something, with more to it, or any name at all."""
     kind = rng.random()
     if kind < 0.4:
         return usual
@@ -197,12 +197,12 @@ def identifier(rng: Random) -> str:
 
 
 def chat_message(role: str, content: str) -> Message:
-    """A message of text."""
+    """Return a message of text."""
     return {"role": role, "content": content}
 
 
 def called(offer: Offer, *arguments: str, content: str = "") -> Message:
-    """The tool to use, called once for each argument."""
+    """Return the tool to use, called once for each argument."""
     calls = [
         {"type": "function", "function": {"name": offer.name, "arguments": {offer.parameter: argument}}}
         for argument in arguments

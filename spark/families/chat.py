@@ -50,7 +50,7 @@ REFUSALS = ("I am sorry, but I cannot help with that.", "I cannot help with that
 
 
 def exchange(rng: Random) -> list[Message]:
-    """A question and its answer."""
+    """Return a question and its answer."""
     kind, topic = rng.random(), rng.choice((*TOPICS, *NAMES))
     if kind < 0.2:
         asked, answer = rng.choice(GREETINGS).format("spark"), rng.choice(WELCOMES)

@@ -58,7 +58,7 @@ _ASIDE = ("{} wants to know: {}", "This is for {}. {}", "I met {} today. {}")
 
 
 def problem(rng: Random, split: Split) -> Problem:
-    """A question of a split, with its documents."""
+    """Return a question of a split, with its documents."""
     return problem_of_split(_random_problem, rng, split)
 
 
@@ -153,7 +153,7 @@ def check(problem: Problem, text: str) -> bool:
 
 
 def teach(problem: Problem, rng: Random, offer: Offer, style: Style) -> list[Message]:
-    """What an erring teacher does with a question, to the final answer."""
+    """Return what an erring teacher does with a question, to the final answer."""
     facts, search = problem.facts, tool(problem)
     sentence = rng.choice(("It is {}.", "I found {}.", "The documents say {}."))
     if chance(rng, DIRECT):

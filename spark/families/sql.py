@@ -68,7 +68,7 @@ _UNSEEN = {
 
 
 def problem(rng: Random, split: Split) -> Problem:
-    """A question of a split, with the table that answers it."""
+    """Return a question of a split, with the table that answers it."""
     return problem_of_split(_random_problem, rng, split)
 
 
@@ -102,7 +102,7 @@ def _random_problem(rng: Random, split: Split) -> Problem:
 
 
 def right(facts: dict[str, Any]) -> dict[str, Any]:
-    """The parts of the right query."""
+    """Return the parts of the right query."""
     word = facts["word"]
     parts = {"column": facts["column"], "name": facts["name"], "aggregate": RIGHT.get(word), "condition": True}
     return {**parts, "sign": RIGHT.get(word), "end": "DESC" if word == "highest" else "ASC", "quotes": True}
@@ -135,7 +135,7 @@ def _run(facts: dict[str, Any], query: str) -> list[tuple[Any, ...]]:
 
 
 def tool(problem: Problem) -> Tool:
-    """The problem's database, read only: rows as JSON, or SQLite's complaint."""
+    """Return the problem's database, read only: rows as JSON, or SQLite's complaint."""
 
     def execute(query: str) -> str:
         try:
@@ -160,7 +160,7 @@ def check(problem: Problem, text: str) -> bool:
 
 
 def err(problem: Problem, rng: Random) -> dict[str, Any]:
-    """The parts of the query that an erring teacher has in mind."""
+    """Return the parts of the query that an erring teacher has in mind."""
     facts = problem.facts
     parts = right(facts)
     if chance(rng, WRONG_COLUMN):
@@ -183,12 +183,12 @@ def err(problem: Problem, rng: Random) -> dict[str, Any]:
 
 
 def query(problem: Problem, parts: dict[str, Any]) -> str:
-    """The query of such parts."""
+    """Return the query of such parts."""
     return _query(problem.facts, parts)
 
 
 def teach(problem: Problem, rng: Random, offer: Offer, style: Style) -> list[Message]:
-    """What an erring teacher does with a question, to the final answer."""
+    """Return what an erring teacher does with a question, to the final answer."""
     facts, execute = problem.facts, tool(problem)
     sentence = rng.choice(("It is {}.", "The " + facts["column"] + " is {}.", "I found {}."))
     numeric = not isinstance(problem.answer, str)

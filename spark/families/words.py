@@ -31,22 +31,22 @@ _END = ("den", "vik", "lo", "mann", "ton", "sky", "ley", "berg", "dal", "ner", "
 
 
 def surname(rng: Random) -> str:
-    """A family name, of 240."""
+    """Return a family name, of 240."""
     return rng.choice(_BEGIN) + rng.choice(_END)
 
 
 def person(rng: Random) -> str:
-    """A full name."""
+    """Return a full name."""
     return f"{rng.choice(NAMES)} {surname(rng)}"
 
 
 def title(rng: Random) -> str:
-    """A book's title."""
+    """Return a book's title."""
     first = rng.choice(("Silent", "Golden", "Lost", "Broken", "Distant", "Empty", "Hidden", "Last", "Red", "Cold"))
     second = ("River", "Garden", "Island", "Mountain", "Winter", "Letter", "Bridge", "Voice", "Station", "Harbor")
     return f"{first} {rng.choice(second)}"
 
 
 def company(rng: Random) -> str:
-    """A company's name."""
+    """Return a company's name."""
     return f"{surname(rng)} {rng.choice(('Works', 'Brothers', 'Trading', 'Company', 'House'))}"

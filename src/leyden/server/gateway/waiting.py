@@ -17,12 +17,12 @@ class WaitTimer:
         self._since: float | None = None
 
     def begin(self) -> None:
-        """The call waits from now on."""
+        """Start an interval, unless one is open."""
         if self._since is None:
             self._since = time.time()
 
     def end(self) -> None:
-        """The call waits no longer."""
+        """End the open interval."""
         self._intervals = list(self.intervals())
         self._since = None
 
