@@ -27,11 +27,14 @@ class EngineRequest(Struct, frozen=True):
     stop_ids: tuple[int, ...]
     """Sampling one of these ends the completion; the stop token is part of it."""
     max_tokens: int
+    """At least 1, or 0 with `prompt_logprobs`."""
     session: str
     """Requests of one session share prefixes: an engine may keep their KV cache."""
     top_logprobs: int = 0
     grammar: str | None = None
     """The grammar that the completion must follow; see `leyden.engine.grammar`."""
+    prompt_logprobs: bool = False
+    """Whether the first chunk has the logprobs of the prompt's tokens, with `top_logprobs` alternatives each."""
 
 
 class TokenChunk(Struct, frozen=True):
@@ -45,6 +48,10 @@ class TokenChunk(Struct, frozen=True):
     allowed: tuple[float, ...] = ()
     """For each token under a grammar: the probability of all tokens that the grammar allowed, 0 where it was one."""
     finish: FinishReason | None = None
+    prompt_logprobs: tuple[float, ...] = ()
+    """For each token of the prompt but the first: its logprob after those before it, at temperature 1."""
+    prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """As `top`, for the tokens of `prompt_logprobs`."""
 
 
 class EngineError(Exception):

@@ -32,6 +32,13 @@ class ScriptedEngine:
         """Return the script's tokens, chunk by chunk."""
         if self._keep_requests:
             self.requests.append(request)
+        if request.prompt_logprobs:
+            following = request.prompt_ids[1:]
+            top = tuple(((id, 0.0),) * min(1, request.top_logprobs) for id in following)
+            finish: FinishReason | None = None if request.max_tokens else "length"
+            yield TokenChunk((), (), self.version, (), (), finish, (0.0,) * len(following), top)
+            if finish is not None:
+                return
         script = self.script(request)
         ids = tuple(script[: request.max_tokens])
         stop = next((at + 1 for at, id in enumerate(ids) if id in request.stop_ids), None)
@@ -44,7 +51,7 @@ class ScriptedEngine:
                 if min(chunk) < 0:
                     raise EngineError("the script makes the engine fail here")
                 done += len(chunk)
-                finish: FinishReason | None = None if done < len(ids) else "stop" if stop else "length"
+                finish = None if done < len(ids) else "stop" if stop else "length"
                 top = tuple(((id, 0.0),) * min(1, request.top_logprobs) for id in chunk)
                 yield TokenChunk(chunk, (0.0,) * len(chunk), self.version, top, finish=finish)
         except (GeneratorExit, asyncio.CancelledError):

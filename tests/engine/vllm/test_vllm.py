@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 import torch
+from msgspec.structs import replace
 from spark_vllm import (
     SPARK,
     changed,
@@ -66,6 +67,19 @@ async def test_two_turns_have_the_logprobs_of_the_model(engine: VllmEngine) -> N
     turn = await collect(engine, request(second))
     assert close(logprobs(turn), scored(model, second, ids(turn)))
     assert versions(turn) == [0] * 24
+
+
+@pytest.mark.parametrize("tokens", [0, 5])
+async def test_the_logprobs_of_a_prompt_are_those_of_the_model(engine: VllmEngine, tokens: int) -> None:
+    model, given = spark(), prompt(9, 40)
+    wanted = replace(request(given, tokens), prompt_logprobs=True, top_logprobs=2)
+    first, *others = await collect(engine, wanted)
+    assert close(list(first.prompt_logprobs), scored(model, given[:1], given[1:]))
+    with torch.no_grad():
+        best = torch.log_softmax(model(torch.tensor([given])).logits[0, :-1].float(), -1).topk(2)[0]
+    assert close([top[0][1] for top in first.prompt_top], best[:, 0].tolist())
+    assert len(ids([first, *others])) == tokens
+    assert [chunk.finish for chunk in (first, *others)][-1] == "length"
 
 
 async def test_tokens_are_streamed_and_the_last_chunk_says_why_there_are_no_more(engine: VllmEngine) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
+from msgspec.structs import replace
 
 from leyden.engine.connect import connect
 from leyden.engine.protocol import EngineError, EngineRequest, Publication, VllmAddress
@@ -53,6 +54,23 @@ def test_both_names_of_a_token_are_understood(named: dict[str, object]) -> None:
     logprobs = found.choices[0].logprobs
     assert logprobs is not None
     assert wire.top(logprobs.content[0], 2) == ((3, -0.5),)
+
+
+def test_the_logprobs_of_a_prompt_are_read_from_an_answer_that_is_not_streamed() -> None:
+    request = replace(REQUEST, top_logprobs=2, prompt_logprobs=True)
+    sent = json.loads(wire.prompt_logprobs_body(request))
+    assert sent["stream"] is False and sent["sampling_params"]["prompt_logprobs"] == 2
+    second = {"2": {"logprob": -3.0, "rank": 9}, "7": {"logprob": -0.5}, "8": {"logprob": -1.0}}
+    third = {"3": {"logprob": -0.1}, "4": {"logprob": -9999.0}}
+    answer = {"choices": [{"token_ids": [9], "finish_reason": "length"}], "prompt_logprobs": [None, second, third]}
+    (event,) = wire.events(json.dumps(answer).encode())
+    wanted = (-3.0, -0.1), (((7, -0.5), (8, -1.0)), ((3, -0.1),))
+    assert wire.prompt_logprobs(event, (1, 2, 3), 2) == wanted
+    assert wire.prompt_logprobs(event, (1, 2, 3), 0) == (wanted[0], ())
+    with pytest.raises(EngineError, match="logprobs of the prompt"):
+        wire.prompt_logprobs(event, (1, 5, 3), 2)
+    with pytest.raises(EngineError, match="logprobs of the prompt"):
+        wire.prompt_logprobs(event, (1, 2, 3, 4), 2)
 
 
 def test_an_error_event_is_raised_in_one_line() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from leyden.engine.torch.decode_graphs import DecodeGraphs
-from leyden.engine.torch.forward import Segment, replace_unread
+from leyden.engine.torch.forward import Segment, logit_rows, replace_unread
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.llama import is_llama_like
 from leyden.engine.torch.slot_attention import PREFILL_ROWS, attend, store, tile_segments
@@ -114,7 +114,7 @@ class DeviceLlamaForward:
         device = self._kv_cache.device
         tiles = to_device(tile_segments(segments, self._tile_tokens), device)
         hidden = self._hidden(to_device(inputs, device), tiles, self._tile_tokens)
-        return self._logits(hidden[to_device(ends[needed] - 1, device)])
+        return self._logits(hidden[to_device(logit_rows(segments), device)])
 
     def _decode(self, inputs: Tensor) -> Tensor:
         _, slots, positions = inputs

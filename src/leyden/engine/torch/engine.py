@@ -25,11 +25,11 @@ from transformers import PreTrainedModel
 from leyden.engine.grammar import GrammarCompiler, GrammarError, GrammarMatcher
 from leyden.engine.protocol import EngineError, EngineRequest, Publication, SocketAddress, TokenChunk, WeightUpdate
 from leyden.engine.remote import EngineServer
-from leyden.engine.torch.forward import RecomputeForward
+from leyden.engine.torch.forward import RecomputeForward, Segment
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.prefix_cache import PrefixCache, Slot
 from leyden.engine.torch.request import ActiveRequest, Outputs, deliver_outputs
-from leyden.engine.torch.sampling import SampledBatch, sample_tokens
+from leyden.engine.torch.sampling import SampledBatch, prompt_logprobs, sample_tokens
 from leyden.engine.torch.schedule import schedule_step
 from leyden.engine.torch.sizing import choose_forward, choose_threads, limit_length
 from leyden.engine.torch.transfer import to_device, trainers_stream
@@ -216,10 +216,11 @@ class TorchEngine:
 
     def _check(self, request: EngineRequest) -> None:
         ids, room = request.prompt_ids, self._context_length - len(request.prompt_ids)
-        if not ids or room < 1 or request.max_tokens < 1:
+        least = 0 if request.prompt_logprobs else 1
+        if not ids or request.max_tokens < least or room < min(1, request.max_tokens):
             raise EngineError(
                 f"a prompt of {len(ids)} tokens and a completion of {request.max_tokens}: the model takes"
-                f" prompts of 1 to {self._context_length - 1} tokens, and a completion has at least 1"
+                f" prompts of 1 to {self._context_length - 1} tokens, and a completion has at least {least}"
             )
         if not 0 <= min(ids) <= max(ids) < self._vocabulary:
             raise EngineError(f"the prompt has token ids outside of the model's 0 to {self._vocabulary - 1}")
@@ -333,8 +334,12 @@ class TorchEngine:
             segments = [segment for _, segment in schedule]
             longest = max(segment.end for segment in segments)
             self._kv_cache.reserve(longest, [slot.computed for slot in self._prefix_cache.slots])
-            logits = self._forward(segments, self._sampled)
-            sampling = [(slot, slot.request) for slot, one in schedule if one.needs_logits and slot.request is not None]
+            logits = self._add_prompt_logprobs(schedule, self._forward(segments, self._sampled))
+            sampling = [
+                (slot, slot.request)
+                for slot, one in schedule
+                if one.needs_logits and slot.request is not None and slot.request.finish is None
+            ]
             for slot, segment in schedule:
                 slot.computed = segment.end
                 if len(segment.ids) > 1 or (slot.request and segment.start < len(slot.request.request.prompt_ids)):
@@ -346,6 +351,43 @@ class TorchEngine:
             self._read_tokens()
         elif before is not None:
             self._append_tokens(before)
+
+    def _add_prompt_logprobs(self, schedule: list[tuple[Slot, Segment]], logits: Tensor) -> Tensor:
+        """Give requests the logprobs of their prompts, and finish those that want nothing else.
+
+        Returns the logits to sample from: those after the last token of a segment.
+        """
+        if not any(slot.request is not None and slot.request.needs_prompt_logprobs for slot, _ in schedule):
+            return logits
+        kept: list[int] = []
+        finished: list[Slot] = []
+        failures: Outputs = []
+        row = 0
+        for slot, segment in schedule:
+            rows = logits[row : row + segment.logit_rows]
+            row += len(rows)
+            request = slot.request
+            if request is not None and request.needs_prompt_logprobs:
+                prompt = request.request.prompt_ids
+                following = prompt[segment.start + 1 : segment.end + 1]
+                if following and segment.needs_all_logits:
+                    tokens = prompt_logprobs(rows[: len(following)], following, request.sampler.top_logprobs)
+                    request.add_prompt_logprobs(segment.start, tokens)
+                    if not all(math.isfinite(logprob) for logprob, _ in tokens):
+                        failures.append((request, EngineError(_sampling_error(request))))
+                        request.cancelled = True
+                if segment.end == len(prompt):
+                    request.end_prompt()
+                if request.finish is not None:
+                    finished.append(slot)
+                    continue
+            if segment.needs_logits:
+                kept.append(row - 1)
+        deliver_outputs(failures)
+        if finished:
+            self._flush()
+            self._prefix_cache.release(finished)
+        return logits[kept]
 
     def _start_sampling(self, logits: Tensor, sampling: list[tuple[Slot, ActiveRequest]]) -> RunningStep:
         sampled = sample_tokens(logits, [request.sampler for _, request in sampling])

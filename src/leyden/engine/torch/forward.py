@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
@@ -29,24 +30,39 @@ class Segment(NamedTuple):
     ids: Sequence[int]
     needs_logits: bool
     """Whether the logits after its last token are needed."""
+    needs_all_logits: bool = False
+    """Whether the logits after each of its tokens are needed."""
 
     @property
     def end(self) -> int:
         """The number of computed tokens afterwards."""
         return self.start + len(self.ids)
 
+    @property
+    def logit_rows(self) -> int:
+        """After how many of its last tokens the logits are needed."""
+        return len(self.ids) if self.needs_all_logits else int(self.needs_logits)
+
 
 class EngineForward(Protocol):
     """Computes a step. Segments of one token come first, ordered by slot; then the longer ones."""
 
     def __call__(self, segments: Sequence[Segment], sampled: Tensor | None = None) -> Tensor:
-        """Return logits of [segment that needs them, vocabulary], in float32.
+        """Return logits of [token, vocabulary] after the last `logit_rows` tokens of each segment, in float32.
 
         `sampled` holds the last sampled id of every slot, for segments of one `UNREAD` token.
         """
 
     def refresh(self) -> None:
         """Update whatever is derived from the weights, which have changed."""
+
+
+def logit_rows(segments: Sequence[Segment]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Return the indices, among the tokens of all segments, of those after which logits are needed."""
+    ends = np.cumsum([len(segment.ids) for segment in segments])
+    counts = np.array([segment.logit_rows for segment in segments])
+    firsts = np.repeat(ends - counts - (counts.cumsum() - counts), counts)
+    return np.asarray(firsts + np.arange(len(firsts)), np.int64)
 
 
 def replace_unread(ids: Tensor, slots: Tensor, sampled: Tensor | None) -> Tensor:
@@ -81,9 +97,10 @@ class HubForward:
             for single, some in groupby(segments, lambda segment: len(segment.ids) == 1)
             for batch in ([list(some)] if single else [[one] for one in some])
         ]
-        return torch.cat([self._logits(batch, sampled)[[one.needs_logits for one in batch]] for batch in batches])
+        return torch.cat([self._logits(batch, sampled) for batch in batches])
 
     def _logits(self, batch: Sequence[Segment], sampled: Tensor | None) -> Tensor:
+        """Compute segments of the same length, which is 1 if there are several."""
         device = self._kv_cache.device
         ids = torch.tensor([list(segment.ids) for segment in batch], device=device)
         slots = torch.tensor([segment.slot for segment in batch], device=device)
@@ -99,10 +116,10 @@ class HubForward:
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=max(1, batch[0].logit_rows),
         )
-        logits: Tensor = output.logits[:, -1].float()
-        return logits
+        logits: Tensor = output.logits[[segment.logit_rows > 0 for segment in batch]]
+        return logits.flatten(0, 1).float()
 
     def _mask(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
         distance = positions[:, None, :, None] - torch.arange(length, device=positions.device)
@@ -165,23 +182,25 @@ class RecomputeForward:
         """Run the model for segments that need logits, sequences of similar lengths together; none may be `UNREAD`."""
         for segment in segments:
             self._ids[segment.slot] = [*self._ids.get(segment.slot, ())[: segment.start], *segment.ids]
-        sequences = [self._ids[segment.slot] for segment in segments if segment.needs_logits]
-        order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
-        logits: list[Any] = [None] * len(sequences)
+        needed = [segment for segment in segments if segment.logit_rows]
+        order = sorted(range(len(needed)), key=lambda index: needed[index].end)
+        logits: list[Any] = [None] * len(needed)
         for first in range(0, len(order), RECOMPUTE_BATCH):
             batch = order[first : first + RECOMPUTE_BATCH]
-            for index, one in zip(batch, self._logits([sequences[index] for index in batch]), strict=True):
-                logits[index] = one
-        return torch.stack(logits) if logits else torch.empty(0, device=self._device)
+            for index, rows in zip(batch, self._logits([needed[index] for index in batch]), strict=True):
+                logits[index] = rows
+        return torch.cat(logits) if logits else torch.empty(0, device=self._device)
 
-    def _logits(self, sequences: Sequence[list[int]]) -> Tensor:
-        width = max(map(len, sequences))
+    def _logits(self, segments: Sequence[Segment]) -> list[Tensor]:
+        width = max(segment.end for segment in segments)
+        sequences = [self._ids[segment.slot] for segment in segments]
         ids = torch.tensor([[*each, *[0] * (width - len(each))] for each in sequences], device=self._device)
-        last = torch.tensor([len(each) - 1 for each in sequences], device=self._device)
-        kept, of = last.unique(return_inverse=True)
-        output = self._model(input_ids=ids, use_cache=False, logits_to_keep=kept)
-        logits: Tensor = output.logits[torch.arange(len(sequences), device=self._device), of].float()
-        return logits
+        positions = [range(segment.end - segment.logit_rows, segment.end) for segment in segments]
+        kept = sorted({position for rows in positions for position in rows})
+        of = {position: row for row, position in enumerate(kept)}
+        wanted = torch.tensor(kept, device=self._device)
+        output = self._model(input_ids=ids, use_cache=False, logits_to_keep=wanted)
+        return [output.logits[at, [of[position] for position in rows]].float() for at, rows in enumerate(positions)]
 
 
 def _inference_copy(model: PreTrainedModel, dtype: torch.dtype) -> Any:

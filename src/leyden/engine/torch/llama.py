@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's convention
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from leyden.engine.torch.forward import Segment, replace_unread
+from leyden.engine.torch.forward import Segment, logit_rows, replace_unread
 from leyden.engine.torch.kv_cache import KVCache
 
 MAX_COPIED_PARAMETERS = 50_000_000
@@ -138,8 +138,7 @@ class LlamaForward:
         for layer, buffer in zip(self._layers, self._kv_cache.buffers, strict=True):
             hidden = self._layer(layer, buffer, hidden, slot, position, rotations, calls)
         if len(segments) != len(ids) or not all(segment.needs_logits for segment in segments):
-            ends = torch.tensor([len(segment.ids) for segment in segments]).cumsum(0) - 1
-            hidden = hidden[ends[[segment.needs_logits for segment in segments]]]
+            hidden = hidden[torch.from_numpy(logit_rows(segments))]
         return torch.mm(self._norm(hidden, self._model.model.norm.weight), self._head).float()
 
     def _layer(

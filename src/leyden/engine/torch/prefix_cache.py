@@ -69,7 +69,7 @@ class PrefixCache:
         Returns how many tokens are computed now.
         """
         slot.waiting_for = None
-        if not self._enabled:
+        if not self._enabled or (slot.request is not None and slot.request.needs_prompt_logprobs):
             slot.computed = 0
             return 0
         needed = slot.tokens[:-1]

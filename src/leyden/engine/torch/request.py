@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections import deque
+from collections.abc import Iterable
 
 from leyden.engine.grammar import GrammarMatcher
 from leyden.engine.protocol import EngineError, EngineRequest, FinishReason, TokenChunk
@@ -32,6 +33,9 @@ class ActiveRequest:
         self.finish: FinishReason | None = None
         self.max_length = min(len(self.tokens) + request.max_tokens, context_length)
         self._stop_ids = frozenset(request.stop_ids)
+        self.prompt_computed = False
+        self._prompt_logprobs: list[float] = []
+        self._prompt_top: list[TopLogprobs] = []
         self._pending: list[SampledToken] = []
         self._received: deque[TokenChunk | EngineError] = deque()
         self._arrival: asyncio.Future[None] | None = None
@@ -46,19 +50,43 @@ class ActiveRequest:
             self.finish = "length"
 
     @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether the logits after every token of the prompt are still needed."""
+        return self.request.prompt_logprobs and not self.prompt_computed
+
+    def add_prompt_logprobs(self, start: int, tokens: Iterable[tuple[float, TopLogprobs]]) -> None:
+        """Add the logprobs of the prompt's tokens after the one at `start`; drops what was known of them.
+
+        After a weight update they are computed again from the first.
+        """
+        del self._prompt_logprobs[start:], self._prompt_top[start:]
+        for logprob, top in tokens:
+            self._prompt_logprobs.append(logprob)
+            self._prompt_top.append(top)
+
+    def end_prompt(self) -> None:
+        """The prompt is computed; a request that samples nothing is finished."""
+        self.prompt_computed = True
+        if not self.request.max_tokens:
+            self.finish = "length"
+
+    @property
     def urgent(self) -> bool:
         """Whether to flush at once: after the first token and at the end."""
         return self.finish is not None or len(self.tokens) == len(self.request.prompt_ids) + 1
 
     def flush(self, version: int) -> TokenChunk | None:
         """Return the tokens since the last flush as one chunk; all were sampled by weights of this version."""
-        if not self._pending:
+        if not self._pending and self.finish is None:
             return None
-        ids, logprobs, tops, allowed = zip(*self._pending, strict=True)
+        prompt, prompt_top = tuple(self._prompt_logprobs), tuple(self._prompt_top)
+        self._prompt_logprobs.clear()
+        self._prompt_top.clear()
+        ids, logprobs, tops, allowed = zip(*self._pending, strict=True) if self._pending else ((), (), (), ())
         self._pending.clear()
         requested_tops: tuple[TopLogprobs, ...] = tops if self.sampler.top_logprobs else ()
-        constrained = self.sampler.matcher is not None
-        return TokenChunk(ids, logprobs, version, requested_tops, allowed if constrained else (), self.finish)
+        allowed = allowed if self.sampler.matcher is not None else ()
+        return TokenChunk(ids, logprobs, version, requested_tops, allowed, self.finish, prompt, prompt_top)
 
     async def receive(self) -> TokenChunk:
         """Wait for the next chunk. Raises the error that ended the request."""

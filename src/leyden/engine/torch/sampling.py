@@ -145,6 +145,18 @@ def sample_tokens(logits: Tensor, samplers: Sequence[TokenSampler]) -> SampledBa
     return SampledBatch(ids, torch.cat([part.double() for part in parts], 1), samplers, most)
 
 
+def prompt_logprobs(logits: Tensor, ids: Sequence[int], top: int) -> list[tuple[float, TopLogprobs]]:
+    """Return, for each row of [token, vocabulary], the logprob of the token that follows and the likeliest ones.
+
+    They are those at temperature 1. It waits for the device.
+    """
+    logprobs = torch.log_softmax(logits, -1)
+    chosen = logprobs.gather(-1, to_device(np.array(ids), logits.device)[:, None])[:, 0].tolist()
+    values, likeliest = logprobs.topk(top)
+    tops = zip(likeliest.tolist(), values.tolist(), strict=True)
+    return [(one, tuple(zip(*pairs, strict=True))) for one, pairs in zip(chosen, tops, strict=True)]
+
+
 def _select(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """Return for each row of [request, vocabulary] the id at which the cumulative distribution passes `uniform`.
 

@@ -3,6 +3,9 @@
 from leyden.engine.torch.forward import UNREAD, Segment
 from leyden.engine.torch.prefix_cache import PrefixCache, Slot
 
+PROMPT_LOGITS = 512
+"""Prompt tokens of one step whose logits are computed: those of a large vocabulary take much memory."""
+
 
 def schedule_step(cache: PrefixCache, prefill_tokens: int) -> list[tuple[Slot, Segment]]:
     """Return one token per decoding request, by slot, then up to `prefill_tokens` of prompts in order of admission.
@@ -10,7 +13,7 @@ def schedule_step(cache: PrefixCache, prefill_tokens: int) -> list[tuple[Slot, S
     A request whose last token is not read yet continues from the token on the device, unless that token fills its
     length, or its next token depends on it (penalties, grammars).
     """
-    decode, prefill, budget = [], [], prefill_tokens
+    decode, prefill, budget, logits_budget = [], [], prefill_tokens, PROMPT_LOGITS
     for slot in cache.active:
         request, length = slot.request, len(slot.tokens)
         if slot.unread:
@@ -19,9 +22,11 @@ def schedule_step(cache: PrefixCache, prefill_tokens: int) -> list[tuple[Slot, S
         elif length - slot.computed == 1:
             decode.append((slot, Segment(slot.index, slot.computed, slot.tokens[-1:], True)))
         elif budget and not cache.must_wait(slot):
-            end = min(slot.computed + budget, length)
-            ids = slot.tokens[slot.computed : end]
-            prefill.append((slot, Segment(slot.index, slot.computed, ids, end == length)))
+            needs_all = request is not None and request.needs_prompt_logprobs
+            end = min(slot.computed + (min(budget, logits_budget) if needs_all else budget), length)
+            if ids := slot.tokens[slot.computed : end]:
+                prefill.append((slot, Segment(slot.index, slot.computed, ids, end == length, needs_all)))
             budget -= len(ids)
+            logits_budget -= len(ids) if needs_all else 0
     decode.sort(key=lambda one: one[1].slot)
     return decode + prefill

@@ -64,6 +64,10 @@ class VllmEngine:
         sampling = request.sampling
         cannot_continue = request.grammar is not None or bool(sampling.presence_penalty or sampling.frequency_penalty)
         sampled: tuple[int, ...] = ()
+        if request.prompt_logprobs:
+            yield await self._prompt_logprobs(request)
+            if not request.max_tokens:
+                return
         while True:
             await self._resumed.wait()
             held_back: list[TokenChunk] = []
@@ -79,9 +83,28 @@ class VllmEngine:
                             yield kept
                         return
 
+    async def _prompt_logprobs(self, request: EngineRequest) -> TokenChunk:
+        """Return a chunk with the logprobs of the prompt, all of the same weights."""
+        while True:
+            await self._resumed.wait()
+            version = self.version
+            running = HttpStream(self._open(), wire.prompt_logprobs_body(request))
+            self._running.add(running)
+            try:
+                data = b"".join([part async for part in running.read()])
+            finally:
+                self._running.discard(running)
+            finished = [event for event in wire.events(data) if _is_complete(event)] if not running.aborted else []
+            if finished:
+                values, top = wire.prompt_logprobs(finished[0], request.prompt_ids, request.top_logprobs)
+                finish: FinishReason | None = None if request.max_tokens else "length"
+                return TokenChunk((), (), version, (), (), finish, values, top)
+            if not running.aborted:
+                await self._wait_held()
+
     def _check(self, request: EngineRequest) -> None:
         ids = request.prompt_ids
-        if not 1 <= len(ids) < self.context_length or request.max_tokens < 1:
+        if not 1 <= len(ids) < self.context_length or request.max_tokens < (0 if request.prompt_logprobs else 1):
             raise EngineError(
                 f"a prompt of {len(ids)} tokens and a completion of {request.max_tokens}: the model takes"
                 f" 1 to {self.context_length - 1} tokens of prompt, and samples at least 1"
@@ -123,6 +146,11 @@ class VllmEngine:
         if self._session is None:
             self._session = session(self._address.location)
         return self._session
+
+
+def _is_complete(event: wire.CompletionEvent) -> bool:
+    """Whether vLLM finished a request; one that it aborted has no token."""
+    return any(choice.finish_reason in _FINISH and choice.token_ids for choice in event.choices)
 
 
 def _chunk(events: Iterable[wire.CompletionEvent], version: int, top: int) -> TokenChunk | None:

@@ -71,7 +71,10 @@ class HttpStream:
             self._posting.cancel()
 
     async def read(self) -> AsyncGenerator[bytes, None]:
-        """Yield server-sent events as they arrive, one or more at once, never a part of one. Raises `EngineError`."""
+        """Yield server-sent events as they arrive, one or more at once, never a part of one, or a whole answer.
+
+        Raises `EngineError`.
+        """
         try:
             response = self._response = await self._post()
             if response is None:
@@ -85,6 +88,8 @@ class HttpStream:
                     return
                 if end:
                     yield whole
+            if rest and not self.aborted:
+                yield rest
         except (aiohttp.ClientError, OSError) as error:
             if not self.aborted:
                 raise _lost(error) from error

@@ -55,10 +55,18 @@ class Choice(Struct, frozen=True):
     finish_reason: str | None = None
 
 
+class PromptLogprob(Struct, frozen=True):
+    """The logprob of a token at a position of the prompt."""
+
+    logprob: float
+
+
 class CompletionEvent(Struct, frozen=True):
-    """One server-sent event."""
+    """One server-sent event, or a whole answer."""
 
     choices: tuple[Choice, ...] = ()
+    prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
+    """For each token of the prompt but the first: its logprob, and those of the likeliest tokens, by token id."""
     error: Any = None
 
 
@@ -89,6 +97,30 @@ def body(request: EngineRequest, sampled: tuple[int, ...], room: int, seeded: bo
         parameters["structured_outputs"] = {"grammar": _bound_whitespace(request.grammar)}
     ids = request.prompt_ids + sampled
     return msgspec.json.encode({"token_ids": ids, "stream": True, "sampling_params": parameters})
+
+
+def prompt_logprobs_body(request: EngineRequest) -> bytes:
+    """Build the request for the logprobs of a prompt. Only an answer that is not streamed has them."""
+    parameters = {"max_tokens": 1, "prompt_logprobs": request.top_logprobs, "detokenize": False}
+    return msgspec.json.encode({"token_ids": request.prompt_ids, "stream": False, "sampling_params": parameters})
+
+
+def prompt_logprobs(
+    event: CompletionEvent, ids: tuple[int, ...], count: int
+) -> tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]:
+    """Return the logprobs of the prompt's tokens but the first, and the `count` likeliest tokens at each."""
+    positions = (event.prompt_logprobs or ())[1:]
+    try:
+        chosen = [known[str(id)].logprob for id, known in zip(ids[1:], positions, strict=True) if known is not None]
+        tops = [_likeliest(known or {}, count) for known in positions] if count else []
+    except (KeyError, ValueError) as error:
+        raise EngineError(f"vLLM did not send the logprobs of the prompt: {error!r}") from error
+    return tuple(chosen), tuple(tops)
+
+
+def _likeliest(known: dict[str, PromptLogprob], count: int) -> tuple[tuple[int, float], ...]:
+    ordered = sorted(known.items(), key=lambda one: -one[1].logprob)[:count]
+    return tuple((int(id), one.logprob) for id, one in ordered if one.logprob > _IMPOSSIBLE)
 
 
 def events(data: bytes) -> Iterator[CompletionEvent]:
