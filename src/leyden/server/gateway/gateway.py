@@ -77,13 +77,9 @@ class Gateway:
         if isinstance(target, ServedModel):
             answering = self._generate(target, attempt, caller, request)
         else:
-            if request.prompt is not None:
-                message = f"{request.model!r} is served by the upstream, which is sent chat completions: send messages"
-                if isinstance(target, FixedAnswerSource):
-                    message = f"{request.model!r} has a fixed answer to chat completions: send messages"
-                raise GatewayError(ErrorKind.INVALID, message, "prompt")
+            relay = Relay(self.recorder, attempt, caller, request, target)
             attempt.start(request.n)
-            answering = Relay(self.recorder, attempt, caller, request, target).run()
+            answering = relay.run()
         try:
             async with aclosing(answering) as events:
                 async for event in events:
@@ -108,7 +104,7 @@ class Gateway:
         else:
             prompt = await build(request)
         room = context_length - len(prompt.ids)
-        if room < 1:
+        if room < (0 if request.sampling.max_tokens == 0 else 1):
             message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {context_length} in all"
             raise GatewayError(ErrorKind.TOO_LONG, message, "messages")
         grammar = None

@@ -7,16 +7,24 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from leyden.engine.protocol import EngineError, EngineRequest
+from leyden.engine.protocol import EngineError, EngineRequest, TokenChunk
 from leyden.records import Sampling, WaitInterval
 from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
-from leyden.server.gateway.dialects.types import AnswerEvent, AnswerFinished, FinishReason, GenerationRequest
+from leyden.server.gateway.dialects.types import (
+    AnswerEvent,
+    AnswerFinished,
+    FinishReason,
+    GenerationRequest,
+    PromptTokens,
+)
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.prompt import Prompt
+from leyden.server.gateway.prompt_tokens import describe_prompt
 from leyden.server.gateway.recorder import CallRecording, RecordedAnswer, Recorder
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.stream_parser import StreamParser
+from leyden.server.gateway.text_index import joined
 from leyden.server.gateway.text_prompt import TextParser
 from leyden.server.gateway.waiting import WaitTimer
 
@@ -141,6 +149,11 @@ class Generation:
         self, parser: StreamParser, timer: WaitTimer, max_tokens: int
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Generate one answer in its own slot of the scheduler."""
+        wants_prompt = self._request.prompt_logprobs
+        if not max_tokens and not wants_prompt:  # nothing to compute
+            for event in parser.feed(TokenChunk((), (), 0, finish="length")):
+                yield event
+            return
         request = EngineRequest(
             prompt_ids=tuple(self._prompt.ids),
             sampling=replace(self._sampling, seed=_seed(self._sampling.seed, parser.choice)),
@@ -149,6 +162,7 @@ class Generation:
             session=self._caller.lease.attempt,
             top_logprobs=self._request.top_logprobs or 0,
             grammar=self._grammar,
+            prompt_logprobs=wants_prompt,
         )
         times, share = self._times, 1 / self._request.n  # answers that are generated at the same time count as one
         queued = time.perf_counter()
@@ -158,6 +172,8 @@ class Generation:
             try:
                 async with aclosing(self._model.engine.generate(request)) as chunks:
                     async for chunk in chunks:
+                        if wants_prompt and first is None:
+                            yield await self._prompt_tokens(parser.choice, chunk)
                         first = first or time.perf_counter()
                         for event in parser.feed(chunk):
                             yield event
@@ -167,6 +183,10 @@ class Generation:
                 ended = time.perf_counter()
                 times.prompt_s += ((first or ended) - started) * share
                 times.decoding_s += (ended - (first or ended)) * share
+
+    async def _prompt_tokens(self, choice: int, chunk: TokenChunk) -> PromptTokens:
+        ids, text = self._prompt.ids, joined(self._prompt.history.messages)
+        return await asyncio.to_thread(describe_prompt, self._model.tokenizer, choice, ids, text, chunk)
 
     def _answers(self) -> list[RecordedAnswer]:
         """Return the answers as far as they were generated."""

@@ -30,8 +30,10 @@ class TextIndex:
         self._token_lengths: set[int] = set()
 
     def add(self, call: Call, prompt_ids: Callable[[], list[int]], messages: Sequence[Message]) -> None:
-        """Add a call, if it continued a text and is complete."""
+        """Add a call, if it continued a text and is complete. A call that sampled nothing has nothing to continue."""
         if not is_text(messages) or call.status is not CallStatus.OK or call.response is None:
+            return
+        if not call.completion_ids:
             return
         match = TextMatch(call.id, (*messages, call.response))
         text = joined(match.segments)

@@ -1,13 +1,19 @@
 """The OpenAI completions dialect, through the official client, unmodified."""
 
+from collections.abc import AsyncIterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import torch
 from modelserving import END, ModelServer, model_server
+from msgspec.structs import replace
+from transformers import AutoModelForCausalLM
 
-from leyden.records import PromptOrigin
+from leyden.engine.torch.engine import TorchEngine
+from leyden.records import CallStatus, PromptOrigin
 from leyden.server.gateway.prompt import CUT_BY_STOP
 from leyden.server.gateway.upstream.client import UpstreamClient
 
@@ -127,6 +133,92 @@ async def test_logprobs_are_those_of_the_record(server: ModelServer, client: ope
     assert streamed == logprobs.tokens
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 1])
+async def test_the_logprobs_of_a_prompt_are_echoed(
+    server: ModelServer, client: openai.AsyncOpenAI, stream: bool, max_tokens: int
+) -> None:
+    server.lines = [" two" + END] * 2
+    text = "«Drei» 🎉 one,"
+    prompts = [server.tokenizer.encode(text), server.tokenizer.encode("b")]
+    choices = await echoed(client, stream, prompt=prompts, logprobs=1, max_tokens=max_tokens)
+    for ids, given, (written, finish, logprobs) in zip(prompts, (text, "b"), choices, strict=True):
+        sampled = server.tokenizer.encode(" two")[:max_tokens]
+        assert (written, finish) == (given + server.tokenizer.decode(sampled), "length")
+        assert logprobs["tokens"] == [server.tokenizer.decode([id]) for id in (*ids, *sampled)]
+        assert logprobs["token_logprobs"] == [None, *[0.0] * (len(ids) - 1 + len(sampled))]  # the script is certain
+        expected = [{token: 0.0} for token in logprobs["tokens"]]
+        assert logprobs["top_logprobs"] == [None, *expected[1:]]
+        for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+            assert written[offset:].startswith(token.rstrip("\ufffd"))
+        assert logprobs["text_offset"][len(ids) :] == [len(given)] * len(sampled)
+    calls = (await server.episode()).calls
+    assert [len(made.completion_ids) for made in calls] == [max_tokens] * 2
+    assert {made.untrainable for made in calls} == {None if max_tokens else "no tokens"}
+    assert {made.status for made in calls} == {CallStatus.OK}
+
+
+async def echoed(client: openai.AsyncOpenAI, stream: bool, **options: Any) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return text, finish reason and logprobs of each choice of an echoed completion."""
+    request: Any = {"model": "m", "echo": True, "stream": stream, **options}
+    answer: Any = await client.completions.create(**request)
+    found: dict[int, tuple[str, str, dict[str, Any]]] = {}
+    for choice in [one async for chunk in answer for one in chunk.choices] if stream else answer.choices:
+        text, finish, known = found.get(choice.index, ("", "", {}))
+        new = choice.logprobs.model_dump() if choice.logprobs else {}
+        logprobs = {name: (known.get(name) or []) + (new.get(name) or []) for name in {**known, **new}}
+        found[choice.index] = text + choice.text, choice.finish_reason or finish, logprobs
+    return [found[index] for index in sorted(found)]
+
+
+@pytest.fixture
+async def spark(server: ModelServer) -> AsyncIterator[Any]:
+    """The bundled model, which the server samples from."""
+    model = AutoModelForCausalLM.from_pretrained(str(files("leyden") / "models" / "spark"), dtype=torch.float32)
+    engine, gateway = TorchEngine(model, slots=4), server.service.gateway
+    assert gateway is not None
+    gateway.models = {name: replace(policy, engine=engine) for name, policy in gateway.models.items()}
+    yield model
+    engine.close()
+
+
+async def test_the_logprobs_of_a_prompt_are_the_models(
+    server: ModelServer, client: openai.AsyncOpenAI, spark: Any
+) -> None:
+    text = "The sum of 3 and 4 is 7."
+    ((written, _, logprobs),) = await echoed(client, False, prompt=text, logprobs=2, max_tokens=0)
+    assert written == text
+    ids = torch.tensor([server.tokenizer.encode(text)])
+    with torch.no_grad():
+        expected = torch.log_softmax(spark(ids).logits[0, :-1], -1)
+    chosen = expected.gather(1, ids[0, 1:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(logprobs["token_logprobs"][1:]), chosen, atol=1e-4, rtol=0)
+    best = [max(top.values()) for top in logprobs["top_logprobs"][1:]]
+    torch.testing.assert_close(torch.tensor(best), expected.amax(-1), atol=1e-4, rtol=0)
+    assert all(token in top for token, top in zip(logprobs["tokens"][1:], logprobs["top_logprobs"][1:], strict=True))
+    assert "".join(logprobs["tokens"]) == text
+
+
+async def test_a_text_after_an_echoed_one_is_continued_only_where_something_was_sampled(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
+    server.lines = [" two" + END, " four" + END]
+    ids = server.tokenizer.encode("One, two, three")
+    await client.completions.create(model="m", prompt=ids, echo=True, logprobs=1, max_tokens=0)
+    await client.completions.create(model="m", prompt=ids[:-1], max_tokens=5)
+    await client.completions.create(model="m", prompt="One, two, three", max_tokens=5)
+    episode = await server.episode()
+    assert [made.made for made in episode.calls] == [PromptOrigin.FRESH] * 3
+    assert [bool(made.completion_ids) for made in episode.calls] == [False, True, True]
+
+
+async def test_a_completion_of_no_tokens_is_empty(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    for echo in (False, True):
+        (choice,) = (await client.completions.create(model="m", prompt="One,", max_tokens=0, echo=echo)).choices
+        assert (choice.text, choice.finish_reason) == ("One," if echo else "", "length")
+    assert not server.engine.requests
+
+
 async def test_a_completion_has_sixteen_tokens_unless_told_otherwise(
     server: ModelServer, client: openai.AsyncOpenAI
 ) -> None:
@@ -145,7 +237,7 @@ async def test_a_completion_has_sixteen_tokens_unless_told_otherwise(
         ({"prompt": [[1, "a"]]}, "prompt"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
-        ({"prompt": "a", "echo": True, "logprobs": 1}, "logprobs"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "a", "temperature": 3}, "temperature"),
     ],
 )
@@ -155,10 +247,11 @@ async def test_what_cannot_be_honoured_is_refused(client: openai.AsyncOpenAI, op
     assert refused.value.param == param
 
 
-async def test_a_model_of_the_upstream_cannot_continue_a_text(server: ModelServer) -> None:
+async def test_a_model_of_the_upstream_takes_no_tokens_which_are_the_policys(server: ModelServer) -> None:
     assert server.service.gateway is not None
     server.service.gateway.upstream = UpstreamClient("http://127.0.0.1:9/v1")
     key = await server.new_attempt("routed", routes={"far": "upstream"})
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
-        with pytest.raises(openai.BadRequestError, match="send messages"):
-            await client.completions.create(model="far", prompt="One,")
+        with pytest.raises(openai.BadRequestError, match="send the prompt as text"):
+            await client.completions.create(model="far", prompt=[1, 2, 3])
+    assert not (await server.episode()).calls

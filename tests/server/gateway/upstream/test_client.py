@@ -201,6 +201,38 @@ async def test_choices_and_logprobs_are_passed_back_streamed_or_not(far: ModelSe
     assert [made.choice for made in (await near.check(calls=4)).calls] == [0, 1, 0, 1]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_texts_are_passed_on_with_the_logprobs_of_their_prompts(
+    far: ModelServer, near: ModelServer, stream: bool
+) -> None:
+    far.say = lambda prompt: f" after {prompt}" + END
+
+    async def complete(client: openai.AsyncOpenAI, **options: Any) -> list[tuple[str, list[str], list[Any], list[int]]]:
+        request: Any = {"model": "gpt", "prompt": ["One", "«Zwei»"], "stream": stream, **options}
+        answer: Any = await client.completions.create(**request)
+        found: list[Any] = [("", [], [], []) for _ in range(2 * options.get("n", 1))]
+        for choice in [one async for chunk in answer for one in chunk.choices] if stream else answer.choices:
+            text, *known = found[choice.index]
+            new = choice.logprobs
+            lists = (new.tokens, new.token_logprobs, new.text_offset) if new else ([], [], [])
+            joined = [before + (more or []) for before, more in zip(known, lists, strict=True)]
+            found[choice.index] = (text + choice.text, *joined)
+        return found
+
+    async with openai_at(near) as client, openai_at(far) as direct:
+        assert [one[0] for one in await complete(client, n=2)] == [" after One"] * 2 + [" after «Zwei»"] * 2
+        for options in ({"echo": True}, {"logprobs": 1}, {"echo": True, "logprobs": 2, "max_tokens": 0}):
+            assert await complete(client, **options) == await complete(direct, **options)
+        ((text, tokens, logprobs, offsets), _) = await complete(client, echo=True, logprobs=1, max_tokens=1)
+        assert text.startswith("One") and text == "".join(tokens)
+        assert (logprobs[0], offsets[0]) == (None, 0)
+    calls = (await near.episode()).calls
+    assert {(made.policy, made.status, made.untrainable) for made in calls} == {
+        ("upstream", CallStatus.OK, "no tokens")
+    }
+    assert near.engine.requests == []
+
+
 async def test_a_format_is_requested_of_the_upstream_too(far: ModelServer, near: ModelServer) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     far.lines = ['{"a": 1}' + END] * 2

@@ -16,6 +16,7 @@ from leyden.server.gateway.dialects.types import (
     AnswerFinished,
     AnswerStarted,
     GenerationRequest,
+    PromptTokens,
     TextDelta,
     TokenInfo,
 )
@@ -35,7 +36,8 @@ class CompletionRequest(Struct, frozen=True):
 
     model: str
     prompt: str | list[Any]
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """0 samples nothing: for the logprobs of the prompt, with `echo`."""
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
@@ -61,13 +63,18 @@ class CompletionRequest(Struct, frozen=True):
         return self.n or 1
 
     @property
+    def echoes_logprobs(self) -> bool:
+        """Whether the prompt is returned with its logprobs."""
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
     def sampling(self) -> Sampling:
         """The sampling that the caller requests."""
         given = {name: getattr(self, name) for name in Sampling.__struct_fields__ if name not in ("stop", "max_tokens")}
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return Sampling(
             **{name: value for name, value in given.items() if value is not None},
-            max_tokens=self.max_tokens or _DEFAULT_MAX_TOKENS,
+            max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             stop=tuple(text for text in stop if text),
         )
 
@@ -95,6 +102,7 @@ class CompletionsDialect:
                 n=request.choices,
                 stream=bool(request.stream),
                 top_logprobs=0 if request.logprobs is None and request.return_token_ids else request.logprobs,
+                prompt_logprobs=request.echoes_logprobs,
                 request={name: value for name, value in document.items() if name != "prompt"},
             )
             for prompt in _prompts(request.prompt)
@@ -111,9 +119,6 @@ def _check_supported(request: CompletionRequest) -> None:
         raise GatewayError(ErrorKind.INVALID, "the model writes the end of a text, not its middle", "suffix")
     if request.best_of is not None and request.best_of > request.choices:
         raise GatewayError(ErrorKind.INVALID, "all completions are returned: leave it out, or set n", "best_of")
-    if request.echo and request.logprobs is not None:
-        message = "logprobs of the prompt are not computed: send echo or logprobs, not both"
-        raise GatewayError(ErrorKind.INVALID, message, "logprobs")
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
@@ -146,10 +151,10 @@ class CompletionsWriter:
             {"index": index, "text": "", "finish_reason": None, "logprobs": None} for index in range(self._count)
         ]
         for event in (self._started, *events):
-            for index, text, tokens in self._written(event):
+            for index, text, fields in self._written(event):
                 choice = choices[index]
                 choice["text"] += text
-                for name, values in self._token_fields(index, tokens).items():
+                for name, values in fields.items():
                     _extend(choice, name, values)
             if isinstance(event, AnswerFinished):
                 choices[event.choice]["finish_reason"] = _finish_reason(event)
@@ -164,9 +169,7 @@ class CompletionsWriter:
         if isinstance(event, AnswerFinished):
             self._finished.append(event)
             return self._chunk(event.choice, "", {}, _finish_reason(event))
-        return b"".join(
-            self._chunk(index, text, self._token_fields(index, tokens)) for index, text, tokens in self._written(event)
-        )
+        return b"".join(self._chunk(index, text, fields) for index, text, fields in self._written(event))
 
     def stream_end(self) -> bytes:
         """Write the usage where the caller wants it, then `[DONE]`."""
@@ -179,14 +182,17 @@ class CompletionsWriter:
         """Write the error as the last event."""
         return sse_event(openai_error(error))
 
-    def _written(self, event: AnswerEvent) -> list[tuple[int, str, tuple[TokenInfo, ...]]]:
-        """Return the choices that an event adds to, with their new text and tokens."""
+    def _written(self, event: AnswerEvent) -> list[tuple[int, str, dict[str, Any]]]:
+        """Return the choices that an event adds to, with their new text and the other fields of their new tokens."""
         match event:
-            case AnswerStarted() if self._request.echo:
+            case AnswerStarted() if self._request.echo and not self._request.echoes_logprobs:
                 own = range(event.choice, event.choice + self._request.choices)
-                return [(index, event.prompt_text, ()) for index in own]
+                return [(index, event.prompt_text, self._token_fields(index, ())) for index in own]
+            case PromptTokens(choice, text, tokens, offsets):
+                self._offsets[choice] = len(text)
+                return [(choice, text, {"logprobs": _logprobs(tokens, offsets)})]
             case TextDelta(choice, text, tokens):
-                return [(choice, text, tokens)]
+                return [(choice, text, self._token_fields(choice, tokens))]
             case AnswerFinished():
                 self._finished.append(event)
         return []
@@ -202,12 +208,7 @@ class CompletionsWriter:
         for token in tokens:
             offsets.append(self._offsets[choice])
             self._offsets[choice] += len(token.text)
-        fields["logprobs"] = {
-            "tokens": [token.text for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{text: logprob for text, _, logprob in token.top} for token in tokens],
-            "text_offset": offsets,
-        }
+        fields["logprobs"] = _logprobs(tokens, offsets)
         return fields
 
     def _head(self) -> dict[str, Any]:
@@ -234,6 +235,25 @@ class CompletionsWriter:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(finished.cached_tokens for finished in firsts)},
         }
+
+
+def _logprobs(tokens: Sequence[TokenInfo], offsets: Sequence[int]) -> dict[str, Any]:
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [_alternatives(token) for token in tokens],
+        "text_offset": list(offsets),
+    }
+
+
+def _alternatives(token: TokenInfo) -> dict[str, float] | None:
+    """Return the likeliest tokens and the token itself by their text; of several with one text the likeliest."""
+    if token.logprob is None:
+        return None
+    known: dict[str, float] = {}
+    for text, _, logprob in (*token.top, (token.text, token.data, token.logprob)):
+        known.setdefault(text, logprob)
+    return known
 
 
 def _extend(choice: dict[str, Any], name: str, values: Any) -> None:

@@ -45,6 +45,8 @@ class GenerationRequest(Struct, frozen=True):
     """Whether the oldest messages are dropped where the prompt does not fit into the model's context."""
     prompt: str | tuple[int, ...] | None = None
     """A text, or its tokens, that the model continues as it is; it has no messages then."""
+    prompt_logprobs: bool = False
+    """Whether to return the logprobs of the prompt's tokens, with `top_logprobs` alternatives."""
     request: Any = None
     """The other fields of the request, for the record."""
 
@@ -86,11 +88,12 @@ class ToolCall(Struct, frozen=True):
 
 
 class TokenInfo(Struct, frozen=True):
-    """One token of an answer, for callers that request logprobs."""
+    """One token of an answer or a prompt, for callers that request logprobs."""
 
     text: str
     data: bytes
-    logprob: float
+    logprob: float | None
+    """None for the first token of a prompt, which nothing precedes."""
     top: tuple[tuple[str, bytes, float], ...]
     id: int | None = None
     """None where an upstream generated it."""
@@ -107,6 +110,16 @@ class AnswerStarted(Struct, frozen=True):
     """The first choice of its prompt, where a request has several prompts."""
     prompt_text: str = ""
     """The text that is continued, for a request with a `prompt`."""
+
+
+class PromptTokens(Struct, frozen=True):
+    """The tokens of a choice's prompt, before its answer; only where the request has `prompt_logprobs`."""
+
+    choice: int
+    text: str
+    tokens: tuple[TokenInfo, ...]
+    offsets: tuple[int, ...]
+    """Where each token begins in the text."""
 
 
 class TextDelta(Struct, frozen=True):
@@ -167,6 +180,7 @@ class AnswerFinished(Struct, frozen=True):
 
 AnswerEvent = (
     AnswerStarted
+    | PromptTokens
     | TextDelta
     | ReasoningDelta
     | ToolCallStarted

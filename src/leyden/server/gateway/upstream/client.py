@@ -1,4 +1,4 @@
-"""The client of an upstream: any service with the OpenAI chat API, for frozen roles and evaluation.
+"""The client of an upstream: any service with OpenAI's chat and completions APIs, for frozen roles and evaluation.
 
 Its answers come without token ids, so they are recorded and never trained on.
 """
@@ -15,6 +15,7 @@ from leyden.records import Sampling
 from leyden.server.gateway.dialects.types import LOADED_TOOLS, GenerationRequest, Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.upstream.sse import read_events
+from leyden.server.gateway.upstream.text import as_chat, text_body
 from leyden.server.http import Raw
 from leyden.server.streaming import StreamResponse
 
@@ -40,8 +41,11 @@ class UpstreamClient:
 
         The context is entered when the upstream answers with success; leaving it closes the request.
         """
-        async with self._send("POST", "chat/completions", json=_body(request)) as reply:
-            yield self._streamed(reply) if request.stream else self._whole(reply)
+        body = (_body(request) if request.prompt is None else text_body(request)) | _sampling(request)
+        path = "chat/completions" if request.prompt is None else "completions"
+        async with self._send("POST", path, json=body) as reply:
+            chunks = self._streamed(reply) if body.get("stream") else self._whole(reply)
+            yield chunks if request.prompt is None else as_chat(chunks, request)
 
     async def models(self) -> list[str]:
         """Return the names of the upstream's models."""
@@ -107,7 +111,7 @@ class UpstreamClient:
 
 
 def _body(request: GenerationRequest) -> dict[str, Any]:
-    """Write a request in the OpenAI chat format; leave out what the caller left at its default."""
+    """Write a request in the OpenAI chat format, without its sampling."""
     body: dict[str, Any] = {
         "model": request.model,
         "messages": [_plain(message) for message in request.messages],
@@ -126,12 +130,16 @@ def _body(request: GenerationRequest) -> dict[str, Any]:
         body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     if request.format is not None:
         body["response_format"] = request.format
-    changed = {
+    return body
+
+
+def _sampling(request: GenerationRequest) -> dict[str, Any]:
+    """Return the sampling of a request; leave out what the caller left at its default."""
+    return {
         name: value
         for name in Sampling.__struct_fields__
         if (value := getattr(request.sampling, name)) != getattr(_DEFAULTS, name)
     }
-    return body | changed
 
 
 def _plain(message: Message) -> Message:

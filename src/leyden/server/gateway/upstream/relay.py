@@ -15,6 +15,7 @@ from leyden.server.gateway.dialects.types import (
     FinishReason,
     GenerationRequest,
     Message,
+    PromptTokens,
     ReasoningDelta,
     TextDelta,
     TokenInfo,
@@ -27,12 +28,14 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prompt import Prompt
 from leyden.server.gateway.recorder import CallRecording, RecordedAnswer, Recorder
+from leyden.server.gateway.text_index import segment
+from leyden.server.gateway.upstream.text import text_of
 
 _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
 
 class AnswerSource(Protocol):
-    """Answers requests in the format of chat completions: an upstream, or a fixed answer."""
+    """Answers requests in the format of chat completions, also those that continue a text."""
 
     @property
     def policy(self) -> str:
@@ -54,9 +57,12 @@ class Relay:
         source: AnswerSource,
     ) -> None:
         self._request, self._source = request, source
-        self._answers = [_RelayedAnswer(choice) for choice in range(request.n)]
+        self._text = None if request.prompt is None else text_of(request)
+        wanted = self._text if request.prompt_logprobs else None
+        self._answers = [_RelayedAnswer(choice, wanted) for choice in range(request.n)]
         self._usage: dict[str, Any] = {}
-        history = History.of(request.messages, request.tools, source.policy)
+        messages = request.messages if self._text is None else (segment(self._text),)
+        history = History.of(messages, request.tools, source.policy)
         match = attempt.index.match(history)
         prompt = Prompt(history, match, match.origin, match.reason)
         self._recording = CallRecording(recorder, attempt, caller, request, prompt, request.sampling, self._recorded)
@@ -65,7 +71,7 @@ class Relay:
         """Send the request, yield the events of the answers, and record them before they are finished."""
         async with self._recording:
             async with self._source.chat(self._request) as chunks:
-                yield AnswerStarted(self._recording.ids[0])
+                yield AnswerStarted(self._recording.ids[0], prompt_text=self._text or "")
                 async for chunk in chunks:
                     for event in self._feed(chunk):
                         yield event
@@ -142,9 +148,11 @@ class _RelayedCall:
 class _RelayedAnswer:
     """Assembles one answer from the chunks of a stream, or from one whole completion."""
 
-    def __init__(self, choice: int) -> None:
+    def __init__(self, choice: int, prompt: str | None = None) -> None:
+        """`prompt` is the text whose tokens the caller wants before the answer."""
         self.choice = choice
         self.finish: str | None = None
+        self._prompt = prompt
         self._content = self._reasoning = ""
         self._calls: list[_RelayedCall] = []
 
@@ -154,6 +162,11 @@ class _RelayedAnswer:
         delta = whole or choice.get("delta") or {}
         self.finish = choice.get("finish_reason") or self.finish or ("stop" if whole else None)
         events: list[AnswerEvent] = []
+        if self._prompt is not None:
+            given = choice.get("prompt") or ()
+            offsets = tuple(int(token["offset"]) for token in given)
+            events.append(PromptTokens(self.choice, self._prompt, tuple(map(_token, given)), offsets))
+            self._prompt = None
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
             self._reasoning += reasoning
             events.append(ReasoningDelta(self.choice, reasoning))
