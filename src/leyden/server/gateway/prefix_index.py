@@ -78,7 +78,7 @@ class PrefixIndex:
         self._calls: dict[str, IndexedCall] = {}
         self._by_answered: dict[bytes, list[IndexedCall]] = {}  # by the essence of the history with the answer
         self._by_prefix: dict[bytes, IndexedCall] = {}  # by every prefix of a history
-        self._by_request: dict[bytes, str] = {}  # by the whole history, to recognise retries
+        self._by_request: dict[bytes, tuple[str, CallStatus]] = {}  # by the whole history, to recognise retries
 
     @classmethod
     def from_episode(cls, episode: Episode) -> "PrefixIndex":
@@ -124,9 +124,18 @@ class PrefixIndex:
         earlier, self.started = self.started, self.started + choices
         return earlier
 
-    def same_request(self, history: History) -> str | None:
-        """Return the id of the latest call with the same messages, tools and policy."""
-        return self._by_request.get(history.digests[-1])
+    def retried_call(self, history: History, marked: bool) -> str | None:
+        """Return the id of the call that a request repeats: the latest with the same messages, tools and policy.
+
+        A request is a retry if its SDK marks it so, or if that call was abandoned or failed.
+        """
+        id, status = self._by_request.get(history.digests[-1], (None, CallStatus.OK))
+        return id if marked or status in (CallStatus.ABANDONED, CallStatus.FAILED) else None
+
+    def add_request(self, call: Call, history: History) -> None:
+        """Remember the request of a call that is about to be recorded: its retry may arrive before it is."""
+        if not call.choice:
+            self._by_request[history.digests[-1]] = call.id, call.status
 
     def add(self, call: Call, history: History) -> None:
         """Add a recorded call."""
@@ -138,8 +147,7 @@ class PrefixIndex:
         ids = (call.kept_ids, call.prompt_ids, call.completion_ids)
         indexed = IndexedCall(call.id, parent, *ids, call.finish, answers)
         self._calls[call.id] = indexed
-        if not call.choice:
-            self._by_request[history.digests[-1]] = call.id
+        self.add_request(call, history)
         for digest in history.digests[1:]:
             self._by_prefix.setdefault(digest, indexed)
         self.texts.add(call, indexed.full_prompt, history.messages)

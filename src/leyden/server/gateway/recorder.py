@@ -159,6 +159,8 @@ class CallRecording:
         if self._saving is None:
             answers = self._answers()
             calls = [self._call(choice, answer, status) for choice, answer in enumerate(answers)]
+            for call in calls:
+                self._attempt.index.add_request(call, self._prompt.history)
             self._saving = asyncio.create_task(self._recorder.save(self._attempt, calls, self._prompt.history))
         await asyncio.shield(self._saving)
 
@@ -199,7 +201,7 @@ class CallRecording:
             "prompt_ids": tuple(prompt.ids[prompt.kept :]),
             "messages": tuple(history.messages[shared:]),
             "tools": history.tools if parent is None else None,
-            "retry_of": self._attempt.index.same_request(history) if self._caller.retry else None,
+            "retry_of": self._attempt.index.retried_call(history, self._caller.retry),
             "request": self._request.request,
         }
 
