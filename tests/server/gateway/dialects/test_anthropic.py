@@ -13,7 +13,7 @@ import pytest
 from modelserving import END, ModelServer, call, model_server
 
 from leyden.records import CallStatus, PromptOrigin, Purpose
-from leyden.server.gateway.dialects.anthropic import read_request
+from leyden.server.gateway.dialects.messages.request import read_request
 from leyden.server.gateway.dialects.types import ToolChoice
 
 ADD: Any = {

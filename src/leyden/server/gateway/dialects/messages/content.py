@@ -1,0 +1,127 @@
+"""Reads messages and their blocks into the format that all dialects share.
+
+As in Anthropic's service, text blocks are joined, tool results come before the text sent with them, and consecutive
+assistant messages are one answer.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from leyden.server.gateway.dialects.types import LOADED_TOOLS, Message
+from leyden.server.gateway.errors import ErrorKind, GatewayError
+
+_SUPPORTED_BLOCKS = ("text", "thinking", "tool_use", "tool_result", "tool_reference")
+_LOADED = "These tools can be called now:"
+
+
+class MessageReader:
+    """Collects messages in the format that all dialects share."""
+
+    def __init__(self, tools: dict[str, dict[str, Any]]) -> None:
+        self.messages: list[Message] = []
+        self._tools = tools
+        """All tools by name, deferred ones included."""
+
+    def add(self, message: dict[str, Any], field: str) -> None:
+        """Add a message."""
+        content, content_field = message.get("content"), f"{field}.content"
+        match message.get("role"):
+            case "user":
+                self.messages.extend(self._user_messages(content, content_field))
+            case "assistant":
+                if not self.messages or self.messages[-1]["role"] != "assistant":
+                    self.messages.append({"role": "assistant", "content": ""})
+                _extend_answer(self.messages[-1], content, content_field)
+            case "system":
+                self.messages.append({"role": "system", "content": text_of(content, content_field)})
+            case role:
+                message_ = f"{role!r} is not a role: write user or assistant"
+                raise GatewayError(ErrorKind.INVALID, message_, f"{field}.role")
+
+    def _user_messages(self, content: Any, field: str) -> Iterator[Message]:
+        """Split a user's content into tool messages and one user message."""
+        texts: list[str] = []
+        results = False
+        for block, block_field in _blocks(content, field):
+            match block:
+                case {"type": "text", "text": str(text)}:
+                    texts.append(text)
+                case {"type": "tool_result", "tool_use_id": str(id)}:
+                    results = True
+                    failed = {"is_error": True} if block.get("is_error") else {}
+                    result = self._tool_result(block.get("content") or "", f"{block_field}.content")
+                    yield {"role": "tool", "tool_call_id": id, **result, **failed}
+                case _:
+                    raise _bad_block(block, block_field)
+        if texts or not results:
+            yield {"role": "user", "content": "".join(texts)}
+
+    def _tool_result(self, content: Any, field: str) -> Message:
+        """Read a tool's result. A reference to a deferred tool shows its definition from here on."""
+        texts, loaded = [], []
+        for block, block_field in _blocks(content, field):
+            match block:
+                case {"type": "text", "text": str(text)}:
+                    texts.append(text)
+                case {"type": "tool_reference", "tool_name": str(name)}:
+                    if name not in self._tools:
+                        raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", f"{block_field}.tool_name")
+                    loaded.append(self._tools[name])
+                case _:
+                    raise _bad_block(block, block_field)
+        if not loaded:
+            return {"content": "".join(texts)}
+        shown = [json.dumps(tool, ensure_ascii=False) for tool in loaded]
+        return {"content": "\n".join([*texts, _LOADED, *shown]), LOADED_TOOLS: loaded}
+
+
+def _extend_answer(answer: Message, content: Any, field: str) -> None:
+    """Add the blocks of an assistant's message to an answer."""
+    for block, block_field in _blocks(content, field):
+        match block:
+            case {"type": "text", "text": str(text)}:
+                answer["content"] += text
+            case {"type": "thinking", "thinking": str(text)}:
+                answer["reasoning_content"] = answer.get("reasoning_content", "") + text
+            case {"type": "redacted_thinking"}:
+                pass
+            case {"type": "tool_use", "id": str(id), "name": str(name), "input": dict(given)}:
+                function = {"name": name, "arguments": msgspec.json.encode(given).decode()}
+                answer.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
+            case _:
+                raise _bad_block(block, block_field)
+
+
+def text_of(content: Any, field: str) -> str:
+    """Return the text of a content that has only text blocks."""
+    texts = []
+    for block, block_field in _blocks(content, field):
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                raise _bad_block(block, block_field)
+    return "".join(texts)
+
+
+def _blocks(content: Any, field: str) -> Iterator[tuple[Any, str]]:
+    """Yield the blocks of a content with their field names; plain text is one block."""
+    if isinstance(content, str):
+        yield {"type": "text", "text": content}, field
+    elif isinstance(content, list):
+        yield from ((block, f"{field}.{index}") for index, block in enumerate(content))
+    else:
+        raise GatewayError(ErrorKind.INVALID, "this must be text or a list of blocks", field)
+
+
+def _bad_block(block: Any, field: str) -> GatewayError:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind in _SUPPORTED_BLOCKS:
+        return GatewayError(
+            ErrorKind.INVALID, f"a block of type {kind!r} does not belong here, or lacks a field", field
+        )
+    message = f"blocks of type {kind!r} are not supported: this model takes text"
+    return GatewayError(ErrorKind.INVALID, message, f"{field}.type")

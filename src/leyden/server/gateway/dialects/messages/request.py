@@ -1,0 +1,100 @@
+"""Reads the parameters of a request to /v1/messages."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from leyden.records import Sampling
+from leyden.server.gateway.dialects.encoding import decode_body
+from leyden.server.gateway.dialects.messages.content import MessageReader, text_of
+from leyden.server.gateway.dialects.messages.tools import read_tool, read_tool_choice
+from leyden.server.gateway.dialects.types import Format, GenerationRequest
+from leyden.server.gateway.errors import ErrorKind, GatewayError
+
+_UNSUPPORTED = {
+    "thread": "conversations are not stored for the caller: send all messages",
+    "compaction": "conversations are not summarised here: send the messages to keep",
+    "mcp_servers": "tools of MCP servers are not supported",
+}
+
+
+class CountRequest(Struct, frozen=True):
+    """The fields that make up a prompt; other fields are recorded and ignored."""
+
+    model: str
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    system: str | list[Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thread: Any = None
+    compaction: Any = None
+    mcp_servers: Any = None
+    output_config: dict[str, Any] | None = None
+    output_format: Any = None
+
+
+class MessagesRequest(CountRequest, frozen=True, kw_only=True):
+    """A request for a message: the prompt, and how to answer it."""
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+
+
+def read_request(data: bytes) -> GenerationRequest:
+    """Read the body of a request for a message."""
+    request, document = decode_body(data, MessagesRequest, dotted=True)
+    given = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
+    sampling = Sampling(
+        **{name: value for name, value in given.items() if value is not None},
+        max_tokens=request.max_tokens,
+        stop=tuple(stop for stop in request.stop_sequences or () if stop),
+    )
+    others = {name: value for name, value in document.items() if name not in ("messages", "system", "tools")}
+    generation = read_prompt(request)
+    if generation.messages[-1].get("tool_calls"):
+        why = "the last message must be the user's, or text that the answer begins with"
+        raise GatewayError(ErrorKind.INVALID, why, f"messages.{len(request.messages) - 1}")
+    return replace(generation, sampling=sampling, stream=bool(request.stream), request=others)
+
+
+def read_prompt(request: CountRequest) -> GenerationRequest:
+    """Read the fields that make up a prompt."""
+    unsupported = {
+        "thread": request.thread,
+        "compaction": request.compaction,
+        "mcp_servers": request.mcp_servers,
+    }
+    for param, given in unsupported.items():
+        if given:
+            raise GatewayError(ErrorKind.INVALID, _UNSUPPORTED[param], param)
+    tools = [read_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools or ())]
+    reader = MessageReader({tool["function"]["name"]: tool for tool in tools})
+    if request.system:
+        reader.messages.append({"role": "system", "content": text_of(request.system, "system")})
+    for index, message in enumerate(request.messages):
+        reader.add(message, f"messages.{index}")
+    deferred = [bool(tool.get("defer_loading")) for tool in request.tools or ()]
+    return GenerationRequest(
+        model=request.model,
+        messages=tuple(reader.messages),
+        tools=tuple(tool for tool, later in zip(tools, deferred, strict=True) if not later),
+        tool_choice=read_tool_choice(request.tool_choice, tools),
+        parallel_tool_calls=not (request.tool_choice or {}).get("disable_parallel_tool_use"),
+        format=_format(request),
+    )
+
+
+def _format(request: CountRequest) -> Format | None:
+    """Read the format of the answer; older clients send it as `output_format`."""
+    match (request.output_config or {}).get("format") or request.output_format:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_schema", "schema": dict() as schema}:
+            return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    why = "the format must be text, or json_schema with a schema"
+    raise GatewayError(ErrorKind.INVALID, why, "output_config.format")
