@@ -105,14 +105,17 @@ async def check_values(data: bytes, content_type: str) -> None:
 
 
 def decode_query(query: bytes, wanted: Any) -> Any:
-    """Decode a query string to the type that its route names."""
+    """Decode a query string to the type that its route names. The values of a repeated name are joined by commas."""
     if wanted is None:
         if query:
             raise ApiError(400, "invalid_request", "this path takes no query parameters")
         return None
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
-        return msgspec.convert(dict(pairs), wanted, strict=False)
+        values: dict[str, str] = {}
+        for name, value in pairs:
+            values[name] = f"{values[name]},{value}" if name in values else value
+        return msgspec.convert(values, wanted, strict=False)
     except msgspec.ValidationError as error:
         raise _invalid(error) from error
     except ValueError as error:

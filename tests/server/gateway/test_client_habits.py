@@ -262,7 +262,8 @@ async def ask(server: ModelServer, dialect: str, *said: Any) -> tuple[str, str, 
     """Ask in a dialect, with `add` as a tool; return the text of the answer, and the id and arguments of its call."""
     about = {"name": "add", "parameters": SCHEMA}
     if dialect == "chat":
-        message = await chat(server, *said, tools=[{"type": "function", "function": about}])
+        absent = {"description": None, "strict": False}  # means the same as nothing
+        message = await chat(server, *said, tools=[{"type": "function", "function": {**about, **absent}}])
         (made,) = message.get("tool_calls") or ({"id": "", "function": {"arguments": ""}},)
         return message["content"], made["id"], made["function"]["arguments"]
     if dialect == "messages":

@@ -313,6 +313,7 @@ async def test_a_required_tool_call_is_started_for_the_model(
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "regex"}}, "response_format"),
         ({"n": 0}, "n"),
+        ({"functions": [{"name": "add"}]}, "functions"),
     ],
 )
 async def test_what_cannot_be_served_is_a_400_that_names_the_parameter(
@@ -439,6 +440,31 @@ async def test_retries_of_one_call_are_linked(server: ModelServer) -> None:
         await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
     failed, fine = (await server.check(calls=2)).calls
     assert (failed.status, fine.status, fine.retry_of) == (CallStatus.FAILED, CallStatus.OK, failed.id)
+
+
+async def test_a_request_again_after_a_failure_or_a_time_out_is_a_retry_whether_it_is_marked_or_not(
+    server: ModelServer,
+) -> None:
+    fine = server.tokenizer.encode("Fine" + END)
+    scripts = iter([[-1], fine, fine, fine, fine])
+    server.engine.script = lambda _: next(scripts)
+    options: Any = {"base_url": f"{server.url}/v1", "api_key": server.key, "max_retries": 0}
+    request: Any = {"model": "m", "messages": [QUESTION]}
+    async with openai.AsyncOpenAI(**options) as client:
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(**request)
+        await client.chat.completions.create(**request)
+        other: Any = {"model": "m", "messages": [{"role": "user", "content": "Another?"}]}
+        server.engine.delay_s = 60.0
+        with pytest.raises(openai.APITimeoutError):
+            await client.chat.completions.create(**other, timeout=0.5)
+        await eventually(lambda: server.engine.cancelled == 1)
+        server.engine.delay_s = 0.0
+        await client.chat.completions.create(**other)
+        await client.chat.completions.create(**request)  # the same again, after an answer: another sample
+    failed, second, abandoned, fourth, again = (await server.check(calls=5)).calls
+    assert (failed.status, abandoned.status) == (CallStatus.FAILED, CallStatus.ABANDONED)
+    assert (second.retry_of, fourth.retry_of, again.retry_of) == (failed.id, abandoned.id, None)
 
 
 async def test_calls_that_are_not_trained_on_are_counted_by_reason(server: ModelServer) -> None:

@@ -197,6 +197,29 @@ async def test_input_items_are_listed(server: ModelServer, client: openai.AsyncO
     assert ([item.id for item in newest.data], newest.has_more) == ([items[-1].id], True)
 
 
+async def test_the_output_of_a_custom_tool_is_listed_as_such(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    server.lines = [call("shell", '{"input": "ls"}') + END, "Two files." + END]
+    shell: Any = {"type": "custom", "name": "shell"}
+    first = await client.responses.create(model="m", input="List.", tools=[shell])
+    (made,) = first.output
+    assert made.type == "custom_tool_call"
+    output: Any = {"type": "custom_tool_call_output", "call_id": made.call_id, "output": "a b"}
+    second = await client.responses.create(model="m", input=[output], tools=[shell], previous_response_id=first.id)
+    listed = [item.type async for item in client.responses.input_items.list(second.id, order="asc")]
+    assert listed == ["message", "custom_tool_call", "custom_tool_call_output"]
+
+
+async def test_a_stored_response_includes_all_that_its_reader_names(
+    server: ModelServer, client: openai.AsyncOpenAI
+) -> None:
+    server.lines = ["<think>\nHm.\n</think>\n\nYes." + END]
+    made = await client.responses.create(model="m", input="Well?")
+    assert made.output[0].type == "reasoning" and made.output[0].encrypted_content is None
+    wanted: Any = ["reasoning.encrypted_content", "message.output_text.logprobs"]
+    read = await client.responses.retrieve(made.id, include=wanted)
+    assert read.output[0].type == "reasoning" and read.output[0].encrypted_content
+
+
 async def test_the_tokens_of_a_prompt_are_counted(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     server.lines = [CALL, "It is 5." + END]
     first = await client.responses.create(model="m", input=QUESTION, tools=[ADD])

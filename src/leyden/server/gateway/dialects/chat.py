@@ -59,6 +59,8 @@ class ChatRequest(Struct, frozen=True):
     stream_options: _StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    """The older form of `tools`, which is refused."""
 
 
 class ChatDialect:
@@ -84,6 +86,8 @@ class ChatDialect:
 def read_request(data: bytes) -> tuple[GenerationRequest, bool]:
     """Read a request body; also return whether the stream ends with the usage."""
     request, document = decode_body(data, ChatRequest)
+    if request.functions:
+        raise GatewayError(ErrorKind.INVALID, "functions are offered as tools: send `tools`", "functions")
     tools = tuple(_tool(tool, index) for index, tool in enumerate(request.tools or ()))
     sampling = {
         name: value
@@ -209,7 +213,11 @@ def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
         raise GatewayError(
             ErrorKind.INVALID, "only tools of type function, with a name, are supported", f"tools[{index}]"
         )
-    return {"type": "function", "function": function}
+    # An absent field means the same, and the other dialects leave it out.
+    given = {
+        name: value for name, value in function.items() if value is not None and (name, value) != ("strict", False)
+    }
+    return {"type": "function", "function": given}
 
 
 def _tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> ToolChoice:

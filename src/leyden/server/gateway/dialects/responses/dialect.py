@@ -110,7 +110,8 @@ async def _get_response(access: ModelAccess, request: RouteRequest) -> bytes:
     """Return a stored response."""
     if request.query.get("stream") == "true":
         raise GatewayError(ErrorKind.INVALID, "a stored response is not streamed again: leave it out", "stream")
-    return msgspec.json.encode((await _stored(access, request)).document(tuple(request.query.values())))
+    included = [request.query.get(name, "") for name in ("include", "include[]")]  # SDKs differ in how they write lists
+    return msgspec.json.encode((await _stored(access, request)).document(",".join(included).split(",")))
 
 
 async def _delete_response(access: ModelAccess, request: RouteRequest) -> bytes:

@@ -1,6 +1,6 @@
 """Stored responses. The record of a call is all that is stored of one, so they survive a restart of the server."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -86,7 +86,10 @@ class StoredResponse:
 
     def input_items(self) -> list[dict[str, Any]]:
         """Return the input items, those of the conversation before included."""
-        items = [item for message in self._messages for item in self._items(message)]
+        items: list[dict[str, Any]] = []
+        for message in self._messages:
+            custom = {item["call_id"] for item in items if item["type"] == "custom_tool_call"}
+            items += self._items(message, custom)
         return [{**item, "id": input_id(self._call.id, index)} for index, item in enumerate(items)]
 
     def item(self, id: str) -> dict[str, Any] | None:
@@ -98,15 +101,17 @@ class StoredResponse:
     def _messages(self) -> Sequence[Message]:
         return self._answer.messages[1:] if self._instructions else self._answer.messages
 
-    def _items(self, message: Message) -> Iterator[dict[str, Any]]:
+    def _items(self, message: Message, custom: Collection[str]) -> Iterator[dict[str, Any]]:
+        """Return the items of a message; `custom` are the calls of custom tools before it."""
         match message["role"]:
             case "assistant":
                 output = new_output("", self._request, self._given)
                 _feed(output, message, None)
                 yield from output.items
             case "tool":
-                result = {"call_id": message["tool_call_id"], "output": message["content"]}
-                yield {"type": "function_call_output", "status": "completed", **result}
+                call = message["tool_call_id"]
+                kind = "custom_tool_call_output" if call in custom else "function_call_output"
+                yield {"type": kind, "status": "completed", "call_id": call, "output": message["content"]}
             case role:
                 content = [{"type": "input_text", "text": message["content"]}]
                 yield {"type": "message", "status": "completed", "role": role, "content": content}
