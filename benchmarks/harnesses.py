@@ -2,7 +2,8 @@
 
 `make harnesses` installs them and runs all; `--installed` runs those of the main environment. A cell is one harness
 with one dialect, streamed or not. It is ok when the harness ends as it should. A proxy records the traffic: `made`
-counts the model calls that it saw answered, `captured` those of them that are in the record with tokens and logprobs,
+counts the model calls that it saw answered, `captured` those of them that are in the record with tokens and logprobs (a
+call that the run routes to an upstream or a fixed answer has none),
 `extendable` those that repeat an earlier request and its answer (`harness_traffic.py`), and `exact` those of these
 whose prompt begins with that call's prompt and completion, token for token. The last line is JSON; `--document FILE`
 also writes the table there.
@@ -27,7 +28,8 @@ from harness_traffic import Exchange, Traffic, extendable, watched
 from modelserving import END, ModelServer, eventually, model_server
 
 from leyden.engine.protocol import EngineRequest
-from leyden.records import CallStatus
+from leyden.records import CallStatus, FixedAnswer
+from leyden.server.gateway.upstream.client import UpstreamClient
 
 COUNTS = ("made", "captured", "extendable", "exact")
 MARKS = ("<!-- begin of the table of make harnesses -->\n", "<!-- end of the table of make harnesses -->\n")
@@ -65,8 +67,13 @@ async def run_cell(harness: Harness, dialect: str, stream: bool, timeout_s: floa
     cell = Cell(harness.name, harness.version, dialect, stream)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
-        async with model_server(Path(folder)) as server, watched(server.url) as traffic:
-            await server.new_attempt()
+        (Path(folder) / "far").mkdir()
+        async with (
+            model_server(Path(folder)) as server,
+            model_server(Path(folder) / "far") as far,
+            watched(server.url) as traffic,
+        ):
+            await _route(harness, server, far)
             server.engine.context_length = 1 << 20  # coding agents begin with 80 KB of text
             server.say = harness.say
             _write_files(harness, home, traffic.url, server.key)
@@ -81,8 +88,8 @@ async def run_cell(harness: Harness, dialect: str, stream: bool, timeout_s: floa
                 if code != 0 and aborting is None:
                     break
                 aborting, server.engine.delay_s = None, 0.0
-            await _count(cell, server, _made(harness, traffic))
-            broken = await _broken(harness, server)
+            await _count(cell, harness, server, _made(harness, traffic))
+            broken = await _broken(harness, server) or _too_small(harness, traffic)
             cell.ok = code == 0 and harness.expected in output and not broken
             if not cell.ok:
                 cell.why = f"exit {code}: {broken or output.strip()[-300:]!r}"
@@ -144,9 +151,13 @@ def _insert_fault(harness: Harness, server: ModelServer, traffic: Traffic) -> Ca
 
     def faulty(request: EngineRequest) -> Sequence[int]:
         if len(engine.requests) != harness.faulty_call:
+            engine.delay_s = 0.0
             return script(request)
         if harness.fault == "failure":
             return [*script(request)[:8], -1]
+        if harness.fault in ("timeout", "stall"):
+            engine.delay_s = 3600.0
+            return script(request)
         engine.delay_s = 0.05
         return server.tokenizer.encode("I am thinking about it. " * 1000 + END)
 
@@ -156,16 +167,47 @@ def _insert_fault(harness: Harness, server: ModelServer, traffic: Traffic) -> Ca
 
     if harness.fault is not None:
         engine.script = faulty
+    if harness.fault == "stall":
+        traffic.stalled = harness.faulty_call
     return halfway if harness.fault == "abort" else None
 
 
 async def _broken(harness: Harness, server: ModelServer) -> str:
     """Return what is wrong with the record of the call that the fault was in; empty where all is well."""
+    calls = (await server.episode()).calls
+    for made in calls if harness.routes else ():
+        route = harness.routes.get(made.request["model"])
+        if made.policy != ("fixed" if isinstance(route, FixedAnswer) else route):
+            return f"a call to {made.request['model']!r} is recorded under {made.policy!r}"
+    if unused := harness.routes.keys() - {made.request["model"] for made in calls}:
+        return f"no calls to {sorted(unused)}"
     if harness.fault is None:
         return ""
-    wanted = CallStatus.ABANDONED if harness.fault == "abort" else CallStatus.FAILED
-    statuses = [made.status for made in (await server.episode()).calls if made.status is not CallStatus.OK]
-    return "" if statuses == [wanted] else f"calls that did not end well: {statuses}"
+    wanted = CallStatus.FAILED if harness.fault == "failure" else CallStatus.ABANDONED
+    broken = [made for made in calls if made.status is not CallStatus.OK]
+    if [made.status for made in broken] != [wanted]:
+        return f"calls that did not end well: {[made.status for made in broken]}"
+    retries = [made.retry_of for made in calls if made.retry_of is not None]
+    if harness.fault != "abort" and retries != [broken[0].id]:
+        return f"retries recorded: {retries}"
+    return ""
+
+
+def _too_small(harness: Harness, traffic: Traffic) -> str:
+    """Return what is wrong with the size of the requests; empty where all is well."""
+    largest = max((len(json.dumps(exchange.request)) for exchange in traffic.exchanges), default=0)
+    return f"the largest request has {largest} bytes" if largest < harness.min_request_bytes else ""
+
+
+async def _route(harness: Harness, server: ModelServer, far: ModelServer) -> None:
+    """Start an attempt with the routes of the harness; `far` is the upstream."""
+    gateway = server.service.gateway
+    assert gateway is not None
+    await far.new_attempt()
+    far.say = lambda prompt: "A title from elsewhere" + END
+    far.engine.context_length = 1 << 20
+    gateway.upstream = UpstreamClient(f"{far.url}/v1", far.key)
+    await server.new_attempt(routes=harness.routes)
 
 
 def _write_files(harness: Harness, home: Path, url: str, key: str) -> None:
@@ -184,18 +226,22 @@ def _made(harness: Harness, traffic: Traffic) -> list[Exchange]:
     return [exchange for exchange in traffic.made if exchange is not faulty]
 
 
-async def _count(cell: Cell, server: ModelServer, exchanges: list[Exchange]) -> None:
+async def _count(cell: Cell, harness: Harness, server: ModelServer, exchanges: list[Exchange]) -> None:
     """Compare what the harness sent and received with the record."""
     episode = await server.episode()
     recorded = {made.id: made for made in episode.calls}
     cell.made = len(exchanges)
     for exchange in exchanges:
         made = recorded.get(exchange.call or "")
-        cell.captured += made is not None and bool(made.completion_ids) and made.logprobs is not None
+        answered_elsewhere = harness.routes.get(exchange.request.get("model", "")) not in (None, "spark")
+        sampled = made is not None and bool(made.completion_ids) and made.logprobs is not None
+        cell.captured += made is not None if answered_elsewhere else sampled
     for child, parents in extendable(exchanges).items():
         cell.extendable += 1
         prompt = episode.prompt_ids(recorded[child]) if child in recorded else ()
         starts = [episode.prompt_ids(recorded[id]) + recorded[id].completion_ids for id in parents if id in recorded]
+        if cell.dialect == "completions":  # the token that ended a completion is not part of its text
+            starts = [start[:-1] for start in starts]
         cell.exact += any(prompt[: len(start)] == start for start in starts)
 
 

@@ -1,9 +1,9 @@
 """A tool loop on the `anthropic` package, streamed or not."""
 
 from anthropic import Anthropic
-from conversation import ADD, add, args, finish, questions, system
+from conversation import ADD, add, args, finish, questions, system, timeout_s
 
-client = Anthropic()
+client = Anthropic(timeout=timeout_s)
 tool = {"name": ADD["name"], "description": ADD["description"], "input_schema": ADD["parameters"]}
 messages: list = []
 answers = []

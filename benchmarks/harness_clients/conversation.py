@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import os
 
 parser = argparse.ArgumentParser()
-parser.add_argument("dialect", choices=["chat", "messages", "responses", "stored"])
+parser.add_argument("dialect", choices=["chat", "messages", "responses", "stored", "completions"])
 parser.add_argument("--stream", action="store_true")
 args = parser.parse_args()
 
+timeout_s = float(os.environ.get("HARNESS_TIMEOUT_S", "600"))
 system = "You can add."
 questions = ["What is 2 + 3, and 4 + 5?", "And 10 + 20?"]
 NUMBER = {"type": "number"}

@@ -1,8 +1,8 @@
-// A tool loop on the `openai` package: chat or responses, streamed or not.
+// A tool loop on the `openai` package: chat or responses, streamed or not; or a text that goes on.
 import OpenAI from "openai";
-import { add, ADD, dialect, finish, questions, stream, system } from "./conversation.mjs";
+import { add, ADD, dialect, finish, questions, stream, system, timeout } from "./conversation.mjs";
 
-const client = new OpenAI();
+const client = new OpenAI({ timeout });
 const answers = [];
 if (dialect === "chat") {
   let messages = [{ role: "system", content: system }];
@@ -12,6 +12,16 @@ if (dialect === "chat") {
     const runner = client.chat.completions.runTools({ model: "agent", messages, tools: [{ type: "function", function: fn }], stream });
     answers.push(await runner.finalContent());
     messages = [...runner.messages];
+  }
+} else if (dialect === "completions") {
+  let text = system;
+  for (const question of questions) {
+    text += `\n\nQ: ${question}\nA:`;
+    const completion = await client.completions.create({ model: "agent", prompt: text, max_tokens: 100, stream });
+    let answer = "";
+    for await (const chunk of stream ? completion : [completion]) answer += chunk.choices.map((choice) => choice.text).join("");
+    text += answer;
+    answers.push(answer.trim());
   }
 } else {
   const input = [];

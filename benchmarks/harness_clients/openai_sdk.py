@@ -1,11 +1,11 @@
-"""A tool loop on the `openai` package: chat or responses, streamed or not."""
+"""A tool loop on the `openai` package: chat or responses, streamed or not; or a text that goes on."""
 
 import json
 
-from conversation import ADD, add, args, finish, questions, system
+from conversation import ADD, add, args, finish, questions, system, timeout_s
 from openai import OpenAI
 
-client = OpenAI()
+client = OpenAI(timeout=timeout_s)
 answers = []
 if args.dialect == "chat":
     messages: list = [{"role": "system", "content": system}]
@@ -23,6 +23,16 @@ if args.dialect == "chat":
                 result = add(**json.loads(call.function.arguments))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
         answers.append(messages[-1]["content"])
+elif args.dialect == "completions":
+    text = system
+    for question in questions:
+        text += f"\n\nQ: {question}\nA:"
+        request = {"model": "agent", "prompt": text, "max_tokens": 100, "stream": args.stream}
+        completion = client.completions.create(**request)
+        chunks = completion if args.stream else [completion]
+        answer = "".join(choice.text for chunk in chunks for choice in chunk.choices)
+        text += answer
+        answers.append(answer.strip())
 else:
     items: list = []
     for question in questions:
