@@ -44,7 +44,9 @@ class EmbeddedPassages:
 
     def __init__(self, path: str | Path) -> None:
         self._passages = Passages(path)
-        self._index = faiss.read_index(str(index_path(path)), faiss.IO_FLAG_MMAP)
+        # FAISS maps lists that are on disk by itself. `IO_FLAG_MMAP` is for lists inside the index file; for lists on
+        # disk it skips the mapping, and the first search then reads from a null pointer.
+        self._index = faiss.read_index(str(index_path(path)), faiss.IO_FLAG_READ_ONLY)
         self._embedder = embedder()
         self._lock = threading.Lock()
 
@@ -102,8 +104,8 @@ def blocks(texts: Iterator[str], size: int) -> Iterator[list[str]]:
 
 
 def index_path(path: str | Path) -> Path:
-    """Where the vectors of a corpus are: beside its passages."""
-    return Path(path).with_suffix(".faiss")
+    """Where the vectors of a corpus are: beside its passages. Absolute, since the index names the file of its lists."""
+    return Path(path).resolve().with_suffix(".faiss")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ async def run_alone(server: ModelServer, example: str, task: dict[str, Any], age
         *(sys.executable, "-c", code, json.dumps(task)), cwd=EXAMPLES / example, env=environment, stdout=subprocess.PIPE
     )
     printed, _ = await process.communicate()
-    assert process.returncode == 0
+    assert process.returncode == 0, process.returncode  # negative: the number of the signal that ended it
     return json.loads(printed.splitlines()[-1])
 
 

