@@ -347,6 +347,9 @@ async def test_rewards_find_their_owner(store: Store) -> None:
     assert await store.record_rewards("r", attempt, [step]) == 0  # sent again, it stays where it was
     with pytest.raises(Conflict, match=r"0\.3"):
         await store.record_rewards("r", attempt, [Reward("s", 0.4, RewardKind.STEP)])
+    for other in (Reward("s", 0.3), Reward("s", 0.3, RewardKind.STEP, span="1" * 16)):  # of the attempt, of a span
+        with pytest.raises(Conflict, match="another id"):
+            await store.record_rewards("r", attempt, [other])
     with pytest.raises(NotFound, match="c9"):
         await store.record_rewards("r", attempt, [Reward("x", 1.0, RewardKind.STEP, call="c9")])
     (kept,) = (await store.read(queries.get_episode, "r", attempt)).rewards

@@ -176,14 +176,16 @@ def _put_call(tx: Transaction, attempt: str, call: Call) -> bool:
 
 def _put_reward(tx: Transaction, attempt: str, given: Reward) -> bool:
     reward = replace(given, at=given.at or tx.now)
-    if reward.kind is RewardKind.STEP and reward.call is None and reward.span is None:
+    of_latest_call = given.kind is RewardKind.STEP and given.call is None and given.span is None
+    if of_latest_call:
         reward = replace(reward, call=_LATEST_CALL.scalar(tx, attempt=attempt))
     elif reward.call is not None and not _length(tx, attempt, reward.call):
         raise NotFound(f"reward {reward.id!r} is for call {reward.call!r}, which attempt {attempt!r} has not made")
     if _ADD_REWARD.run(tx, **reward_to_row(attempt, reward)):
         return True
     before = decode_reward(_REWARD.scalar(tx, attempt=attempt, reward=reward.id))
-    if before != replace(given, at=before.at, call=given.call or before.call):
+    # There may have been another latest call when it was recorded.
+    if given != replace(before, at=given.at, call=None if of_latest_call else before.call):
         raise Conflict(f"reward {reward.id!r} was recorded before as {before.value:g}: give this one another id")
     return False
 
