@@ -14,11 +14,15 @@ class CrashReport:
     """The parent's side: creates the file, whose descriptor the child inherits, and reads it."""
 
     def __init__(self) -> None:
-        self._file = TemporaryFile()  # noqa: SIM115 - closed with this object
+        self._file = TemporaryFile()  # noqa: SIM115 - closed by `close`, or with this object
 
     def fileno(self) -> int:
         """Return the descriptor that the child inherits."""
         return self._file.fileno()
+
+    def close(self) -> None:
+        """Delete the file."""
+        self._file.close()
 
     def read(self) -> str:
         """Return the fatal error and the stack of its thread, innermost first; empty where there was none."""

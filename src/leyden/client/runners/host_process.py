@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Self
 
 from leyden.background import start_background
@@ -118,19 +118,31 @@ class HostProcess:
     @classmethod
     async def _try_start(cls, module: str, setup: HostSetup, keep_output: bool) -> Self:
         """Start a host once; raises `LoadError` or `HostDied` where it does not load the agent."""
-        ours, theirs = socket.socketpair()
-        crash = CrashReport()
-        child_control, control = os.pipe()
-        pass_fds = (theirs.fileno(), crash.fileno())
-        command = (sys.executable, "-m", module, *map(str, pass_fds))
-        launched = launch(
-            setup.isolation if module == AGENT_HOST else IsolationOptions(),  # others run no agent code
-            command,
-            setup.base,
-            agent_environment(setup.server, setup.key),
-        )
-        output_pipe, child_output = os.pipe() if keep_output else (None, None)
-        try:
+        with ExitStack() as on_failure, ExitStack() as inherited:  # `inherited` is what only the child needs
+            ours, theirs = socket.socketpair()
+            on_failure.callback(ours.close)
+            inherited.callback(theirs.close)
+            crash = CrashReport()
+            on_failure.callback(crash.close)
+            child_control, control = os.pipe()
+            on_failure.callback(os.close, control)
+            inherited.callback(os.close, child_control)
+            output_pipe = child_output = None
+            if keep_output:
+                output_pipe, child_output = os.pipe()
+                on_failure.callback(os.close, output_pipe)
+                inherited.callback(os.close, child_output)
+            pass_fds = (theirs.fileno(), crash.fileno())
+            command = (sys.executable, "-m", module, *map(str, pass_fds))
+            launched = launch(
+                setup.isolation if module == AGENT_HOST else IsolationOptions(),  # others run no agent code
+                command,
+                setup.base,
+                agent_environment(setup.server, setup.key),
+            )
+            on_failure.callback(launched.release)
+            stream = await MessageStream[ToWorker].connect(ours, ToWorker, _MAX_FRAME)
+            on_failure.callback(stream.close)
             process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
                 guarded(launched.command, child_control, pass_fds=pass_fds, grace_s=_GRACE_S, user=launched.user),
                 pass_fds=(*pass_fds, child_control),
@@ -140,18 +152,8 @@ class HostProcess:
                 stderr=child_output,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the worker only
             )
-        except BaseException:
-            os.close(control)
-            launched.release()
-            raise
-        finally:
-            theirs.close()
-            os.close(child_control)
-            if child_output is not None:
-                os.close(child_output)
-        host = cls(
-            process, await MessageStream.connect(ours, ToWorker, _MAX_FRAME), control, crash, output_pipe, launched
-        )
+            host = cls(process, stream, control, crash, output_pipe, launched)
+            on_failure.pop_all()
         try:
             host._stream.send(setup)
             match await host._receive():
