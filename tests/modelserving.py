@@ -104,7 +104,7 @@ async def model_server(home: Path, database: str | None = None) -> AsyncIterator
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         service = await ServerContext.start(store, Keyring(b"secret", time.time), ServerSettings(url))
         model = ServedModel("spark", engine, renderer_for(tokenizer), tokenizer, Scheduler())
-        service.gateway = Gateway(store, {"spark": model})
+        service.gateway = Gateway(store, service.leases, {"spark": model})
         server = Server(service, RunningServer(url, url, "", "", ""))
         await server.listen(listener)
         try:
@@ -112,4 +112,5 @@ async def model_server(home: Path, database: str | None = None) -> AsyncIterator
         finally:
             server.stop()
             await server.stopped
+            await service.close()
             await store.close()

@@ -83,7 +83,7 @@ async def open_server(
             service = await ServerContext.start(store, keyring, settings)
             upstream = _upstream(options)
             if models or upstream:
-                service.gateway = Gateway(store, {model.name: model for model in models}, upstream)
+                service.gateway = Gateway(store, service.leases, {model.name: model for model in models}, upstream)
             gc.collect()
             gc.freeze()  # imported modules live as long as the server, so collections need not scan them
             link = f"{url}/signin#key={keyring.create(KeyKind.VIEWER, _MONTH)[0]}"
@@ -96,7 +96,7 @@ async def open_server(
             finally:
                 server.stop()
                 await server.stopped
-                service.run_stores.close()
+                await service.close()
         finally:
             expiring.cancel()
             await store.close()

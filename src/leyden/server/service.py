@@ -61,3 +61,9 @@ class ServerContext:
         store.notifications.subscribe(leases.on_event)
         store.notifications.subscribe(service.telemetry.on_event)
         return service
+
+    async def close(self) -> None:
+        """Close what was opened for requests. The store stays open."""
+        self.run_stores.close()
+        if self.gateway is not None:
+            await self.gateway.close()

@@ -16,6 +16,7 @@ from sqlalchemy.exc import OperationalError
 from leyden.outcomes import Ending, Outcome
 from leyden.remote import Remote
 from leyden.server.keys import KeyKind
+from leyden.store import queries
 from leyden.wire import FinishRequest
 
 ASK: Any = {"model": "m", "messages": [{"role": "user", "content": "Heads or tails?"}]}
@@ -83,6 +84,28 @@ async def test_the_session_is_ended_again_when_a_call_ends_after_its_attempt(ser
         with pytest.raises(openai.PermissionDeniedError):
             await asking
     assert server.engine.ended_sessions == [server.attempt] * 2
+
+
+async def test_a_call_whose_attempt_ends_while_it_begins_is_refused_and_leaves_nothing(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.new_attempt()
+    store, gateway = server.service.store, server.service.gateway
+    assert gateway is not None
+    read = store.read
+
+    async def read_slowly(query: Any, *args: Any) -> Any:
+        found = await read(query, *args)
+        if query is queries.get_run:
+            await end_attempt(server)
+        return found
+
+    monkeypatch.setattr(store, "read", read_slowly)
+    async with client_of(server) as client:
+        with pytest.raises(openai.PermissionDeniedError, match="has ended"):
+            await client.chat.completions.create(**ASK)
+    assert gateway._attempts == {}
+    assert server.engine.requests == []
 
 
 async def test_each_choice_waits_for_its_own_slot(server: ModelServer) -> None:

@@ -29,6 +29,7 @@ from leyden.server.gateway.truncation import build_fitting_prompt
 from leyden.server.gateway.upstream.client import UpstreamClient
 from leyden.server.gateway.upstream.fixed import FixedAnswerSource
 from leyden.server.gateway.upstream.relay import AnswerSource, Relay
+from leyden.server.leases import ActiveLeases
 from leyden.store import queries
 from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
@@ -38,16 +39,22 @@ from leyden.wire import CallTimes
 class Gateway:
     """Answers the model calls of all attempts with an active lease."""
 
-    def __init__(self, store: Store, models: Mapping[str, ServedModel], upstream: UpstreamClient | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        leases: ActiveLeases,
+        models: Mapping[str, ServedModel],
+        upstream: UpstreamClient | None = None,
+    ) -> None:
         self.models = models
         """The served models by policy name."""
         self.upstream = upstream
         self.recorder = Recorder(store)
         self.times: defaultdict[str, CallTimes] = defaultdict(CallTimes)
         """Where the time of each run's calls went."""
-        self._store = store
+        self._store, self._leases = store, leases
         self._attempts: dict[str, AttemptCalls] = {}
-        """The attempts that have called a model."""
+        """The active attempts that have called a model."""
         self._started: set[str] = set()
         """Active attempts that started after this server: they have no earlier calls to read from the store."""
         self._settings: dict[str, RunSettings] = {}
@@ -63,6 +70,11 @@ class Gateway:
         elif event.kind is EventKind.RUN_DELETED:
             self._settings.pop(event.run, None)
             self.times.pop(event.run, None)
+
+    async def close(self) -> None:
+        """Close the connections to the upstream."""
+        if self.upstream is not None:
+            await self.upstream.close()
 
     def queue_pressure(self) -> float | None:
         """Return the waiting calls per slot of the most loaded model; None where every model is on hold."""
@@ -233,6 +245,8 @@ class Gateway:
         settings, episode = await self._settings_of(lease.run), None
         if lease.attempt not in self._started:
             episode = await self._store.read(queries.get_episode, lease.run, lease.attempt)
+        if self._leases.get(lease.attempt) is None:  # it ended meanwhile: no event would remove the entry
+            raise GatewayError(ErrorKind.FORBIDDEN, f"attempt {lease.attempt} has ended")
         return self._attempts.setdefault(lease.attempt, AttemptCalls(lease, settings, self.times[lease.run], episode))
 
 

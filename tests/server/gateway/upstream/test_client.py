@@ -1,5 +1,6 @@
 """Models served elsewhere: here, by another Leyden server, through the same API."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -62,6 +63,7 @@ async def test_an_upstream_that_is_unreachable_or_refuses_is_named_in_the_error(
             near.service.gateway.upstream = UpstreamClient("http://127.0.0.1:1/v1")
             with pytest.raises(openai.InternalServerError, match="cannot be reached"):
                 await client.chat.completions.create(model="gpt", messages=[QUESTION])
+            await near.service.gateway.close()
             near.service.gateway.upstream = UpstreamClient(f"{near.url}/v1", "a wrong key")
             with pytest.raises(openai.InternalServerError, match="not a key"):
                 await client.chat.completions.create(model="gpt", messages=[QUESTION])
@@ -349,12 +351,53 @@ async def test_a_byte_that_is_not_utf8_does_not_lose_the_call(near: ModelServer,
             else:
                 answer = await client.chat.completions.create(model="m", messages=[QUESTION])
                 said = answer.choices[0].message.content or ""
+            await near.service.gateway.close()
             near.service.gateway.upstream = UpstreamClient(f"{url}/bad")
             with pytest.raises(openai.BadRequestError, match="tr\N{REPLACEMENT CHARACTER}s mal"):
                 await client.chat.completions.create(model="m", messages=[QUESTION], stream=stream)
     assert said == "caf\N{REPLACEMENT CHARACTER}"
     first, second = (await near.check(calls=2)).calls
     assert (first.status, first.response["content"], second.status) == (CallStatus.OK, said, CallStatus.FAILED)
+
+
+async def test_calls_share_connections_and_no_cookies(near: ModelServer) -> None:
+    ports, cookies = set[int](), list[str | None]()
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        ports.add(request.transport.get_extra_info("peername")[1])
+        cookies.append(request.headers.get("cookie"))
+        reply = web.json_response({"choices": [{"message": {"content": "Yes."}}]})
+        reply.set_cookie("rollout", "one")
+        return reply
+
+    assert near.service.gateway is not None
+    async with service({"/v1/chat/completions": answer}) as url, openai_at(near) as client:
+        near.service.gateway.upstream = UpstreamClient(f"{url}/v1")
+        for _ in range(3):
+            await client.chat.completions.create(model="m", messages=[QUESTION])
+        assert len(ports) == 1
+        assert cookies == [None] * 3
+
+
+async def test_any_number_of_requests_are_sent_at_once_until_the_client_is_closed() -> None:
+    arrived, all_arrived = 0, asyncio.Event()
+
+    async def models(request: web.Request) -> web.Response:
+        nonlocal arrived
+        arrived += 1
+        if arrived == 120:
+            all_arrived.set()
+        await all_arrived.wait()
+        return web.json_response({"data": [{"id": "m"}]})
+
+    async with service({"/v1/models": models}) as url:
+        upstream = UpstreamClient(f"{url}/v1")
+        async with asyncio.timeout(120):
+            assert await asyncio.gather(*(upstream.models() for _ in range(120))) == [["m"]] * 120
+        await upstream.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await upstream.models()
 
 
 async def test_its_models_are_listed_where_there_are_no_others(near: ModelServer) -> None:
@@ -370,7 +413,7 @@ async def test_its_models_are_listed_where_there_are_no_others(near: ModelServer
 async def service(routes: dict[str, Any]) -> AsyncIterator[str]:
     """Another kind of service, on a port of its own."""
     app = web.Application()
-    app.add_routes([web.post(path, handler) for path, handler in routes.items()])
+    app.add_routes([web.route("*", path, handler) for path, handler in routes.items()])
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

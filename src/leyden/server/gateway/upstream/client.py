@@ -21,19 +21,27 @@ from leyden.server.streaming import StreamResponse
 
 _DEFAULTS = Sampling()
 _CONNECT_S = 30.0
+_KEEP_ALIVE_S = 2.0
+"""Shorter than servers keep idle connections (uvicorn and Node: 5 s): a POST on one that was just closed would fail."""
 _NOT_SENT = ("is_error", "reasoning_content", LOADED_TOOLS)
 
 
 class UpstreamClient:
-    """Sends requests to one upstream; `timeout_s` bounds the time between two reads."""
+    """Sends requests to one upstream, in one event loop; `timeout_s` bounds the time between two reads."""
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float = defaults.UPSTREAM_TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
 
     policy = "upstream"
     """The policy name of recorded upstream calls, and the route target that selects the upstream."""
+
+    async def close(self) -> None:
+        """Close the connections to the upstream."""
+        if self._session is not None:
+            await self._session.close()
 
     @asynccontextmanager
     async def chat(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
@@ -73,10 +81,9 @@ class UpstreamClient:
     @asynccontextmanager
     async def _send(self, method: str, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
-            async with (
-                aiohttp.ClientSession(headers=self._headers, timeout=self._timeout) as session,
-                session.request(method, f"{self.url}/{path}", allow_redirects=False, **request) as reply,
-            ):
+            async with self._open_session().request(
+                method, f"{self.url}/{path}", allow_redirects=False, **request
+            ) as reply:
                 if reply.status >= 300:
                     raise _refusal(self.url, reply.status, reply.headers, await reply.read())
                 yield reply
@@ -84,6 +91,17 @@ class UpstreamClient:
             raise self._failed(f"cannot be reached: {error}") from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise self._failed(f"closed the connection: {error or type(error).__name__}") from error
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        """Return the session of all requests; the first one creates it, since it belongs to the running event loop."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                timeout=self._timeout,
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),  # a cookie would be shared by the agents of all rollouts
+            )
+        return self._session
 
     async def _whole(self, reply: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
         yield self._read(await reply.read())
