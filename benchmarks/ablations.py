@@ -1,12 +1,11 @@
 """Ablations on the bundled model: the same agent and seeds, one choice of the method changed at a time.
 
-    python benchmarks/ablations.py run --study air-sql --seeds 3      # one study; runs that are there are kept
-    python benchmarks/ablations.py table                              # of all runs that are there
+    python benchmarks/ablations.py run --agent sql --seeds 3      # one agent; runs that are there are kept
+    python benchmarks/ablations.py table                          # of all runs that are there
 
-A study is an agent on spark with variants of its configuration. Every run is one file, `STUDY/VARIANT-SEED.json`: the
-held-out reward after each evaluation and all metrics. Studies can be run in parts and on several machines. `table`
-prints mean and standard deviation over seeds: held-out reward at the end, mean reward over all steps (how fast it
-learns), and seconds; its last line is one JSON object.
+Every run is one file, `AGENT/VARIANT-SEED.json`: the held-out reward after each evaluation and all metrics. Agents can
+be run in parts and on several machines. `table` prints mean and standard deviation over seeds: held-out reward at the
+end, mean reward over all steps (how fast it learns), and seconds; its last line is one JSON object.
 """
 
 import argparse
@@ -18,59 +17,69 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from reporting import report_result
+
 import leyden
 from leyden.trainer.report.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "ablations"
+STEPWISE = {"algorithm": {"credit": "stepwise"}}
 FAILED = {"signals": {"tool_failed": -0.3}}
-AIR = {"none": {}, "signals": FAILED, "signals, stepwise": {**FAILED, "algorithm": {"credit": "stepwise"}}}
-LEVELS = {level: {"algorithm": {"level": level}} for level in ("rollout", "transition")}
-CREDITS = {
-    "identical": FAILED,
-    "stepwise": {**FAILED, "algorithm": {"credit": "stepwise"}},
-    "gigpo": {**FAILED, "algorithm": {"credit": "discounted", "gamma": 0.95, "advantage": "gigpo"}},
+SUCCEEDED = {"signals": {"tool_succeeded": 0.3}}
+SIGNALS = {
+    "failed": FAILED,
+    "failed, stepwise": {**FAILED, **STEPWISE},
+    "succeeded": SUCCEEDED,
+    "succeeded, stepwise": {**SUCCEEDED, **STEPWISE},
 }
-ROLES = {
-    "writer": {"training": {"roles": ["writer"]}},
-    "writer, rewriter": {"training": {"roles": ["writer", "rewriter"]}},
-    "all three": {"training": {"roles": ["writer", "checker", "rewriter"]}},
+"""Automatic rewards for calls whose tool failed, or did not fail."""
+GIGPO = {**FAILED, "algorithm": {"credit": "discounted", "gamma": 0.95, "advantage": "gigpo"}}
+TRANSITION = {"algorithm": {"level": "transition"}}
+UNCHANGED = "unchanged"
+"""The variant that an agent's other variants are compared with."""
+AGENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "calc": ("examples/calc", {**SIGNALS, "failed, gigpo": GIGPO}),
+    "ledger": ("benchmarks/ledger", SIGNALS),
+    "sql": (
+        "examples/sql",
+        {
+            **SIGNALS,
+            "transition level": TRANSITION,
+            "writer alone": {"training": {"roles": ["writer"]}},
+            "all three roles": {"training": {"roles": ["writer", "checker", "rewriter"]}},
+        },
+    ),
+    "rag": ("examples/rag", {**SIGNALS, "transition level": TRANSITION, "rows": {"training": {"layout": "rows"}}}),
 }
-LAYOUTS = {layout: {"training": {"layout": layout}} for layout in ("tree", "rows")}
-STUDIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "air-calc": ("examples/calc", AIR),
-    "air-sql": ("examples/sql", AIR),
-    "air-rag": ("examples/rag", AIR),
-    "air-ledger": ("benchmarks/ledger", AIR),
-    "level-sql": ("examples/sql", LEVELS),
-    "level-rag": ("examples/rag", LEVELS),
-    "credit-calc": ("examples/calc", CREDITS),
-    "credit-rag": ("examples/rag", CREDITS),
-    "roles-sql": ("examples/sql", ROLES),
-    "layout-rag": ("examples/rag", LAYOUTS),
-}
+"""The folder of each agent, and its variants beside `UNCHANGED`."""
 
 
-def settings_of(study: str, variant: str, options: argparse.Namespace) -> dict[str, Any]:
+def variants_of(agent: str) -> dict[str, dict[str, Any]]:
+    """Return what each variant of an agent sets."""
+    return {UNCHANGED: {}, **AGENTS[agent][1]}
+
+
+def settings_of(agent: str, variant: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return what one run sets beyond its agent's configuration."""
-    settings = dict(STUDIES[study][1][variant])
+    settings = dict(variants_of(agent)[variant])
     size = {"steps": options.steps, "schedule": "constant", "learning_rate": options.learning_rate}
     settings["training"] = {**size, **settings.get("training", {})}
     return {**settings, "evaluation": {"every": options.evaluate_every}}
 
 
-def run(study: str, variant: str, seed: int, options: argparse.Namespace) -> None:
+def run(agent: str, variant: str, seed: int, options: argparse.Namespace) -> None:
     """Run one training and write its file."""
-    path = options.out / study / f"{variant.replace(', ', '+').replace(' ', '_')}-{seed}.json"
+    path = options.out / agent / f"{variant.replace(', ', '+').replace(' ', '_')}-{seed}.json"
     if path.exists():
         return
-    config = ROOT / STUDIES[study][0] / "spark.toml"
-    settings = settings_of(study, variant, options)
+    config = ROOT / AGENTS[agent][0] / "spark.toml"
+    settings = settings_of(agent, variant, options)
     with tempfile.TemporaryDirectory() as home:
         trained = leyden.train(config, run="ablation", home=home, seed=seed, **settings)
         rows = read_metrics(trained.folder / "metrics.jsonl", trained.policy)
     found = {
-        "study": study,
+        "agent": agent,
         "variant": variant,
         "seed": seed,
         "settings": settings,
@@ -81,22 +90,22 @@ def run(study: str, variant: str, seed: int, options: argparse.Namespace) -> Non
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found) + "\n", encoding="utf-8")
-    print(f"{study} {variant} {seed}: {found['held_out']}", flush=True)
+    print(f"{agent} {variant} {seed}: {found['held_out']}", flush=True)
 
 
 def make_tasks(folder: str) -> None:
-    """Write the tasks of a study's agent, where it makes its own."""
+    """Write the tasks of an agent that makes its own."""
     script = ROOT / folder / "make_tasks.py"
     if script.exists():
         subprocess.run([sys.executable, script], check=True, stdout=subprocess.DEVNULL)
 
 
 def table(out: Path) -> dict[str, Any]:
-    """Mean and deviation over seeds, by study and variant."""
+    """Return mean and deviation over seeds, by agent and variant."""
     found: dict[str, Any] = {}
-    for study, (_, variants) in STUDIES.items():
-        runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((out / study).glob("*.json"))]
-        for variant in variants:
+    for agent in AGENTS:
+        runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((out / agent).glob("*.json"))]
+        for variant in variants_of(agent):
             own = [one for one in runs if one["variant"] == variant]
             if not own:
                 continue
@@ -106,7 +115,7 @@ def table(out: Path) -> dict[str, Any]:
                 "seconds": [one["seconds"] for one in own],
             }
             entry = {name: summary(values) for name, values in measured.items()}
-            found.setdefault(study, {})[variant] = {"seeds": len(own), **entry}
+            found.setdefault(agent, {})[variant] = {"seeds": len(own), **entry}
     return found
 
 
@@ -119,8 +128,8 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("run", "table"))
-    parser.add_argument("--study", choices=tuple(STUDIES), help="one study; none: all")
-    parser.add_argument("--variant", help="one variant of the study")
+    parser.add_argument("--agent", choices=tuple(AGENTS), help="one agent; none: all")
+    parser.add_argument("--variant", help="one variant of the agent")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=16)
@@ -129,17 +138,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.command == "run":
-        for study in [options.study] if options.study else STUDIES:
-            folder, variants = STUDIES[study]
-            make_tasks(folder)
+        for agent in [options.agent] if options.agent else AGENTS:
+            make_tasks(AGENTS[agent][0])
             for seed in range(options.first_seed, options.first_seed + options.seeds):
-                for variant in [options.variant] if options.variant else variants:
-                    run(study, variant, seed, options)
+                for variant in [options.variant] if options.variant else variants_of(agent):
+                    run(agent, variant, seed, options)
     found = table(options.out)
-    for study, variants in found.items():
+    for agent, variants in found.items():
         for variant, entry in variants.items():
-            print(f"{study:12} {variant:24} {entry}")
-    print(json.dumps(found))
+            print(f"{agent:8} {variant:22} {entry}")
+    report_result(found, options.out)
 
 
 if __name__ == "__main__":
