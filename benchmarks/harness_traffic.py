@@ -88,12 +88,13 @@ async def watched(target: str) -> AsyncIterator[Traffic]:
             if dialect is not None and request.method == "POST":
                 exchange = Exchange(dialect, json.loads(data), path=str(request.rel_url))
                 traffic.exchanges.append(exchange)
+            number = len(traffic.exchanges)
             hop = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding"}
             headers = {name: value for name, value in request.headers.items() if name.lower() not in hop}
             url = f"{target}{request.rel_url}"
             async with session.request(request.method, url, data=data, headers=headers) as answer:
                 kept = {name: value for name, value in answer.headers.items() if name.lower() not in hop}
-                if exchange is not None and traffic.exchanges.index(exchange) + 1 == traffic.stalled:
+                if exchange is not None and number == traffic.stalled:
                     await asyncio.get_running_loop().create_future()
                 reply = web.StreamResponse(status=answer.status, headers=kept)
                 await reply.prepare(request)

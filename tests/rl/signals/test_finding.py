@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toolconversations import DIVIDE, SIX, USER, Conversation, assistant, result, tool_call
 
-from leyden.records import CallStatus, PromptOrigin, Span
+from leyden.records import CallStatus, PromptOrigin, Sampling, Span
 from leyden.rl.signals import SignalKind
 
 WORDS = [
@@ -162,6 +162,12 @@ def test_an_answer_that_was_cut_has_no_other_signal() -> None:
         [USER], assistant("", tool_call("1", "divide", '{"a": ')), finish="length", policy="upstream"
     )
     assert conversation.found == [("a", "cut")]
+
+
+def test_a_call_that_samples_nothing_has_no_answer_to_judge() -> None:
+    text = {"role": "text", "content": "Six is 3 times 2."}
+    nothing = Sampling(max_tokens=0)
+    assert Conversation().turn([text], assistant(""), finish="length", sampling=nothing).found == []
 
 
 def test_an_answer_without_text_or_tool_call_is_empty_even_with_reasoning() -> None:

@@ -45,9 +45,12 @@ def key_of(name: str, arguments: dict[str, Any] | str) -> tuple[str, bytes]:
 
 
 def answers(episode: Episode) -> Iterator[tuple[Call, dict[str, Any]]]:
-    """Yield the completed calls with their answers; an agent never received those of other calls."""
+    """Yield the completed calls with their answers; an agent never received those of other calls.
+
+    A call for the logprobs of its prompt, which samples nothing, has no answer.
+    """
     for call in episode.calls:
-        if call.status is CallStatus.OK and isinstance(call.response, dict):
+        if call.status is CallStatus.OK and isinstance(call.response, dict) and call.sampling.max_tokens != 0:
             yield call, call.response
 
 
