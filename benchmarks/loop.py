@@ -157,7 +157,7 @@ def ignore_stop_tokens(engine: TorchEngine) -> None:
 
 
 async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> dict[str, Any]:
-    """Return a run of ours, put together as `leyden train` does it, with a clock among its observers."""
+    """Train as `leyden train` does, with a clock among the observers; return the times of its parts."""
     config = configure(plan)
     source = find_model(config.model, config.base)
     model = load_model(source, config.engine.dtype, training=True)
@@ -167,7 +167,7 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
         ignore_stop_tokens(stack.engine)
         clock = Clock(stack.engine, plan["tasks"] * plan["group"], plan["tokens"])
         policy.clock = checkpoints.clock = clock
-        journal = MetricsLog(folder / "metrics.jsonl", config.policy, 0, stack.remote, config.run, ())
+        metrics = MetricsLog(folder / "metrics.jsonl", config.policy, 0, stack.remote, config.run, ())
         trainer = Trainer(
             config,
             tasks,
@@ -177,11 +177,11 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
             stack.engine,
             checkpoints,
             TrainerState(),
-            (journal, clock),
+            (metrics, clock),
             CollapseDetector(),
         )
         await stack.run(trainer.run(asyncio.Event()))
-        await journal.close()
+        await metrics.close()
         prompt_tokens = await count_prompts(stack, config)
     return {
         "steps": clock.steps[plan["warmup"] :],

@@ -1,4 +1,4 @@
-"""Fixtures: a real store, and a real server in a process of its own."""
+"""Fixtures: a real store, and a real server in its own process."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The task of two steps in `table/`, in a folder of its own: what to train on it, and how a run on it went."""
+"""The task of two steps in `table/`, in its own folder: what to train on it, and how a run on it went."""
 
 import asyncio
 import shutil

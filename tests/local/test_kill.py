@@ -69,4 +69,4 @@ def test_a_signal_to_all_processes_lets_the_step_in_hand_finish(tmp_path: Path) 
         os.kill(pid, signal.SIGTERM)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed
-    assert (training.run / f"step-{training.journal()[-1]['step']}").exists()
+    assert (training.run / f"step-{training.metrics()[-1]['step']}").exists()

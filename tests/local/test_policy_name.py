@@ -37,9 +37,9 @@ def test_a_run_of_another_policy_trains_resumes_and_is_used(tmp_path: Path) -> N
     assert checkpoint_steps(training.run, "writer") == [1, 2]
     assert not list(training.run.glob("step-*"))
     assert read_state(folder / "step-2").policy == "writer"
-    journal = training.journal()
-    assert [(line["step"], line["policy"]) for line in journal] == [(0, "writer"), (1, "writer"), (2, "writer")]
-    assert all(line["rollouts/trained"] == 8 for line in journal[1:])
+    metrics = training.metrics()
+    assert [(line["step"], line["policy"]) for line in metrics] == [(0, "writer"), (1, "writer"), (2, "writer")]
+    assert all(line["rollouts/trained"] == 8 for line in metrics[1:])
 
     database = Database(training.run / "leyden.db", readonly=True)
     with database.reader.begin() as connection:

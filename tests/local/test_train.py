@@ -44,11 +44,11 @@ def test_a_run_leaves_its_configuration_metrics_curve_and_checkpoints(trained: T
     assert config["training"]["learning_rate"] == 1e-3
     assert config["algorithm"]["advantage"] == "grpo"  # what was not written is written out
     assert (trained.run / "curve.png").read_bytes().startswith(b"\x89PNG")
-    journal = trained.journal()
-    assert [row["step"] for row in journal] == [0, 1, 2, 3, 4]
-    assert all(row["rollouts/requested"] == row["rollouts/trained"] == 6 for row in journal[1:])
-    assert [row["step"] for row in journal if "held_out/reward" in row] == [0, 2, 4]
-    assert all(abs(row.get("training/drift", 0)) < 1e-6 for row in journal)  # the sampler is the policy
+    metrics = trained.metrics()
+    assert [row["step"] for row in metrics] == [0, 1, 2, 3, 4]
+    assert all(row["rollouts/requested"] == row["rollouts/trained"] == 6 for row in metrics[1:])
+    assert [row["step"] for row in metrics if "held_out/reward" in row] == [0, 2, 4]
+    assert all(abs(row.get("training/drift", 0)) < 1e-6 for row in metrics)  # the sampler is the policy
     assert {"step-2", "step-4"} <= {path.name for path in trained.run.iterdir()}
 
 
@@ -73,9 +73,9 @@ def test_whether_it_learned_is_said_with_errors_and_in_pairs(trained: Training) 
     assert re.search(closing, trained.printed), trained.printed
     assert re.search(r"held out \(± \S+, 2 rollouts each\)", trained.printed)
     assert re.search(r"\d of 2 groups flat  entropy \S+", trained.printed)
-    journal = trained.journal()
-    assert [row["step"] for row in journal if "held_out/change" in row] == [2, 4]
-    for row in journal[1:]:
+    metrics = trained.metrics()
+    assert [row["step"] for row in metrics if "held_out/change" in row] == [2, 4]
+    for row in metrics[1:]:
         assert row["length/rollout"] == row["length/call"] > 0  # one call each
         assert (row["staleness/mean"], row["staleness/max"]) == (0, 0)
 
@@ -101,16 +101,16 @@ def test_top_shows_the_numbers_of_the_pages(trained: Training) -> None:
 def test_a_run_ends_at_its_time_limit_as_if_the_step_were_its_last(tmp_path: Path) -> None:
     training = Training(tmp_path, "training.steps=1000", "training.time_limit_s=0.001", "evaluation.every=500")
     training.finish()
-    journal = training.journal()
-    assert [row["step"] for row in journal] == [0, 1]
-    assert "held_out/reward" in journal[-1]
+    metrics = training.metrics()
+    assert [row["step"] for row in metrics] == [0, 1]
+    assert "held_out/reward" in metrics[-1]
     assert (training.run / "step-1").exists()
 
 
 def test_a_run_that_is_done_has_nothing_left_to_do(trained: Training) -> None:
-    before = trained.journal()
+    before = trained.metrics()
     assert "is done" in trained.finish()
-    assert trained.journal() == before
+    assert trained.metrics() == before
 
 
 def test_a_run_resumes_for_more_steps_but_not_with_another_meaning(trained: Training) -> None:
@@ -120,7 +120,7 @@ def test_a_run_resumes_for_more_steps_but_not_with_another_meaning(trained: Trai
     more = leyden(trained.folder, "train", "small.toml", "training.steps=5")
     assert "resuming small after step 4" in more.stderr, more.stderr
     assert re.search(r"engine: \w+ \(.+\)", more.stderr)
-    assert [row["step"] for row in trained.journal()] == [0, 1, 2, 3, 4, 5]
+    assert [row["step"] for row in trained.metrics()] == [0, 1, 2, 3, 4, 5]
 
 
 def test_an_exported_run_is_a_model_and_can_be_measured(trained: Training) -> None:
@@ -178,7 +178,7 @@ def test_a_run_that_collapses_warns_keeps_its_best_checkpoint_and_tests_that(tmp
     assert printed.count("has collapsed") == 1
     assert "best checkpoint: step 1, held-out reward 1.000 (optimistic" in printed
     assert {path.name for path in training.run.glob("step-*")} == {"step-1", "step-3"}
-    *steps, test = training.journal()
+    *steps, test = training.metrics()
     assert [line["held_out/reward"] for line in steps] == [0.5, 1.0, 0.0, 0.0]
     assert all(line["held_out/error"] == 0 and line["held_out/counted"] == 6 for line in steps)
     assert [line["held_out/pass_at_2"] for line in steps] == [0.0, 1.0, 0.0, 0.0]
@@ -200,13 +200,13 @@ def test_a_run_that_collapses_warns_keeps_its_best_checkpoint_and_tests_that(tmp
     version = read_state(training.run / "step-1").version
     assert {run.number for call in calls for run in call.versions} == {version}  # its weights, and not the last ones
     training.finish()
-    assert len(training.journal()) == 5  # measured once
+    assert len(training.metrics()) == 5  # measured once
 
 
 def test_a_run_whose_entropy_collapses_warns_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:
     training = Training(tmp_path, "held_out=0", "checkpoints.every=1", "checkpoints.keep=1")
     training.finish("training.steps=1")
-    (line,) = training.journal()
+    (line,) = training.metrics()
     earlier = json.dumps({**line, "training/entropy": 20 * line["training/entropy"]}) + "\n"
     (training.run / "metrics.jsonl").write_text(5 * earlier)  # as if it had begun with more
     printed = training.finish("training.steps=3")
@@ -218,11 +218,11 @@ def test_a_run_whose_entropy_collapses_warns_and_keeps_the_checkpoint_before(tmp
 def test_restart_puts_the_earlier_run_aside(tmp_path: Path) -> None:
     training = Training(tmp_path, "training.steps=1", "held_out=0")
     training.finish()
-    first = training.journal()
+    first = training.metrics()
     assert "the earlier run is now" in training.finish("--restart")
     (aside,) = (path for path in training.run.parent.iterdir() if "before" in path.name)
     assert json.loads((aside / "metrics.jsonl").read_text().splitlines()[0]) == first[0]
-    assert len(training.journal()) == 1
+    assert len(training.metrics()) == 1
 
 
 def test_a_run_that_came_to_nothing_may_begin_with_another_configuration(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_run_that_came_to_nothing_may_begin_with_another_configuration(tmp_pat
     assert "no rollout of 8 different tasks in a row succeeded" in broken.stderr
     (tmp_path / "agent.py").write_text(agent)
     assert "what was recorded with the earlier one is now" in training.finish()
-    assert [row["rollouts/requested"] for row in training.journal() if row["step"]] == [6]
+    assert [row["rollouts/requested"] for row in training.metrics() if row["step"]] == [6]
 
 
 def test_a_run_that_somebody_is_at_is_left_alone(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_run_that_somebody_is_at_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "slow").unlink()
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed
-    assert [row["step"] for row in training.journal()] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in training.metrics()] == [0, 1, 2, 3, 4]
 
 
 def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path: Path) -> None:
@@ -263,10 +263,10 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     assert "finishing this step" in printed
-    step = training.journal()[-1]["step"]
+    step = training.metrics()[-1]["step"]
     assert 0 < step < 50
     assert (training.run / f"step-{step}").exists()
-    before = training.journal()[0]["held_out/reward"]
+    before = training.metrics()[0]["held_out/reward"]
     assert re.search(rf"held-out reward {before:.3f} ± \S+ before, not evaluated since", printed)
 
     printed = training.finish(f"training.steps={step + 2}")
@@ -287,7 +287,7 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     assert "stopped; continue with: leyden train small.toml training.steps=50" in printed
     (worker,) = workers
     assert not Path(f"/proc/{worker}").exists()
-    rows = [row["step"] for row in training.journal()]
+    rows = [row["step"] for row in training.metrics()]
     assert rows == list(range(len(rows)))
 
 
@@ -433,7 +433,7 @@ def test_agents_may_run_elsewhere(tmp_path: Path) -> None:
         worker.terminate()
         worker.communicate(timeout=60)
     assert worker.returncode == 0
-    assert training.journal()[-1]["rollouts/succeeded"] == 6
+    assert training.metrics()[-1]["rollouts/succeeded"] == 6
 
 
 def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
 
 
 def test_a_full_disk_holds_a_run_up_and_nothing_is_lost(trained: Training) -> None:
-    for line in trained.journal():
+    for line in trained.metrics():
         assert line["rollouts/requested"] == line["rollouts/succeeded"] + line["rollouts/agent_error"]
     assert (trained.run / "step-2").exists()
     log = (trained.run / "server.log").read_text()
@@ -93,7 +93,7 @@ def test_a_full_disk_holds_a_run_up_and_nothing_is_lost(trained: Training) -> No
 
 
 def test_an_agent_that_raises_on_some_tasks_trains_on_the_others(trained: Training) -> None:
-    lines = trained.journal()
+    lines = trained.metrics()
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["rollouts/succeeded"] >= 3 and line["rollouts/agent_error"] >= 3 for line in lines)
     assert all(line["rollouts/trained"] >= 3 for line in lines)

@@ -1,4 +1,4 @@
-"""`leyden train` as a user starts it, in a folder of its own, with an agent that needs no time."""
+"""`leyden train` as a user starts it, in its own folder, with an agent that needs no time."""
 
 import json
 import os
@@ -82,7 +82,7 @@ class Training:
         """The folder that the run leaves."""
         return self.folder / "runs" / "small"
 
-    def journal(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[dict[str, Any]]:
         """What was written down of each step."""
         return [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
 
@@ -90,7 +90,7 @@ class Training:
         """What each step says of its rollouts, and nothing of chance or time."""
         return [
             {name: value for name, value in row.items() if name == "step" or name.startswith(ACCOUNTS)}
-            for row in self.journal()
+            for row in self.metrics()
         ]
 
     def weights(self) -> bytes:

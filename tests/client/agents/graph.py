@@ -1,4 +1,4 @@
-"""A LangGraph of two nodes, each with a model call of its own, sync and async."""
+"""A LangGraph of two nodes, each with its own model call, sync and async."""
 
 from typing import Any, TypedDict
 
