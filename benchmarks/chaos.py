@@ -1,12 +1,15 @@
 """Faults in turn, under load, and exact accounts at the end: nothing acknowledged lost, nothing counted twice.
 
-A server, a worker with host processes and clients that record without pause, connected through a proxy. Every second
-or so one fault strikes: SIGKILL of server, worker or host, SIGSTOP and SIGCONT of server or worker, a disk that is full
-and freed (a limit of file size), a network that is cut, a clock that steps. Then a training (`leyden train`, whose
-engine is in the trainer's process) of which trainer, server, worker and host are killed in turn.
+A server, a worker with host processes and clients that record without pause, connected through a proxy. The agents call
+a model that an engine process serves: `leyden serve --model spark`, the server's upstream. Every second or so one fault
+strikes: SIGKILL of server, worker, host or engine, SIGSTOP and SIGCONT of server or worker, a disk that is full and
+freed (a limit of file size), a network that is cut, a clock that steps. Then a training (`leyden train`) of which
+trainer, server, worker and host are killed in turn. Its engine is in the trainer's process and dies with it; with
+`--vllm` it is a vLLM, which is killed in turn too.
 
     python benchmarks/chaos.py                  60 faults, then 12 kills in a training
     python benchmarks/chaos.py --faults 1000 --training 40
+    python benchmarks/chaos.py --faults 0 --training 10 --vllm .venv-vllm/bin/python
 
 The last line is one JSON object: `kills` counts all faults, `lost` what was acknowledged and is not there, `twice` what
 counted more than once, `left_behind` the processes that are left at the end.
@@ -25,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -35,6 +38,7 @@ import msgspec
 import psutil
 from reporting import add_out, report_result
 
+from leyden import guardian
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.outcomes import Ending, Outcome
@@ -47,8 +51,9 @@ HERE = Path(__file__).parent
 LAUNCHER = HERE / "chaos_server.py"
 MARK = "LEYDEN_CHAOS_RUN"
 CLIENTS, GROUP = 4, 2
-FAULTS = ("server", "worker", "host", "stall server", "disk", "network", "stall worker", "clock")
+FAULTS = ("server", "worker", "host", "engine", "stall server", "disk", "network", "stall worker", "clock")
 KILLS_IN_TRAINING = ("server", "host", "trainer", "worker")
+KILLS_WITH_VLLM = ("server", "host", "engine", "trainer", "worker")
 UNANSWERED = (aiohttp.ClientError, ConnectionError, TimeoutError)
 FINISH_TIMEOUT_S = 300.0
 
@@ -113,8 +118,8 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 class Load:
     """Clients that work without pause, and write down only what the server has acknowledged."""
 
-    def __init__(self, remote: Remote, rng: random.Random) -> None:
-        self._remote, self._rng = remote, rng
+    def __init__(self, remote: Remote, rng: random.Random, calls_model: bool) -> None:
+        self._remote, self._rng, self._calls_model = remote, rng, calls_model
         self._numbers = itertools.count()
         self.groups: dict[str, set[str]] = {"records": set(), "agents": set()}
         self._calls: dict[str, set[str]] = {}
@@ -127,9 +132,12 @@ class Load:
         while not self.stopping:
             name = f"{run}-{next(self._numbers)}"
             with suppress(*UNANSWERED, RemoteError):
-                await self._remote.enqueue(run, GroupSpec(name, Task("t", {"s": self._rng.uniform(0, 0.3)}), GROUP))
+                await self._remote.enqueue(run, GroupSpec(name, self._task(), GROUP))
                 self.groups[run].add(name)
             await asyncio.sleep(pause_s)
+
+    def _task(self) -> Task:
+        return Task("t", {"s": self._rng.uniform(0, 0.3), "calls_model": self._calls_model})
 
     async def work(self, worker: str) -> None:
         """Lease rollouts of `records` and record calls, a reward and the end of each."""
@@ -194,12 +202,44 @@ class Load:
             accounts.lost += id in self._counted and episode.attempt.outcome != Outcome(Ending.SUCCEEDED)
 
 
+class EngineProcess:
+    """A model served by the embedded engine in its own process, on the same port every time."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir()
+        self._home, self._port = home, "0"
+        self._process: subprocess.Popen[bytes]
+        self.url = ""
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
+        words = ("serve", "--json", "--model", "spark", "--home", str(self._home), "--port", self._port)
+        with (self._home / "engine.log").open("ab") as log:
+            command = [sys.executable, "-m", "leyden.cli", *words]
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        assert self._process.stdout is not None
+        running = msgspec.json.decode(self._process.stdout.readline(), type=RunningServer)
+        self.url = f"{running.url}/v1"
+        self._port = running.url.rpartition(":")[2]
+
+    def kill(self) -> None:
+        """Kill the process that computes; its server process ends with it."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End it, as a user would."""
+        self._process.terminate()
+        self._process.wait()
+
+
 class Stage:
-    """Server, worker and proxy, and what can happen to them."""
+    """Engine, server, worker and proxy, and what can happen to them."""
 
     def __init__(self, home: Path, launcher: Path, rng: random.Random) -> None:
         self.home, self._launcher, self._rng = home, launcher, rng
         self.proxy = Proxy()
+        self.engine: EngineProcess | None = None
         self._port = "0"
         self.server: subprocess.Popen[bytes]
         self.worker: WorkerProcess
@@ -208,7 +248,8 @@ class Stage:
 
     def start_server(self) -> RunningServer:
         """Start the server, on the same port every time."""
-        words = ("serve", "--json", "--home", str(self.home), "--port", self._port)
+        words = ["serve", "--json", "--home", str(self.home), "--port", self._port]
+        words += [] if self.engine is None else ["--upstream", self.engine.url]
         with (self.home / "server.log").open("ab") as log:
             command = [sys.executable, str(self._launcher), *words]
             self.server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
@@ -247,6 +288,10 @@ class Stage:
             case "host":
                 for host in _hosts(self.worker.process.pid):
                     host.kill()
+            case "engine":
+                assert self.engine is not None
+                self.engine.kill()
+                await asyncio.to_thread(self.engine.start)
             case "stall server" | "stall worker":
                 process = self.server if fault == "stall server" else self.worker.process
                 process.send_signal(signal.SIGSTOP)
@@ -269,6 +314,8 @@ class Stage:
         self.proxy.stop()
         self.server.terminate()
         await asyncio.to_thread(self.server.wait)
+        if self.engine is not None:
+            await asyncio.to_thread(self.engine.stop)
 
 
 def _hosts(worker: int) -> list[psutil.Process]:
@@ -284,17 +331,20 @@ def _runs(process: psutil.Process, module: str) -> bool:
 
 
 async def strike_under_load(
-    home: Path, faults: Iterable[str], rng: random.Random, accounts: Accounts, launcher: Path = LAUNCHER
+    home: Path, faults: Sequence[str], rng: random.Random, accounts: Accounts, launcher: Path = LAUNCHER
 ) -> None:
     """Let faults strike a server, a worker and their clients, and account for everything."""
     stage = Stage(home, launcher, rng)
+    if "engine" in faults:
+        stage.engine = EngineProcess(home / "engine")
+        await asyncio.to_thread(stage.engine.start)
     running = await asyncio.to_thread(stage.start_server)
     await stage.proxy.start()
     async with Remote(f"http://127.0.0.1:{stage.proxy.port}", read_key(Path(running.admin_key_file))) as remote:
         for run in ("records", "agents"):
             await remote.create_run(RunSpec(run, RunSettings(lease_s=2.0, max_attempts=100)))
         stage.key = (await remote.make_key(KeySpec("worker", "agents"))).key
-        load = Load(remote, rng)
+        load = Load(remote, rng, calls_model=stage.engine is not None)
         stage.start_worker()
         working = [asyncio.create_task(load.work(f"c{number}")) for number in range(CLIENTS)]
         working += [asyncio.create_task(load.queue_groups(run, 0.1)) for run in load.groups]
@@ -314,6 +364,8 @@ async def strike_under_load(
             await stage.stop()
 
 
+TORCH = '{kind = "torch"}'
+VLLM = '{kind = "vllm", vllm_python = "%s", vllm_arguments = ["--enforce-eager", "--max-num-seqs", "32"]}'
 AGENT = """
 import time
 from openai import OpenAI
@@ -341,18 +393,25 @@ held_out = 0
 rollout = {lease_s = 2, max_attempts = 100}
 training = {steps = %d, tasks_per_step = 2, group_size = 3, learning_rate = 1e-4}
 checkpoints = {every = 2}
+engine = %s
 """
 
 
-def kill_in_training(folder: Path, kills: int, rng: random.Random, accounts: Accounts) -> None:
-    """Kill the processes of a training in turn until it is done, and account for its rollouts."""
+def kill_in_training(folder: Path, kills: int, rng: random.Random, accounts: Accounts, vllm: str | None = None) -> None:
+    """Kill the processes of a training in turn until it is done, and account for its rollouts.
+
+    With `vllm`, an interpreter that has vLLM, the engine is a vLLM and is killed too.
+    """
     steps = 4 + kills
+    targets = KILLS_IN_TRAINING if vllm is None else KILLS_WITH_VLLM
+    if vllm is not None:
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     (folder / "agent.py").write_text(AGENT)
-    (folder / "chaos.toml").write_text(CONFIG % steps)
+    (folder / "chaos.toml").write_text(CONFIG % (steps, TORCH if vllm is None else VLLM % vllm))
     questions = [json.dumps({"question": f"What is {n} plus {n}?"}) for n in range(8)]
     (folder / "tasks.jsonl").write_text("\n".join(questions))
     process = _train(folder)
-    for target in itertools.islice(itertools.cycle(KILLS_IN_TRAINING), kills):
+    for target in itertools.islice(itertools.cycle(targets), kills):
         deadline = time.monotonic() + rng.uniform(2.0, 6.0)
         while process.poll() is None and (time.monotonic() < deadline or not _targets(process.pid, target)):
             time.sleep(0.1)
@@ -381,12 +440,18 @@ def _train(folder: Path) -> "subprocess.Popen[bytes]":
 
 
 def _targets(trainer: int, target: str) -> list[psutil.Process]:
-    modules = {"server": "leyden.server", "worker": "leyden.client.worker", "host": "leyden.client.host"}
+    modules = {
+        "server": "leyden.server",
+        "worker": "leyden.client.worker",
+        "host": "leyden.client.host",
+        "engine": "vllm.entrypoints",
+    }
     with suppress(psutil.Error):
         process = psutil.Process(trainer)
         if target == "trainer":
             return [process]
-        return [one for one in process.children(recursive=True) if _runs(one, modules[target])]
+        found = [one for one in process.children(recursive=True) if _runs(one, modules[target])]
+        return [one for one in found if one.name() != guardian.NAME]
     return []
 
 
@@ -411,17 +476,25 @@ def _print_progress(accounts: Accounts) -> None:
         print(f"{accounts.kills} faults", file=sys.stderr)
 
 
-def run(folder: Path, faults: Iterable[str], training: int, seed: int, launcher: Path = LAUNCHER) -> Accounts:
+def run(
+    folder: Path,
+    faults: Sequence[str],
+    training: int,
+    seed: int,
+    launcher: Path = LAUNCHER,
+    vllm: str | None = None,
+) -> Accounts:
     """Run both parts in a folder."""
     print(f"seed {seed}", file=sys.stderr)
     rng, accounts, mark = random.Random(seed), Accounts(), uuid4().hex
     os.environ[MARK] = mark
     try:
-        (folder / "load").mkdir()
-        asyncio.run(strike_under_load(folder / "load", faults, rng, accounts, launcher))
+        if faults:
+            (folder / "load").mkdir()
+            asyncio.run(strike_under_load(folder / "load", faults, rng, accounts, launcher))
         if training:
             (folder / "training").mkdir()
-            kill_in_training(folder / "training", training, rng, accounts)
+            kill_in_training(folder / "training", training, rng, accounts, vllm)
         accounts.left_behind = count_left_behind(mark)
     finally:
         del os.environ[MARK]
@@ -434,12 +507,14 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=60, help="faults under load")
     parser.add_argument("--training", type=int, default=12, help="kills in a training")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--vllm", metavar="PYTHON", help="train with the vLLM of this interpreter, and kill it too")
     add_out(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        faults = itertools.islice(itertools.cycle(FAULTS), options.faults)
-        accounts = run(Path(folder), faults, options.training, options.seed)
-    report_result({**msgspec.structs.asdict(accounts), "seed": options.seed}, options.out)
+        faults = list(itertools.islice(itertools.cycle(FAULTS), options.faults))
+        accounts = run(Path(folder), faults, options.training, options.seed, vllm=options.vllm)
+    result = {**msgspec.structs.asdict(accounts), "seed": options.seed}
+    report_result(result, options.out, "benchmark" if options.vllm is None else "vllm")
     if accounts.lost or accounts.twice or accounts.left_behind:
         sys.exit(1)
 
