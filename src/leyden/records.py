@@ -367,6 +367,11 @@ class RewardKind(StrEnum):
     AUTOMATIC = "automatic"
 
 
+FINAL_REWARD_ID, GROUP_REWARD_ID = "final", "group"
+"""The ids of the final reward that a worker reports with the end of an attempt, and after a group was scored."""
+FINAL_REWARD_IDS = frozenset({FINAL_REWARD_ID, GROUP_REWARD_ID})
+
+
 class Reward(Struct, frozen=True, omit_defaults=True):
     """A reward of a call, of a span, or (if it names neither) of the whole attempt."""
 

@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import text
 
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Reward, Task
+from leyden.records import Reward, RewardKind, Task
 from leyden.store import queries
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.queue import LeaseQuery
@@ -168,6 +169,20 @@ async def test_a_run_has_one_source_of_rewards_here_too(store: Store) -> None:
     await store.record_rewards("r", grant.attempt.id, [Reward("own", 1.0)])
     with pytest.raises(Conflict, match="one source"):
         await store.finish("r", grant.attempt.id, LATER)
+
+
+@pytest.mark.parametrize("id", ["final", "group"])
+async def test_no_step_reward_takes_the_id_of_a_final_reward(store: Store, id: str) -> None:
+    await store.enqueue("r", GroupSpec("g", Task("t", {})))
+    (grant,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    step = Reward(id, 0.5, RewardKind.STEP)
+    with pytest.raises(Conflict, match="another"):
+        await store.record_rewards("r", grant.attempt.id, [step])
+    with pytest.raises(Conflict, match="another"):
+        await store.finish("r", grant.attempt.id, replace(LATER, rewards=(step,)))
+    await store.finish("r", grant.attempt.id, LATER)
+    await lease(store)
+    assert (await store.score("r", "g", Scores(1, {"g.0": 0.25}))).counted
 
 
 async def test_a_run_that_is_deleted_takes_its_scorings_with_it(store: Store) -> None:

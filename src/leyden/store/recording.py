@@ -12,7 +12,7 @@ from sqlalchemy import bindparam, delete, select, update
 
 from leyden.episodes import effective
 from leyden.outcomes import Ending
-from leyden.records import Call, EventKind, Metric, Reward, RewardKind, Span, StepCredits, Version
+from leyden.records import FINAL_REWARD_IDS, Call, EventKind, Metric, Reward, RewardKind, Span, StepCredits, Version
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.mapping import call_to_row, credit_to_row, decode_reward, reward_to_row, span_to_row
 from leyden.store.schema import (
@@ -50,12 +50,16 @@ def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward
     """Record rewards; on an ended attempt only when rescoring.
 
     A step reward without a call belongs to the latest call. The final reward has one source, which only a rescoring
-    replaces; an attempt that ended as `no_reward` then becomes a success.
+    replaces; an attempt that ended as `no_reward` then becomes a success. The ids of final rewards are reserved: a step
+    reward with the id of a group's final reward would keep the whole group from being scored.
     """
     if not rescoring:
         require_active(tx, run, attempt)
     else:
         _require_attempt(tx, run, attempt)
+    for reward in new:
+        if reward.kind is not RewardKind.FINAL and reward.id in FINAL_REWARD_IDS:
+            raise Conflict(f"only a final reward can have the id {reward.id!r}: give this {reward.kind} reward another")
     final = [reward for reward in new if reward.kind is RewardKind.FINAL]
     for reward in final if not rescoring else ():
         other = _OTHER_SOURCE.scalar(tx, attempt=attempt, from_source=reward.source)

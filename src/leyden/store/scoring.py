@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import bindparam, delete, select, update
 
 from leyden.outcomes import Ending
-from leyden.records import EventKind, Reward
+from leyden.records import GROUP_REWARD_ID, EventKind, Reward
 from leyden.store.errors import NotFound
 from leyden.store.mapping import decode_settings, group_from_row
 from leyden.store.queue import mark_seen
@@ -75,7 +75,7 @@ def finish(tx: Transaction, run: str, group: str, scores: Scores) -> Counted:
         if rollout not in known:
             raise NotFound(f"group {group!r} has no rollout {rollout!r} that waits to be scored")
         if value is not None:
-            record_rewards(tx, run, known[rollout], [Reward("group", value, source=SOURCE)], rescoring=True)
+            record_rewards(tx, run, known[rollout], [Reward(GROUP_REWARD_ID, value, source=SOURCE)], rescoring=True)
     _end(tx, run, group, scores.message or _NO_SCORE)
     return Counted(True)
 

@@ -17,7 +17,7 @@ from leyden.client.rewards.function import NoReward
 from leyden.client.services.pool import ServiceFailed
 from leyden.decoding import decode_json
 from leyden.outcomes import Ending, Outcome, Retry
-from leyden.records import Reward
+from leyden.records import FINAL_REWARD_ID, Reward
 from leyden.remote import RemoteError
 from leyden.wire import FinishRequest, Lease
 
@@ -76,7 +76,8 @@ class Reporter:
             except (NoReward, ServiceFailed) as error:
                 return FinishRequest(Outcome(Ending.NO_REWARD, str(error)), result)
             source = "reward"
-        return FinishRequest(end.outcome, result, () if value is None else (Reward("final", value, source=source),))
+        final = () if value is None else (Reward(FINAL_REWARD_ID, value, source=source),)
+        return FinishRequest(end.outcome, result, final)
 
     async def _send(self, lease: Lease, request: FinishRequest) -> None:
         run, attempt = lease.attempt.run, lease.attempt.id
