@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import aiohttp
@@ -16,17 +17,24 @@ from leyden.remote import Remote, RemoteError
 from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 
 HUNG_UP = (aiohttp.ClientError, ConnectionError, TimeoutError)
-CLIENTS, GROUP = 8, 2
+CLIENTS, GROUP, BACKLOG = 8, 2, 64
+STUCK_S = 300.0
+"""How long nothing may be finished at the end, however busy the machine is."""
 
 
 class Load:
-    """Clients that work without pause, and write down only what the server has acknowledged."""
+    """Clients that work without pause, and write down only what the server has acknowledged.
+
+    Groups are queued only as fast as rollouts are leased, so that little is left to do after the last kill.
+    """
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
         self.up = asyncio.Event()
         self.numbers = itertools.count()
         self.groups: set[str] = set()
+        self.leased: set[str] = set()
+        self.progress = asyncio.Event()
         self.calls: dict[str, set[str]] = {}
         self.rewards: dict[str, set[str]] = {}
         self.counted: Counter[str] = Counter()
@@ -36,6 +44,10 @@ class Load:
     async def queue_groups(self) -> None:
         while not self.stopping:
             await self.up.wait()
+            if len(self.groups) * GROUP - len(self.leased) >= BACKLOG:
+                self.progress.clear()
+                await self.progress.wait()
+                continue
             name = f"g{next(self.numbers)}"
             try:
                 await self.remote.enqueue("r", GroupSpec(name, Task("t", {"q": "?"}), GROUP))
@@ -51,6 +63,8 @@ class Load:
                 if not leases and self.stopping and await self.idle():
                     return
                 for lease in leases:
+                    self.leased.add(lease.attempt.rollout)
+                    self.progress.set()
                     await self.attempt(lease.attempt.id)
             except HUNG_UP:
                 self.unanswered += 1
@@ -66,6 +80,18 @@ class Load:
         report = FinishRequest(Outcome(Ending.SUCCEEDED), result=id, rewards=(Reward("final", 1.0),))
         if (await self.remote.finish("r", id, report)).counted:
             self.counted[id] += 1
+
+    async def stop(self, clients: Iterable["asyncio.Task[None]"]) -> None:
+        """Queue no more groups and wait until all rollouts are finished; fails when nothing is finished any more."""
+        self.stopping = True
+        self.progress.set()
+        running = set(clients)
+        while running:
+            before = len(self.counted)
+            ended, running = await asyncio.wait(running, timeout=STUCK_S, return_when=asyncio.FIRST_COMPLETED)
+            for client in ended:
+                client.result()
+            assert ended or len(self.counted) > before, f"nothing was finished in {STUCK_S:g} s"
 
     async def idle(self) -> bool:
         rollouts = (await self.remote.summary("r")).rollouts
@@ -88,8 +114,7 @@ async def kill_under_load(home: Path, kills: int, seed: int) -> None:
                 load.up.clear()
                 await asyncio.to_thread(server.start)
                 load.up.set()
-            load.stopping = True
-            await asyncio.wait_for(asyncio.gather(queueing, *working), 120)
+            await load.stop((queueing, *working))
             assert load.unanswered >= kills  # the kills did hit somebody
             await check(remote, load)
         assert server.stop() == 0
