@@ -4,7 +4,7 @@ Rollouts of one task are not independent, so errors are computed from the spread
 """
 
 from collections.abc import Mapping, Sequence
-from math import comb, sqrt
+from math import comb, fsum, sqrt
 from statistics import fmean, stdev
 
 from msgspec import Struct
@@ -38,21 +38,27 @@ class PairedDifference(Struct, frozen=True):
 
 
 def estimate(rewards: TaskRewards) -> RewardEstimate | None:
-    """Estimate the mean reward of a rollout; None without rewards.
-
-    error^2 = G / (G - 1) sum over tasks of (sum of (x - mean) of the task)^2 / N^2, with G tasks and N rollouts. With
-    one rollout per task this is the usual standard error.
-    """
+    """Estimate the mean reward of a rollout; None without rewards."""
     clusters = [rewards_T for rewards_T in rewards.values() if rewards_T]
     every = [reward for rewards_T in clusters for reward in rewards_T]
     if not every:
         return None
-    mean, count = fmean(every), len(clusters)
-    error = None
-    if count > 1:
-        squares = sum(sum(reward - mean for reward in rewards_T) ** 2 for rewards_T in clusters)
-        error = sqrt(count / (count - 1) * squares) / len(every)
-    return RewardEstimate(mean, error, len(every), count)
+    totals = [(len(rewards_T), fsum(rewards_T)) for rewards_T in clusters]
+    return RewardEstimate(fmean(every), clustered_error(totals), len(every), len(clusters))
+
+
+def clustered_error(totals: Sequence[tuple[int, float]]) -> float | None:
+    """Return the standard error of a mean, from the number and the sum of each task's rewards.
+
+    error^2 = G / (G - 1) sum over tasks of (sum of (x - mean) of the task)^2 / N^2, with G tasks and N rollouts. With
+    one rollout per task this is the usual standard error. None with fewer than two tasks.
+    """
+    tasks, rollouts = len(totals), sum(count for count, _ in totals)
+    if tasks < 2:
+        return None
+    mean = fsum(total for _, total in totals) / rollouts
+    squares = fsum((total - count * mean) ** 2 for count, total in totals)
+    return sqrt(tasks / (tasks - 1) * squares) / rollouts
 
 
 def pass_at(rewards: TaskRewards, k: int, success: float) -> float | None:

@@ -43,6 +43,8 @@ class Purpose(StrEnum):
 
     TRAIN = "train"
     EVAL = "eval"
+    TEST = "test"
+    """The evaluation on the test tasks when the training is done."""
     DEV = "dev"
 
 

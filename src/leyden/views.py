@@ -73,6 +73,8 @@ class StepRewards(Struct, frozen=True):
     count: int
     mean: float
     deviation: float
+    error: float | None = None
+    """The standard error of the mean, clustered by task. Of training only at the last and at the best step."""
 
 
 class RunRewards(Struct, frozen=True):

@@ -224,7 +224,7 @@ def test_a_run_as_json(leyden: Leyden, where: list[str]) -> None:
 
 def test_a_run_for_a_person(leyden: Leyden, where: list[str]) -> None:
     text = leyden("show", "calc", *where).text
-    for fact in ("calc", "2 calls, 3 sampled tokens", "mean reward 0.375", "max_attempts = 3", "sums.2", "queued"):
+    for fact in ("2 calls, 3 sampled tokens", "reward 0.375 (all rollouts)", "max_attempts = 3", "sums.2", "queued"):
         assert fact in text
     assert "ZeroDivisionError: give another divisor" in text
     assert "[bold]loud[/bold]" in text

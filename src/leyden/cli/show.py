@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from leyden.episodes import Episode
 from leyden.local.run_folder import folder_size
 from leyden.local.stored_runs import RunSource
 from leyden.records import Attempt, Call, CallCredit, Rollout, Span, StepCredits
+from leyden.remote import RemoteError
 from leyden.views import RolloutQuery, RunCard
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
 
@@ -110,7 +112,9 @@ async def _show(options: argparse.Namespace) -> None:
 
 
 async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
-    run, summary = await source.run(options.name), await source.summary(options.name)
+    run, summary, card = await source.run(options.name), await source.summary(options.name), None
+    with suppress(RemoteError):  # a server that runs without keys refuses it
+        card = await source.card(options.name)
     query = RolloutQuery(
         ending=options.outcome or "",
         step_from=options.step,
@@ -123,12 +127,14 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
         raise ConfigError("--after goes on in the whole list: leave it out beside filters, and raise --limit")
     listed, total = await (_search(source, options, query) if filtered else _list(source, options))
     if options.json:
-        print_json({"run": run, "summary": summary, "rollouts": listed})
+        print_json({"run": run, "summary": summary, "card": card, "rollouts": listed})
         return
     console = stdout_console()
     counts = _counts(summary) or "no rollouts"
     console.print(f"[bold]{run.id}[/]  started {_time(run.created)}, {counts}", soft_wrap=True)
-    console.print(f"{summary.calls} calls, {summary.tokens} sampled tokens, mean reward {_number(summary.mean_reward)}")
+    reward, of, best = _rewards_of(summary, card)
+    found = f"reward {reward} ({of} rollouts){'' if best == '-' else f', best {best}'}"
+    console.print(f"{summary.calls} calls, {summary.tokens} sampled tokens, {found}", highlight=False, soft_wrap=True)
     settings = msgspec.to_builtins(run.settings)
     console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()), highlight=False)
     print_table(console, _rollouts(listed))

@@ -3,20 +3,17 @@
 They read indexes and single pages, so large rollouts cost no more than small ones.
 """
 
-import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from math import sqrt
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 
 from leyden.records import DEFAULT_POLICY
 from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.queries import require_run
-from leyden.store.run_digest import RunDigest, digest_run
+from leyden.store.run_digest import RunDigest, best_step, digest_run
 from leyden.store.schema import events, metrics, runs, versions
 from leyden.views import RunCard, Series, StepRewards
 
@@ -29,23 +26,37 @@ def read_series(connection: Connection, run: str, names: Sequence[str], points: 
 
     A name that ends in * selects by prefix.
     """
-    last = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run))
-    if last is None:
+    of_policy = metrics.c.run_id == run, metrics.c.policy == trained_policy(connection, run)
+    known = _metric_names(connection, *of_policy)
+    if not known:
         require_run(connection, run)
-        return {}
+    chosen = [name for name in known if not names or any(_selects(selector, name) for selector in names)]
+    # Each name is a range of the index that has its last step at the end and needs no sorting of the other names.
+    of_name = *of_policy, metrics.c.name == bindparam("metric")
+    last_step = select(func.max(metrics.c.step)).where(*of_name)
+    last = max((int(connection.scalar(last_step, {"metric": name}) or 0) for name in chosen), default=0)
     width = -(-(last + 1) // points)
     value = metrics.c.value
-    columns = [metrics.c.name, func.max(metrics.c.step), func.avg(value)]
+    columns = [func.max(metrics.c.step), func.avg(value)]
     if width > 1:
         columns += [func.min(value), func.max(value)]
-    query = select(*columns).where(metrics.c.run_id == run, metrics.c.policy == trained_policy(connection, run))
-    if names:
-        query = query.where(or_(*map(_named, names)))
-    query = query.group_by(metrics.c.name, metrics.c.step // width if width > 1 else metrics.c.step)
-    found: dict[str, list[Any]] = defaultdict(list)
-    for name, *point in connection.execute(query.order_by(metrics.c.name, func.max(metrics.c.step))):
-        found[name].append(point)
+    step = metrics.c.step // width if width > 1 else metrics.c.step
+    query = select(*columns).where(*of_name).group_by(step).order_by(step)
+    found = {name: connection.execute(query, {"metric": name}).all() for name in chosen}
     return {name: Series(*map(tuple, zip(*rows, strict=True))) for name, rows in found.items()}
+
+
+def _metric_names(connection: Connection, *conditions: ColumnElement[bool]) -> list[str]:
+    """Return the names of some metrics, each by one step in the index."""
+    smallest = select(func.min(metrics.c.name)).where(*conditions)
+    found = select(smallest.scalar_subquery().label("name")).cte("found", recursive=True)
+    after = smallest.where(metrics.c.name > found.c.name).correlate(found).scalar_subquery()
+    found = found.union_all(select(after).where(found.c.name.is_not(None)))
+    return list(connection.scalars(select(found.c.name).where(found.c.name.is_not(None))))
+
+
+def _selects(selector: str, name: str) -> bool:
+    return name.startswith(selector[:-1]) if selector.endswith("*") else name == selector
 
 
 def trained_policy(connection: Connection, run: str) -> str:
@@ -53,13 +64,6 @@ def trained_policy(connection: Connection, run: str) -> str:
     config = decode_json(connection.scalar(select(runs.c.config).where(runs.c.id == run)) or b"null")
     name = config.get("policy") if isinstance(config, dict) else None
     return name if isinstance(name, str) else DEFAULT_POLICY
-
-
-def _named(name: str) -> ColumnElement[bool]:
-    if not name.endswith("*"):
-        return metrics.c.name == name
-    prefix = name[:-1]
-    return and_(metrics.c.name >= prefix, metrics.c.name < prefix + "\U0010ffff")
 
 
 def open_runs(connection: Connection, only: str | None = None) -> list[str]:
@@ -109,18 +113,20 @@ def run_card(connection: Connection, run: str, now: float, digest: RunDigest | N
     config = decode_json(row.config)
     config = config if isinstance(config, dict) else {}
     steps = (config.get("training") or {}).get("steps") if isinstance(config.get("training"), dict) else None
-    step = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run)) or 0
-    rewards, joined = digest.rewards(sys.maxsize), digest.rewards(_CARD_POINTS)
-    measured = rewards.held_out or rewards.train
-    best = max(measured, key=lambda one: (one.mean, one.step), default=None)
+    last_metric = select(metrics.c.step).where(metrics.c.run_id == run).order_by(metrics.c.seq.desc()).limit(1)
+    step = connection.scalar(last_metric) or 0
+    joined = digest.rewards(_CARD_POINTS)
+    measured = digest.measured
+    best = best_step(measured) if measured else None
     now_at = measured[-1] if measured else None
     active = digest.states.get("running", 0) + digest.states.get("queued", 0) > 0
     state: Literal["running", "finished", "idle"]
-    if steps is not None and step >= steps and not active:
+    if digest.evaluation:
+        steps = None  # its configuration may be that of a training
+    if not active and (digest.evaluation or (steps is not None and step >= steps)):
         state = "finished"
     else:
         state = "running" if now - last_event < _IDLE_AFTER_S else "idle"
-    errors = _clustered_errors(connection, run) if rewards.held_out else {}
     return RunCard(
         id=run,
         created=row.created,
@@ -132,12 +138,12 @@ def run_card(connection: Connection, run: str, now: float, digest: RunDigest | N
         rollouts=digest.states,
         calls=digest.calls,
         tokens=digest.tokens,
-        held_out=bool(rewards.held_out),
+        held_out=bool(digest.held_out),
         reward=now_at.mean if now_at else None,
-        error=_error(now_at, errors),
+        error=digest.errors.get(now_at.step) if now_at else None,
         counted=now_at.count if now_at else 0,
         best=best.mean if best else None,
-        best_error=_error(best, errors),
+        best_error=digest.errors.get(best.step) if best else None,
         best_step=best.step if best else None,
         curve=_curve(joined.held_out or joined.train),
     )
@@ -145,23 +151,6 @@ def run_card(connection: Connection, run: str, now: float, digest: RunDigest | N
 
 def _curve(rewards: Sequence[StepRewards]) -> Series:
     return Series(tuple(one.step for one in rewards), tuple(one.mean for one in rewards))
-
-
-def _clustered_errors(connection: Connection, run: str) -> dict[int, float]:
-    """Return the standard errors of evaluations by step, which the trainer computes from the spread between tasks."""
-    query = select(metrics.c.step, metrics.c.value).where(
-        metrics.c.run_id == run,
-        metrics.c.policy == trained_policy(connection, run),
-        metrics.c.name == "held_out/error",
-    )
-    return {row.step: row.value for row in connection.execute(query)}
-
-
-def _error(rewards: StepRewards | None, clustered: Mapping[int, float]) -> float | None:
-    """Return the standard error of a mean."""
-    if rewards is None or rewards.count < 2:
-        return None
-    return clustered.get(rewards.step, rewards.deviation / sqrt(rewards.count))
 
 
 def version_at(connection: Connection, run: str, moment: float | None) -> int | None:

@@ -18,7 +18,7 @@ from leyden.engine.protocol import EngineBackend, Publication, WeightUpdate
 from leyden.episodes import Episode
 from leyden.estimates import TaskRewards, compare
 from leyden.outcomes import Ending
-from leyden.records import StepCredits, Task, Version
+from leyden.records import Purpose, StepCredits, Task, Version
 from leyden.remote import Remote, RemoteError
 from leyden.trainer.algorithm.resolve import Algorithm
 from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, select_rollouts
@@ -231,12 +231,12 @@ class Trainer:
         if step != self.state.step:
             weights = await self._on_thread(lambda: self._checkpoints.weights_of(step, self._policy))
             await self._publish(weights, weights.version)
-        measured, _ = await self._evaluate("test", step, self._tasks.test, "test rollouts")
+        measured, _ = await self._evaluate("test", step, self._tasks.test, "test rollouts", Purpose.TEST)
         for observer in self._observers:
             await self._when_there_is_room("the metrics", partial(observer.tested, step, measured))
 
     async def _evaluate(
-        self, name: str, step: int, tasks: Sequence[Task], what: str
+        self, name: str, step: int, tasks: Sequence[Task], what: str, purpose: Purpose = Purpose.EVAL
     ) -> tuple[EvaluationResult, list[Episode]]:
         return await evaluate(
             self._collector,
@@ -245,6 +245,7 @@ class Trainer:
             self._config,
             lambda done, total: self._report_progress(step, done, total, what),
             step,
+            purpose,
         )
 
     def _warn_of_mismatch(self, report: StepReport) -> None:

@@ -274,7 +274,7 @@ def _sampling(lease: ActiveLease, settings: RunSettings, requested: Sampling, nu
     """
     digest = blake2b(f"{settings.sampling.seed}/{lease.rollout}/{number}".encode(), digest_size=4).digest()
     seed = int.from_bytes(digest, "little") >> 1
-    if lease.purpose is Purpose.EVAL:
+    if lease.purpose in (Purpose.EVAL, Purpose.TEST):
         return replace(requested, seed=seed if requested.seed is None else requested.seed)
     limits = [limit for limit in (settings.sampling.max_tokens, requested.max_tokens) if limit is not None]
     return replace(settings.sampling, max_tokens=min(limits, default=None), stop=requested.stop, seed=seed)

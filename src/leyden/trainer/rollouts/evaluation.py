@@ -39,10 +39,11 @@ async def evaluate(
     config: Config,
     progress: Callable[[int, int], None] = lambda done, total: None,
     step: int | None = None,
+    purpose: Purpose = Purpose.EVAL,
 ) -> tuple[EvaluationResult, list[Episode]]:
     """Run each task `rollouts_per_task` times; return the result and the episodes in the order of the tasks."""
     rollouts = rollouts_per_task(config, len(tasks))
-    specs = [GroupSpec(f"{name}-{task.id}", task, rollouts, Purpose.EVAL, step=step) for task in tasks]
+    specs = [GroupSpec(f"{name}-{task.id}", task, rollouts, purpose, step=step) for task in tasks]
     done: dict[str, list[Episode]] = {}
     progress(0, len(specs) * rollouts)
     async for spec, group in collector.gather(specs):
