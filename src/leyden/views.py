@@ -1,9 +1,11 @@
 """Read models of the dashboard, `leyden top` and `leyden report`: summaries and pages of lists."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from leyden.records import Attempt, CallCredit, Count, Purpose, Reward, Span, Task
 from leyden.wire import ListedRollout
@@ -265,14 +267,34 @@ class WorkerView(Struct, frozen=True):
 
 
 class EngineView(Struct, frozen=True):
-    """A served policy."""
+    """What serves a policy, and what it did in the last minute."""
 
     policy: str
+    location: str
+    """Where it runs: `embedded`, or the URL of vLLM or of an upstream."""
     version: int | None
-    slots: int
+    slots: int | None
+    """Calls that it computes concurrently; None where it has no such limit."""
     running: int
     waiting: int
     held: bool
+    calls: int
+    """Calls that ended in the last minute."""
+    failed: int
+    """Those among them that failed."""
+    tokens: int
+    """Tokens sampled in the last minute; an upstream does not tell."""
+    run: str = ""
+    """The run in whose folder its server is; empty for this server's."""
+
+
+class EngineReport(Struct, frozen=True):
+    """The engines of a server, as it writes them into its home folder for other processes."""
+
+    at: float
+    engines: tuple[EngineView, ...]
+    refused: dict[str, int]
+    """Requests that the server refused since it started, by reason."""
 
 
 class Fleet(Struct, frozen=True):
@@ -300,7 +322,7 @@ class Fleet(Struct, frozen=True):
 
 
 def join_fleets(first: Fleet, others: Sequence[Fleet]) -> Fleet:
-    """Add the workers, attempts and queues of other servers to those of one."""
+    """Add the workers, attempts and queues of other stores to those of one."""
     every = (first, *others)
     return Fleet(
         now=first.now,
@@ -314,5 +336,12 @@ def join_fleets(first: Fleet, others: Sequence[Fleet]) -> Fleet:
         running=sum(fleet.running for fleet in every),
         ended=sum(fleet.ended for fleet in every),
         tokens=sum(fleet.tokens for fleet in every),
-        refused=first.refused,
+        refused=dict(sum((Counter(fleet.refused) for fleet in every), Counter[str]())),
     )
+
+
+def add_engines(fleet: Fleet, reports: Sequence[EngineReport]) -> Fleet:
+    """Add engines and refused requests that servers report."""
+    refused = sum((Counter(report.refused) for report in reports), Counter(fleet.refused))
+    engines = (*fleet.engines, *(engine for report in reports for engine in report.engines))
+    return replace(fleet, engines=engines, refused=dict(refused))

@@ -1,18 +1,23 @@
 """`leyden serve --model`: a run is served to clients of every dialect, without rollouts."""
 
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import msgspec
 import openai
 import pytest
 import requests
+from forked_commands import run_command
 from serving import ServerProcess
 
 from leyden.config import Config, ConfigError, EngineConfig, to_toml
 from leyden.local.serve import find_served
+from leyden.server.keys import KeyKind
 from leyden.trainer.checkpoint import TrainerState
 from leyden.trainer.policy.loading import BUNDLED
 
@@ -88,3 +93,24 @@ def test_only_model_calls_need_no_key(served: ServerProcess) -> None:
     assert requests.post(chat, json=body, headers={**elsewhere, **bearer}, timeout=30).status_code == 200
     assert requests.get(served.url + "/api/runs", headers=bearer, timeout=30).status_code == 403
     assert requests.get(served.url + "/healthz", timeout=30).ok
+
+
+def test_its_engine_is_on_the_page_of_a_server_of_the_folder_and_in_top(served: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=served.url + "/v1", api_key="anything")
+    client.chat.completions.create(model="mine", messages=QUESTION, max_tokens=8)  # type: ignore[arg-type]
+
+    def seen(fleet: dict[str, Any]) -> bool:
+        """The server writes it within a second."""
+        (engine,) = fleet["engines"]
+        known = (engine["run"], engine["policy"], engine["location"], engine["slots"], engine["failed"])
+        assert known == ("mine.serve", "mine", "embedded", 3, 0)
+        return bool(engine["calls"] >= 1 and engine["tokens"] >= 1)
+
+    with ServerProcess(served.home) as server:
+        headers = {"authorization": f"Bearer {server.key(KeyKind.VIEWER)}"}
+        while not seen(requests.get(server.url + "/api/fleet", headers=headers, timeout=30).json()):
+            time.sleep(0.1)
+    top = run_command("top", "--once", "--home", str(served.home), cwd=served.home)
+    assert re.search(r"engine mine.serve: mine \(embedded\): \d of 3 slots, 0 waiting, \d+ calls", top.stdout), top
+    served.stop()
+    assert not (served.home / "mine.serve" / "engines.json").exists()  # nothing is left that looks alive

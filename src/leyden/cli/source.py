@@ -129,9 +129,9 @@ class Watched:
         return await self._source_of[run].series(run, names, _ALL_POINTS)
 
     async def fleet(self) -> Fleet | None:
-        """Return workers and queues of all stores with a worker now, or of the last one that had; None without any."""
+        """Return workers, queues and engines of all stores that have one now, or of the last one that had."""
         found = [await source.fleet() for source in self._sources]
-        if active := [fleet for fleet in found if fleet.has_worker()]:
+        if active := [fleet for fleet in found if fleet.has_worker() or fleet.engines]:
             return join_fleets(active[0], active[1:])
         return max(found, key=lambda fleet: (fleet.running, fleet.ended, len(fleet.workers)), default=None)
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from leyden.cli.arguments import identifier
 from leyden.cli.printing import print_json, print_table, stdout_console, with_error
 from leyden.cli.source import Watched, add_source, open_watched
-from leyden.views import Fleet, RunCard
+from leyden.views import EngineView, Fleet, RunCard
 
 _METRICS = (
     *("reward/mean", "held_out/change", "held_out/change_error", "training/entropy", "training/kl_sampler_k3"),
@@ -113,12 +113,21 @@ def _lines(view: TopView) -> Sequence[str]:
             f"{workers}, {fleet.running} running, {fleet.queued} queued; in ten minutes "
             f"{fleet.ended} attempts ended, {fleet.tokens / 600:.0f} sampled tokens a second"
         )
-        lines += [
-            f"engine {one.policy}: version {one.version}, {one.running} of {one.slots} slots, {one.waiting} waiting"
-            + (", held" if one.held else "")
-            for one in fleet.engines
-        ]
+        lines += map(_engine, fleet.engines)
     return lines
+
+
+def _engine(engine: EngineView) -> str:
+    name = f"{engine.run}: {engine.policy}" if engine.run else engine.policy
+    facts = [
+        "" if engine.version is None else f"version {engine.version}",
+        f"{engine.running} running" if engine.slots is None else f"{engine.running} of {engine.slots} slots",
+        f"{engine.waiting} waiting",
+        f"{engine.calls} calls and {engine.tokens} tokens in a minute",
+        f"{engine.failed} failed" if engine.failed else "",
+        "held" if engine.held else "",
+    ]
+    return f"engine {name} ({engine.location}): {', '.join(filter(None, facts))}"
 
 
 def _latest(metrics: dict[str, float]) -> list[str]:

@@ -19,6 +19,13 @@ def connect(address: EngineAddress, reader: StreamReader, writer: StreamWriter) 
     return engine, engine.ended
 
 
+def describe_address(address: EngineAddress) -> str:
+    """Return where an engine runs, for people."""
+    if not isinstance(address, VllmAddress):
+        return "embedded"
+    return f"vLLM at {address.location}" if address.location.startswith("http") else "vLLM"
+
+
 async def _end_of(reader: StreamReader, writer: StreamWriter) -> None:
     """Wait until the other end is gone. A writer that nobody holds would close the connection."""
     while await reader.read(1 << 16):

@@ -12,8 +12,9 @@ from leyden.episodes import Episode
 from leyden.records import Run, StepCredits
 from leyden.store import fleet_queries, queries, rollout_search, views
 from leyden.store.database import Database
+from leyden.store.engine_file import read_report
 from leyden.store.errors import NotFound
-from leyden.views import Fleet, RolloutListing, RolloutQuery, RunCard, Series
+from leyden.views import Fleet, RolloutListing, RolloutQuery, RunCard, Series, add_engines
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
 
 P = ParamSpec("P")
@@ -96,8 +97,10 @@ class StoredRuns:
         return self._read(views.run_card, run, time.time())
 
     async def fleet(self) -> Fleet:
-        """Return workers and queue, without engines, which only a server knows."""
-        return self._read(fleet_queries.read_fleet, time.time())
+        """Return workers and queue, and the engines that the server of the store's folder reports."""
+        found = self._read(fleet_queries.read_fleet, time.time())
+        report = read_report(Path(self.location).parent) if self._database.dialect == "sqlite" else None
+        return found if report is None else add_engines(found, [report])
 
     async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
         """Return metrics by step, each in at most so many points."""

@@ -17,7 +17,7 @@ import uvloop
 from msgspec.structs import replace
 
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
-from leyden.engine.connect import connect
+from leyden.engine.connect import connect, describe_address
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 from leyden.server.gateway.scheduler import Scheduler
@@ -49,7 +49,9 @@ async def _serve(options: ServerProcessOptions, stream: socket.socket, announce:
     engine, lost = connect(options.engine, *await asyncio.open_connection(sock=stream))
     tokenizer = Tokenizer.load(options.model, options.name)
     scheduler = Scheduler(slots=options.engine.concurrency)
-    model = ServedModel(options.policy, engine, renderer_for(tokenizer), tokenizer, scheduler)
+    model = ServedModel(
+        options.policy, engine, renderer_for(tokenizer), tokenizer, scheduler, describe_address(options.engine)
+    )
     if options.held:
         model.hold()
     serve = replace(options.serve, upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE))

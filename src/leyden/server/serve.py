@@ -16,6 +16,7 @@ from leyden.descriptors import raise_file_limit
 from leyden.server.address import is_loopback, is_wildcard
 from leyden.server.app import application
 from leyden.server.connections import KEEP_ALIVE_S, ConnectionLimits
+from leyden.server.engine_reports import writing_reports
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.upstream.client import UpstreamClient
@@ -91,7 +92,7 @@ async def open_server(
             await server.listen(listener)
             try:
                 (options.home / "url").write_text(url + "\n")  # by which commands find the server of this home folder
-                async with LoopWatchdog(service.telemetry.registry):
+                async with LoopWatchdog(service.telemetry.registry), writing_reports(service, options.home):
                     yield server
             finally:
                 server.stop()

@@ -1,5 +1,6 @@
 """Handlers of the data that the pages show. They read the store only."""
 
+import asyncio
 import csv
 import io
 import time
@@ -11,14 +12,14 @@ from leyden.records import DEFAULT_POLICY, Run
 from leyden.server.dashboard.prefix_tree import prefix_tree
 from leyden.server.dashboard.rollout_view import rollout_view
 from leyden.server.dashboard.token_text import tokenizer_of
-from leyden.server.gateway.served_model import ServedModel
+from leyden.server.engine_reports import report_engines
 from leyden.server.http import Raw, Request
 from leyden.server.service import ServerContext
 from leyden.store import fleet_queries, queries, rollout_search, views
+from leyden.store.engine_file import read_reports
 from leyden.store.errors import NotFound
 from leyden.views import (
     AttemptQuery,
-    EngineView,
     Facets,
     Failures,
     Fleet,
@@ -31,6 +32,7 @@ from leyden.views import (
     RunRewards,
     Series,
     SeriesQuery,
+    add_engines,
     join_fleets,
 )
 
@@ -147,25 +149,13 @@ async def view_tree(service: ServerContext, request: Plain) -> PrefixTree:
 
 
 async def fleet(service: ServerContext, request: Plain) -> Fleet:
-    """Return workers, engines, active attempts and the queue; also of trainings that run in the home folder.
-
-    Engines of other processes are known to those only.
-    """
-    models = service.gateway.models.values() if service.gateway is not None else ()
+    """Return workers, engines, active attempts and the queue; also of trainings that run in the home folder."""
 
     def read(connection: Connection) -> Fleet:
-        versions = fleet_queries.newest_versions(connection)
-        return replace(
-            fleet_queries.read_fleet(connection, time.time()),
-            engines=tuple(_engine(model, versions.get(model.name)) for model in models),
-            running=len(service.leases),
-            refused=service.telemetry.count_refused(),
-        )
+        return fleet_queries.read_fleet(connection, time.time())
 
-    others = await service.run_stores.read_active(lambda connection: fleet_queries.read_fleet(connection, time.time()))
-    return join_fleets(await service.store.read(read), [other for other in others if other.has_worker()])
-
-
-def _engine(model: ServedModel, version: int | None) -> EngineView:
-    scheduler = model.scheduler
-    return EngineView(model.name, version, scheduler.slots, scheduler.running, scheduler.waiting, scheduler.held)
+    own = replace(await service.store.read(read), running=len(service.leases))
+    others = await service.run_stores.read_active(read)
+    reports = await asyncio.to_thread(lambda: read_reports(service.run_stores.folders()))
+    fleet = join_fleets(own, [other for other in others if other.has_worker()])
+    return add_engines(fleet, [await report_engines(service), *reports])

@@ -164,21 +164,24 @@ class Generation:
             grammar=self._grammar,
             prompt_logprobs=wants_prompt,
         )
-        times, share = self._times, 1 / self._request.n  # answers that are generated at the same time count as one
+        load, times = self._model.load, self._times
+        share = 1 / self._request.n  # answers that are generated at the same time count as one
         queued = time.perf_counter()
         async with self._model.scheduler.slot(self._caller.lease.rollout, timer):
             started, first = time.perf_counter(), None
             times.queued_s += (started - queued) * share
             try:
-                async with aclosing(self._model.engine.generate(request)) as chunks:
-                    async for chunk in chunks:
-                        if wants_prompt and first is None:
-                            yield await self._prompt_tokens(parser.choice, chunk)
-                        first = first or time.perf_counter()
-                        for event in parser.feed(chunk):
-                            yield event
-                        if parser.done:
-                            return
+                with load.call(EngineError):
+                    async with aclosing(self._model.engine.generate(request)) as chunks:
+                        async for chunk in chunks:
+                            if wants_prompt and first is None:
+                                yield await self._prompt_tokens(parser.choice, chunk)
+                            first = first or time.perf_counter()
+                            load.add_tokens(len(chunk.ids))
+                            for event in parser.feed(chunk):
+                                yield event
+                            if parser.done:
+                                return
             finally:
                 ended = time.perf_counter()
                 times.prompt_s += ((first or ended) - started) * share

@@ -9,6 +9,7 @@ from leyden.engine.protocol import Engine
 from leyden.rendering.factory import keep_reasoning
 from leyden.rendering.renderer import ChatRenderer
 from leyden.rendering.tokenizer import Tokenizer
+from leyden.server.gateway.engine_load import EngineLoad
 from leyden.server.gateway.scheduler import Scheduler
 from leyden.server.gateway.structured_output import StructuredOutput
 
@@ -21,6 +22,13 @@ class ServedModel(Struct, frozen=True, dict=True):
     renderer: ChatRenderer
     tokenizer: Tokenizer
     scheduler: Scheduler
+    location: str = "embedded"
+    """Where the engine runs, for people: `embedded`, or where its vLLM is."""
+
+    @cached_property
+    def load(self) -> EngineLoad:
+        """Counts the engine's calls and tokens."""
+        return EngineLoad()
 
     def hold(self) -> None:
         """Start no generation until `resume`: the weights are about to change."""

@@ -1,16 +1,15 @@
 // Workers, engines and the queue.
 
-import { ago, badge, compact, duration, h, replace, title, whole } from "./dom.js";
+import { ago, badge, compact, duration, fact, h, number, replace, title, whole } from "./dom.js";
 import { follow, get } from "./data.js";
 
-export async function showWorkers(main, { signal }) {
+export async function show(main, { signal }) {
   title("Workers");
   const body = h("div");
 
   async function refresh() {
     const fleet = await get("/api/fleet");
     if (signal.aborted) return;
-    const fact = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
     const refused = Object.entries(fleet.refused);
     replace(body,
       h("dl", { class: "facts" },
@@ -20,9 +19,11 @@ export async function showWorkers(main, { signal }) {
         fact("sampled tokens a second", compact(fleet.tokens / 600)),
         refused.length > 0 && fact("refused requests", refused.map(([reason, count]) => h("span", { class: "chip warn" }, `${reason.replaceAll("_", " ")} ${whole(count)}`)))),
       h("h2", {}, "Engines"),
-      fleet.engines.length ? table(["policy", "version", "slots", "in use", "waiting", "state"], fleet.engines.map((one) => [
-        h("b", {}, one.policy), one.version ?? "–", whole(one.slots), meter(one.running, one.slots), whole(one.waiting), one.held ? badge("held") : badge("serving"),
-      ])) : h("p", { class: "soft" }, "This server serves no model itself. Engines of trainings are on the pages that those print."),
+      fleet.engines.length ? table(["of", "policy", "runs", "version", "in use", "waiting", "calls a minute", "tokens a second", "failed", "state"], fleet.engines.map((one) => [
+        one.run || h("span", { class: "soft" }, "this server"), h("b", {}, one.policy), one.location, one.version ?? "–",
+        one.slots === null ? whole(one.running) : meter(one.running, one.slots), whole(one.waiting), whole(one.calls), one.tokens ? number(one.tokens / 60, 1) : "–",
+        one.failed ? h("span", { class: "bad" }, whole(one.failed)) : "0", one.held ? badge("held") : badge("serving"),
+      ])) : h("p", { class: "soft" }, "No model is served now, by this server or by a training in its home folder."),
       h("h2", {}, "Workers"),
       fleet.workers.length ? table(["worker", "last seen", "attempts now", "oldest lease", "ended in ten minutes"], fleet.workers.map((one) => [
         h("span", { class: "code" }, one.id), ago(one.seen), whole(one.leases), one.oldest ? duration(fleet.now - one.oldest) : "–",
@@ -37,7 +38,7 @@ export async function showWorkers(main, { signal }) {
   replace(main, h("div", { class: "head" }, h("h1", {}, "Workers and engines")), body);
   await refresh();
   follow(null, refresh, signal);
-  const timer = setInterval(() => document.hidden || refresh().catch(() => {}), 5000);
+  const timer = setInterval(() => document.hidden || refresh().catch(() => {}), 1000);
   signal.addEventListener("abort", () => clearInterval(timer));
 }
 
@@ -48,5 +49,5 @@ function table(names, rows) {
 function meter(value, most) {
   const full = h("span", { class: "full" });
   full.style.width = `${most ? Math.min(100, (value / most) * 100) : 0}%`;
-  return h("span", { class: "meter", role: "img", "aria-label": `${value} of ${most}` }, full, h("span", {}, whole(value)));
+  return h("span", { class: "meter", role: "img", "aria-label": `${value} of ${most}` }, full, h("span", {}, `${whole(value)} of ${whole(most)}`));
 }

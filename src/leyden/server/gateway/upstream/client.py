@@ -13,6 +13,7 @@ from leyden import defaults
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.records import Sampling
 from leyden.server.gateway.dialects.types import LOADED_TOOLS, GenerationRequest, Message
+from leyden.server.gateway.engine_load import EngineLoad
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.upstream.sse import read_events
 from leyden.server.gateway.upstream.text import as_chat, text_body
@@ -32,6 +33,7 @@ class UpstreamClient:
     def __init__(self, url: str, key: str | None = None, timeout_s: float = defaults.UPSTREAM_TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.load = EngineLoad()
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
@@ -80,17 +82,18 @@ class UpstreamClient:
 
     @asynccontextmanager
     async def _send(self, method: str, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        try:
-            async with self._open_session().request(
-                method, f"{self.url}/{path}", allow_redirects=False, **request
-            ) as reply:
-                if reply.status >= 300:
-                    raise _refusal(self.url, reply.status, reply.headers, await reply.read())
-                yield reply
-        except aiohttp.ClientConnectorError as error:
-            raise self._failed(f"cannot be reached: {error}") from error
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise self._failed(f"closed the connection: {error or type(error).__name__}") from error
+        with self.load.call(GatewayError):
+            try:
+                async with self._open_session().request(
+                    method, f"{self.url}/{path}", allow_redirects=False, **request
+                ) as reply:
+                    if reply.status >= 300:
+                        raise _refusal(self.url, reply.status, reply.headers, await reply.read())
+                    yield reply
+            except aiohttp.ClientConnectorError as error:
+                raise self._failed(f"cannot be reached: {error}") from error
+            except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                raise self._failed(f"closed the connection: {error or type(error).__name__}") from error
 
     def _open_session(self) -> aiohttp.ClientSession:
         """Return the session of all requests; the first one creates it, since it belongs to the running event loop."""
