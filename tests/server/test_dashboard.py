@@ -19,10 +19,10 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title=
 CONFIG = {"model": "spark", "training": {"steps": 4, "learning_rate": 0.001}}
 
 
-async def step(remote: Remote, number: int, reward: float, purpose: Purpose = Purpose.TRAIN) -> None:
+async def step(remote: Remote, number: int, reward: float, purpose: Purpose = Purpose.TRAIN, task: str = "t") -> None:
     """One step of run `calc`: two rollouts, of which the second fails, and its metrics."""
-    group = f"{'step' if purpose is Purpose.TRAIN else 'eval'}-{number}-0"
-    await remote.enqueue("calc", GroupSpec(group, Task("t", {"question": HOSTILE}), 2, purpose, step=number))
+    group = f"{'step' if purpose is Purpose.TRAIN else 'eval'}-{number}-{task}"
+    await remote.enqueue("calc", GroupSpec(group, Task(task, {"question": HOSTILE}), 2, purpose, step=number))
     good, bad = await remote.lease(LeaseRequest("w", 2, run="calc"))
     call = Call(
         "c",
@@ -82,7 +82,7 @@ def page(browser: Any, filled: ServerProcess) -> Iterator[Any]:
 # Keys
 
 
-PATHS = ("/", "/workers", "/compare", "/runs/calc", "/runs/calc/rollouts", "/runs/calc/rollouts/step-1-0.0")
+PATHS = ("/", "/workers", "/compare", "/runs/calc", "/runs/calc/rollouts", "/runs/calc/rollouts/step-1-t.0")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -122,7 +122,7 @@ def test_a_run_is_watched_from_its_list_to_one_rollout(page: Any, filled: Server
     assert "2 / 4" in row.inner_text() and "spark" in row.inner_text()
     row.get_by_role("link", name="calc").click()
     page.wait_for_selector("[data-chart=entropy] path.line")
-    assert page.locator("[data-chart='held-out reward'] circle").count() == 1
+    assert page.locator("[data-chart='held-out reward'] circle[data-step='0']").count() == 1
     page.wait_for_selector(".live.on")
 
     async def train_on() -> None:
@@ -135,12 +135,12 @@ def test_a_run_is_watched_from_its_list_to_one_rollout(page: Any, filled: Server
     page.locator("[data-chart='held-out reward'] svg").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    page.wait_for_selector("tr[data-rollout='eval-0-0.0']")
+    page.wait_for_selector("tr[data-rollout='eval-0-t.0']")
     assert page.locator("tr[data-rollout]").count() == 2
-    page.locator("tr[data-rollout='eval-0-0.0'] a.row").click()
+    page.locator("tr[data-rollout='eval-0-t.0'] a.row").click()
     page.wait_for_selector(".tokens .token")
     assert HOSTILE in page.locator("article.call").first.inner_text()
-    assert page.title() == "eval-0-0.0 · Leyden"  # no script of the agent's text has run
+    assert page.title() == "eval-0-t.0 · Leyden"  # no script of the agent's text has run
     assert page.locator("main img, main script").count() == 0
     assert not errors
 
@@ -171,7 +171,7 @@ def test_every_page_works_in_the_dark_on_a_phone(filled: ServerProcess, browser:
         opened.goto(path)
         opened.wait_for_selector(READY)
         assert opened.evaluate("document.documentElement.scrollWidth") <= 390, path
-    assert "larger" in opened.locator("table").inner_text()
+    assert "larger" in opened.locator("table").last.inner_text()
     assert not errors
     context.close()
 
@@ -185,7 +185,8 @@ def test_charts_are_whole_and_their_data_can_be_downloaded(page: Any, filled: Se
             await remote.record_metrics(
                 "calc", [Metric(at, name, value) for at, name, value in found if value is not None]
             )
-            await remote.record_metrics("calc", [Metric(0, "held_out/error", 0.2)])
+            await step(remote, 4, 0.5, Purpose.EVAL)
+            await step(remote, 4, 1.0, Purpose.EVAL, "u")
 
     asyncio_run_elsewhere(measure())
     page.goto("/runs/calc")
@@ -213,3 +214,37 @@ def asyncio_run_elsewhere(work: Any) -> None:
     thread = Thread(target=lambda: asyncio.run(work))
     thread.start()
     thread.join()
+
+
+@pytest.mark.slow
+def test_live_pages_keep_the_readers_marker_focus_and_filter(page: Any, filled: ServerProcess) -> None:
+    async def record(number: int) -> None:
+        async with Remote(filled.url, filled.admin_key) as remote:
+            await remote.record_metrics("calc", [Metric(number, "training/entropy", 0.1)])
+
+    page.locator("tr[data-run=calc] a.row").focus()
+    page.wait_for_selector(".live.on")
+    asyncio_run_elsewhere(record(7))
+    page.wait_for_selector("tr[data-run=calc]:has-text('7 / 4')")
+    assert page.evaluate("document.activeElement.textContent") == "calc"  # drawn again, and still focused
+
+    page.goto("/runs/calc")
+    page.wait_for_selector(".live.on")
+    page.locator("[data-chart=entropy] svg").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    marked = page.locator("[data-chart=entropy] .tip .step").inner_text()
+    asyncio_run_elsewhere(record(8))
+    page.wait_for_selector("dd:has-text('8 / 4')")
+    page.wait_for_selector("[data-chart=entropy] svg[aria-label$='step 8']")
+    assert page.locator("[data-chart=entropy] .tip .step").inner_text() == marked != "step 8"
+    assert page.evaluate("document.activeElement.closest('[data-chart]').dataset.chart") == "entropy"
+
+    page.goto("/runs/calc/rollouts")
+    page.wait_for_selector(READY)
+    field = page.get_by_label("step from")
+    field.press_sequentially("x")  # no number: ignored, and not an error of the server
+    field.fill("1")
+    page.keyboard.press("Tab")
+    page.get_by_role("button", name="Clear").wait_for()  # drawn again with the filter
+    assert page.evaluate("document.activeElement.name") == "step_to"

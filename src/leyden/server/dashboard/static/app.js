@@ -1,20 +1,15 @@
 // The router: shows the page that the path names, and follows links without loading the document again.
 
 import { h, replace, title } from "./dom.js";
-import { showRuns } from "./runs.js";
-import { showRun } from "./run.js";
-import { showRollouts } from "./rollouts.js";
-import { showRollout } from "./rollout.js";
-import { showWorkers } from "./workers.js";
-import { showCompare } from "./compare.js";
 
+// Each page is loaded when it is first shown.
 const PAGES = [
-  [/^\/$/, showRuns],
-  [/^\/compare$/, showCompare],
-  [/^\/workers$/, showWorkers],
-  [/^\/runs\/([^/]+)$/, showRun],
-  [/^\/runs\/([^/]+)\/rollouts$/, showRollouts],
-  [/^\/runs\/([^/]+)\/rollouts\/([^/]+)$/, showRollout],
+  [/^\/$/, () => import("./runs.js")],
+  [/^\/compare$/, () => import("./compare.js")],
+  [/^\/workers$/, () => import("./workers.js")],
+  [/^\/runs\/([^/]+)$/, () => import("./run.js")],
+  [/^\/runs\/([^/]+)\/rollouts$/, () => import("./rollouts.js")],
+  [/^\/runs\/([^/]+)\/rollouts\/([^/]+)$/, () => import("./rollout.js")],
 ];
 
 const main = document.getElementById("main");
@@ -34,10 +29,12 @@ async function show() {
   const path = location.pathname.replace(/(.)\/$/, "$1");
   replace(document.getElementById("nav"), links(path));
   document.body.dataset.ready = "";
-  for (const [pattern, page] of PAGES) {
+  for (const [pattern, load] of PAGES) {
     const found = path.match(pattern);
     if (!found) continue;
     try {
+      const { show: page } = await load();
+      if (signal.aborted) return;
       await page(main, { params: found.slice(1).map(decodeURIComponent), query: new URLSearchParams(location.search), signal, go });
     } catch (error) {
       if (!signal.aborted) replace(main, h("p", { class: "empty bad", role: "alert" }, error.message));
@@ -47,11 +44,16 @@ async function show() {
   }
   title("Not found");
   replace(main, h("p", { class: "empty" }, "There is no such page."));
+  document.body.dataset.ready = "yes";
 }
 
 export function go(path, { replaced = false } = {}) {
   history[replaced ? "replaceState" : "pushState"](null, "", path);
-  return show().then(() => replaced || scrollTo(0, 0));
+  return show().then(() => {
+    if (replaced) return;
+    scrollTo(0, 0);
+    main.focus({ preventScroll: true });
+  });
 }
 
 document.addEventListener("click", (event) => {

@@ -2,8 +2,7 @@
 
 import { h, number, replace, svg } from "./dom.js";
 
-const WIDTH = 460;
-const HEIGHT = 190;
+const SIZES = { normal: [460, 190], wide: [680, 240] };
 const EDGE = { left: 46, right: 10, top: 8, bottom: 22 };
 const COLOURS = 8;
 
@@ -64,13 +63,14 @@ function nearest(steps, step) {
 
 const colour = (line, index) => `c${(line.colour ?? index) % COLOURS}`;
 
-// options: title, note, lines [{name, steps, values, low, high, errors, band, points, colour}], open(step), download, stacked, zero, max
+// options: title, lines [{name, steps, values, low, high, errors, band, points, colour}], open(step), download, stacked, zero, max, size
 export function chart(options) {
+  const [width, height] = SIZES[options.size ?? "normal"];
   const lines = (options.stacked ? stack(options.lines) : options.lines).filter((line) => line.steps.length);
   const figure = h("figure", { class: "chart", "data-chart": options.title });
   const legend = h("figcaption", {},
     h("div", { class: "keys" }, h("span", { class: "title" }, options.title),
-      lines.length > 1 && lines.map((line, index) => h("span", { class: `key ${colour(line, index)}` }, line.name))),
+      lines.map((line, index) => h("span", { class: `key ${colour(line, index)}` }, line.name))),
     h("a", { class: "quiet", href: options.download ?? csv(lines), download: options.download ? "" : `${options.title}.csv`, title: "Data of this chart as CSV", "aria-label": `Data of ${options.title} as CSV` }, "csv"));
   if (!lines.length) {
     return replace(figure, legend, h("p", { class: "nodata" }, options.empty ?? "no data yet"));
@@ -78,20 +78,20 @@ export function chart(options) {
   const first = Math.min(...lines.map((line) => line.steps[0]));
   const last = Math.max(first + 1, ...lines.map((line) => line.steps.at(-1)));
   const [low, high] = extent(lines, options);
-  const x = (step) => EDGE.left + ((step - first) / (last - first)) * (WIDTH - EDGE.left - EDGE.right);
-  const y = (value) => HEIGHT - EDGE.bottom - ((value - low) / (high - low)) * (HEIGHT - EDGE.top - EDGE.bottom);
+  const x = (step) => EDGE.left + ((step - first) / (last - first)) * (width - EDGE.left - EDGE.right);
+  const y = (value) => height - EDGE.bottom - ((value - low) / (high - low)) * (height - EDGE.top - EDGE.bottom);
   const path = (steps, values) => steps.map((step, index) => `${index ? "L" : "M"}${x(step).toFixed(1)} ${y(values[index]).toFixed(1)}`).join("");
   const area = (line) => `${path(line.steps, line.high)}${path([...line.steps].reverse(), [...line.low].reverse()).replace("M", "L")}Z`;
 
-  const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, tabindex: "0", role: "img", "aria-label": describe(options, lines) });
+  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, tabindex: "0", role: "img", "aria-label": describe(options, lines) });
   for (const value of ticks(low, high, 4)) {
-    drawing.append(svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: y(value), y2: y(value) }),
+    drawing.append(svg("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: y(value), y2: y(value) }),
       svg("text", { x: EDGE.left - 6, y: y(value) + 3, "text-anchor": "end" }, number(value, Math.min(4, Math.max(2, Math.ceil(1 - Math.log10(high - low)))))));
   }
   for (const step of ticks(first, last, 5).filter(Number.isInteger)) {
-    drawing.append(svg("text", { x: x(step), y: HEIGHT - 6, "text-anchor": "middle" }, String(step)));
+    drawing.append(svg("text", { x: x(step), y: height - 6, "text-anchor": "middle" }, String(step)));
   }
-  drawing.append(svg("text", { x: EDGE.left - 12, y: HEIGHT - 6, "text-anchor": "end" }, "step"));
+  drawing.append(svg("text", { x: EDGE.left - 12, y: height - 6, "text-anchor": "end" }, "step"));
   lines.forEach((line, index) => {
     const tone = colour(line, index);
     if (line.low?.length) drawing.append(svg("path", { class: `${options.stacked ? "stacked" : "band"} ${tone}`, d: area(line) }));
@@ -106,8 +106,8 @@ export function chart(options) {
   });
 
   const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
-  const cursor = svg("line", { class: "cursor", y1: EDGE.top, y2: HEIGHT - EDGE.bottom, visibility: "hidden" });
-  const tip = h("div", { class: "tip", hidden: true });
+  const cursor = svg("line", { class: "cursor", y1: EDGE.top, y2: height - EDGE.bottom, visibility: "hidden" });
+  const tip = h("div", { class: "tip", role: "status", hidden: true });
   let at = -1;
   drawing.append(cursor);
 
@@ -127,8 +127,8 @@ export function chart(options) {
     });
     replace(tip, h("div", { class: "step" }, `step ${step}`), rows, options.open && h("div", { class: "hint" }, "click for its rollouts"));
     tip.hidden = false;
-    tip.classList.toggle("left", x(step) > WIDTH / 2);
-    tip.style.left = `${(x(step) / WIDTH) * 100}%`;
+    tip.classList.toggle("left", x(step) > width / 2);
+    tip.style.left = `${(x(step) / width) * 100}%`;
   }
 
   function hide() {
@@ -136,9 +136,13 @@ export function chart(options) {
     tip.hidden = true;
   }
 
+  // A redraw of a live chart keeps the marker that the reader has set.
+  figure.marked = () => (tip.hidden ? null : steps[at]);
+  figure.mark = (step) => mark(nearest(steps, step));
+
   drawing.addEventListener("pointermove", (event) => {
     const box = drawing.getBoundingClientRect();
-    const step = first + (((event.clientX - box.left) / box.width) * WIDTH - EDGE.left) / (WIDTH - EDGE.left - EDGE.right) * (last - first);
+    const step = first + (((event.clientX - box.left) / box.width) * width - EDGE.left) / (width - EDGE.left - EDGE.right) * (last - first);
     mark(nearest(steps, step));
   });
   drawing.addEventListener("pointerleave", hide);
@@ -152,7 +156,7 @@ export function chart(options) {
     event.preventDefault();
   });
   if (options.open) drawing.classList.add("opens");
-  return replace(figure, legend, h("div", { class: "plot" }, drawing, tip), options.note && h("p", { class: "note" }, options.note));
+  return replace(figure, legend, h("div", { class: "plot" }, drawing, tip));
 }
 
 // The lines as CSV, for charts whose data is no single request to the server.
@@ -167,6 +171,13 @@ function csv(lines) {
 function describe(options, lines) {
   const last = lines.map((line) => `${line.name} ${number((line.own ?? line.values).at(-1))}`);
   return `${options.title}: ${last.join(", ")} at step ${lines[0].steps.at(-1)}`;
+}
+
+// Draws charts in place of those that are there; keeps the marker of each.
+export function replaceCharts(element, charts) {
+  const marked = [...element.children].map((figure) => [figure.dataset.chart, figure.marked?.() ?? null]).filter(([, step]) => step !== null);
+  replace(element, charts);
+  for (const [name, step] of marked) charts.find((figure) => figure.dataset.chart === name)?.mark?.(step);
 }
 
 export function sparkline(series) {

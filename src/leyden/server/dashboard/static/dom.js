@@ -7,7 +7,6 @@ function build(element, attributes, children) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style") Object.assign(element.style, value);
-    else if (name in element && typeof value !== "string") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
   append(element, children);
@@ -26,20 +25,24 @@ export function h(tag, attributes, ...children) {
 }
 
 export function svg(tag, attributes, ...children) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes ?? {})) {
-    if (value === null || value === undefined) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value);
-  }
+  return build(document.createElementNS(SVG, tag), attributes, children);
+}
+
+// Replaces the children. The focus stays where it was: on the new element of the same kind, target and name.
+export function replace(element, ...children) {
+  const focused = element.contains(document.activeElement) && element !== document.activeElement ? document.activeElement : null;
+  element.replaceChildren();
   append(element, children);
+  if (focused && !focused.isConnected) {
+    const same = [...element.querySelectorAll(focused.tagName)].find((one) => identity(one) === identity(focused));
+    same?.focus({ preventScroll: true });
+  }
   return element;
 }
 
-export function replace(element, ...children) {
-  element.replaceChildren();
-  append(element, children);
-  return element;
+function identity(element) {
+  const chart = element.closest("[data-chart]")?.dataset.chart;
+  return chart ?? JSON.stringify([element.getAttribute("href"), element.getAttribute("name") ?? element.getAttribute("aria-label") ?? element.textContent]);
 }
 
 // Numbers and times
@@ -90,6 +93,18 @@ export const ENDINGS = ["succeeded", "agent_error", "timeout", "no_reward", "los
 
 export function badge(state) {
   return h("span", { class: `badge ${state}` }, state.replaceAll("_", " "));
+}
+
+// An entry of a list of facts.
+export function fact(name, ...value) {
+  return h("div", {}, h("dt", {}, name), h("dd", {}, value));
+}
+
+// How many rollouts there are, and how many of them failed; `counts` has them by state or ending.
+export function totals(counts) {
+  const all = Object.values(counts).reduce((sum, one) => sum + one, 0);
+  const sound = ["succeeded", "running", "queued"].reduce((sum, name) => sum + (counts[name] ?? 0), 0);
+  return { all, failed: all - sound };
 }
 
 export function title(text) {

@@ -1,11 +1,11 @@
 // One rollout: what happened when, the conversation with its tokens, rewards and credit, and its group.
 
-import { badge, duration, h, moment, number, replace, svg, title, whole } from "./dom.js";
+import { badge, duration, fact, h, moment, number, replace, svg, title, whole } from "./dom.js";
 import { follow, get, runPath, touched } from "./data.js";
 
 const SHADES = [["logprob", "logprob"], ["advantage", "advantage"], ["staleness", "staleness"], ["none", "no shading"]];
 
-export async function showRollout(main, { params: [run, id], query, signal }) {
+export async function show(main, { params: [run, id], query, signal }) {
   title(id);
   const path = runPath(run, `/rollouts/${encodeURIComponent(id)}/view`);
   const base = `/runs/${encodeURIComponent(run)}/rollouts`;
@@ -58,14 +58,18 @@ export async function showRollout(main, { params: [run, id], query, signal }) {
     h("section", { class: "panel" }, h("h2", {}, "Trace"), trace),
     h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Conversation"), h("span", { class: "grow" }), legend, chooser), conversation),
     panels[1].element, rest);
-  follow(run, (kinds) => touched(kinds, "attempt", "rollout", "version", "metrics") ? refresh() : null, signal);
+  follow(run, (kinds) => touched(kinds, ...(settled(view) ? ["attempt.rewarded"] : ["attempt", "rollout", "version", "metrics"])) ? refresh() : null, signal);
   // Calls are no events: while the attempt runs, they are read every second.
   const timer = setInterval(() => document.hidden || view.attempt.ended || refresh().catch(() => {}), 1000);
   signal.addEventListener("abort", () => clearInterval(timer));
 }
 
+// Whether the group has ended and the trainer has used it: the events of a live run are then of other rollouts.
+function settled(view) {
+  return view.siblings.every((one) => one.outcome) && (view.trained !== null || view.rollout.purpose !== "train");
+}
+
 function facts(run, view) {
-  const fact = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
   const { rollout, attempt } = view;
   const sampled = view.calls.reduce((sum, call) => sum + call.tokens.length, 0);
   return h("dl", { class: "facts" },
@@ -125,6 +129,8 @@ function column(base, view, own, shade) {
 
 // Trace
 
+const MOST_SPANS = 400;
+
 function waterfall(view) {
   const rows = [{ id: "agent", parent: null, name: `agent · attempt ${view.attempt.number}`, from: view.attempt.started, to: view.attempt.ended ?? Date.now() / 1000, kind: view.attempt.outcome && view.attempt.outcome.ending !== "succeeded" ? "error" : "agent", note: "" }];
   for (const span of view.spans) rows.push({ id: span.span_id, parent: span.parent_id, name: span.name, from: span.start_ns / 1e9, to: span.end_ns / 1e9, kind: span.status === "error" ? "error" : "span", note: span.status_message ?? "" });
@@ -133,25 +139,27 @@ function waterfall(view) {
   const children = new Map();
   for (const row of rows) {
     const parent = row.id === "agent" ? null : known.has(row.parent) && row.parent !== row.id ? row.parent : "agent";
-    children.set(parent, [...(children.get(parent) ?? []), row]);
+    if (!children.has(parent)) children.set(parent, []);
+    children.get(parent).push(row);
   }
   const ordered = [];
   const seen = new Set();
   function visit(row, depth) {
-    if (seen.has(row.id) || ordered.length > 400) return;
+    if (seen.has(row.id) || ordered.length >= MOST_SPANS) return;
     seen.add(row.id);
     ordered.push({ ...row, depth });
     (children.get(row.id) ?? []).sort((a, b) => a.from - b.from).forEach((child) => visit(child, depth + 1));
   }
   (children.get(null) ?? []).sort((a, b) => a.from - b.from).forEach((row) => visit(row, 0));
   rows.forEach((row) => visit(row, 0));
-  const start = Math.min(view.attempt.started, ...rows.map((row) => row.from));
-  const end = Math.max(view.attempt.ended ?? start, ...rows.map((row) => row.to), start + 1e-6);
+  const start = rows.reduce((least, row) => Math.min(least, row.from), view.attempt.started);
+  const end = rows.reduce((most, row) => Math.max(most, row.to), start + 1e-6);
   const share = (time) => `${((time - start) / (end - start)) * 100}%`;
   return h("div", { class: "waterfall" }, ordered.map((row) => h("div", { class: "bar-row", title: row.note },
     h("span", { class: "name", style: { paddingLeft: `${Math.min(row.depth, 12) * 12}px` } }, row.target ? h("a", { href: `#call-${row.target}` }, row.name) : row.name),
     h("span", { class: "track" }, h("span", { class: `span ${row.kind}`, style: { left: share(row.from), width: `max(2px, ${((row.to - row.from) / (end - start)) * 100}%)` } })),
-    h("span", { class: "num soft" }, duration(row.to - row.from)))));
+    h("span", { class: "num soft" }, duration(row.to - row.from)))),
+  rows.length > ordered.length && h("p", { class: "soft" }, `${whole(rows.length - ordered.length)} more spans are not drawn.`));
 }
 
 // Conversation

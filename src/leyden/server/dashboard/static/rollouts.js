@@ -1,6 +1,6 @@
 // The rollouts of a run: filtered, sorted and paged by the server; failures grouped by message.
 
-import { badge, ENDINGS, h, moment, number, replace, title, whole } from "./dom.js";
+import { badge, ENDINGS, h, moment, number, replace, title, totals, whole } from "./dom.js";
 import { follow, get, runPath, touched } from "./data.js";
 
 const PAGE = 50;
@@ -9,7 +9,7 @@ const NUMERIC = ["step", "reward", "calls", "tokens"];
 const LESS = ["task", "for", "finished"]; // not on a phone
 const FIELDS = ["purpose", "ending", "role", "step_from", "step_to", "reward_from", "reward_to", "tokens_from", "tokens_to", "task", "message", "sort", "offset"];
 
-export async function showRollouts(main, { params: [run], query, signal, go }) {
+export async function show(main, { params: [run], query, signal, go }) {
   title(`${run}: rollouts`);
   const path = `/runs/${encodeURIComponent(run)}/rollouts`;
   const filter = Object.fromEntries(FIELDS.flatMap((name) => query.get(name) ? [[name, query.get(name)]] : []));
@@ -49,9 +49,9 @@ export async function showRollouts(main, { params: [run], query, signal, go }) {
   }
 
   function countFailures(endings) {
-    const total = ENDINGS.filter((name) => !["succeeded", "running", "queued"].includes(name)).reduce((sum, name) => sum + (endings[name] ?? 0), 0);
+    const { failed } = totals(endings);
     const open = problems.querySelector("details")?.open ?? Boolean(filter.message);
-    replace(problems, total > 0 && h("details", { class: "panel", open, ontoggle: showFailures }, h("summary", {}, `Failures by message: ${whole(total)}`, examined), h("table", { class: "list" }, groups)));
+    replace(problems, failed > 0 && h("details", { class: "panel", open, ontoggle: showFailures }, h("summary", {}, `Failures by message: ${whole(failed)}`, examined), h("table", { class: "list" }, groups)));
   }
 
   async function showControls() {
@@ -60,13 +60,13 @@ export async function showRollouts(main, { params: [run], query, signal, go }) {
     countFailures(facets.endings);
     const choice = (name, label, options) => h("label", {}, label, h("select", { name, onchange: (event) => change({ [name]: event.target.value }) },
       options.map(([value, text]) => h("option", { value, selected: (filter[name] ?? "") === value }, text))));
-    const field = (name, label) => h("label", {}, label, h("input", { name, value: filter[name] ?? "", inputmode: "decimal", size: 5, onchange: (event) => change({ [name]: event.target.value.trim() }) }));
+    const field = (name, label) => h("label", {}, label, h("input", { name, value: filter[name] ?? "", type: "number", step: "any", onchange: (event) => change({ [name]: event.target.value.trim() }) }));
     const endings = ENDINGS.filter((name) => facets.endings[name]);
     replace(controls,
       choice("purpose", "for", [["", "all"], ...Object.entries(facets.purposes).map(([name, count]) => [name, `${name} (${whole(count)})`])]),
       choice("ending", "outcome", [["", "all"], ...endings.map((name) => [name, `${name.replaceAll("_", " ")} (${whole(facets.endings[name])})`])]),
       facets.roles.length > 0 && choice("role", "role", [["", "all"], ...facets.roles.map((name) => [name, name])]),
-      field("step_from", "step from"), field("step_to", "to"), field("reward_from", "reward from"), field("reward_to", "to"), field("tokens_from", "tokens from"), field("tokens_to", "to"),
+      ["step", "reward", "tokens"].map((name) => h("span", { class: "range" }, field(`${name}_from`, `${name} from`), field(`${name}_to`, "to"))),
       choice("sort", "sort", [["", "newest"], ["oldest", "oldest"], ["reward", "lowest reward"], ["-reward", "highest reward"], ["-tokens", "longest"], ["tokens", "shortest"], ["-calls", "most calls"], ["-step", "latest step"], ["step", "first step"]]),
       filter.message && h("button", { type: "button", class: "chip", onclick: () => change({ message: "" }) }, `message: ${filter.message.slice(0, 40)} ✕`),
       filter.task && h("button", { type: "button", class: "chip", onclick: () => change({ task: "" }) }, `task: ${filter.task} ✕`),
@@ -75,9 +75,10 @@ export async function showRollouts(main, { params: [run], query, signal, go }) {
 
   const sortable = ([name, key]) => h("th", { class: NUMERIC.includes(name) ? "num" : LESS.includes(name) ? "less" : null, "aria-sort": filter.sort === key && key ? "ascending" : filter.sort === `-${key}` ? "descending" : null },
     key ? h("button", { type: "button", class: "sort", onclick: () => change({ sort: filter.sort === `-${key}` ? key : `-${key}` }) }, name, filter.sort === key ? " ▲" : filter.sort === `-${key}` ? " ▼" : "") : name);
+  await Promise.all([refresh(), showControls()]);
+  if (signal.aborted) return;
   replace(main, h("div", { class: "head" }, h("h1", {}, "Rollouts"), h("a", { class: "soft", href: `/runs/${encodeURIComponent(run)}` }, run), h("span", { class: "grow" }), pager),
     controls, problems, h("div", { class: "scroll" }, h("table", { class: "list rollouts" }, h("thead", {}, h("tr", {}, COLUMNS.map(sortable))), list)));
-  await Promise.all([refresh(), showControls()]);
   await showFailures();
   follow(run, async (kinds) => {
     if (touched(kinds, "rollout", "attempt", "group")) await Promise.all([refresh(), get(runPath(run, "/facets")).then((facets) => signal.aborted || countFailures(facets.endings))]).then(showFailures);

@@ -1,9 +1,9 @@
 // One run: its curves as they grow, and its configuration.
 
-import { ago, badge, compact, ENDINGS, h, moment, replace, title, whole, withError } from "./dom.js";
+import { ago, badge, compact, ENDINGS, fact, h, moment, replace, title, totals, whole, withError } from "./dom.js";
 import { follow, get, runPath, touched } from "./data.js";
-import { chart } from "./chart.js";
-import { differences, flatten } from "./config.js";
+import { chart, replaceCharts } from "./chart.js";
+import { flatten, settingsTable } from "./config.js";
 
 // Endings and their colours
 const OUTCOMES = [["succeeded", 1], ["agent_error", 5], ["timeout", 2], ["no_reward", 4], ["lost", 3], ["engine_error", 6], ["cancelled", 7]];
@@ -12,7 +12,7 @@ const OUTCOMES = [["succeeded", 1], ["agent_error", 5], ["timeout", 2], ["no_rew
 const CHARTS = [
   ["outcomes of a step", OUTCOMES.map(([ending, colour]) => [`rollouts/${ending}`, ending.replaceAll("_", " "), colour]), { stacked: true }],
   ["groups", [["groups/flat", "flat: every rollout has the same reward"], ["groups/dropped", "dropped"]], { zero: true }],
-  ["entropy", [["training/entropy", "entropy"]], { zero: true }],
+  ["entropy", [["training/entropy", "mean of the sampled tokens"]], { zero: true }],
   ["KL divergence", [["training/kl_sampler_k3", "to the sampler"], ["training/kl_proximal_k3", "within the step"], ["training/kl_reference", "to the reference"]], { zero: true }],
   ["clipped and corrected tokens", [["training/clipped_low", "clipped low"], ["training/clipped_high", "clipped high"], ["training/corrected", "corrected"]], { zero: true }],
   ["trainer and engine agree", [["training/ess_token", "effective sample size by token"], ["training/ess_call", "by call"]], { max: 1 }],
@@ -21,13 +21,15 @@ const CHARTS = [
   ["tokens of the training step", [["tokens/computed", "computed"], ["tokens/saved", "saved: shared with another call"]], { stacked: true }],
   ["length", [["length/call", "tokens a call"], ["length/rollout", "tokens a rollout"]], { zero: true }],
   ["time of a step, s", [["time/sampling_s", "sampling"], ["time/training_s", "training"], ["time/publishing_s", "publishing"]], { stacked: true }],
-  ["gradient norm", [["training/grad_norm", "gradient norm"]], { zero: true }],
-  ["loss", [["training/loss", "loss"]], {}],
-  ["learning rate", [["training/learning_rate", "learning rate"]], { zero: true }],
+  ["gradient norm", [["training/grad_norm", "before clipping"]], { zero: true }],
+  ["loss", [["training/loss", "mean of the updates"]], {}],
+  ["learning rate", [["training/learning_rate", "of the optimiser"]], { zero: true }],
 ];
 const NAMES = [...new Set(CHARTS.flatMap(([, metrics]) => metrics.map(([name]) => name))), "reward/*", "held_out/*", "signals/*", "rollouts/requested", "calls/trained"];
 
-export async function showRun(main, { params: [run], signal, go }) {
+const POINTS = 200; // of each curve: a point for every second or third pixel
+
+export async function show(main, { params: [run], signal, go }) {
   title(run);
   const path = `/runs/${encodeURIComponent(run)}`;
   const facts = h("dl", { class: "facts" });
@@ -38,15 +40,13 @@ export async function showRun(main, { params: [run], signal, go }) {
   async function showFacts() {
     const card = await get(runPath(run, "/card"));
     if (signal.aborted) return;
-    const done = Object.values(card.rollouts).reduce((sum, one) => sum + one, 0);
-    const fact = (name, ...value) => [h("div", {}, h("dt", {}, name), h("dd", {}, value))];
     replace(head, h("h1", {}, run), badge(card.state), h("span", { class: "soft" }, card.model ?? ""), h("span", { class: "grow" }),
       h("a", { class: "button", href: `${path}/rollouts` }, "Rollouts"));
     replace(facts,
       fact("step", card.steps ? `${card.step} / ${card.steps}` : card.step),
       fact(card.held_out ? "held-out reward" : "reward", withError(card.reward, card.error)),
       fact("best", withError(card.best, card.best_error), card.best_step !== null && h("span", { class: "soft" }, ` at step ${card.best_step}`)),
-      fact("rollouts", whole(done)),
+      fact("rollouts", whole(totals(card.rollouts).all)),
       fact("outcomes", ENDINGS.filter((name) => card.rollouts[name]).map((name) => h("a", { class: "count", href: `${path}/rollouts?ending=${name}` }, badge(name), ` ${whole(card.rollouts[name])}`))),
       fact("calls", compact(card.calls)),
       fact("sampled tokens", compact(card.tokens)),
@@ -55,11 +55,10 @@ export async function showRun(main, { params: [run], signal, go }) {
   }
 
   async function showCurves() {
-    const [found, rewards] = await Promise.all([get(runPath(run, "/series"), { names: NAMES.join(","), points: 300 }), get(runPath(run, "/rewards"), { points: 300 })]);
+    const [found, rewards] = await Promise.all([get(runPath(run, "/series"), { names: NAMES.join(","), points: POINTS }), get(runPath(run, "/rewards"), { points: POINTS })]);
     if (signal.aborted) return;
-    const focused = document.activeElement?.closest?.("[data-chart]")?.dataset.chart;
     const csv = (names) => `${runPath(run, "/series.csv")}?${new URLSearchParams({ names: names.join(","), points: 100000 })}`;
-    const drawn = [rewardChart(found, rewards, openStep("train"), csv), heldOutChart(found, rewards, openStep("eval"), csv)];
+    const drawn = [rewardChart(found, rewards, openStep("train"), csv), heldOutChart(rewards, openStep("eval"), csv)];
     for (const [name, metrics, options] of CHARTS) {
       const lines = metrics.flatMap(([metric, label, colour], index) => found[metric] ? [{ name: label, colour: colour ?? index, ...found[metric] }] : []);
       if (!lines.length && !options.empty) continue;
@@ -72,12 +71,12 @@ export async function showRun(main, { params: [run], signal, go }) {
       const names = Object.keys(found).filter((name) => name.startsWith(prefix));
       if (names.length > 1) drawn.splice(2, 0, chart({ title, lines: names.map((name, index) => ({ name: name.slice(prefix.length), colour: index, ...found[name] })), open: openStep("train"), download: csv(names) }));
     }
-    replace(plots, drawn);
-    if (focused) plots.querySelector(`[data-chart="${CSS.escape(focused)}"] svg`)?.focus({ preventScroll: true });
+    replaceCharts(plots, drawn);
   }
 
-  replace(main, head, facts, plots, configuration(run));
   await Promise.all([showFacts(), showCurves()]);
+  if (signal.aborted) return;
+  replace(main, head, facts, plots, configuration(run));
   follow(run, async (kinds) => {
     await showFacts();
     if (touched(kinds, "metrics", "group.finished", "attempt.rewarded")) await showCurves();
@@ -96,10 +95,8 @@ function rewardChart(found, rewards, open, csv) {
   return chart({ title: "training reward", lines: [{ name: "mean, ± one deviation", ...line }], open, download: csv(["reward/*"]) });
 }
 
-function heldOutChart(found, rewards, open, csv) {
-  const clustered = found["held_out/error"];
-  const errors = new Map(clustered?.steps.map((step, index) => [step, clustered.values[index]]));
-  const points = rewards.held_out.map((one) => ({ ...one, error: errors.get(one.step) ?? one.deviation / Math.sqrt(Math.max(1, one.count)) }));
+function heldOutChart(rewards, open, csv) {
+  const points = rewards.held_out;
   const line = { name: "mean ± standard error", colour: 1, points: true, steps: points.map((one) => one.step), values: points.map((one) => one.mean), errors: points.map((one) => one.error) };
   return chart({ title: "held-out reward", lines: [line], open, empty: "no evaluation yet", download: csv(["held_out/*"]) });
 }
@@ -114,20 +111,17 @@ function configuration(run) {
   async function load() {
     loaded = true;
     const [own, cards] = await Promise.all([get(runPath(run, "/view")), get("/api/overview")]);
-    const flat = flatten(own.config ?? {});
+    const flat = flatten(own.config);
     const table = h("div", { class: "scroll" });
     const others = cards.filter((card) => card.id !== run);
-    const choice = h("select", { "aria-label": "Compare with", onchange: () => show(choice.value) }, h("option", { value: "" }, "whole configuration"), others.map((card) => h("option", { value: card.id }, `what differs from ${card.id}`)));
+    const choice = h("select", { "aria-label": "Compare with", onchange: () => list(choice.value) }, h("option", { value: "" }, "whole configuration"), others.map((card) => h("option", { value: card.id }, `what differs from ${card.id}`)));
 
-    async function show(other) {
-      const flats = other ? [flat, flatten((await get(runPath(other, "/view"))).config ?? {})] : [flat];
-      const keys = other ? differences(flats) : Object.keys(flat);
-      replace(table, keys.length ? h("table", { class: "list" },
-        other && h("thead", {}, h("tr", {}, h("th", {}, "setting"), h("th", {}, run), h("th", {}, other))),
-        h("tbody", {}, keys.map((key) => h("tr", {}, h("td", { class: "code" }, key), flats.map((one) => h("td", { class: "code" }, one[key] ?? "–")))))) : h("p", { class: "soft" }, "The configurations are the same."));
+    async function list(other) {
+      const others = other ? { [other]: flatten((await get(runPath(other, "/view"))).config) } : {};
+      replace(table, settingsTable({ [run]: flat, ...others }));
     }
     replace(body, others.length > 0 && choice, table);
-    await show("");
+    await list("");
   }
   return details;
 }

@@ -1,12 +1,12 @@
 // The list of runs.
 
-import { ago, badge, compact, h, replace, title, whole, withError } from "./dom.js";
+import { ago, badge, compact, h, replace, title, totals, whole, withError } from "./dom.js";
 import { follow, get } from "./data.js";
 import { sparkline } from "./chart.js";
 
 const COLUMNS = [[""], ["run"], ["state"], ["model", "less"], ["step", "num"], ["reward", "num"], ["best", "num"], ["curve", "less"], ["rollouts", "num"], ["tokens", "num less"], ["age"]];
 
-export async function showRuns(main, { signal, go }) {
+export async function show(main, { signal, go }) {
   title("Runs");
   const chosen = new Set();
   const list = h("tbody");
@@ -22,8 +22,7 @@ export async function showRuns(main, { signal, go }) {
 
   function row(card) {
     const path = `/runs/${encodeURIComponent(card.id)}`;
-    const total = Object.values(card.rollouts).reduce((sum, one) => sum + one, 0);
-    const failed = total - ["succeeded", "running", "queued"].reduce((sum, name) => sum + (card.rollouts[name] ?? 0), 0);
+    const { all, failed } = totals(card.rollouts);
     const box = h("input", { type: "checkbox", "aria-label": `Compare ${card.id}`, checked: chosen.has(card.id), onchange: (event) => {
       chosen[event.target.checked ? "add" : "delete"](card.id);
       compare.disabled = chosen.size < 2;
@@ -37,7 +36,7 @@ export async function showRuns(main, { signal, go }) {
       h("td", { class: "num" }, withError(card.reward, card.error)),
       h("td", { class: "num" }, withError(card.best, card.best_error), card.best_step !== null && h("span", { class: "soft" }, ` @${card.best_step}`)),
       h("td", { class: "less" }, sparkline(card.curve)),
-      h("td", { class: "num" }, h("a", { href: `${path}/rollouts` }, whole(total)), failed > 0 && h("span", { class: "bad" }, ` ${whole(failed)} failed`)),
+      h("td", { class: "num" }, h("a", { href: `${path}/rollouts` }, whole(all)), failed > 0 && h("span", { class: "bad" }, ` ${whole(failed)} failed`)),
       h("td", { class: "num soft less" }, compact(card.tokens)),
       h("td", { class: "soft", title: new Date(card.created * 1000).toLocaleString() }, card.state === "running" ? ago(card.created) : ago(card.last_event)));
   }
