@@ -2,7 +2,8 @@
 
     python benchmarks/dashboard.py
 
-Generates a store with one run of 100,000 rollouts and 1,000,000 calls, then opens each page in a browser that has
+Generates a store with one run of 100,000 rollouts and 1,000,000 calls, with their spans, rewards, credits, metrics and
+events, then opens each page in a browser that has
 nothing cached, from a server that has just started. `ratio` is the slowest page's seconds: below 1 is the aim.
 """
 
@@ -14,21 +15,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from playwright.sync_api import sync_playwright
 from reporting import add_out, report_result
 
-from leyden.records import Call, RunSettings, VersionRun
+from leyden.records import DEFAULT_POLICY, Call, Reward, RunSettings, Span, VersionRun
 from leyden.server.options import RunningServer
 from leyden.store import schema
 from leyden.store.codec import encode_json
 from leyden.store.database import Database
-from leyden.store.mapping import call_to_row
+from leyden.store.mapping import call_to_row, reward_to_row, span_to_row
 
+Row = dict[str, Any]
 GROUP = 64
+TASKS = 16
+EVALUATED = 20
+"""Every so many steps, the rollouts are of held-out tasks."""
 METRICS = (
     *("reward/mean", "reward/deviation", "held_out/reward", "held_out/error", "training/entropy", "training/grad_norm"),
     *("training/loss", "training/kl_sampler_k3", "training/kl_proximal_k3", "training/clipped_low", "tokens/sampled"),
@@ -58,7 +65,7 @@ def main() -> None:
             "run": "/runs/large",
             "rollouts": "/runs/large/rollouts",
             "rollouts, filtered and sorted": "/runs/large/rollouts?ending=agent_error&role=writer&sort=-tokens",
-            "rollout": f"/runs/large/rollouts/step-{options.rollouts // GROUP // 2}-0.0",
+            "rollout": f"/runs/large/rollouts/step-{options.rollouts // GROUP // 2 | 1}-0.0",
             "workers": "/workers",
         }
         times: dict[str, list[float]] = {name: [] for name in pages}
@@ -109,59 +116,89 @@ def generate(path: Path, rollouts: int, calls: int) -> None:
     """Write a store with one run, as a training would leave it."""
     chance = random.Random(0)
     database = Database(path)
-    config = {"model": "generated", "training": {"steps": rollouts // GROUP}}
+    steps = range(1, rollouts // GROUP + 1)
+    config = {"model": "generated", "training": {"steps": len(steps)}}
     with database.writer.begin() as connection:
         settings = encode_json(RunSettings())
         run = {"id": "large", "state": "open", "settings": settings, "config": encode_json(config), "created": 0.0}
         connection.execute(schema.runs.insert(), run)
-        connection.execute(schema.tasks.insert(), [{"run_id": "large", "id": "t", "input": b'{"question": "2 + 3"}'}])
-        body = call_to_row("", _call(chance), 220, 3)
-    steps = range(1, rollouts // GROUP + 1)
+        tasks = [{"run_id": "large", "id": f"t{index}", "input": b'{"question": "2 + 3"}'} for index in range(TASKS)]
+        connection.execute(schema.tasks.insert(), tasks)
+    body = call_to_row("", _call(chance), 220, 3)
+    spans = [span_to_row("", span) for span in _spans(calls)]
     for start in range(0, len(steps), 50):  # a single transaction would write everything twice
         with database.writer.begin() as connection:
             for step in steps[start : start + 50]:
-                _add_step(connection, chance, step, calls, body)
+                rows = _step(chance, step, calls, body, spans)
+                for table, some in rows.items():
+                    connection.execute(getattr(schema, table).insert(), some)
     database.close()
 
 
-def _add_step(connection, chance, step, calls, body) -> None:  # type: ignore[no-untyped-def]
-    group, now = f"step-{step}-0", float(step)
-    owned = {"run_id": "large", "task_id": "t", "purpose": "train"}
-    connection.execute(
-        schema.groups.insert(),
-        {"id": group, **owned, "size": GROUP, "done": GROUP, "priority": 0, "max_attempts": 3, "created": now},
-    )
-    some, attempts, roles, made = [], [], [], []
-    for index in range(GROUP):
-        id, failed = f"{group}.{index}", chance.random() < 0.1
-        ending = "agent_error" if failed else "succeeded"
-        message = f"KeyError: {chance.randrange(1000)} is not in the table".encode() if failed else b""
-        totals = {"calls": calls, "tokens": calls * chance.randrange(50, 200), "reward": chance.random()}
-        end = {"ending": ending, "message": message, **totals}
-        some.append(
-            {"id": id, **owned, "group_id": group, "place": index, "step": step, "state": "finished", "position": 0.0}
-            | {"attempts": 1, "max_attempts": 3, "created": now, "finished": now, **end}
+def _step(chance: random.Random, step: int, calls: int, body: Row, spans: list[Row]) -> dict[str, list[Row]]:
+    """Return the rows of one step by table: a group of training, or each EVALUATED steps groups of held-out tasks."""
+    now, evaluation = float(step), step % EVALUATED == 0
+    purpose, groups = ("eval", TASKS) if evaluation else ("train", 1)
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for number in range(groups):
+        group, task = (
+            f"{'eval' if evaluation else 'step'}-{step}-{number}",
+            f"t{(number if evaluation else step) % TASKS}",
         )
-        attempt = f"{id}.1"
-        attempts.append(
-            {
-                "id": attempt,
-                "run_id": "large",
-                "rollout_id": id,
-                "number": 1,
-                "worker": f"w{index % 8}",
-                "lease_s": 60.0,
-            }
-            | {"started": now, "expires": now, "ended": now, "result": b'"a result"', "output": b"x" * 400, **end}
-        )
-        roles += [{"run_id": "large", "role": role, "rollout_id": id} for role in (b"writer", b"checker")]
-        made += [{**body, "attempt_id": attempt, "id": f"c{number}"} for number in range(calls)]
-    connection.execute(schema.rollouts.insert(), some)
-    connection.execute(schema.attempts.insert(), attempts)
-    connection.execute(schema.roles.insert(), roles)
-    connection.execute(schema.calls.insert(), made)
-    metrics = [{"run_id": "large", "step": step, "name": name, "value": chance.random(), "at": now} for name in METRICS]
-    connection.execute(schema.metrics.insert(), metrics)
+        owned = {"run_id": "large", "task_id": task, "purpose": purpose}
+        size = GROUP // groups
+        totals = {"size": size, "done": size, "priority": 0, "max_attempts": 3, "created": now, "finished": now}
+        rows["groups"].append({"id": group, **owned, **totals})
+        for place in range(size):
+            _add_rollout(rows, chance, owned | {"group_id": group, "place": place, "step": step}, calls, body, spans)
+        rows["events"].append(_event(step, rows, "group.finished", group))
+    rows["metrics"] = [
+        {"run_id": "large", "step": step, "name": name, "value": chance.random(), "at": now} for name in METRICS
+    ]
+    rows["versions"] = [{"run_id": "large", "policy": DEFAULT_POLICY, "number": step, "at": now}]
+    return rows
+
+
+def _add_rollout(
+    rows: dict[str, list[Row]], chance: random.Random, owned: Row, calls: int, body: Row, spans: list[Row]
+) -> None:
+    step, failed = owned["step"], chance.random() < 0.1
+    id, now = f"{owned['group_id']}.{owned['place']}", float(step)
+    attempt, worker = f"{id}.1", f"w{owned['place'] % 8}"
+    message = f"KeyError: {chance.randrange(1000)} is not in the table".encode() if failed else b""
+    reward = 0.0 if failed else chance.random()
+    end = {"ending": "agent_error" if failed else "succeeded", "message": message, "calls": calls, "reward": reward}
+    end["tokens"] = calls * chance.randrange(50, 200)
+    queued = {"state": "finished", "position": 0.0, "attempts": 1, "max_attempts": 3, "created": now, "finished": now}
+    rows["rollouts"].append({"id": id, **owned, **queued, **end})
+    lease = {"number": 1, "worker": worker, "lease_s": 60.0, "started": now, "expires": now, "ended": now}
+    result = {"result": b'"a result"', "output": b"x" * 400}
+    rows["attempts"].append({"id": attempt, "run_id": "large", "rollout_id": id, **lease, **result, **end})
+    rows["roles"] += [{"run_id": "large", "role": role, "rollout_id": id} for role in (b"writer", b"checker")]
+    rows["calls"] += [{**body, "attempt_id": attempt, "id": f"c{number}"} for number in range(calls)]
+    rows["spans"] += [{**span, "attempt_id": attempt} for span in spans]
+    if not failed:
+        rows["rewards"].append(reward_to_row(attempt, Reward("final", reward)))
+    if owned["purpose"] == "train":
+        credit = {"value": reward, "advantage": reward - 0.5, "weight": 1 / calls, "tokens": 100, "excluded": b""}
+        known = {"attempt_id": attempt, "policy": DEFAULT_POLICY, "step": step, **credit}
+        rows["credits"] += [{**known, "call_id": f"c{number}"} for number in range(calls)]
+    for kind, subject in (("rollout.queued", id), ("attempt.started", attempt), ("attempt.ended", attempt)):
+        rows["events"].append(_event(step, rows, kind, subject))
+    rows["events"].append(_event(step, rows, "rollout.finished", id))
+
+
+def _event(step: int, rows: dict[str, list[Row]], kind: str, subject: str) -> Row:
+    seq = step * GROUP * 5 + len(rows["events"])
+    return {"seq": seq, "run_id": "large", "kind": kind, "subject": subject, "at": float(step), "data": b"{}"}
+
+
+def _spans(calls: int) -> list[Span]:
+    """Return the spans of an attempt: an agent that calls a tool between its model calls."""
+    second = 1_000_000_000
+    agent = Span("t", "agent", None, "agent", "internal", 0, calls * second)
+    tools = [Span("t", f"s{n}", "agent", "search", "internal", n * second, n * second + 1) for n in range(calls)]
+    return [agent, *tools]
 
 
 def _call(chance: random.Random) -> Call:
