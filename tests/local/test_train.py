@@ -93,7 +93,7 @@ def test_a_report_is_one_file_with_curves_accounts_samples_and_configuration(tra
 def test_top_shows_the_numbers_of_the_pages(trained: Training) -> None:
     shown = leyden(trained.folder, "top", "--once")
     assert re.search(r"small +finished +4/4 .* 2 held-out", shown.stdout), (shown.stdout, shown.stderr)
-    assert re.search(r"last step: training reward .* of 2 groups flat, sampling", shown.stdout)
+    assert re.search(r"last step of small: training reward .* of 2 groups flat, sampling", shown.stdout)
     document = json.loads(leyden(trained.folder, "top", "small", "--json").stdout)
     assert [card["id"] for card in document["runs"]] == ["small"]
 

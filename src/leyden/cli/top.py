@@ -105,7 +105,8 @@ def _table(view: TopView) -> Table:
 def _lines(view: TopView) -> Sequence[str]:
     lines = []
     if view.latest:
-        lines.append("last step: " + ", ".join(_latest(view.latest)))
+        newest = max(view.runs, key=lambda card: card.last_event)
+        lines.append(f"last step of {newest.id}: " + ", ".join(_latest(view.latest)))
     if view.fleet is not None:
         fleet = view.fleet
         workers = "1 worker" if len(fleet.workers) == 1 else f"{len(fleet.workers)} workers"

@@ -117,7 +117,7 @@ def run_card(connection: Connection, run: str, now: float, digest: RunDigest | N
     step = connection.scalar(last_metric) or 0
     joined = digest.rewards(_CARD_POINTS)
     measured = digest.measured
-    best = best_step(measured) if measured else None
+    best = best_step(measured) if measured and not digest.evaluation else None
     now_at = measured[-1] if measured else None
     active = digest.states.get("running", 0) + digest.states.get("queued", 0) > 0
     state: Literal["running", "finished", "idle"]
