@@ -86,6 +86,22 @@ class RunRewards(Struct, frozen=True):
     held_out: tuple[StepRewards, ...]
 
 
+RolloutOrder = Literal[
+    "newest",
+    "oldest",
+    "reward",
+    "-reward",
+    "step",
+    "-step",
+    "tokens",
+    "-tokens",
+    "calls",
+    "-calls",
+    "outcome",
+    "-outcome",
+]
+
+
 class RolloutQuery(Struct, frozen=True, forbid_unknown_fields=True):
     """Filters, order and page of a list of rollouts."""
 
@@ -103,9 +119,7 @@ class RolloutQuery(Struct, frozen=True, forbid_unknown_fields=True):
     message: _Text = ""
     """A group of failures, as `Failure.message` gives it."""
     task: Annotated[str, Meta(max_length=160)] = ""
-    sort: Literal["newest", "oldest", "reward", "-reward", "step", "-step", "tokens", "-tokens", "calls", "-calls"] = (
-        "newest"
-    )
+    sort: RolloutOrder = "newest"
     offset: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     limit: Annotated[int, Meta(ge=1, le=500)] = 50
 

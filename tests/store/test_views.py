@@ -2,6 +2,7 @@
 
 import pytest
 
+from leyden.estimates import estimate
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Metric, Purpose, Reward, Task
 from leyden.store import rollout_search, views
@@ -40,6 +41,8 @@ async def test_rollouts_are_filtered_sorted_and_paged(store: Store) -> None:
     assert await search(store, role="checker") == ["step-2-0.0", "step-1-0.0"]
     assert await search(store, reward_from=0.25) == ["step-2-0.1", "step-1-0.1"]
     assert (await search(store, sort="-tokens"))[:2] == ["step-1-0.2", "step-2-0.2"]
+    assert (await search(store, sort="outcome"))[:2] == ["step-2-0.2", "step-1-0.2"]  # agent_error before succeeded
+    assert (await search(store, sort="-outcome"))[-2:] == ["step-2-0.2", "step-1-0.2"]
     lengths = [one.tokens for one in (await store.read(rollout_search.search_rollouts, "r", RolloutQuery())).rollouts]
     short = await search(store, tokens_to=min(lengths))
     assert (
@@ -79,8 +82,13 @@ async def test_a_card_has_the_reward_of_the_last_step_with_its_error(store: Stor
         False,
         {"succeeded": 4, "agent_error": 2},
     )
-    assert card.error == pytest.approx(((1 / 12) / 3) ** 0.5)
+    assert card.error is None  # of one task: nothing is known of others
     assert card.tokens == 12
+    await store.enqueue("r", GroupSpec("step-2-1", Task("u", {}), 1, Purpose.TRAIN, step=2))
+    (leased,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    await store.finish("r", leased.attempt.id, FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", 1.0),)))
+    card, expected = await store.read(views.run_card, "r", 1000.0), estimate({"t": [0.0, 0.5, 0.0], "u": [1.0]})
+    assert expected is not None and (card.reward, card.error) == pytest.approx((expected.mean, expected.error))
 
 
 async def test_rewards_of_many_steps_are_joined_into_points(store: Store) -> None:
@@ -95,12 +103,20 @@ async def test_rewards_of_many_steps_are_joined_into_points(store: Store) -> Non
     assert facets.roles == ("checker", "writer")
 
 
-async def test_an_evaluation_has_the_error_that_the_trainer_computed(store: Store) -> None:
-    await store.enqueue("r", GroupSpec("eval-3-t", Task("t", {}), 2, Purpose.EVAL, step=3))
-    for reward, leased in enumerate(await store.lease(LeaseQuery("w", 2, "r", None))):
-        done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", float(reward)),))
-        await store.finish("r", leased.attempt.id, done)
-    card = await store.read(views.run_card, "r", 1000.0)
-    assert (card.reward, card.error, card.counted) == (0.5, pytest.approx(0.5), 2)
-    await store.record_metrics("r", [Metric(3, "held_out/error", 0.25)])
-    assert (await store.read(views.run_card, "r", 1000.0)).error == 0.25
+@pytest.mark.parametrize("step", [3, None])  # of a training, and of `leyden eval`
+async def test_an_evaluation_has_an_error_clustered_by_task_and_no_test_tasks(store: Store, step: int | None) -> None:
+    rewards = {"t": [0.0, 1.0], "u": [1.0, 1.0]}
+    for task, given in rewards.items():
+        await store.enqueue("r", GroupSpec(f"eval-{task}", Task(task, {}), 2, Purpose.EVAL, step=step))
+        for reward, leased in zip(given, await store.lease(LeaseQuery("w", 2, "r", None)), strict=True):
+            done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", reward),))
+            await store.finish("r", leased.attempt.id, done)
+    await store.enqueue("r", GroupSpec("test-t", Task("t", {}), 1, Purpose.TEST, step=step))
+    (leased,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    await store.finish("r", leased.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR)))
+    card, expected = await store.read(views.run_card, "r", 1000.0), estimate(rewards)
+    assert expected is not None and (card.reward, card.error) == pytest.approx((expected.mean, expected.error))
+    assert (card.counted, card.held_out) == (4, True)
+    assert (card.state == "finished", card.best_step) == ((True, None) if step is None else (False, 3))
+    (point,) = (await store.read(digest_run, "r")).rewards(10).held_out
+    assert (point.mean, point.error) == (card.reward, card.error)

@@ -26,6 +26,8 @@ def _has_role(run: str, role: str) -> ColumnElement[bool]:
     return exists(select(roles.c.role).where(*same))
 
 
+_STATE = func.coalesce(rollouts.c.ending, rollouts.c.state)
+
 _SORTS: dict[str, tuple[ColumnElement[Any], ...]] = {
     "newest": (rollouts.c.seq.desc(),),
     "oldest": (rollouts.c.seq,),
@@ -36,6 +38,8 @@ _SORTS: dict[str, tuple[ColumnElement[Any], ...]] = {
     },
     "step": (rollouts.c.step.is_(None), rollouts.c.step, rollouts.c.seq),
     "-step": (rollouts.c.step.is_(None), rollouts.c.step.desc(), rollouts.c.seq.desc()),
+    "outcome": (_STATE, rollouts.c.seq.desc()),
+    "-outcome": (_STATE.desc(), rollouts.c.seq.desc()),
 }
 
 
@@ -61,7 +65,7 @@ def _conditions(run: str, query: RolloutQuery) -> list[ColumnElement[bool]]:
     if query.purpose is not None:
         found.append(rollouts.c.purpose == str(query.purpose))
     if query.ending:
-        found.append(func.coalesce(rollouts.c.ending, rollouts.c.state).in_(query.ending.split(",")))
+        found.append(_STATE.in_(query.ending.split(",")))
     if query.role:
         found.append(_has_role(run, query.role))
     if query.task:

@@ -8,7 +8,7 @@ from leyden.cli.dev import last_calls, message_text
 from leyden.episodes import Episode
 from leyden.local.stored_runs import RunSource
 from leyden.records import Purpose
-from leyden.views import RolloutQuery
+from leyden.views import RolloutOrder, RolloutQuery
 from leyden.wire import ListedRollout
 
 _PAGE = 500
@@ -34,7 +34,7 @@ class SamplePair(Struct, frozen=True):
 
 async def read_samples(source: RunSource, run: str, count: int) -> list[SamplePair]:
     """Return pairs of rollouts, those with the largest change of reward first; none where there was one evaluation."""
-    first, last = [await _evaluation(source, run, order) for order in ("step", "-step")]
+    first, last = await _evaluation(source, run, "step"), await _evaluation(source, run, "-step")
     both = [task for task in first if task in last and first[task].step != last[task].step]
     both.sort(key=lambda task: -abs((last[task].reward or 0.0) - (first[task].reward or 0.0)))
     return [
@@ -43,9 +43,9 @@ async def read_samples(source: RunSource, run: str, count: int) -> list[SamplePa
     ]
 
 
-async def _evaluation(source: RunSource, run: str, order: str) -> Mapping[str, ListedRollout]:
+async def _evaluation(source: RunSource, run: str, order: RolloutOrder) -> Mapping[str, ListedRollout]:
     """Return a finished rollout of each task of the first (`step`) or last (`-step`) evaluation."""
-    query = RolloutQuery(purpose=Purpose.EVAL, sort=order, limit=_PAGE)  # type: ignore[arg-type]  # two of its literals
+    query = RolloutQuery(purpose=Purpose.EVAL, sort=order, limit=_PAGE)
     found = [one for one in (await source.search(run, query)).rollouts if one.step is not None and one.outcome]
     return {one.task: one for one in reversed(found) if one.step == found[0].step}
 

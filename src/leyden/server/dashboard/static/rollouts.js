@@ -4,7 +4,7 @@ import { badge, ENDINGS, h, moment, number, replace, title, totals, whole } from
 import { follow, get, runPath, touched } from "./data.js";
 
 const PAGE = 50;
-const COLUMNS = [["rollout", null], ["task", null], ["for", null], ["step", "step"], ["outcome", null], ["reward", "reward"], ["calls", "calls"], ["tokens", "tokens"], ["message", null], ["finished", null]];
+const COLUMNS = [["rollout", null], ["task", null], ["for", null], ["step", "step"], ["outcome", "outcome"], ["reward", "reward"], ["calls", "calls"], ["tokens", "tokens"], ["message", null], ["finished", null]];
 const NUMERIC = ["step", "reward", "calls", "tokens"];
 const LESS = ["task", "for", "finished"]; // not on a phone
 const FIELDS = ["purpose", "ending", "role", "step_from", "step_to", "reward_from", "reward_to", "tokens_from", "tokens_to", "task", "message", "sort", "offset"];
@@ -67,7 +67,7 @@ export async function show(main, { params: [run], query, signal, go }) {
       choice("ending", "outcome", [["", "all"], ...endings.map((name) => [name, `${name.replaceAll("_", " ")} (${whole(facets.endings[name])})`])]),
       facets.roles.length > 0 && choice("role", "role", [["", "all"], ...facets.roles.map((name) => [name, name])]),
       ["step", "reward", "tokens"].map((name) => h("span", { class: "range" }, field(`${name}_from`, `${name} from`), field(`${name}_to`, "to"))),
-      choice("sort", "sort", [["", "newest"], ["oldest", "oldest"], ["reward", "lowest reward"], ["-reward", "highest reward"], ["-tokens", "longest"], ["tokens", "shortest"], ["-calls", "most calls"], ["-step", "latest step"], ["step", "first step"]]),
+      choice("sort", "sort", [["", "newest"], ["oldest", "oldest"], ["reward", "lowest reward"], ["-reward", "highest reward"], ["-tokens", "longest"], ["tokens", "shortest"], ["-calls", "most calls"], ["-step", "latest step"], ["step", "first step"], ["outcome", "outcome"]]),
       filter.message && h("button", { type: "button", class: "chip", onclick: () => change({ message: "" }) }, `message: ${filter.message.slice(0, 40)} ✕`),
       filter.task && h("button", { type: "button", class: "chip", onclick: () => change({ task: "" }) }, `task: ${filter.task} ✕`),
       Object.keys(filter).length > 0 && h("button", { type: "button", class: "quiet", onclick: () => go(path, { replaced: true }) }, "Clear"));
