@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
+from sqlalchemy.exc import DBAPIError
 
 from leyden.background import start_background
 from leyden.server.gateway.served_model import ServedModel
@@ -19,6 +20,7 @@ from leyden.views import EngineReport, EngineView
 
 _INTERVAL_S = 1.0
 _REPEAT_S = 10.0
+_STOP_S = 5.0
 
 
 async def report_engines(service: ServerContext) -> EngineReport:
@@ -71,22 +73,25 @@ async def writing_reports(service: ServerContext, home: Path) -> AsyncIterator[N
     if service.gateway is None:
         yield
         return
-    writing = start_background(_write(service, home), "the report of the engines")
+    stop = asyncio.Event()
+    writing = start_background(_write(service, home, stop), "the report of the engines")
     try:
         yield
     finally:
+        stop.set()
+        await asyncio.wait({writing}, timeout=_STOP_S)  # cancelled at once, a thread that writes would leave the file
         writing.cancel()
-        with suppress(asyncio.CancelledError):
-            await writing
         remove_report(home)
 
 
-async def _write(service: ServerContext, home: Path) -> None:
+async def _write(service: ServerContext, home: Path, stop: asyncio.Event) -> None:
     last = EngineReport(0.0, (), {})
-    while True:
-        report = await report_engines(service)
-        if report.at - last.at > _REPEAT_S or replace(report, at=last.at) != last:
-            with suppress(OSError):  # a full disk: pages of other servers do without
-                write_report(home, report)
+    while not stop.is_set():
+        with suppress(OSError, DBAPIError):  # a full disk, a lost database: pages of other servers do without
+            report = await report_engines(service)
+            if report.at - last.at > _REPEAT_S or replace(report, at=last.at) != last:
+                await asyncio.to_thread(write_report, home, report)
                 last = report
-        await asyncio.sleep(_INTERVAL_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_INTERVAL_S):
+                await stop.wait()

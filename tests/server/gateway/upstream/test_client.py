@@ -14,7 +14,10 @@ from aiohttp import web
 from modelserving import END, ModelServer, call, eventually, model_server
 from yarl import URL
 
+from leyden.engine.connect import describe_address
+from leyden.engine.protocol import SocketAddress, VllmAddress
 from leyden.records import CallStatus
+from leyden.server.engine_reports import report_engines
 from leyden.server.gateway.upstream.client import UpstreamClient
 
 LOOK: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -68,6 +71,32 @@ async def test_an_upstream_that_is_unreachable_or_refuses_is_named_in_the_error(
             with pytest.raises(openai.InternalServerError, match="not a key"):
                 await client.chat.completions.create(model="gpt", messages=[QUESTION])
         assert [c.status for c in (await near.check(calls=2)).calls] == [CallStatus.FAILED] * 2
+
+
+async def test_the_engines_of_a_server_are_reported_with_their_calls_and_failures(tmp_path: Path) -> None:
+    async with model_server(tmp_path) as near:
+        key = await near.new_attempt(routes={"gpt": "upstream", "own": "spark"})
+        assert near.service.gateway is not None
+        near.service.gateway.upstream = UpstreamClient("http://someone:secret@127.0.0.1:1/v1")
+        near.lines = ["Mine" + END]
+        async with openai.AsyncOpenAI(base_url=f"{near.url}/v1", api_key=key, max_retries=0) as client:
+            own = await client.chat.completions.create(model="own", messages=[QUESTION])
+            with pytest.raises(openai.InternalServerError):
+                await client.chat.completions.create(model="gpt", messages=[QUESTION])
+        served, upstream = (await report_engines(near.service)).engines
+        assert own.usage is not None
+        assert (served.calls, served.failed, served.tokens) == (1, 0, own.usage.completion_tokens)
+        assert (served.policy, served.location, served.running) == ("spark", "embedded", 0)
+        assert (upstream.calls, upstream.failed, upstream.slots) == (1, 1, None)
+        assert (upstream.policy, upstream.location) == ("upstream", "http://127.0.0.1:1/v1")  # without the password
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"), [("/tmp/socket", "vLLM"), ("http://gpu:8000", "vLLM at http://gpu:8000")]
+)
+def test_an_engine_by_url_is_shown_with_its_url(location: str, shown: str) -> None:
+    assert describe_address(VllmAddress(location, 10, 10, 10)) == shown
+    assert describe_address(SocketAddress(10, 10, 10)) == "embedded"
 
 
 @pytest.fixture
