@@ -112,6 +112,16 @@ def test_pages_need_a_key_on_a_server_without_keys(tmp_path_factory: pytest.Temp
         assert requests.get(server.url + "/", timeout=30).status_code == 401
 
 
+@pytest.mark.parametrize(
+    ("to", "path"), [("/runs/calc", "/runs/calc"), ("//localhost/", "/"), ("/\\\\localhost/", "/")]
+)
+def test_a_link_may_lead_to_a_page_of_this_server_only(browser: Any, filled: ServerProcess, to: str, path: str) -> None:
+    opened = browser.new_page()
+    opened.goto(f"{filled.running.dashboard}&to={to}")
+    opened.wait_for_url(filled.url + path)
+    opened.close()
+
+
 # Pages
 
 
@@ -148,7 +158,7 @@ def test_a_run_is_watched_from_its_list_to_one_rollout(page: Any, filled: Server
 def test_rollouts_are_filtered_and_failures_grouped(page: Any) -> None:
     page.goto("/runs/calc/rollouts?purpose=train")
     page.wait_for_selector(READY)
-    page.get_by_label("outcome").select_option("agent_error")
+    page.locator("select[name=ending]").select_option("agent_error")
     page.wait_for_url("**ending=agent_error**")
     page.wait_for_selector(READY)
     assert all("agent error" in row for row in page.locator("tbody tr[data-rollout]").all_inner_texts())
