@@ -37,7 +37,7 @@ def server(training: Training) -> Iterator[ServerProcess]:
 
 def held_out(training: Training) -> dict[int, dict[str, float]]:
     """The metrics of each evaluation."""
-    return {row["step"]: row for row in training.journal() if "held_out/reward" in row}
+    return {row["step"]: row for row in training.metrics() if "held_out/reward" in row}
 
 
 def test_a_failure_counts_alike_in_commands_metrics_and_pages(training: Training, server: ServerProcess) -> None:
@@ -77,7 +77,7 @@ def test_a_failure_counts_alike_in_commands_metrics_and_pages(training: Training
         pytest.approx((row["held_out/reward"], row["held_out/error"])) for row in held_out(training).values()
     ]
     (trained,) = curves["train"]
-    step = next(row for row in training.journal() if "reward/mean" in row)
+    step = next(row for row in training.metrics() if "reward/mean" in row)
     assert (trained["mean"], trained["deviation"]) == pytest.approx((step["reward/mean"], step["reward/deviation"]))
     found = page("/api/runs/small/search?purpose=eval&step_from=1&step_to=1")["rollouts"]
     assert fmean(one["reward"] for one in found) == pytest.approx(last["held_out/reward"])
