@@ -65,6 +65,44 @@ async def test_a_reward_function_that_fails_is_called_again() -> None:
             await function(call, tries=2).score({}, 7, no_episode)
 
 
+async def test_a_reward_function_that_raises_a_cancellation_has_failed() -> None:
+    async def cancels_a_task(result: int) -> float:
+        grading = asyncio.create_task(asyncio.sleep(60))
+        grading.cancel()
+        await grading
+        return 1.0
+
+    async def cancels_itself(result: int) -> float:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+        return 1.0
+
+    def raises(result: int) -> float:
+        raise asyncio.CancelledError
+
+    for call in (cancels_a_task, cancels_itself, raises):
+        with pytest.raises(NoReward, match="it raised CancelledError"):
+            await function(call, tries=2).score({}, 7, no_episode)
+
+
+async def test_scoring_can_be_cancelled() -> None:
+    started = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def waits(result: int) -> float:
+        loop.call_soon_threadsafe(started.set)
+        await asyncio.sleep(60)
+        return 1.0
+
+    scoring = asyncio.create_task(function(waits).score({}, 7, no_episode))
+    await started.wait()
+    scoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scoring
+
+
 async def test_a_reward_that_dawdles_is_not_waited_for() -> None:
     began = time.monotonic()
     with pytest.raises(NoReward, match=r"did not return within 0\.1 s"):

@@ -111,6 +111,10 @@ class RewardFunction:
             if limit.expired():
                 raise _RewardFailed(f"the reward function did not return within {self._retries.limit_s:g} s") from error
             raise _RewardFailed(f"the reward function failed: {describe(error)}") from error
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise  # it is the worker that cancels, and not the function
+            raise _RewardFailed("the reward function failed: it raised CancelledError") from error
         except (Exception, SystemExit) as error:
             raise _RewardFailed(f"the reward function failed: {describe(error)}") from error
 
