@@ -151,7 +151,7 @@ async def test_with_overlap_a_step_starts_before_the_tokens_of_the_one_before_ar
     llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
     engine = TorchEngine(llama, overlap=overlap)
-    forward, read, events = engine._forward, SampledBatch.read, []
+    forward, read, events = engine._batch.forward, SampledBatch.read, []
 
     class Recorded:
         def __call__(self, *args: Any) -> torch.Tensor:
@@ -162,7 +162,7 @@ async def test_with_overlap_a_step_starts_before_the_tokens_of_the_one_before_ar
         events.append("read")
         return read(sampled)
 
-    monkeypatch.setattr(engine, "_forward", Recorded())
+    monkeypatch.setattr(engine._batch, "forward", Recorded())
     monkeypatch.setattr(SampledBatch, "read", recorded_read)
     await complete(engine, make_request(prompt(0, 10), 4))
     engine.close()
@@ -385,16 +385,16 @@ async def test_a_step_that_fails_fails_its_requests_and_no_others(
     llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = TorchEngine(llama)
-    real = engine._forward
+    real = engine._batch.forward
 
     class Broken:
         def __call__(self, *args: object) -> torch.Tensor:
             raise MemoryError("no room")
 
-    monkeypatch.setattr(engine, "_forward", Broken())
+    monkeypatch.setattr(engine._batch, "forward", Broken())
     with pytest.raises(EngineError, match="MemoryError: no room"):
         await complete(engine, make_request(prompt(0, 10)))
-    monkeypatch.setattr(engine, "_forward", real)
+    monkeypatch.setattr(engine._batch, "forward", real)
     check(llama, await complete(engine, make_request(prompt(0, 10))))
     engine.close()
 
@@ -406,7 +406,7 @@ async def test_requests_fail_when_the_thread_dies(llama: PreTrainedModel, monkey
         raise SystemExit
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    monkeypatch.setattr(engine, "_step", die)
+    monkeypatch.setattr(engine._batch, "step", die)
     for _ in range(2):
         with pytest.raises(EngineError, match="closed"):
             await complete(engine, make_request(prompt(0, 10)))

@@ -91,7 +91,7 @@ async def test_all_are_of_one_version_when_an_update_comes_in_the_middle_of_the_
             for parameter in model.parameters():
                 parameter.mul_(0.9)
 
-    loop, forward, submitted = asyncio.get_running_loop(), engine._forward, threading.Event()
+    loop, forward, submitted = asyncio.get_running_loop(), engine._batch.forward, threading.Event()
     publications: list[asyncio.Task[object]] = []
 
     def publish() -> None:
@@ -105,7 +105,7 @@ async def test_all_are_of_one_version_when_an_update_comes_in_the_middle_of_the_
         return forward(segments, sampled)
 
     compute.refresh = forward.refresh  # type: ignore[attr-defined]
-    monkeypatch.setattr(engine, "_forward", compute)
+    monkeypatch.setattr(engine._batch, "forward", compute)
     ids = prompt(0, 60)
     answer: Answer = await complete(engine, of_prompt(ids, 3))
     assert publications[0].done() and answer.versions == [1] * 3

@@ -1,0 +1,248 @@
+"""The requests that an engine computes together, one step at a time. Only the engine's thread uses it.
+
+A step samples one token for every request whose prompt is computed, and computes up to `prefill_tokens` tokens of the
+other prompts. With `overlap`, the tokens of a step are read while the next one runs.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leyden.engine.protocol import EngineError
+from leyden.engine.torch.forward import EngineForward, RecomputeForward, Segment
+from leyden.engine.torch.kv_cache import KVCache
+from leyden.engine.torch.prefix_cache import PrefixCache, Slot
+from leyden.engine.torch.request import ActiveRequest, Outputs, deliver_outputs
+from leyden.engine.torch.sampling import SampledBatch, prompt_logprobs, sample_tokens
+from leyden.engine.torch.schedule import schedule_step
+from leyden.engine.torch.transfer import to_device
+
+FLUSH_INTERVAL_S = 0.01
+"""How often sampled tokens are delivered (first and last ones at once): waking a caller costs about one token."""
+
+
+@dataclass
+class EngineStats:
+    """Counters since the engine was created."""
+
+    sampled_tokens: int = 0
+    prompt_computed: int = 0
+    """Prompt tokens computed, including tokens that were computed again after a weight update."""
+    prompt_reused: int = 0
+    """Prompt tokens found in the prefix cache."""
+    steps: int = 0
+    busy_s: float = 0.0
+
+
+@dataclass
+class RunningStep:
+    """A step whose sampled tokens are not read yet."""
+
+    sampling: list[tuple[Slot, ActiveRequest]]
+    sampled: SampledBatch
+
+
+class ContinuousBatch:
+    """Admits requests into KV cache slots, computes their steps and delivers their tokens."""
+
+    def __init__(
+        self,
+        forward: EngineForward,
+        kv_cache: KVCache,
+        slots: int,
+        prefill_tokens: int,
+        prefix_caching: bool,
+        overlap: bool,
+        version: int,
+    ) -> None:
+        """`slots` may be fewer than those of `kv_cache`, which has one more where steps are padded."""
+        self.forward, self._kv_cache, self._prefill_tokens = forward, kv_cache, prefill_tokens
+        recomputes = isinstance(forward, RecomputeForward)  # it has no KV cache to reuse
+        self._prefix_cache = PrefixCache(slots, kv_cache, prefix_caching and not recomputes)
+        self.version = version
+        """The version of the current weights."""
+        self.stats = EngineStats()
+        self._sampled: Tensor | None = None
+        """The last sampled id of every slot, on the device; None where tokens are read before the next step."""
+        if overlap and not recomputes:
+            self._sampled = torch.zeros(kv_cache.slots, dtype=torch.long, device=kv_cache.device)
+        self._running: RunningStep | None = None
+        self._last_flush = 0.0
+
+    @property
+    def slots(self) -> int:
+        """How many requests are computed together."""
+        return len(self._prefix_cache.slots)
+
+    @property
+    def active(self) -> bool:
+        """Whether a request has a slot."""
+        return bool(self._prefix_cache.active)
+
+    def discard_step(self) -> None:
+        """Discard the tokens of the running step, for when all its requests were cancelled."""
+        self._running = None
+
+    def admit(self, queue: deque[ActiveRequest], ended_sessions: deque[str]) -> None:
+        """Remove cancelled requests and admit queued ones."""
+        cache = self._prefix_cache
+        cache.release([slot for slot in cache.active if slot.request and slot.request.cancelled])
+        while ended_sessions:
+            cache.end_session(ended_sessions.popleft())
+        while queue and not cache.full:
+            request = queue.popleft()
+            if not request.cancelled:
+                self.stats.prompt_reused += cache.admit(request)
+
+    def step(self) -> None:
+        """Start a step and read the tokens of the one before, or of the same one where steps do not overlap."""
+        before, self._running = self._running, None
+        schedule = schedule_step(self._prefix_cache, self._prefill_tokens)
+        if schedule:
+            segments = [segment for _, segment in schedule]
+            longest = max(segment.end for segment in segments)
+            self._kv_cache.reserve(longest, [slot.computed for slot in self._prefix_cache.slots])
+            logits = self._add_prompt_logprobs(schedule, self.forward(segments, self._sampled))
+            sampling = [
+                (slot, slot.request)
+                for slot, one in schedule
+                if one.needs_logits and slot.request is not None and slot.request.finish is None
+            ]
+            for slot, segment in schedule:
+                slot.computed = segment.end
+                if len(segment.ids) > 1 or (slot.request and segment.start < len(slot.request.request.prompt_ids)):
+                    self.stats.prompt_computed += len(segment.ids)
+            if sampling:
+                self._running = self._start_sampling(logits, sampling)
+            self.stats.steps += 1
+        if self._sampled is None:
+            self._read_tokens()
+        elif before is not None:
+            self._append_tokens(before)
+
+    def change_weights(self, change: Callable[[], None], version: int) -> None:
+        """Change the weights between two steps. Requests in flight are computed again by the new ones and continue."""
+        with torch.inference_mode():
+            self._read_tokens()
+        self._flush(everything=True)
+        try:
+            change()
+            self.version = version
+        finally:  # a change that failed may have written some of the weights
+            with torch.inference_mode():
+                self.forward.refresh()
+                self._prefix_cache.invalidate()
+                for slot in self._prefix_cache.active:
+                    self._prefix_cache.reuse_prefix(slot)
+
+    def fail(self, message: str) -> None:
+        """Fail the active requests and discard the KV cache, which may be wrong."""
+        active = self._prefix_cache.active
+        deliver_outputs([(slot.request, EngineError(message)) for slot in active if slot.request is not None])
+        self._running = None
+        self._prefix_cache.release(active)
+        self._prefix_cache.invalidate()
+
+    def _add_prompt_logprobs(self, schedule: list[tuple[Slot, Segment]], logits: Tensor) -> Tensor:
+        """Give requests the logprobs of their prompts, and finish those that want nothing else.
+
+        Returns the logits to sample from: those after the last token of a segment.
+        """
+        if not any(slot.request is not None and slot.request.needs_prompt_logprobs for slot, _ in schedule):
+            return logits
+        kept: list[int] = []
+        finished: list[Slot] = []
+        failures: Outputs = []
+        row = 0
+        for slot, segment in schedule:
+            rows = logits[row : row + segment.logit_rows]
+            row += len(rows)
+            request = slot.request
+            if request is not None and request.needs_prompt_logprobs:
+                prompt = request.request.prompt_ids
+                following = prompt[segment.start + 1 : segment.end + 1]
+                if following and segment.needs_all_logits:
+                    tokens = prompt_logprobs(rows[: len(following)], following, request.sampler.top_logprobs)
+                    request.add_prompt_logprobs(segment.start, tokens)
+                    if not all(math.isfinite(logprob) for logprob, _ in tokens):
+                        failures.append((request, EngineError(_sampling_error(request))))
+                        request.cancelled = True
+                if segment.end == len(prompt):
+                    request.end_prompt()
+                if request.finish is not None:
+                    finished.append(slot)
+                    continue
+            if segment.needs_logits:
+                kept.append(row - 1)
+        deliver_outputs(failures)
+        if finished:
+            self._flush()
+            self._prefix_cache.release(finished)
+        return logits[kept]
+
+    def _start_sampling(self, logits: Tensor, sampling: list[tuple[Slot, ActiveRequest]]) -> RunningStep:
+        sampled = sample_tokens(logits, [request.sampler for _, request in sampling])
+        if self._sampled is not None:
+            slots = to_device(np.array([slot.index for slot, _ in sampling]), logits.device)
+            self._sampled[slots] = sampled.ids
+        for slot, _ in sampling:
+            slot.unread = True
+        return RunningStep(sampling, sampled)
+
+    def _read_tokens(self) -> None:
+        """Wait for the running step, if there is one."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._append_tokens(running)
+
+    def _append_tokens(self, step: RunningStep) -> None:
+        """Append the tokens of a step to its requests; a request that has ended since ignores its token."""
+        finished: list[Slot] = []
+        failures: Outputs = []
+        started = self._running.sampling if self._running is not None else ()
+        for (slot, request), token in zip(step.sampling, step.sampled.read(), strict=True):
+            if slot.request is not request:
+                continue
+            slot.unread = False
+            self.stats.sampled_tokens += 1
+            if not (math.isfinite(token.logprob) and math.isfinite(token.allowed)):
+                failures.append((request, EngineError(_sampling_error(request))))
+                finished.append(slot)
+                slot.computed = 0
+                self._kv_cache.clear(slot.index)
+                continue
+            request.append(token)
+            if request.finish is not None:
+                finished.append(slot)
+        for slot, request in started:
+            slot.unread = slot.request is request
+        self._flush()
+        deliver_outputs(failures)
+        self._prefix_cache.release(finished)
+
+    def _flush(self, everything: bool = False) -> None:
+        """Deliver sampled tokens: first and last ones at once, the others every `FLUSH_INTERVAL_S`."""
+        now = time.perf_counter()
+        if everything := everything or now - self._last_flush >= FLUSH_INTERVAL_S:
+            self._last_flush = now
+        outputs: Outputs = []
+        for slot in self._prefix_cache.active:
+            request = slot.request
+            if request is not None and (everything or request.urgent):
+                chunk = request.flush(self.version)
+                if chunk is not None:
+                    outputs.append((request, chunk))
+        deliver_outputs(outputs)
+
+
+def _sampling_error(request: ActiveRequest) -> str:
+    matcher = request.sampler.matcher
+    if matcher is not None and (error := matcher.error) is not None:
+        return f"the grammar cannot be followed any further: {error}"
+    return "the model's logits are not finite: its weights may have diverged"
