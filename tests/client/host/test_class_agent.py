@@ -1,13 +1,18 @@
 """Agents that are classes: made once a place, used by one attempt at a time, replaced when ill, closed at the end."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 from modelserving import eventually
 from worker_harness import WorkerHarness
 
+from leyden.client.host.callable_agent import Invocation
+from leyden.client.host.class_agent import ClassAgent
 from leyden.outcomes import Ending
+
+ATTEMPT = Invocation("a.1", "a", "http://127.0.0.1:1/v1", "key", "")
 
 
 async def test_an_instance_is_kept_between_rollouts_and_closed_at_the_end(
@@ -73,3 +78,46 @@ async def test_a_class_that_cannot_be_an_agent_is_one_line(
         assert await asyncio.to_thread(worker.process.wait, 60) == 2
     said = capfd.readouterr().err
     assert says in said and said.count("\n") == 1
+
+
+def test_an_instance_of_length_0_is_kept_too() -> None:
+    made: list[object] = []
+
+    class Memory:
+        def __init__(self) -> None:
+            made.append(self)
+
+        def __len__(self) -> int:
+            return 0
+
+        def __call__(self, task: object) -> object:
+            return self
+
+    solve = ClassAgent(Memory, "agent.py:Memory", 1).function()
+    assert [solve({}, attempt=ATTEMPT) for _ in range(3)] == 3 * made[:1]
+
+
+async def test_an_instance_whose_attempt_is_stopped_while_it_is_made_is_kept() -> None:
+    made: list[object] = []
+    making, may_end = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self) -> None:
+            making.set()
+            assert may_end.wait(20)
+            made.append(self)
+
+        async def __call__(self, task: object) -> object:
+            return self
+
+    agent = ClassAgent(Slow, "agent.py:Slow", 1)
+    solve = agent.function()
+    stopped = asyncio.create_task(solve({}, attempt=ATTEMPT))
+    await asyncio.to_thread(making.wait)
+    stopped.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopped
+    may_end.set()
+    await eventually(lambda: len(agent._idle) == 1)
+    assert await solve({}, attempt=ATTEMPT) is made[0]
+    assert len(made) == 1

@@ -47,7 +47,9 @@ class ClassAgent:
         self._threads.shutdown(wait=True)
 
     def _run(self, task: Any, attempt: Invocation, **services: Any) -> Any:
-        instance = self._take() or self._create()
+        instance = self._take()
+        if instance is None:
+            instance = self._create()
         try:
             value = self._call_instance(instance, task, attempt, services)
         except BaseException:
@@ -58,7 +60,9 @@ class ClassAgent:
 
     async def _run_async(self, task: Any, attempt: Invocation, **services: Any) -> Any:
         loop = self._loop = asyncio.get_running_loop()
-        instance = self._take() or await loop.run_in_executor(self._threads, self._create)
+        instance = self._take()
+        if instance is None:
+            instance = await self._create_async(loop)
         try:
             value = await self._call_instance(instance, task, attempt, services)
         except BaseException:
@@ -70,7 +74,21 @@ class ClassAgent:
     def _call_instance(self, instance: Any, task: Any, attempt: Invocation, services: dict[str, Any]) -> Any:
         return instance(task, attempt=attempt, **services) if self._call.wants_attempt else instance(task, **services)
 
+    async def _create_async(self, loop: asyncio.AbstractEventLoop) -> Any:
+        """Create an instance in a thread. If the attempt is stopped meanwhile, the instance is for another one."""
+        creating = loop.run_in_executor(self._threads, self._create)
+        try:
+            return await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            creating.add_done_callback(self._keep)
+            raise
+
+    def _keep(self, created: asyncio.Future[Any]) -> None:
+        if not created.cancelled() and created.exception() is None:
+            self._idle.append(created.result())
+
     def _take(self) -> Any:
+        """Return an idle instance; None where there is none."""
         try:
             return self._idle.pop()
         except IndexError:
