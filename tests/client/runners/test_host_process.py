@@ -1,6 +1,7 @@
-"""A host ends when its connection to the worker is corrupt; one that cannot be started leaves nothing open."""
+"""A host reports the end of every attempt, and ends when its connection to the worker is corrupt."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -8,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 from worker_harness import AGENTS
 
-from leyden.client.host_protocol import HostSetup
+from leyden.client.host_protocol import AttemptEnd, HostSetup, StartAttempt, StopAttempt
 from leyden.client.isolation.options import SandboxUnavailable
 from leyden.client.runners import host_process
 from leyden.client.runners.host_process import AGENT_HOST, HostProcess
+from leyden.outcomes import Ending
 
 SETUP = HostSetup(
     agent="hanging.py:act",
@@ -22,6 +24,60 @@ SETUP = HostSetup(
     concurrency=1,
     has_reward_function=False,
 )
+
+
+AGENT = """
+import asyncio
+import time
+
+from opentelemetry import trace
+
+
+async def solve(task):
+    if task == "block":
+        time.sleep(1)
+    elif task == "wait":
+        await asyncio.sleep(60)
+    elif task == "leave a cancellation behind":
+        trace.get_tracer("agent").start_span("work").end()  # nobody receives it, so that exporting it takes long
+        asyncio.get_running_loop().call_later(0.3, asyncio.current_task().cancel)
+    return task
+"""
+
+
+async def ends_of(folder: Path, *messages: StartAttempt | StopAttempt) -> dict[str, AttemptEnd]:
+    """The ends that a host reports after some messages, which it receives at once."""
+    (folder / "agent.py").write_text(AGENT)
+    setup = replace(SETUP, agent="agent.py:solve", base=str(folder), concurrency=2)
+    host = await HostProcess.start(AGENT_HOST, setup)
+    ends: dict[str, AttemptEnd] = {}
+    try:
+        for message in messages:
+            host._stream.send(message)
+        expected = {message.attempt for message in messages}
+        async with asyncio.timeout(20):
+            while ends.keys() < expected:
+                event = await host._stream.receive()
+                if isinstance(event, AttemptEnd):
+                    ends[event.attempt] = event
+    finally:
+        await host.close(kill=True)
+    return ends
+
+
+def start(attempt: str, task: str) -> StartAttempt:
+    return StartAttempt(attempt, attempt.partition(".")[0], f"00-{'1' * 32}-{'2' * 16}-01", task)
+
+
+async def test_an_attempt_that_is_stopped_before_it_begins_has_an_end(tmp_path: Path) -> None:
+    ends = await ends_of(tmp_path, start("a.1", "block"), start("b.1", "wait"), StopAttempt("b.1"))
+    assert ends["a.1"].outcome.ending is Ending.SUCCEEDED
+    assert ends["b.1"].outcome.ending is Ending.CANCELLED
+
+
+async def test_an_attempt_whose_task_is_cancelled_after_its_code_returned_has_its_result(tmp_path: Path) -> None:
+    ends = await ends_of(tmp_path, start("a.1", "leave a cancellation behind"))
+    assert ends["a.1"].outcome.ending is Ending.SUCCEEDED
 
 
 async def test_a_host_ends_when_it_receives_a_frame_over_the_limit() -> None:

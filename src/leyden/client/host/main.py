@@ -129,9 +129,11 @@ class Host:
             end = self._failed(start.attempt, error)
         del self._tasks[start.attempt]
         self._stopped.discard(start.attempt)
-        if (sent := self._spans.flush(start.attempt)) is not None:
-            await asyncio.wrap_future(sent)
-        self._pipe.send(replace(end, output=self._outputs.end(start.attempt)))
+        try:
+            if (sent := self._spans.flush(start.attempt)) is not None:
+                await asyncio.wrap_future(sent)
+        finally:  # the agent may have left something behind that cancels its task
+            self._pipe.send(replace(end, output=self._outputs.end(start.attempt)))
 
     def _start_thread(self, start: StartAttempt) -> None:
         self._outputs.begin(start.attempt)
@@ -174,7 +176,8 @@ class Host:
         task = self._tasks.get(attempt)
         if task is not None:
             self._stopped.add(attempt)
-            task.cancel()
+            # Not at once: a task that is cancelled before its first step never runs, and nothing would report its end.
+            self._loop.call_soon(task.cancel)
 
     def tear_down(self) -> None:
         """Close services and agent instances, for as long as the worker waits."""

@@ -39,7 +39,7 @@ class AttemptSpanProcessor(SpanProcessor):
         """By attempt and span id."""
         self._pending: Counter[str] = Counter()
         """Number of ended spans per attempt that are not exported yet."""
-        self._exported: Future[None] = Future()
+        self._exported = _uncancellable()
         """Resolved when all spans that have ended so far are exported, or have failed to."""
         self._flush_now = False
         self._thread: threading.Thread | None = None
@@ -100,7 +100,7 @@ class AttemptSpanProcessor(SpanProcessor):
                 self._changed.wait_for(lambda: self._ended or self._flush_now)
                 self._changed.wait_for(lambda: self._flush_now or len(self._ended) >= _BATCH_SIZE, _MAX_DELAY_S)
                 batch, self._ended = self._ended, []
-                done, self._exported = self._exported, Future()
+                done, self._exported = self._exported, _uncancellable()
                 self._flush_now = False
             for start in range(0, len(batch), _BATCH_SIZE):
                 self._export(batch[start : start + _BATCH_SIZE])
@@ -167,6 +167,13 @@ class _LazyExporter(SpanExporter):
             headers = {"authorization": f"Bearer {self._key}"}
             self._exporter = OTLPSpanExporter(f"{self._server}/v1/traces", headers=headers, timeout=_EXPORT_TIMEOUT_S)
         return self._exporter.export(spans)
+
+
+def _uncancellable() -> Future[None]:
+    """Return a future that all attempts may wait for: one that is cancelled while it waits does not cancel it."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 def _start_without_context(run: Any) -> threading.Thread:
