@@ -19,6 +19,7 @@ from leyden.trainer.checkpoint import (
     read_state,
     restore_checkpoint,
     restore_latest,
+    restore_moments,
 )
 from leyden.trainer.checkpoint_files import CHECKSUMS_FILE
 from leyden.trainer.policy.loading import ModelSource
@@ -70,6 +71,18 @@ def test_resuming_equals_never_having_stopped(tmp_path: Path, more: dict[str, An
     for name, trained in undisturbed.trained.items():
         assert torch.equal(again.trained[name], trained), name
     assert again.learning_rate == undisturbed.learning_rate
+
+
+def test_moments_and_step_counts_are_restored_on_the_device_of_the_parameter() -> None:
+    parameter = torch.nn.Parameter(torch.empty(2, device="meta"))
+    optimiser = torch.optim.AdamW([parameter])
+    saved = {"w.exp_avg": torch.zeros(2), "w.exp_avg_sq": torch.zeros(2), "w.step": torch.tensor(3.0)}
+    restore_moments(optimiser, {"w": parameter}, saved)
+    assert {key: value.device.type for key, value in optimiser.state[parameter].items()} == {
+        "exp_avg": "meta",
+        "exp_avg_sq": "meta",
+        "step": "meta",
+    }
 
 
 def test_a_checkpoint_is_a_model_that_transformers_loads(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ checkpoint but from the one before it.
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -172,14 +172,20 @@ def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
             parameter.copy_(extra[name])
     moments = load_file(folder / _OPTIMISER)
     torch.set_rng_state(moments.pop(_RNG))
-    for name, parameter in policy.parameters.items():
+    restore_moments(policy.optimiser, policy.parameters, moments)
+    return state
+
+
+def restore_moments(
+    optimiser: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor], moments: Mapping[str, torch.Tensor]
+) -> None:
+    """Give the optimiser its moments and step counts, on the devices of its parameters: fused kernels read both."""
+    for name, parameter in parameters.items():
         if f"{name}.step" not in moments:  # it has had no update yet, or moments are not saved
             continue
-        state_of = {key: moments[f"{name}.{key}"] for key in ("exp_avg", "exp_avg_sq", "step")}
-        policy.optimiser.state[parameter] = {
-            key: value if key == "step" else value.to(parameter.device) for key, value in state_of.items()
+        optimiser.state[parameter] = {
+            key: moments[f"{name}.{key}"].to(parameter.device) for key in ("exp_avg", "exp_avg_sq", "step")
         }
-    return state
 
 
 def _read_weights(folder: Path, policy: Policy) -> dict[str, torch.Tensor]:
