@@ -17,6 +17,8 @@ _JSON = {"Content-Type": "application/json"}
 _KEEPALIVE_S = 3.0
 """vLLM's front end closes connections that are idle for 5 seconds, unless it was started otherwise."""
 _NO_LIMIT = aiohttp.ClientTimeout(total=None)
+_HEALTH_TIMEOUT_S = 20.0
+"""How long a server may take to say that it is healthy; one with many requests takes seconds."""
 _TRIES = 3
 """A pooled connection may be closed just when it is used: a request that got no answer at all is sent again."""
 _RESTART_LIMIT_S, _RECONNECT_S = 900.0, 0.5
@@ -46,9 +48,9 @@ def _client(location: str, **options: Any) -> aiohttp.ClientSession:
 
 
 async def is_healthy(client: aiohttp.ClientSession) -> bool:
-    """Whether the server answers."""
-    with suppress(aiohttp.ClientError, OSError):
-        async with client.get("/health") as response:
+    """Whether the server answers, within a time limit."""
+    with suppress(aiohttp.ClientError, OSError):  # a TimeoutError is an OSError
+        async with client.get("/health", timeout=aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT_S)) as response:
             return response.status == 200
     return False
 
