@@ -1,7 +1,11 @@
 """Logprobs are the same however many tokens are computed at a time, and so are gradients."""
 
+import gc
+from weakref import ref
+
 import pytest
 import torch
+from torch import Tensor
 
 from leyden.rl import logprobs as room
 from leyden.rl.logprobs import logprobs
@@ -33,3 +37,21 @@ def test_half_precision_is_summed_in_single() -> None:
     head, hidden = torch.nn.Linear(8, 50, dtype=torch.bfloat16), torch.randn(5, 8, dtype=torch.bfloat16)
     found, entropies = logprobs(head, hidden, torch.arange(5), torch.ones(5), 50)
     assert found.dtype is entropies.dtype is torch.float32
+
+
+def test_logits_are_freed_by_the_backward_pass_although_the_result_is_held() -> None:
+    head = torch.nn.Linear(8, 50)
+    logits: list[ref[Tensor]] = []
+
+    def observed(hidden: Tensor) -> Tensor:
+        made = head(hidden)
+        logits.append(ref(made))
+        return made
+
+    hidden = torch.randn(23, 8, requires_grad=True)
+    found, _ = logprobs(observed, hidden, torch.randint(50, (23,)), torch.ones(23), 50)
+    assert logits[0]() is not None  # so few are kept for the backward pass
+    found.sum().backward()
+    gc.collect()
+    assert [one() for one in logits] == [None]
+    assert found.grad_fn is not None

@@ -58,6 +58,7 @@ class _ChunkLogprobs(torch.autograd.Function):
         """Compute the logits again unless they were kept; pass their gradient on to head and hidden states."""
         hidden, targets, temperatures, entropy, normaliser = ctx.saved_tensors
         inner, logits = ctx.kept or _apply(ctx.head, hidden)
+        ctx.kept = None  # the caller may hold the graph while it computes the next one
         of_logits = _compiled(_logits_gradient, hidden)(
             logits.detach(), targets, temperatures, entropy, normaliser, *gradients
         )
