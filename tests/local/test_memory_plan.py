@@ -35,7 +35,7 @@ def test_a_model_of_1_5b_is_trained_whole_beside_its_engine_on_80_gib(model: Pre
 def test_without_training_the_engine_takes_most(model: PreTrainedModel) -> None:
     plan = plan_memory(config(), model, 80 * GIB, training=False, reference=False)
     assert (plan.engine_share, plan.activations) == (pytest.approx(0.6), 0)
-    assert str(plan) == "memory: training 2.9, activations 0.0, engine 48.0 of 80 GiB"
+    assert str(plan) == "memory: training 2.9, activations 0.0, engine 48.0, reserve 4.0 of 80 GiB"
 
 
 def test_the_engine_takes_the_share_that_is_set_or_the_plan_says_what_is_left(model: PreTrainedModel) -> None:
@@ -50,3 +50,15 @@ def test_what_does_not_fit_is_refused_with_what_to_change(model: PreTrainedModel
         plan_memory(config(), model, 40 * GIB, training=True, reference=False)
     plan_memory(config(gradient_checkpointing=True), model, 48 * GIB, training=True, reference=False)
     plan_memory(config(lora={"rank": 16}, batch_tokens=4096), model, 40 * GIB, training=True, reference=False)
+
+
+def test_what_other_processes_use_is_not_planned_with(model: PreTrainedModel) -> None:
+    alone = plan_memory(config(), model, 140 * GIB, training=True, reference=False, others=GIB // 2)  # its CUDA context
+    assert alone == plan_memory(config(), model, 140 * GIB, training=True, reference=False)
+    beside = plan_memory(config(), model, 140 * GIB, training=True, reference=False, others=60 * GIB)
+    assert beside.training + beside.activations + beside.engine <= 76 * GIB  # 4 in reserve
+    assert str(beside).endswith("reserve 4.0, other processes 60.0 of 140 GiB")
+    with pytest.raises(
+        ConfigError, match=r"of 140 GiB other processes use 100.0, training takes \d+\.\d and the engine"
+    ):
+        plan_memory(config(), model, 140 * GIB, training=True, reference=False, others=100 * GIB)

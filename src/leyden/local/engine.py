@@ -51,7 +51,9 @@ async def running_engine(
     on_gpu, url = model.device.type == "cuda", config.engine.url
     share = config.engine.memory or _VLLM_CPU_SHARE
     if on_gpu and url is None:
-        plan = plan_memory(config, model, torch.cuda.mem_get_info(model.device)[1], training, reference)
+        free, total = torch.cuda.mem_get_info(model.device)
+        others = total - free - torch.cuda.memory_reserved(model.device)
+        plan = plan_memory(config, model, total, training, reference, others)
         console.print(str(plan), highlight=False, soft_wrap=True)
         share = plan.engine_share
     # On a CPU vLLM takes this for a share of the machine's memory.

@@ -15,6 +15,8 @@ _LOGITS_BYTES = 4 * _GIB
 """A chunk of logits, its gradient, and temporaries."""
 _RESERVE_BYTES = 4 * _GIB
 """For CUDA contexts, fragmentation and whatever else is on the device."""
+_CONTEXT_BYTES = _GIB
+"""The CUDA context of this process is smaller; the reserve has room for it."""
 _MAX_ENGINE_SHARE = 0.6
 """More KV cache than this share of the device holds does not make sampling faster."""
 
@@ -28,6 +30,8 @@ class MemoryPlan(Struct, frozen=True):
     activations: int
     engine: int
     """Weights and KV cache of the engine."""
+    others: int = 0
+    """In use by other processes."""
 
     @property
     def engine_share(self) -> float:
@@ -36,12 +40,22 @@ class MemoryPlan(Struct, frozen=True):
 
     def __str__(self) -> str:
         parts = {"training": self.training, "activations": self.activations, "engine": self.engine}
+        parts["reserve"] = _RESERVE_BYTES
+        if self.others:
+            parts["other processes"] = self.others
         listed = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in parts.items())
         return f"memory: {listed} of {self.device / _GIB:.0f} GiB"
 
 
-def plan_memory(config: Config, model: PreTrainedModel, device: int, training: bool, reference: bool) -> MemoryPlan:
-    """Divide a device of so many bytes. Raises `ConfigError` where the engine does not fit beside training."""
+def plan_memory(
+    config: Config, model: PreTrainedModel, device: int, training: bool, reference: bool, others: int = 0
+) -> MemoryPlan:
+    """Divide a device of so many bytes, of which other processes use some.
+
+    Raises `ConfigError` where the engine does not fit beside training.
+    """
+    if others < _CONTEXT_BYTES:  # what this process has outside of torch's allocator counts as another's
+        others = 0
     text = model.config.get_text_config()
     weights = sum(parameter.nbytes for parameter in model.parameters())
     needed, activations = weights, 0
@@ -49,22 +63,24 @@ def plan_memory(config: Config, model: PreTrainedModel, device: int, training: b
         dtype = str(model.dtype).removeprefix("torch.")
         needed = memory_for_training(model, dtype, config.training.lora, reference)
         activations = _activation_bytes(model, config) + _LOGITS_BYTES
-    left = device - needed - activations - _RESERVE_BYTES
+    left = device - others - needed - activations - _RESERVE_BYTES
+    used = f"other processes use {others / _GIB:.1f}, " if others else ""
+    used = f"of {device / _GIB:.0f} GiB {used}training takes {(needed + activations) / _GIB:.1f}"
     kv_token = _kv_bytes(model)
     least = weights + kv_token * text.max_position_embeddings
     engine = min(left, int((config.engine.memory or _MAX_ENGINE_SHARE) * device))
     if config.engine.memory is not None and engine < int(config.engine.memory * device):
         raise ConfigError(
-            f"`engine.memory`: of {device / _GIB:.0f} GiB training takes {(needed + activations) / _GIB:.1f}, which "
-            f"leaves a share of {max(left, 0) / device:.2f} for the engine: set it to that at most, or leave it out"
+            f"`engine.memory`: {used}, which leaves a share of {max(left, 0) / device:.2f} for the engine: "
+            "set it to that at most, or leave it out"
         )
     if left < least:
         raise ConfigError(
-            f"`model`: of {device / _GIB:.0f} GiB training takes {(needed + activations) / _GIB:.1f} and the engine at "
-            f"least {least / _GIB:.1f}: lower `training.batch_tokens`, set `training.gradient_checkpointing = true` or "
-            '`training.lora`, take `engine.kind = "torch"`, or a smaller model'
+            f"`model`: {used} and the engine at least {least / _GIB:.1f}: "
+            "lower `training.batch_tokens`, set `training.gradient_checkpointing = true` or `training.lora`, "
+            ' take `engine.kind = "torch"`, or a smaller model'
         )
-    return MemoryPlan(device, needed, activations, engine)
+    return MemoryPlan(device, needed, activations, engine, others)
 
 
 def _activation_bytes(model: PreTrainedModel, config: Config) -> int:

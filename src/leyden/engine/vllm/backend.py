@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
+import torch
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -92,7 +93,7 @@ class VllmBackend:
         If vLLM crashes during the transfer, its restart sends the new weights.
         """
         async with self._lock:
-            await asyncio.to_thread(update.apply)
+            await asyncio.to_thread(self._apply, update)
             self._weights, self._version = update.tensors, version
         started = time.monotonic()
         try:
@@ -102,6 +103,12 @@ class VllmBackend:
                 raise
             sent = 0
         return Publication(time.monotonic() - started, sent)
+
+    def _apply(self, update: WeightUpdate) -> None:
+        """Apply an update. On a GPU that is shared, the memory of its gradients and activations is given back."""
+        update.apply()
+        if self._options.transfer == "ipc":
+            torch.cuda.empty_cache()
 
     async def _deliver(self) -> int:
         """Send the latest weights to vLLM; return their size in bytes."""
