@@ -42,6 +42,10 @@ from leyden.wire import GroupSpec
 T = TypeVar("T")
 _MAX_TRIES = 3
 """How often a group is requested, each time for another task, before a step continues without it."""
+_HOW_ROLES_ARE_FOUND = (
+    "A call has the role that it names, that of the span around it (LangChain, LangGraph, OpenAI Agents SDK: "
+    "pip install 'leyden[trace]'), or one whose rule in `[roles]` matches its system prompt (docs/gateway.md, Roles)"
+)
 _ROOM_BACKOFF = Backoff(first_s=0.2, max_s=10.0)
 _CREDITS_PER_REQUEST = 10_000
 """Calls whose credits are recorded in one transaction."""
@@ -322,4 +326,6 @@ def _nothing_to_learn(step: int, accounting: StepAccounting, episodes: Sequence[
     if accounting.calls_excluded["role not selected"]:
         roles = dict.fromkeys(episode.role(call) or "none" for episode in episodes for call in episode.calls)
         advice = f"calls had the roles {', '.join(roles)}; `training.roles` names those that are trained on"
+        if "none" in roles:
+            advice += f". {_HOW_ROLES_ARE_FOUND}"
     return f"step {step}: {accounting.groups_dropped} groups had too few rollouts to learn from ({why}): {advice}"
