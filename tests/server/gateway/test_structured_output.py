@@ -321,6 +321,24 @@ async def test_a_schema_that_never_finishes_is_refused_and_delays_nobody(tmp_pat
     assert not checker._running and not checker._waiting
 
 
+@pytest.mark.slow
+async def test_a_server_ends_while_a_schema_that_never_finishes_is_checked(tmp_path: Path) -> None:
+    async with asyncio.timeout(120):
+        async with model_server(tmp_path) as server:
+            assert server.service.gateway is not None
+            (model,) = server.service.gateway.models.values()
+            checker = model.structured_output._checker
+            key = await server.new_attempt()
+            client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+            question: Any = {"model": "m", "messages": [{"role": "user", "content": "?"}], "response_format": COSTLY}
+            asking = asyncio.create_task(client.chat.completions.create(**question))
+            await eventually(lambda: len(checker._running) == 1)
+        with pytest.raises(openai.OpenAIError):
+            await asking
+        await client.close()
+    assert not checker._running
+
+
 LEFT = {"type": "string", "allOf": [{"pattern": f".*b{{{i}}}.*"} for i in range(1, 21)]}
 BARE: Any = {"type": "json_schema", "json_schema": {"name": "bare", "schema": Bare.model_json_schema()}}
 
