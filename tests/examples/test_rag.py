@@ -1,5 +1,6 @@
 """The agent of the OpenAI Agents SDK with a search tool runs unchanged outside Leyden and within it."""
 
+import asyncio
 import json
 import lzma
 import subprocess
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 from example_runs import EXAMPLES, FileServer, load, run_alone, steps_of, train_example
 from modelserving import END, call, model_server
+
+from leyden.config import override, read_config, read_file
+from leyden.local.dev import run_dev
 
 QUESTION = "Where was the author of Silent River born?"
 CORPUS = [
@@ -80,6 +84,19 @@ def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:
     assert {episode.role(made) for episode in episodes for made in episode.calls} == {"researcher"}
     found = [message for episode in episodes for message in episode.messages(episode.calls[-1])]
     assert any(" was " in str(message["content"]) for message in found if message["role"] == "tool")
+
+
+def test_an_answer_that_is_cut_fails_the_agent_and_is_trained_on_with_the_failure_reward(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, EXAMPLES / "rag" / "make_tasks.py", tmp_path], check=True)
+    settings = ("held_out=2", "sampling.max_tokens=1", "rollout.failure_reward=-0.5", "rollout.max_attempts=1")
+    document = read_file(EXAMPLES / "rag" / "spark.toml")
+    config = read_config(override(document, [f"home={tmp_path}", f"tasks={tmp_path / 'train.jsonl'}", *settings]))
+    report, episodes = asyncio.run(run_dev(config, 1, 2))
+    assert report.outcomes == {"agent_error": 2}
+    assert "ModelBehaviorError" in report.messages[0]
+    assert report.rewards == (-0.5, -0.5)
+    assert [(made.finish, len(made.completion_ids)) for one in episodes for made in one.calls] == 2 * [("length", 1)]
+    assert (report.trained, report.calls_trained, report.tokens_trained, report.left_out) == (2, 2, 2, {})
 
 
 @pytest.mark.parametrize(
