@@ -2,10 +2,12 @@
 
     python benchmarks/peer_trl.py PLAN.json
 
-Prompts, group, lengths, optimiser and the number of steps are the plan's; generation is TRL's own, through
-`model.generate`. Whatever only costs time is off (logging, checkpoints, gradient checkpointing, half precision), the
-reward is computed in this process, and old logprobs are not, since there is one update a generation. The last line is
-one JSON object: seconds of each timed step, and the parts of each that are generation and scoring.
+Prompts, group, lengths, optimiser and the number of steps are the plan's. On the CPU generation is TRL's own, through
+`model.generate`, and every completion has the same length. With `cuda` in the plan the model is trained in bfloat16
+with float32 weights, vLLM generates in this process (`colocate`), and completions end where they end. Whatever only
+costs time is off (logging, checkpoints, gradient checkpointing), the reward is computed in this process, and old
+logprobs are not, since there is one update a generation. The last line is one JSON object: seconds of each timed step,
+and the parts of each that are generation and scoring.
 """
 
 import json
@@ -32,14 +34,17 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
 
     torch.set_num_threads(plan["threads"])
     rollouts, tokens = plan["tasks"] * plan["group"], plan["tokens"]
+    cuda = plan.get("cuda", False)
     model = AutoModelForCausalLM.from_pretrained(plan["model"], dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(plan["model"])
-    tokenizer.eos_token = tokenizer.pad_token  # nothing ends a completion but its length, and all of it is trained on
-    model.generation_config.eos_token_id = None
+    if not cuda:  # nothing ends a completion but its length, and all of it is trained on
+        tokenizer.eos_token = tokenizer.pad_token
+        model.generation_config.eos_token_id = None
     ends: list[float] = []
     generating: list[float] = []
     preparing: list[float] = []
     prompt_tokens: list[int] = []
+    completion_tokens: list[int] = []
 
     class Timed(GRPOTrainer):
         def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +57,8 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
             began = time.perf_counter()
             batch = super()._generate_and_score_completions(inputs)
             preparing.append(time.perf_counter() - began)
-            assert batch["completion_mask"].sum().item() == rollouts * tokens, "completions differ in length"
+            completion_tokens.append(int(batch["completion_mask"].sum()))
+            assert cuda or completion_tokens[-1] == rollouts * tokens, "completions differ in length"
             prompt_tokens.append(int(batch["prompt_mask"].sum()))
             return batch
 
@@ -81,16 +87,18 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
             adam_beta2=0.99,
             max_grad_norm=1.0,
             shuffle_dataset=False,
-            use_cpu=True,
-            bf16=False,
+            use_cpu=not cuda,
+            bf16=cuda,
             gradient_checkpointing=False,
-            use_vllm=False,
+            use_vllm=cuda,
+            vllm_mode="colocate",
+            vllm_gpu_memory_utilization=plan.get("vllm_memory", 0.3),
             dataloader_num_workers=0,
             logging_strategy="no",
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            generation_kwargs={"eos_token_id": None},
+            generation_kwargs=None if cuda else {"eos_token_id": None},
         )
         trainer = Timed(
             model=model,
@@ -107,6 +115,7 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         "generating_s": generating[timed],
         "scoring_s": [whole - part for whole, part in zip(preparing, generating, strict=True)][timed],
         "prompt_tokens": prompt_tokens[timed],
+        "completion_tokens": completion_tokens[timed],
     }
 
 
