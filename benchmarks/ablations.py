@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -94,9 +95,9 @@ def run(agent: str, variant: str, seed: int, options: argparse.Namespace) -> Non
 
 
 def make_tasks(folder: str) -> None:
-    """Write the tasks of an agent that makes its own."""
-    script = ROOT / folder / "make_tasks.py"
-    if script.exists():
+    """Write the tasks of an agent that makes its own, unless they are there: runs at the same time share them."""
+    script, config = ROOT / folder / "make_tasks.py", tomllib.loads((ROOT / folder / "spark.toml").read_text())
+    if script.exists() and not (ROOT / folder / config["tasks"]).exists():
         subprocess.run([sys.executable, script], check=True, stdout=subprocess.DEVNULL)
 
 

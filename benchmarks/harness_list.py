@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from modelserving import END, call  # noqa: E402  the path was added above
 
-from leyden.records import FixedAnswer  # noqa: E402
+from leyden.records import FixedAnswer  # noqa: E402  the path was added above
 
 CLIENTS = Path(__file__).parent / "harness_clients"
 HOME = ROOT / ".venv-harness"
@@ -115,13 +115,13 @@ def timed_out(harness: Harness, dialect: str) -> Harness:
     """Return a script of `harness_clients` whose client stops waiting for its second answer, and tries again."""
     environment = {"HARNESS_TIMEOUT_S": str(TIMEOUT_S)}
     about = {"name": f"{harness.name}, time-out", "dialects": (dialect,), "modes": (False,)}
-    return replace(harness, **about, fault="timeout", environment=environment)  # type: ignore[arg-type]
+    return replace(harness, **about, fault="timeout", environment=environment)  # type: ignore[arg-type]  # fields by name
 
 
 def python(name: str, package: str, script: str, *dialects: str, apart: bool = False, **more: object) -> Harness:
     """Return a script that runs in the main environment, or in that of the harnesses."""
     interpreter = str(HOME / "bin" / "python") if apart else sys.executable
-    return Harness(name, package, (interpreter, str(CLIENTS / script)), dialects, **more)  # type: ignore[arg-type]
+    return Harness(name, package, (interpreter, str(CLIENTS / script)), dialects, **more)  # type: ignore[arg-type]  # fields by name
 
 
 def javascript(name: str, package: str, script: str, *dialects: str) -> Harness:

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -361,8 +361,8 @@ class Background:
             task.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
-    def _start(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> "asyncio.Task[None]":
-        task = self._tasks.create_task(work(*arguments))  # type: ignore[arg-type]
+    def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> "asyncio.Task[None]":
+        task = self._tasks.create_task(work(*arguments))
         self._running.append(task)
         return task
 

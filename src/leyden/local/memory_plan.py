@@ -78,7 +78,7 @@ def plan_memory(
         raise ConfigError(
             f"`model`: {used} and the engine at least {least / _GIB:.1f}: "
             "lower `training.batch_tokens`, set `training.gradient_checkpointing = true` or `training.lora`, "
-            ' take `engine.kind = "torch"`, or a smaller model'
+            'take `engine.kind = "torch"`, or a smaller model'
         )
     return MemoryPlan(device, needed, activations, engine, others)
 
