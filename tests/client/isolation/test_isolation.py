@@ -214,28 +214,30 @@ async def test_hosts_have_user_ids_of_their_own_that_cannot_read_the_run(
     options = {"base": str(open_folder), "isolation": "user", "concurrency": 4, "processes": 2}
     await harness.open(max_attempts=1)
     with listening() as port, harness.worker("spying.py:spy", **options) as worker:
-        users: set[int] = set()
+        await harness.queue("first", {}, size=4)
+        await harness.episodes("first")  # the worker runs attempts: its hosts stay
+        pids: dict[int, int] = {}
 
-        def has_started() -> bool:
-            users.update(uid for uid in map(user_of, hosts_of(worker)) if uid >= user_ids.FIRST)
-            return len(users) == 2
+        def have_started() -> bool:
+            pids.clear()
+            pids.update({user: host.pid for host in hosts_of(worker) if (user := user_of(host)) >= user_ids.FIRST})
+            return len(pids) == 2
 
-        await eventually(has_started)
-        scratch = {user: str(folder) for user in users for folder in scratch_folders(f"{user}-")}
+        await eventually(have_started)
+        scratch = {user: str(folder) for user in pids for folder in scratch_folders(f"{user}-")}
         task = {
             "read": [str(open_folder / "admin.key"), f"/proc/{worker.process.pid}/environ", "/etc/passwd"],
-            "write": [str(open_folder), str(tmp_path), *(scratch[user] for user in sorted(users))],
+            "write": [str(open_folder), str(tmp_path), *(scratch[user] for user in sorted(pids))],
             "connect": [port],
             "signal": [os.getpid(), worker.process.pid, *(host.pid for host in hosts_of(worker))],
         }
-        pids = {user_of(host): host.pid for host in hosts_of(worker)}
         await harness.queue("g", task, size=8)
         episodes = await harness.episodes("g")
     for episode in episodes:
         did = episode.attempt.result
         assert isinstance(did, dict), (episode.attempt.outcome, episode.output)
         assert did["answer"] == 1.0 and len(episode.calls) == 1
-        assert did["user"] in users
+        assert did["user"] in pids
         assert did["read"] == ["/etc/passwd"]
         assert did["wrote"] == [scratch[did["user"]]] and did["scratch"]
         assert did["connected"] == [port]  # the network is the machine's
