@@ -1,10 +1,13 @@
 """A micro-batch that is larger than planned recomputes its activations; so does every one where that is configured."""
 
 import pytest
+import torch
 from smallpolicy import OBJECTIVE, small_policy, some_samples
 from torch import nn
+from transformers import OPTConfig, OPTForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from leyden.config import TrainingConfig
 from leyden.trainer.policy.objective import OldLogprobs
 from leyden.trainer.policy.policy import Policy
 
@@ -31,3 +34,16 @@ def test_only_micro_batches_above_batch_tokens_are_recomputed(layout: str) -> No
 
 def test_all_are_recomputed_where_it_is_configured() -> None:
     assert forward_passes(small_policy(batch_tokens=100_000, gradient_checkpointing=True)) == 2
+
+
+def test_a_layer_with_dropout_computes_the_same_gradient_with_and_without_it() -> None:
+    def gradients(checkpointing: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        shape = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 2}
+        config = OPTConfig(vocab_size=64, num_attention_heads=4, max_position_embeddings=256, dropout=0.5, **shape)
+        policy = Policy(OPTForCausalLM(config).eval(), TrainingConfig(gradient_checkpointing=checkpointing))
+        policy.accumulate(some_samples(), OldLogprobs(), OBJECTIVE)
+        return [parameter.grad for parameter in policy.trained.values() if parameter.grad is not None]
+
+    for with_it, without in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(with_it, without)
