@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from leyden.engine.protocol import EngineError, EngineRequest
 from leyden.engine.torch.engine import TorchEngine
+from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.sampling import SampledBatch, SampledToken
 from leyden.records import Sampling
 
@@ -396,6 +397,30 @@ async def test_a_step_that_fails_fails_its_requests_and_no_others(
         await complete(engine, make_request(prompt(0, 10)))
     monkeypatch.setattr(engine._batch, "forward", real)
     check(llama, await complete(engine, make_request(prompt(0, 10))))
+    engine.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+async def test_long_requests_are_served_after_the_kv_cache_could_not_grow(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    engine = TorchEngine(llama, slots=2, dtype=dtype)
+    await complete(engine, make_request(prompt(0, 10)))
+    real, allocations = KVCache._zeros, []
+
+    def fail_second(cache: KVCache, *shape: int) -> torch.Tensor:
+        allocations.append(shape)
+        if len(allocations) == 2:
+            raise MemoryError("no room")
+        return real(cache, *shape)
+
+    monkeypatch.setattr(KVCache, "_zeros", fail_second)
+    with pytest.raises(EngineError, match="no room"):
+        await complete(engine, make_request(prompt(1, 300)))
+    answer = await complete(engine, make_request(prompt(1, 300)))
+    assert len(answer.ids) == 20
+    if dtype is torch.float32:
+        check(llama, answer)
     engine.close()
 
 

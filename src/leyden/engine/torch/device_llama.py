@@ -82,6 +82,7 @@ class DeviceLlamaForward:
             kv_cache.buffer(index, 2 * config.num_key_value_heads, self._size)
         self._cosine = self._sine = torch.empty(0)
         self._sampled: Tensor | None = None
+        self._moves = kv_cache.moves
         self._graphs = DecodeGraphs(self._decode, (0, kv_cache.slots - 1, 0), kv_cache.device)
 
     @staticmethod
@@ -97,9 +98,8 @@ class DeviceLlamaForward:
         """Replay a graph where every segment is one token that needs logits; otherwise compute the tokens together."""
         if len(self._cosine) != self._kv_cache.length:
             self._compute_rotations()
-            self._graphs.clear()  # the KV cache was moved too
-        if sampled is not self._sampled:
-            self._sampled = sampled
+        if self._moves != self._kv_cache.moves or sampled is not self._sampled:
+            self._moves, self._sampled = self._kv_cache.moves, sampled
             self._graphs.clear()
         ids = np.concatenate([np.asarray(segment.ids, np.int64) for segment in segments])
         lengths = np.array([len(segment.ids) for segment in segments])

@@ -11,7 +11,7 @@ INITIAL_LENGTH = 256
 
 
 class KVCache:
-    """Buffers of [slot, head, position, size], one or two per layer, all of the same length.
+    """Buffers of [slot, head, position, size], one or two per layer, each with at least `length` positions.
 
     Positions that were never written are zero, so a masked read is harmless: probability 0 times a finite value.
     """
@@ -21,27 +21,36 @@ class KVCache:
         self.dtype, self.device = dtype, device
         self.length = min(INITIAL_LENGTH, context_length)
         self.buffers: list[Tensor] = []
+        self.moves = 0
+        """How often buffers may have moved: captured CUDA graphs hold their addresses."""
 
     def buffer(self, index: int, heads: int, size: int) -> Tensor:
         """Return the buffer with this index, allocated on first use; first uses come in order of index."""
         if index == len(self.buffers):
-            self.buffers.append(self._zeros(heads, size))
+            self.buffers.append(self._zeros(heads, size, self.length))
         return self.buffers[index]
 
     def reserve(self, length: int, computed: Sequence[int]) -> None:
         """Make room for `length` positions in every slot; keeps the first `computed` positions of each slot."""
         if length <= self.length:
             return
-        while self.length < length:
-            self.length = min(2 * self.length, self.context_length)
+        longer = self.length
+        while longer < length:
+            longer = min(2 * longer, self.context_length)
+        self.moves += 1
         for index, old in enumerate(self.buffers):
-            new = self._zeros(old.shape[1], old.shape[3])
-            if self.device.type == "cpu":
-                for slot, count in enumerate(computed):
-                    new[slot, :, :count] = old[slot, :, :count]
-            else:  # one copy costs less than many small ones
-                new[:, :, : old.shape[2]] = old
-            self.buffers[index] = new
+            if old.shape[2] < longer:  # an earlier call may have failed for lack of memory after some of the buffers
+                self.buffers[index] = self._lengthened(old, longer, computed)
+        self.length = longer
+
+    def _lengthened(self, old: Tensor, length: int, computed: Sequence[int]) -> Tensor:
+        new = self._zeros(old.shape[1], old.shape[3], length)
+        if self.device.type == "cpu":
+            for slot, count in enumerate(computed):
+                new[slot, :, :count] = old[slot, :, :count]
+        else:  # one copy costs less than many small ones
+            new[:, :, : old.shape[2]] = old
+        return new
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot to another."""
@@ -53,10 +62,10 @@ class KVCache:
         for buffer in self.buffers:
             buffer[slot].zero_()
 
-    def _zeros(self, heads: int, size: int) -> Tensor:
-        shape = (self.slots, heads, self.length, size)
+    def _zeros(self, heads: int, size: int, length: int) -> Tensor:
+        shape = (self.slots, heads, length, size)
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
         # np.zeros uses calloc, whose pages cost nothing until they are written; torch.zeros would write them all
-        count = self.slots * heads * self.length * size * self.dtype.itemsize
+        count = self.slots * heads * length * size * self.dtype.itemsize
         return torch.from_numpy(np.zeros(count, np.uint8)).view(self.dtype).view(shape)
