@@ -3,6 +3,7 @@
 The tests share one run, in this order.
 """
 
+import asyncio
 import json
 import resource
 import sqlite3
@@ -18,6 +19,8 @@ import pytest
 from trainings import AGENT, Training, children, line_with
 
 from leyden.cli import main
+from leyden.config import ConfigError
+from leyden.local.pruning import prune_run
 
 FAILING = AGENT.replace(
     "def solve(task):\n",
@@ -118,6 +121,9 @@ def test_a_run_is_checked_measured_and_pruned(trained: Training, leyden: Command
     assert not outputs(trained.run) and len(list(trained.run.glob("step-*"))) == 2
     pruned = leyden(trained.folder, "prune", "small", "--keep", "2")
     assert pruned.returncode == 0 and len(list(trained.run.glob("step-*"))) == 2
+    with pytest.raises(ConfigError, match="keep at least 1"):
+        asyncio.run(prune_run(trained.run, keep=0))
+    assert len(list(trained.run.glob("step-*"))) == 2
 
 
 def test_what_is_damaged_is_named_and_the_checkpoint_before_is_used(trained: Training, leyden: Command) -> None:

@@ -21,6 +21,7 @@ from leyden.remote import Remote
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.dashboard.prefix_tree import prefix_tree
 from leyden.server.dashboard.run_stores import RunStores
+from leyden.server.dashboard.store_polling import Counts, StorePolling
 from leyden.server.dashboard.token_text import token_texts
 from leyden.server.keys import KeyKind
 from leyden.store.store import Store
@@ -190,6 +191,31 @@ def test_runs_that_another_process_writes_are_live(tmp_path: Path) -> None:
         assert (fleet["queued"], fleet["running"], fleet["ended"]) == (2, 1, 2)
         other = {"authorization": f"Bearer {server.key(KeyKind.VIEWER, run='calc')}"}
         assert requests.get(server.url + "/api/runs/trained/stream", headers=other, timeout=30).status_code == 403
+
+
+async def test_a_run_that_is_started_anew_is_followed_from_its_first_event(tmp_path: Path) -> None:
+    own = await Store(tmp_path / "own.db").start()
+    counted: asyncio.Queue[Counts] = asyncio.Queue()
+    polling = StorePolling(RunStores(own, tmp_path))
+    with polling.listen(counted.put_nowait):
+        for names in (("a", "b"), ("c",)):
+            store = await Store(new_folder(tmp_path / "run") / "leyden.db").start()
+            for name in names:
+                await store.create_run(RunSpec(name))
+            async with asyncio.timeout(30):
+                found: set[str] = set()
+                while not found.issuperset(names):
+                    found |= {run for run, _ in await counted.get()}
+            await store.close()
+    await own.close()
+
+
+def new_folder(path: Path) -> Path:
+    """An empty folder; one that was there before is moved aside."""
+    if path.exists():
+        path.rename(path.with_name("earlier"))
+    path.mkdir()
+    return path
 
 
 def test_a_queued_rollout_says_that_it_waits(shown: ServerProcess) -> None:

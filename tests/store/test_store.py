@@ -509,6 +509,31 @@ async def test_deleting_a_run_leaves_the_others(store: Store) -> None:
     assert await store.read(queries.list_rollouts, "r", after="", limit=10) == []
 
 
+async def test_event_numbers_are_not_given_again_after_a_run_is_deleted(store: Store) -> None:
+    await queue(store, "g", 300)  # the last events of the log, in more than one batch
+    for attempt in await lease(store, 100):
+        await store.finish("r", attempt, DONE)
+    last = (await store.read(views.newest_event)).seq
+    seen: list[int] = []
+    store.notifications.subscribe(lambda event: seen.append(event.seq))
+    await store.delete_run("r")
+    await store.create_run(RunSpec("r"))
+    assert seen == list(range(last + 1, last + 1 + len(seen)))
+    following = await store.events("r", EventCursor(after=last))  # as one who has read all events of the first run
+    assert [event.kind for event in following.events] == ["run.deleted", "run.created"]
+    assert (await store.events("r", EventCursor())).events == following.events
+
+
+async def test_a_metric_that_replaces_the_last_one_is_new_to_a_reader(store: Store) -> None:
+    await store.record_metrics("r", [Metric(1, "reward", 0.25), Metric(2, "reward", 0.5)])
+    (*_, (last, _)) = await store.read(queries.list_metrics, "r", after=0, limit=10)
+    await store.record_metrics("r", [Metric(2, "reward", 0.75)])
+    new = await store.read(queries.list_metrics, "r", after=last, limit=10)
+    assert [(metric.step, metric.value) for _, metric in new] == [(2, 0.75)]
+    found = await store.read(queries.list_metrics, "r", after=0, limit=10)
+    assert [(metric.step, metric.value) for _, metric in found] == [(1, 0.25), (2, 0.75)]
+
+
 async def test_no_lease_expires_because_the_server_or_the_machine_stalled(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

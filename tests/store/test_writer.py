@@ -89,3 +89,14 @@ async def test_a_full_disk_refuses_and_loses_nothing_that_was_acknowledged(tmp_p
         connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
     assert await record(501) == 501  # room was made
     await store.close()
+
+
+async def test_an_operation_after_the_store_was_closed_is_refused(tmp_path: Path) -> None:
+    store = await Store(tmp_path / "leyden.db").start()
+    accepted = asyncio.create_task(store.create_run(RunSpec("r")))
+    await asyncio.sleep(0)  # it is queued
+    await store.close()
+    assert (await accepted).id == "r"
+    async with asyncio.timeout(30):
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await store.create_run(RunSpec("late"))

@@ -23,6 +23,8 @@ async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int
     Of each policy's checkpoints the newest `keep` and the best stay. Output and spans of rollouts after the newest
     checkpoint stay, because a run that resumes trains on these rollouts again.
     """
+    if keep < 1:
+        raise ConfigError("a run resumes from its newest checkpoint: keep at least 1, or delete it (`leyden delete`)")
     if not (path / "config.toml").is_file():
         raise ConfigError(f"{path} is not the folder of a run: name a run that `leyden runs` lists")
     with RunFolder(path).lock():

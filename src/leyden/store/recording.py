@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import bindparam, delete, select, update
+from sqlalchemy import ColumnElement, FromClause, bindparam, delete, func, select, update
 
 from leyden.episodes import effective
 from leyden.outcomes import Ending
@@ -99,9 +99,6 @@ def record_metrics(tx: Transaction, run: str, new: Sequence[Metric]) -> int:
     """Record metrics of a run's policies. One that was recorded before for the same step is replaced."""
     _require_run(tx, run)
     if new:
-        _DELETE_METRIC.run_many(
-            tx, ({"run": run, "of_policy": m.policy, "with_name": m.name, "of_step": m.step} for m in new)
-        )
         _ADD_METRIC.run_many(
             tx,
             (
@@ -115,6 +112,9 @@ def record_metrics(tx: Transaction, run: str, new: Sequence[Metric]) -> int:
                 }
                 for m in new
             ),
+        )
+        _DELETE_OLDER_METRICS.run_many(  # only now: the number of a deleted last row would be given again
+            tx, ({"run": run, "of_policy": m.policy, "with_name": m.name, "of_step": m.step} for m in new)
         )
         tx.emit(run, EventKind.METRICS, run, step=max(metric.step for metric in new))
     return len(new)
@@ -270,14 +270,20 @@ _SET_ROLLOUT_REWARD = Statement(
     .values(reward=bindparam("total"))
 )
 _ADD_ROLE = insert_new(roles, "run_id", "role", "rollout_id")
-_DELETE_METRIC = Statement(
-    delete(metrics).where(
-        metrics.c.run_id == bindparam("run"),
-        metrics.c.policy == bindparam("of_policy"),
-        metrics.c.name == bindparam("with_name"),
-        metrics.c.step == bindparam("of_step"),
+
+
+def _one_metric(table: FromClause) -> tuple[ColumnElement[bool], ...]:
+    return (
+        table.c.run_id == bindparam("run"),
+        table.c.policy == bindparam("of_policy"),
+        table.c.name == bindparam("with_name"),
+        table.c.step == bindparam("of_step"),
     )
-)
+
+
+_all_metrics = metrics.alias()
+_newest = select(func.max(_all_metrics.c.seq)).where(*_one_metric(_all_metrics)).scalar_subquery()
+_DELETE_OLDER_METRICS = Statement(delete(metrics).where(*_one_metric(metrics), metrics.c.seq < _newest))
 _DELETE_RESPONSE = insert_new(deleted_responses, "attempt_id", "call_id")
 _ADD_METRIC = insert(metrics, "run_id", "policy", "step", "name", "value", "at")
 _ADD_VERSION = insert_new(versions, "run_id", "policy", "number", "at")

@@ -1,6 +1,9 @@
-"""Creates and deletes runs. Deletion goes in batches, so that other writes do not wait long."""
+"""Creates and deletes runs. Deletion goes in batches, so that other writes do not wait long.
 
-from sqlalchemy import Column, Table, bindparam, delete, select, update
+The newest event of the log stays until the deletion's own event follows it, so that no number is given twice.
+"""
+
+from sqlalchemy import Column, ColumnElement, Table, bindparam, delete, func, select, update
 
 from leyden.records import EventKind, Run
 from leyden.store.attempts import cancel_group
@@ -43,13 +46,14 @@ def delete_batch(tx: Transaction, run: str) -> bool:
     """Delete one batch of a hidden run; True when nothing is left."""
     if any(delete_some.run(tx, run=run) for delete_some in _DELETES):
         return False
+    _DELETE_LAST_EVENT.run(tx, run=run)
     _DELETE_RUN.run(tx, run=run)
     tx.emit(run, EventKind.RUN_DELETED, run)
     return True
 
 
-def _delete_from(table: Table, key: Column[object]) -> Statement:
-    batch = select(key).where(table.c.run_id == bindparam("run")).limit(_BATCH)
+def _delete_from(table: Table, key: Column[object], *conditions: ColumnElement[bool]) -> Statement:
+    batch = select(key).where(table.c.run_id == bindparam("run"), *conditions).limit(_BATCH)
     return Statement(delete(table).where(table.c.run_id == bindparam("run"), key.in_(batch)))
 
 
@@ -59,6 +63,7 @@ _HIDE = Statement(update(runs).where(runs.c.id == bindparam("run")).values(state
 _UNFINISHED_GROUPS = Statement(
     select(groups.c.id).where(groups.c.run_id == bindparam("run"), groups.c.finished.is_(None))
 )
+_all_events = events.alias()
 _DELETES = [  # calls, spans, rewards and credits are deleted with their attempt, roles with their rollout
     _delete_from(attempts, attempts.c.id),
     _delete_from(rollouts, rollouts.c.seq),
@@ -66,6 +71,7 @@ _DELETES = [  # calls, spans, rewards and credits are deleted with their attempt
     _delete_from(tasks, tasks.c.id),
     _delete_from(versions, versions.c.number),
     _delete_from(metrics, metrics.c.seq),
-    _delete_from(events, events.c.seq),
+    _delete_from(events, events.c.seq, events.c.seq < select(func.max(_all_events.c.seq)).scalar_subquery()),
 ]
+_DELETE_LAST_EVENT = Statement(delete(events).where(events.c.run_id == bindparam("run")))
 _DELETE_RUN = Statement(delete(runs).where(runs.c.id == bindparam("run")))

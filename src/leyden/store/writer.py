@@ -114,18 +114,25 @@ class Writer:
         self._clock = clock
         self._publish = publish
         self._loop = asyncio.get_running_loop()
+        self._closed = False
         self._jobs: SimpleQueue[_Operation[Any] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="leyden-store", daemon=True)
         self._thread.start()
 
     async def run(self, operation: Callable[[Transaction], T]) -> T:
-        """Run an operation in the next transaction; it is durable when this returns."""
+        """Run an operation in the next transaction; it is durable when this returns.
+
+        Raises `StoreUnavailable` after `close`.
+        """
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
         job: _Operation[T] = _Operation(operation, self._loop.create_future())
         self._jobs.put(job)
         return await job.future
 
     async def close(self) -> None:
         """Finish accepted operations and end the thread."""
+        self._closed = True
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 

@@ -19,6 +19,8 @@ from leyden.store.errors import StoreError
 from leyden.store.views import count_events, last_event_before
 
 _INTERVAL_S = 0.3
+_INODE = 2
+"""Its position in the state of a file."""
 _RECENT_S = 2.0
 """A page that starts to listen has read its data at most so long ago.
 
@@ -72,6 +74,8 @@ class StorePolling:
             try:
                 files = signature(folder)
                 before, last = seen.get(folder, (None, None))
+                if before is not None and before[0][_INODE] != files[0][_INODE]:  # a run of this name was started anew
+                    last = 0
                 changed = max(modified for modified, _, _ in files) / 1e9
                 if last is None or files != before or now - changed < _RECENT_S:
                     last, new = self._stores.read_other(folder, partial(recent_events, after=last))
