@@ -11,10 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from leyden.config import override, read_config, read_file
-from leyden.local.openmp import set_wait_policy
+from leyden.local.openmp import configure_openmp
 
 CONFIG = Path(__file__).parents[1] / "examples" / "sql" / "sql.toml"
 SIZE, PRODUCTS = 8192, 50
@@ -22,6 +20,8 @@ SIZE, PRODUCTS = 8192, 50
 
 def matmul_tflops() -> float:
     """Measure a large bfloat16 product."""
+    import torch
+
     left, right = torch.randn(2, SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
     for _ in range(5):
         left @ right
@@ -36,7 +36,9 @@ def matmul_tflops() -> float:
 def main() -> None:
     """Train, then look at the device."""
     device, *settings = sys.argv[1:]
-    set_wait_policy()
+    configure_openmp()  # before torch is imported, as `leyden train` does
+    import torch
+
     from leyden.local.train import train
 
     try:

@@ -35,9 +35,9 @@ from checkouts import Run, add_against, alternate_runs, commits, compare_medians
 from msgspec.structs import replace
 from reporting import add_out, report_result
 
-from leyden.local.openmp import set_wait_policy
+from leyden.local.openmp import configure_openmp
 
-set_wait_policy()  # before torch is imported, as `leyden train` does
+configure_openmp()  # before torch is imported, as `leyden train` does
 
 from leyden.config import Config, read_config
 from leyden.engine.protocol import EngineRequest, TokenChunk

@@ -10,7 +10,18 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 
 LAYERS = (
-    ("defaults", "background", "backoff", "decoding", "estimates", "framing", "descriptors", "descendants", "pickling"),
+    (
+        "defaults",
+        "background",
+        "backoff",
+        "decoding",
+        "estimates",
+        "framing",
+        "cores",
+        "descriptors",
+        "descendants",
+        "pickling",
+    ),
     ("outcomes", "guardian", "rotating_log"),
     ("records",),
     ("episodes", "config", "wire", "loading", "checkpoint_folders"),

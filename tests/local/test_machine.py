@@ -1,12 +1,10 @@
 """What the configuration leaves open follows from the machine."""
 
-from pathlib import Path
-
 import pytest
 
 from leyden.config import Config
 from leyden.config.schema import WorkerConfig
-from leyden.local.machine import usable_cores, worker_size
+from leyden.local.machine import worker_size
 
 
 def config(deterministic: bool = False, **workers: int) -> Config:
@@ -23,12 +21,3 @@ def test_what_is_configured_is_kept() -> None:
     assert worker_size(config(processes=3, concurrency=9), 16, on_gpu=True) == (3, 9)
     assert worker_size(config(concurrency=2), 16) == (2, 2)
     assert worker_size(config(deterministic=True), 16) == (1, 1)
-
-
-def test_the_quota_of_a_container_counts(tmp_path: Path) -> None:
-    quota = tmp_path / "cpu.max"
-    here = usable_cores(quota)
-    assert here >= 1
-    for text, cores in (("max 100000\n", here), ("100000 100000\n", 1), ("50000 100000\n", 1), ("nonsense", here)):
-        quota.write_text(text)
-        assert usable_cores(quota) == cores

@@ -10,7 +10,7 @@ from leyden.cli.arguments import identifier, integer
 from leyden.cli.dev import format_counts, print_report
 from leyden.cli.printing import print_json, stdout_console, with_error
 from leyden.config import Config, ConfigError, override, read_config, read_file
-from leyden.local.openmp import set_wait_policy
+from leyden.local.openmp import configure_openmp
 from leyden.local.preflight import check_inputs
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def absolute(model: str) -> str:
 
 
 def needs_torch() -> None:
-    """Raise unless the packages for training are installed; set up how torch's threads wait."""
-    set_wait_policy()
+    """Raise unless the packages for training are installed; configure the threads of torch."""
+    configure_openmp()
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise ConfigError(f"training needs {package}: pip install 'leyden[train]'")

@@ -15,7 +15,7 @@ from leyden.client.user_code import run_to_completion
 from leyden.config import Config, ConfigError, current_keys, read_config, read_file
 from leyden.estimates import PairedDifference
 from leyden.loading import LoadError, reference_to
-from leyden.local.openmp import set_wait_policy
+from leyden.local.openmp import configure_openmp
 from leyden.local.preflight import check_inputs
 from leyden.local.run_folder import RunFolder
 from leyden.store.errors import StoreError
@@ -56,7 +56,7 @@ def train(
     def work() -> "TrainingResult":
         run_config = build_config(config, restart=restart, agent=agent, tasks=tasks, reward=reward, **settings)
         check_inputs(run_config)
-        set_wait_policy()
+        configure_openmp()
         from leyden.local.train import train as train_run  # imports torch
 
         return _run(train_run(run_config, accept_changes=accept_changes))
@@ -81,7 +81,7 @@ def evaluate(
     def work() -> "EvaluatedModel":
         run_config = build_config(config, agent=agent, tasks=tasks, reward=reward, **settings)
         check_inputs(run_config, run_config.tasks if tasks is not None else None)
-        set_wait_policy()
+        configure_openmp()
         from leyden.local.evaluate import evaluate_model  # imports torch
 
         return _run(evaluate_model(run_config, tasks=run_config.tasks if tasks is not None else None))
@@ -108,7 +108,7 @@ def dev(
     def work() -> "DevReport":
         run_config = build_config(config, agent=agent, tasks=tasks, reward=reward, **settings)
         check_inputs(run_config)
-        set_wait_policy()
+        configure_openmp()
         from leyden.local.dev import run_dev  # imports torch
 
         return _run(run_dev(run_config, limit, rollouts))[0]
@@ -123,7 +123,7 @@ def export(run: str, /, *, to: str | Path, step: str | int = "best", home: str |
     """
 
     def work() -> Path:
-        set_wait_policy()
+        configure_openmp()
         from leyden.local.export import export as export_run  # imports torch
 
         export_run(Path(home) / run, Path(to), str(step))

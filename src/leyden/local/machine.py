@@ -1,8 +1,5 @@
 """Defaults that follow from this machine, for what the configuration leaves open: how large a worker is."""
 
-import os
-from pathlib import Path
-
 from leyden import defaults
 from leyden.config import Config
 
@@ -11,16 +8,6 @@ _OTHER_CORES = 4
 _MAX_PROCESSES = 16
 """More host processes than this gain little: agents mostly wait for the model."""
 _GPU_CONCURRENCY = 256
-
-
-def usable_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return the cores that this process may use: its affinity, and the quota of its container."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = quota_file.read_text().split()
-        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores
 
 
 def worker_size(config: Config, cores: int, on_gpu: bool = False) -> tuple[int, int]:

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from leyden.client.isolation.running import choose_mode
 from leyden.client.worker.worker import WorkerOptions, isolation_request
 from leyden.config import Config
+from leyden.cores import usable_cores
 from leyden.engine.protocol import EngineBackend
 from leyden.local.engine import running_engine
-from leyden.local.machine import usable_cores
 from leyden.local.retrying_remote import RetryingRemote
 from leyden.local.server_process import LocalServer, running_server
 from leyden.local.worker_process import LocalWorker, running_worker, worker_options

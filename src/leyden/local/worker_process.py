@@ -11,7 +11,8 @@ from typing import NoReturn
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.config import Config, ConfigError
-from leyden.local.machine import usable_cores, worker_size
+from leyden.cores import usable_cores
+from leyden.local.machine import worker_size
 from leyden.rotating_log import RotatingLog
 
 _REFUSED = 2

@@ -1,12 +1,12 @@
 """Chooses what an engine computes with, by model and device: the forward pass, the threads, the longest sequence."""
 
 import logging
-import os
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from leyden.cores import usable_cores
 from leyden.engine.torch.device_llama import DeviceLlamaForward
 from leyden.engine.torch.forward import EngineForward, HubForward, RecomputeForward
 from leyden.engine.torch.kv_cache import KVCache
@@ -53,6 +53,5 @@ def choose_threads(model: PreTrainedModel) -> int:
     The threads of one operation wait for each other: with more threads than free cores a step takes many times as
     long. On two busy cores, one thread sampled more tokens per second at 1 and 32 requests, and as many at 256.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL
-    return 1 if small else max(1, cores // 2)
+    return 1 if small else max(1, usable_cores() // 2)
