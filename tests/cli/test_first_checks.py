@@ -11,6 +11,7 @@ import pytest
 from leyden.cli.train import configuration
 from leyden.config import Config
 from leyden.local.preflight import check_inputs
+from leyden.rl.registry import KINDS
 
 AGENT = "def solve(task):\n    return 1.0\n"
 SCRIPT = """
@@ -74,11 +75,13 @@ def test_paths_are_relative_to_where_they_are_written(folder: Path, monkeypatch:
     for name in ("mine.jsonl", "own.py"):
         (elsewhere / name).write_text("{}")
     monkeypatch.chdir(elsewhere)
-    settings = ("tasks=mine.jsonl", "reward=own.py:score", "algorithm.loss=own.py:loss", "held_out=2")
+    settings = ["tasks=mine.jsonl", "reward=own.py:score", "held_out=2"]
+    settings += [f"algorithm.{kind}=own.py:{kind}" for kind in KINDS]
     config = read(folder, "small.toml", *settings)
     assert config.tasks == str(elsewhere / "mine.jsonl")
     assert config.reward == f"{elsewhere}/own.py:score"
-    assert config.algorithm.loss == f"{elsewhere}/own.py:loss"
+    for kind in KINDS:
+        assert getattr(config.algorithm, kind) == f"{elsewhere}/own.py:{kind}"
     assert (config.agent, config.base) == ("agent.py:solve", str(folder))
     (folder / "homed.toml").write_text('home = "kept"\nagent = "agent.py:solve"\ntasks = "tasks.jsonl"\n')
     assert read(folder, "homed.toml").home == str(folder / "kept")

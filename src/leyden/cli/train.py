@@ -12,6 +12,7 @@ from leyden.cli.printing import print_json, stdout_console, with_error
 from leyden.config import Config, ConfigError, override, read_config, read_file
 from leyden.local.openmp import configure_openmp
 from leyden.local.preflight import check_inputs
+from leyden.rl.registry import KINDS
 
 if TYPE_CHECKING:
     from leyden.local.train import TrainingResult
@@ -72,7 +73,7 @@ def configuration(options: argparse.Namespace) -> Config:
 
 
 _FILES = ("tasks", "held_out", "test")
-_FUNCTIONS = ("agent", "reward", "signals.rule", "algorithm.credit", "algorithm.advantage", "algorithm.loss")
+_FUNCTIONS = ("agent", "reward", "signals.rule", *(f"algorithm.{kind}" for kind in KINDS))
 
 
 def _from_here(setting: str) -> str:
