@@ -6,7 +6,7 @@ import torch
 
 from leyden.engine.protocol import EngineRequest
 from leyden.engine.torch.kv_cache import KVCache
-from leyden.engine.torch.prefix_cache import PrefixCache, common_prefix_length
+from leyden.engine.torch.prefix_cache import PrefixCache
 from leyden.engine.torch.request import ActiveRequest
 from leyden.records import Sampling
 
@@ -33,14 +33,6 @@ def run(cache: PrefixCache, session: str, prompt: range | list[int]) -> int:
 
 def held(cache: PrefixCache) -> list[tuple[str, int]]:
     return [(slot.session, slot.computed) for slot in cache.slots]
-
-
-def test_common_prefix_lengths() -> None:
-    assert common_prefix_length([], [1], 5) == 0
-    assert common_prefix_length([1, 2, 3], [1, 2, 4], 5) == 2
-    assert common_prefix_length(list(range(500)), list(range(400)), 1000) == 400
-    assert common_prefix_length(list(range(500)), [*range(130), 0, *range(131, 500)], 1000) == 130
-    assert common_prefix_length(list(range(500)), list(range(500)), 77) == 77
 
 
 def test_a_conversation_continues_in_its_own_slot() -> None:

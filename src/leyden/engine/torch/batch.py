@@ -138,8 +138,6 @@ class ContinuousBatch:
             with torch.inference_mode():
                 self.forward.refresh()
                 self._prefix_cache.invalidate()
-                for slot in self._prefix_cache.active:
-                    self._prefix_cache.reuse_prefix(slot)
 
     def fail(self, message: str) -> None:
         """Fail the active requests and discard the KV cache, which may be wrong."""

@@ -5,15 +5,17 @@ copies the longest prefix that any other slot shares with it. At least one token
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from itertools import islice
 
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.request import ActiveRequest
+from leyden.engine.torch.sorted_sequences import SortedSequences, common_prefix_length
 
 MIN_SAVED_TOKENS = 16
 """A request waits for another one that is computing their common prefix only if that saves this many tokens."""
-COMPARE_BLOCK = 64
-"""Tokens compared first when looking for a common prefix; then twice as many, and so on."""
+MAX_CANDIDATES = 16
+"""Slots that are considered for a request to take over: those with the longest common prefixes."""
 
 
 class Slot:
@@ -44,6 +46,8 @@ class PrefixCache:
         """Slots with a request, in order of admission."""
         self._enabled = enabled
         self._kv_cache = kv_cache
+        self._index = SortedSequences()
+        """The prompts of active slots, and all that idle ones hold."""
         self._clock = 0
 
     @property
@@ -61,10 +65,11 @@ class PrefixCache:
         slot.computed = min(common_prefix_length(slot.tokens, request.tokens, slot.computed), len(request.tokens) - 1)
         slot.tokens, slot.request, slot.last_used = request.tokens, request, self._clock
         self.active.append(slot)
-        return self.reuse_prefix(slot)
+        self._index.set(slot.index, slot.tokens)
+        return self._reuse_prefix(slot)
 
-    def reuse_prefix(self, slot: Slot) -> int:
-        """Copy the longest prefix that another slot holds, and wait for a longer one that is being computed.
+    def _reuse_prefix(self, slot: Slot) -> int:
+        """Copy the longest prefix that another slot holds, or wait for a longer one that is being computed.
 
         Returns how many tokens are computed now.
         """
@@ -72,17 +77,16 @@ class PrefixCache:
         if not self._enabled or (slot.request is not None and slot.request.needs_prompt_logprobs):
             slot.computed = 0
             return 0
-        needed = slot.tokens[:-1]
         best, length = slot, slot.computed
         computing: tuple[Slot, ActiveRequest] | None = None
         expected = length
-        for other in self.slots:
-            if other is slot or not other.tokens:
-                continue
-            common = common_prefix_length(other.tokens, needed, len(needed))
-            if (available := min(common, other.computed)) > length:
+        for index, common in self._index.nearest(slot.tokens[:-1]):
+            if common <= max(length, expected):
+                break
+            other = self.slots[index]
+            if (available := min(common, other.computed)) > length and other is not slot:
                 best, length = other, available
-            if other.request is not None and other.last_used < slot.last_used and common > expected:
+            if other.request is not None and other.last_used < slot.last_used:
                 computing, expected = (other, other.request), common
         if best is not slot:
             self._kv_cache.copy(best.index, slot.index, length)
@@ -98,13 +102,14 @@ class PrefixCache:
         other, request, length = slot.waiting_for
         if other.request is request and other.computed < length:
             return True
-        self.reuse_prefix(slot)
+        self._reuse_prefix(slot)
         return slot.waiting_for is not None
 
     def release(self, slots: Iterable[Slot]) -> None:
         """Detach the requests of some slots; the slots keep their contents."""
         for slot in slots:
             slot.request, slot.waiting_for, slot.unread = None, None, False
+            self._index.set(slot.index, slot.tokens[: slot.computed])
         self.active = [slot for slot in self.active if slot.request is not None]
 
     def end_session(self, session: str) -> None:
@@ -113,45 +118,27 @@ class PrefixCache:
             slot.session_ended |= slot.session == session
 
     def invalidate(self) -> None:
-        """Discard everything computed, because the weights changed. Active requests keep their slots."""
+        """Discard everything computed, because the weights changed. Active requests keep their slots and start anew."""
+        self._index = SortedSequences()
         for slot in self.slots:
             slot.computed = 0
-            slot.waiting_for = None
             if slot.request is None:
                 slot.tokens, slot.session, slot.session_ended, slot.last_used = array("i"), "", True, 0
+        for slot in self.active:
+            self._reuse_prefix(slot)
+            self._index.set(slot.index, slot.tokens)
 
     def _slot_to_continue(self, request: ActiveRequest) -> Slot | None:
         """Return the idle slot, of this session or of an ended one, with the longest common prefix.
 
         At least half of its contents must be that prefix, so that another branch of the session is not overwritten.
         """
-        best, length = None, 0
-        for slot in self.slots:
-            if slot.request is None and (slot.session_ended or slot.session == request.request.session):
-                common = common_prefix_length(slot.tokens, request.tokens, slot.computed)
-                if common > length and 2 * common >= slot.computed:
-                    best, length = slot, common
-        return best
-
-
-def common_prefix_length(one: Sequence[int], other: Sequence[int], limit: int) -> int:
-    """Return the number of tokens in the common prefix of two sequences, at most `limit`."""
-    limit = min(limit, len(one), len(other))
-    if limit <= 0 or one[0] != other[0]:
-        return 0
-    equal, size = 0, COMPARE_BLOCK
-    while equal < limit and one[equal : min(equal + size, limit)] == other[equal : min(equal + size, limit)]:
-        equal, size = equal + size, 2 * size
-    if equal >= limit:
-        return limit
-    differ = min(equal + size, limit)  # the first difference is before this
-    while differ - equal > 1:
-        middle = (equal + differ) // 2
-        if one[equal:middle] == other[equal:middle]:
-            equal = middle
-        else:
-            differ = middle
-    return equal
+        for index, common in islice(self._index.nearest(request.tokens), MAX_CANDIDATES):
+            slot = self.slots[index]
+            idle = slot.request is None and (slot.session_ended or slot.session == request.request.session)
+            if idle and 2 * common >= slot.computed:
+                return slot
+        return None
 
 
 def _eviction_order(slot: Slot) -> tuple[bool, bool, int, int]:
