@@ -32,6 +32,7 @@ from typing import Any
 import peer_trl as peer
 import uvloop
 from checkouts import Run, add_against, alternate_runs, commits, compare_medians
+from loop_config import configuration
 from msgspec.structs import replace
 from reporting import add_out, report_result
 
@@ -99,8 +100,9 @@ class Clock:
         assert report.sampled == trained == self._rollouts * self._tokens, "completions differ in length, or are left"
         now, spent = time.perf_counter(), self._spent
         spent["agents, gateway, store"] = report.sampling_s - spent["sampling"]
-        spent["scoring, publishing"] = report.training_s - spent["gradient"] - spent["optimiser"]
-        spent["journal"] = now - self._began - report.sampling_s - report.training_s
+        updated_s = report.training_s + report.publishing_s
+        spent["scoring, publishing"] = updated_s - spent["gradient"] - spent["optimiser"]
+        spent["journal"] = now - self._began - report.sampling_s - updated_s
         self.steps.append({"step": now - self._began, **spent})
         self._began, self._busy, self._spent = now, self._engine.stats.busy_s, {}
 
@@ -158,7 +160,7 @@ def ignore_stop_tokens(engine: TorchEngine) -> None:
 
 async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> dict[str, Any]:
     """Train as `leyden train` does, with a clock among the observers; return the times of its parts."""
-    config = configure(plan)
+    config = read_config(configuration(plan, QUESTIONS))
     source = find_model(config.model, config.base)
     model = load_model(source, config.engine.dtype, training=True)
     algorithm = algorithm_of(config)
@@ -197,26 +199,6 @@ async def count_prompts(stack: LocalStack, config: Config) -> int:
     return sum(len(call.prompt_ids) for group in groups for episode in group for call in episode.calls)
 
 
-def configure(plan: dict[str, Any]) -> Config:
-    """Return the plan as a user would write it; what is not here is Leyden's default."""
-    return read_config(
-        {
-            "run": "loop",
-            "agent": "loop_agent.py:answer",
-            "reward": "loop_agent.py:reward",
-            "tasks": str(QUESTIONS),
-            "base": str(HERE),
-            "sampling": {"max_tokens": plan["tokens"]},
-            "training": {
-                "steps": plan["warmup"] + plan["steps"],
-                "tasks_per_step": plan["tasks"],
-                "group_size": plan["group"],
-                "learning_rate": plan["learning_rate"],
-            },
-        }
-    )
-
-
 def best_settings(plan: dict[str, Any]) -> dict[str, int]:
     """Those with which TRL takes the least time, by a few steps with each."""
     took: list[float] = []
@@ -235,11 +217,7 @@ def measure_trl(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
         venv.create(PEER_HOME, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.INSTALL], check=True)
         (PEER_HOME / "ready").touch()
-    path = folder / "plan.json"
-    path.write_text(json.dumps(plan))
-    ran = subprocess.run([python, peer.__file__, path], stdout=subprocess.PIPE, check=True)
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
+    return peer.run(python, plan, folder)
 
 
 def read_questions(needed: int) -> Tasks:

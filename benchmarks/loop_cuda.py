@@ -25,12 +25,12 @@ from typing import Any
 
 import peer_trl as peer
 import tomli_w
+from loop_config import configuration
 from reporting import add_out, report_result
 
 from leyden.records import DEFAULT_POLICY
 from leyden.trainer.report.metrics_log import read_metrics
 
-HERE = Path(__file__).parent
 SYSTEM = "Solve the problem step by step, then give the number after ####."
 MICRO_BATCHES = (4, 8)
 LEARNING_RATE = 1e-7
@@ -41,24 +41,8 @@ def measure_leyden(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
     tasks = folder / "tasks.jsonl"
     rows = ({"id": str(number), "messages": messages} for number, messages in enumerate(plan["prompts"]))
     tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {
-        "run": "loop",
-        "home": str(folder / "runs"),
-        "model": plan["model"],
-        "agent": f"{HERE / 'loop_agent.py'}:answer",
-        "reward": f"{HERE / 'loop_agent.py'}:reward",
-        "tasks": str(tasks),
-        "sampling": {"max_tokens": plan["tokens"]},
-        "training": {
-            "steps": plan["warmup"] + plan["steps"],
-            "tasks_per_step": plan["tasks"],
-            "group_size": plan["group"],
-            "learning_rate": plan["learning_rate"],
-        },
-        "evaluation": {"every": 1000},
-        "checkpoints": {"every": 1000, "optimiser": False},
-        **plan["settings"],
-    }
+    sections = {"evaluation": {"every": 1000}, "checkpoints": {"every": 1000, "optimiser": False}, **plan["settings"]}
+    config = configuration(plan, tasks, **{"home": str(folder / "runs"), "model": plan["model"], **sections})
     (folder / "loop.toml").write_text(tomli_w.dumps(config))
     subprocess.run([sys.executable, "-m", "leyden.cli", "train", folder / "loop.toml"], check=True, stdout=sys.stderr)
     steps = [row for row in read_metrics(folder / "runs" / "loop" / "metrics.jsonl", DEFAULT_POLICY) if row["step"] > 0]
@@ -71,15 +55,6 @@ def measure_leyden(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
             for name in ("sampling", "training", "publishing")
         },
     }
-
-
-def measure_trl(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Measure the same of TRL."""
-    path = folder / "plan.json"
-    path.write_text(json.dumps(plan))
-    ran = subprocess.run([plan["peer"], peer.__file__, path], stdout=subprocess.PIPE, check=True)
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
 
 
 def summarise(found: dict[str, Any]) -> dict[str, float]:
@@ -131,9 +106,10 @@ def main() -> None:
         print(f"leyden {summarise(ours)}", flush=True)
         for parts in MICRO_BATCHES:
             trial = {**plan, "micro_batches": parts, "warmup": 1, "steps": 2}
-            trials[parts] = min(measure_trl(trial, Path(folder))["step_s"])
+            trials[parts] = min(peer.run(plan["peer"], trial, Path(folder))["step_s"])
             print(f"trial: trl {trials[parts]:.3f} s with {parts} micro-batches", flush=True)
-        theirs = measure_trl({**plan, "micro_batches": min(trials, key=lambda one: trials[one])}, Path(folder))
+        best = {**plan, "micro_batches": min(trials, key=lambda one: trials[one])}
+        theirs = peer.run(plan["peer"], best, Path(folder))
     leyden, trl = summarise(ours), summarise(theirs)
     print(f"trl {trl}", flush=True)
     result = {

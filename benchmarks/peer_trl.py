@@ -13,6 +13,7 @@ and the parts of each that are generation and scoring.
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +23,15 @@ from typing import Any
 
 INSTALL: list[str] = ["trl==1.16.0", "torch==2.13.0", "transformers==5.22.2"]
 """Arguments of `pip install`: torch and transformers as on Leyden's side."""
+
+
+def run(python: str | Path, plan: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run this file with the interpreter that has TRL; the plan is written into the folder."""
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan))
+    ran = subprocess.run([python, __file__, path], stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
 
 
 def main(plan: dict[str, Any]) -> dict[str, Any]:
