@@ -18,6 +18,7 @@ LAYERS = (
         "estimates",
         "framing",
         "cores",
+        "restart_limit",
         "descriptors",
         "descendants",
         "pickling",

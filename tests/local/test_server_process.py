@@ -36,7 +36,11 @@ def options(engine: TorchEngine, tmp_path: Path) -> ServerProcessOptions:
 
 
 @pytest.fixture
-async def server(options: ServerProcessOptions, engine: TorchEngine, tmp_path: Path) -> AsyncIterator[LocalServer]:
+async def server(
+    options: ServerProcessOptions, engine: TorchEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[LocalServer]:
+    """A server that may die once."""
+    monkeypatch.setattr(server_process, "_MAX_DEATHS", 2)
     async with running_server(options, engine, tmp_path / "server.log") as running:
         yield running
 
@@ -46,9 +50,8 @@ def kill_process(server: LocalServer) -> None:
 
 
 async def test_a_request_waits_for_a_server_that_is_started_again_until_there_is_none(
-    server: LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(server_process, "_MAX_DEATHS", 2)
     async with RetryingRemote(server.running.url, admin_key(tmp_path), lambda: server.is_gone) as remote:
         await remote.create_run(RunSpec("r", RunSettings()))
         await remote.enqueue("r", GroupSpec("g", Task("t", {})))

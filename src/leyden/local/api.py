@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
-from rich.console import Console
 
 from leyden.client.user_code import run_to_completion
 from leyden.config import Config, ConfigError, current_keys, read_config, read_file
 from leyden.estimates import PairedDifference
 from leyden.loading import LoadError, reference_to
+from leyden.local.notes import print_note
 from leyden.local.openmp import configure_openmp
 from leyden.local.preflight import check_inputs
 from leyden.local.run_folder import RunFolder
@@ -195,7 +195,7 @@ def build_config(config: str | Path | None, *, restart: bool = False, **settings
     checked = read_config({**document, **dict.fromkeys(objects, "")})
     folder = RunFolder.of(checked)
     if restart and (archive := folder.archive()) is not None:
-        Console(stderr=True).print(f"the earlier run is now {archive}", highlight=False, soft_wrap=True)
+        print_note(f"the earlier run is now {archive}")
     for name, value in objects.items():
         document[name] = _store_object(name, value, folder.path)
     return read_config(document)

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from transformers import PreTrainedModel
 
 from leyden.config import Config, ConfigError
@@ -16,6 +15,7 @@ from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.installation import find_vllm
 from leyden.engine.vllm.process import VllmOptions
 from leyden.local.memory_plan import plan_memory
+from leyden.local.notes import print_note
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.trainer.policy.loading import ModelSource
 
@@ -37,9 +37,8 @@ async def running_engine(
 ) -> AsyncIterator[EngineBackend]:
     """Run an engine that serves a model, within this context. The embedded one shares the parameters of `model`."""
     kind, why = choose_engine(config, model.device)
-    console = Console(stderr=True)
     slots, precision = _slots(config, kind, model.device), str(model.dtype).removeprefix("torch.")
-    console.print(f"engine: {kind} ({why}), {slots} requests at once, {precision}", highlight=False, soft_wrap=True)
+    print_note(f"engine: {kind} ({why}), {slots} requests at once, {precision}")
     if kind == "torch":
         engine = _torch_engine(config, model, source, version, slots)
         engine.start()
@@ -54,7 +53,7 @@ async def running_engine(
         free, total = torch.cuda.mem_get_info(model.device)
         others = total - free - torch.cuda.memory_reserved(model.device)
         plan = plan_memory(config, model, total, training, reference, others)
-        console.print(str(plan), highlight=False, soft_wrap=True)
+        print_note(str(plan))
         share = plan.engine_share
     # On a CPU vLLM takes this for a share of the machine's memory.
     shared = ("--gpu-memory-utilization", f"{share:.3f}")

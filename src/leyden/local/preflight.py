@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
 from leyden.client.agent_reference import AgentKind, kind_of, read_command
 from leyden.config import Config, ConfigError
 from leyden.loading import LoadError, check_reference
+from leyden.local.notes import print_note
 from leyden.trainer.rollouts.tasks import read_task_file, read_tasks
 
 
@@ -26,8 +25,7 @@ def check_inputs(config: Config, evaluated: str | None = None, model: str | None
                 _check(reference, config.base, name == "agent")
         except LoadError as error:
             raise ConfigError(f"`{name}`: {error}") from error
-    text = f"tasks: {counted}; loading torch and {model or config.model}"
-    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+    print_note(f"tasks: {counted}; loading torch and {model or config.model}")
 
 
 def _check(reference: str, base: str, agent: bool) -> None:

@@ -6,9 +6,8 @@ Every request of the control API that a trainer makes is idempotent.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rich.console import Console
-
 from leyden.backoff import Backoff
+from leyden.local.notes import print_note
 from leyden.remote import Remote, RemoteError, ReplyTimeout, ServerUnreachable
 
 T = TypeVar("T")
@@ -48,4 +47,4 @@ class RetryingRemote(Remote):
         """Print the first failure of an outage."""
         if not self._reported:
             self._reported = True
-            Console(stderr=True).print(message, highlight=False, soft_wrap=True, markup=False)
+            print_note(message)

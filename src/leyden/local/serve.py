@@ -7,11 +7,11 @@ from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
-from rich.console import Console
 
 from leyden.config import Config, ConfigError
 from leyden.local.engine import running_engine
 from leyden.local.export import choose_checkpoint
+from leyden.local.notes import print_note
 from leyden.local.run_folder import stored_config
 from leyden.local.server_process import running_server
 from leyden.local.stack import run_with
@@ -45,10 +45,9 @@ async def serve_model(
     options: ServeOptions, model: str, step: str | None, started: Callable[[RunningServer, str], None]
 ) -> None:
     """Serve a model until SIGINT or SIGTERM. `started` gets where the server listens, and the model's name."""
-    console = Console(stderr=True)
     found = find_served(model, options.home, step)
     check_tokenizer(found.source)
-    console.print(f"loading {found.source.folder}", highlight=False, soft_wrap=True)
+    print_note(f"loading {found.source.folder}")
     loaded = load_model(found.source, found.config.engine.dtype, training=False)
     folder = (options.home / f"{found.name.replace('/', '-')}.serve").absolute()
     folder.mkdir(parents=True, exist_ok=True)

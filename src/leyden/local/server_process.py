@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -21,12 +20,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
-from rich.console import Console
 
 from leyden.background import start_background
 from leyden.backoff import Backoff
 from leyden.config import ConfigError
 from leyden.engine.protocol import EngineBackend
+from leyden.local.notes import print_note
+from leyden.restart_limit import RestartLimit
 from leyden.rotating_log import RotatingLog
 from leyden.server.options import REFUSED, RunningServer, ServerProcessOptions
 from leyden.trainer.errors import TrainingError
@@ -91,13 +91,12 @@ class LocalServer:
         await self._stop_process()
 
     async def _supervise(self) -> NoReturn:
-        deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
+        limit = RestartLimit(_MAX_DEATHS, _DEATHS_WITHIN_S)
         reason = await self._wait_dead()
         while True:
-            deaths.append(time.monotonic())
-            if len(deaths) == _MAX_DEATHS and deaths[-1] - deaths[0] < _DEATHS_WITHIN_S:
+            if limit.add_failure():
                 raise TrainingError(f"the server keeps dying: {reason}")
-            _print(f"{reason}; it is started again")
+            print_note(f"{reason}; it is started again")
             try:
                 await self._restart()
             except TrainingError as error:
@@ -111,7 +110,7 @@ class LocalServer:
             try:
                 return await self._launch(self._options)
             except TrainingError as error:
-                _print(f"{error}; it is started again")
+                print_note(f"{error}; it is started again")
         return await self._launch(self._options)
 
     async def _restart(self) -> None:
@@ -127,13 +126,13 @@ class LocalServer:
                     raise
                 failures += 1
                 if failures == 1:
-                    _print(f"{refusal}; trying again")
+                    print_note(f"{refusal}; trying again")
 
     async def _wait_dead(self) -> str:
         """Wait until the process ends; returns how it ended."""
         status = await self._process.wait()
         self._close_engine()
-        return f"the server ended ({_exit_reason(status)}): {_last_line(self._output)}"
+        return f"the server ended ({exit_reason(status)}): {_last_line(self._output)}"
 
     async def _launch(self, options: ServerProcessOptions) -> RunningServer:
         """Start a process that is connected to the engine, and wait until it listens."""
@@ -197,11 +196,7 @@ async def _wait_ready(process: Process, options: ServerProcessOptions, output: R
     status = await process.wait()
     if status == REFUSED:
         raise ConfigError(f"`server`: {_last_line(output)}")
-    raise TrainingError(f"the server did not start ({_exit_reason(status)}): {_last_line(output)}")
-
-
-def _print(message: str) -> None:
-    Console(stderr=True).print(message, highlight=False, soft_wrap=True, markup=False)
+    raise TrainingError(f"the server did not start ({exit_reason(status)}): {_last_line(output)}")
 
 
 def _last_line(output: RotatingLog) -> str:
@@ -209,5 +204,6 @@ def _last_line(output: RotatingLog) -> str:
     return f"nothing was written to {output.path}" if line is None else f"{line} ({output.path})"
 
 
-def _exit_reason(status: int) -> str:
+def exit_reason(status: int) -> str:
+    """Describe how a child process ended, by its status."""
     return f"status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"

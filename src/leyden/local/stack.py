@@ -12,7 +12,6 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
-from rich.console import Console
 from transformers import PreTrainedModel
 
 from leyden.client.isolation.running import choose_mode
@@ -21,6 +20,7 @@ from leyden.config import Config
 from leyden.cores import usable_cores
 from leyden.engine.protocol import EngineBackend
 from leyden.local.engine import running_engine
+from leyden.local.notes import print_note
 from leyden.local.retrying_remote import RetryingRemote
 from leyden.local.server_process import LocalServer, running_server
 from leyden.local.worker_process import LocalWorker, running_worker, worker_options
@@ -108,14 +108,13 @@ async def _choose_isolation(options: WorkerOptions) -> WorkerOptions:
     if options.isolation != "auto":
         return options
     mode, note = await asyncio.to_thread(choose_mode, isolation_request(options))
-    Console(stderr=True).print(note, highlight=False, soft_wrap=True, markup=False)
+    print_note(note)
     return msgspec.structs.replace(options, isolation=mode)
 
 
 def _print_worker(options: WorkerOptions) -> None:
     processes = "1 process" if options.processes == 1 else f"{options.processes} processes"
-    note = f"agents: {processes} on {usable_cores()} cores, up to {options.concurrency} rollouts at once"
-    Console(stderr=True).print(note, highlight=False, soft_wrap=True)
+    print_note(f"agents: {processes} on {usable_cores()} cores, up to {options.concurrency} rollouts at once")
 
 
 def _server_options(config: Config, folder: Path, source: ModelSource, engine: EngineBackend) -> ServerProcessOptions:

@@ -12,12 +12,12 @@ from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
-from rich.console import Console
 
 from leyden.checkpoint_folders import latest_checkpoint
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.local.environment import describe_environment
+from leyden.local.notes import print_note, stderr_console
 from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
 from leyden.records import DEFAULT_POLICY
@@ -87,27 +87,27 @@ class TrainingResult(Struct, frozen=True):
 
 async def train(config: Config, restart: bool = False, accept_changes: bool = False) -> TrainingResult:
     """Train until the last step or SIGINT: the first one finishes the step and saves, the second one stops at once."""
-    console = Console(stderr=True)
     started = time.monotonic()
     algorithm = algorithm_of(config)
     tasks = read_tasks(config)
     for note in (*unused_settings(config.algorithm), *_too_few_tasks(config, tasks)):
-        console.print(note, highlight=False, soft_wrap=True)
+        print_note(note)
     source = find_model(config.model, config.base)
     check_tokenizer(source)
     folder = RunFolder.of(config)
     if restart and (archive := folder.archive()) is not None:
-        console.print(f"the earlier run is now {archive}", highlight=False, soft_wrap=True)
+        print_note(f"the earlier run is now {archive}")
     with folder.acquire(config, accept_changes) as archive:
         folder.environment_file.write_text(json.dumps(describe_environment(), indent=1) + "\n")
         if archive is not None:
-            note = f"the configuration or the code has changed: what was recorded with the earlier one is now {archive}"
-            console.print(note, highlight=False, soft_wrap=True)
-        state = await _train(config, tasks, algorithm, source, folder, console)
+            print_note(
+                f"the configuration or the code has changed: what was recorded with the earlier one is now {archive}"
+            )
+        state = await _train(config, tasks, algorithm, source, folder)
     metrics = read_metrics(folder.metrics_file, config.policy)
     draw_image(metrics, f"{config.run}: {config.model}", folder.curve)
-    console.print(draw_text(metrics), highlight=False)
-    console.print(time_summary(metrics), highlight=False, soft_wrap=True)
+    print_note(draw_text(metrics))
+    print_note(time_summary(metrics))
     measured = metric_points(metrics, "held_out/reward")
     return TrainingResult(
         run=config.run,
@@ -145,43 +145,34 @@ def _too_few_tasks(config: Config, tasks: Tasks) -> list[str]:
 
 
 async def _train(
-    config: Config, tasks: Tasks, algorithm: Algorithm, source: ModelSource, folder: RunFolder, console: Console
+    config: Config, tasks: Tasks, algorithm: Algorithm, source: ModelSource, folder: RunFolder
 ) -> TrainerState:
     """Train from the latest checkpoint, or from the beginning, to the last step."""
     model = load_model(source, config.engine.dtype, True, config.training.lora, algorithm.reference)
     policy = Policy(model, config.training, algorithm.critic, algorithm.reference)
     if policy.no_trees_reason is not None:
-        console.print(
+        print_note(
             f"{source.name} cannot be trained as a tree, so every call is computed by itself: {policy.no_trees_reason}"
         )
     kept = config.checkpoints
     checkpoints = Checkpoints(folder.path, config.policy, source, kept.keep, kept.optimiser)
-    state = restore_latest(
-        folder.path,
-        config.policy,
-        policy,
-        lambda message: console.print(message, highlight=False, soft_wrap=True, markup=False),
-    )
+    state = restore_latest(folder.path, config.policy, policy, print_note)
     if state.step:
-        console.print(f"resuming [bold]{config.run}[/] after step {state.step}", highlight=False, soft_wrap=True)
+        print_note(f"resuming {config.run} after step {state.step}")
     sinks = open_sinks(config, folder.path)
     async with local_stack(
         config, folder.path, model, source, state.version, config.run, True, algorithm.reference
     ) as stack:
-        console.print(
-            f"dashboard: {stack.server.running.dashboard}&to=/runs/{config.run}", highlight=False, soft_wrap=True
-        )
+        print_note(f"dashboard: {stack.server.running.dashboard}&to=/runs/{config.run}")
         if stack.worker is None:
-            console.print(
+            print_note(
                 f"waiting for workers: leyden worker CONFIG.toml --server {stack.server.running.advertised} "
-                f"--key-file {folder.path / 'worker.key'}",
-                highlight=False,
-                soft_wrap=True,
+                f"--key-file {folder.path / 'worker.key'}"
             )
         metrics = MetricsLog(folder.metrics_file, config.policy, state.step, stack.remote, config.run, sinks)
         lines = read_metrics(folder.metrics_file, config.policy)
         measured = metric_points(lines, "held_out/reward")
-        display = ConsoleReport(console, config.training.steps, measured[-1][1] if measured else None)
+        display = ConsoleReport(stderr_console(), config.training.steps, measured[-1][1] if measured else None)
         if any(line["step"] == config.training.steps and "test/reward" in line for line in lines):
             tasks = replace(tasks, test=())  # they are measured once
         trainer = Trainer(
@@ -198,7 +189,7 @@ async def _train(
             stack.server.starting_held,
         )
         try:
-            with _interruptible(console) as stop:
+            with _interruptible() as stop:
                 state = await stack.run(trainer.run(stop))
         finally:
             display.close()
@@ -207,7 +198,7 @@ async def _train(
 
 
 @contextmanager
-def _interruptible(console: Console) -> Iterator[asyncio.Event]:
+def _interruptible() -> Iterator[asyncio.Event]:
     """Yield an event that SIGINT or SIGTERM sets; a second signal cancels the current task."""
     stop = asyncio.Event()
     if threading.current_thread() is not threading.main_thread():  # as in a notebook: signals go to the main thread
@@ -220,7 +211,7 @@ def _interruptible(console: Console) -> Iterator[asyncio.Event]:
         if stop.is_set():
             task.cancel()
         else:
-            console.print("finishing this step, then saving; press Ctrl-C again to stop at once", highlight=False)
+            print_note("finishing this step, then saving; press Ctrl-C again to stop at once")
             stop.set()
 
     loop = asyncio.get_running_loop()

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,11 +12,14 @@ from leyden.client.worker.worker import WorkerOptions
 from leyden.config import Config, ConfigError
 from leyden.cores import usable_cores
 from leyden.local.machine import worker_size
+from leyden.local.notes import print_note
+from leyden.local.server_process import exit_reason
+from leyden.restart_limit import RestartLimit
 from leyden.rotating_log import RotatingLog
 
 _REFUSED = 2
 """The exit status of a worker that cannot run with these options, so that restarting it is useless."""
-_MAX_DEATHS, _DEATHS_WITHIN_S = 5, 10.0
+_MAX_DEATHS, _DEATHS_WITHIN_S = 5, 60.0
 """A worker that dies this often within this time is not restarted."""
 
 
@@ -46,15 +48,15 @@ class LocalWorker:
         return WorkerProcess(self._options, self._key, self._output.open())
 
     async def _supervise(self) -> NoReturn:
-        deaths: list[float] = []
+        limit = RestartLimit(_MAX_DEATHS, _DEATHS_WITHIN_S)
         while True:
             status = await asyncio.to_thread(self._worker.process.wait)
             if status == _REFUSED:
                 raise ConfigError(self._last_line())
-            deaths = [*deaths[-_MAX_DEATHS + 1 :], time.monotonic()]
-            if len(deaths) == _MAX_DEATHS and deaths[-1] - deaths[0] < _DEATHS_WITHIN_S:
-                path = self._output.path
-                raise ConfigError(f"the worker keeps dying (status {status}): {self._last_line()}; see {path}")
+            reason = f"({exit_reason(status)}): {self._last_line()} ({self._output.path})"
+            if limit.add_failure():
+                raise ConfigError(f"the worker keeps dying {reason}")
+            print_note(f"the worker ended {reason}; it is started again")
             self._worker = self._start()
 
     def _last_line(self) -> str:

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from leyden.engine.vllm.extension import leyden_weights
 from leyden.engine.vllm.http import call, control, is_healthy
 from leyden.engine.vllm.installation import VllmInstallation, find_vllm
 from leyden.guardian import guarded
+from leyden.restart_limit import RestartLimit
 from leyden.rotating_log import RotatingLog
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ _START_TIMEOUT_S = 900.0
 _POLL_S = 0.2
 _EXIT_TIMEOUT_S = 5.0
 """How long after a lost connection the process may take to exit."""
-_MAX_RESTARTS, _RESTARTS_WITHIN_S = 3, 600.0
-"""More restarts than this within this time are not tried."""
+_MAX_CRASHES, _CRASHES_WITHIN_S = 4, 600.0
+"""A server that crashes this often within this time is not restarted."""
 _REASON_LINES, _REASON_CHARACTERS = 3, 600
 _TERM_TIMEOUT_S = 3.0
 _ERROR_WORDS = ("Error: ", "Exception: ")
@@ -172,7 +172,7 @@ class VllmProcess:
         return self._process.pid if self._process is not None else None
 
     async def _supervise(self) -> NoReturn:
-        crashes: deque[float] = deque(maxlen=_MAX_RESTARTS + 1)
+        limit = RestartLimit(_MAX_CRASHES, _CRASHES_WITHIN_S)
         while True:
             assert self._process is not None
             status = await self._process.wait()
@@ -182,10 +182,9 @@ class VllmProcess:
             log.error("%s", reason)
             self._close_lifeline()
             self.socket.unlink(missing_ok=True)
-            crashes.append(time.monotonic())
             if self._on_restart is None:
                 raise EngineError(reason)
-            if len(crashes) > _MAX_RESTARTS and crashes[-1] - crashes[0] < _RESTARTS_WITHIN_S:
+            if limit.add_failure():
                 raise EngineError(f"vLLM keeps failing; {reason}")
             self.restarts += 1
             await self._launch()

@@ -1,0 +1,17 @@
+"""Limits how often a process that keeps failing is started again."""
+
+import time
+from collections import deque
+
+
+class RestartLimit:
+    """Counts failures, and says when there were too many within a time."""
+
+    def __init__(self, failures: int, within_s: float) -> None:
+        self._times: deque[float] = deque(maxlen=failures)
+        self._failures, self._within_s = failures, within_s
+
+    def add_failure(self) -> bool:
+        """Count a failure that happened now; return whether it is the last of too many."""
+        self._times.append(time.monotonic())
+        return len(self._times) == self._failures and self._times[-1] - self._times[0] < self._within_s
