@@ -21,13 +21,11 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from typing import Any
 import aiohttp
 from checkouts import THIS, CompatibleRemote, Measured, add_against, alternate, commits, measure
 from gateway_dialects import measure_dialects
+from peers import free_port, install
 from reporting import add_out, report_result
 from scripted_server import ANSWER
 
@@ -47,7 +46,6 @@ WARM_UP_S = 3.0
 """How long each number of clients calls before it is measured."""
 PEER_START_S = 10.0
 """How long LiteLLM is called after its first answer, by when all of its workers have started and answered."""
-PEER_HOME = Path(__file__).parent.parent / ".bench" / "litellm"
 PEER = "litellm[proxy]==1.106.0"
 QUESTION = [
     {"role": "system", "content": "You are an oracle. Answer in one sentence."},
@@ -138,18 +136,11 @@ def leyden_server(home: Path, checkout: Path = THIS) -> Iterator[tuple[str, str,
 @contextlib.contextmanager
 def litellm_server(folder: Path, workers: int) -> Iterator[str]:
     """LiteLLM's proxy with so many workers, installed first where it is not: its URL."""
-    if not (PEER_HOME / "ready").exists():
-        print("installing the peer ...", flush=True)
-        venv.create(PEER_HOME, with_pip=True)
-        subprocess.run([PEER_HOME / "bin" / "pip", "install", "--quiet", PEER], check=True)
-        (PEER_HOME / "ready").touch()
+    programs, port = install("litellm", [PEER]), free_port()
     parameters = {"model": "openai/model", "api_key": "none", "mock_response": ANSWER}
     config = {"model_list": [{"model_name": "model", "litellm_params": parameters}]}
     (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [PEER_HOME / "bin" / "litellm", "--config", folder / "config.yaml", "--port", str(port)]
+    command = [programs / "litellm", "--config", folder / "config.yaml", "--port", str(port)]
     environment = {
         **os.environ,
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",

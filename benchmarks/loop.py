@@ -21,10 +21,8 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import tempfile
 import time
-import venv
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,7 @@ import uvloop
 from checkouts import Run, add_against, alternate_runs, commits, compare_medians
 from loop_config import configuration
 from msgspec.structs import replace
+from peers import install
 from reporting import add_out, report_result
 
 from leyden.local.openmp import configure_openmp
@@ -58,7 +57,6 @@ from leyden.trainer.rollouts.evaluation import EvaluationResult
 from leyden.trainer.rollouts.tasks import Tasks
 
 HERE = Path(__file__).parent
-PEER_HOME = HERE.parent / ".bench" / "trl"
 QUESTIONS = HERE.parent / "examples" / "calc_plain" / "tasks.jsonl"
 SYSTEM = "Use the calculator, then answer after ####."
 PARTS = ("sampling", "agents, gateway, store", "gradient", "optimiser", "scoring, publishing", "journal")
@@ -211,13 +209,7 @@ def best_settings(plan: dict[str, Any]) -> dict[str, int]:
 
 def measure_trl(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Measure the same of TRL, and install it where it is missing."""
-    python = PEER_HOME / "bin" / "python"
-    if not (PEER_HOME / "ready").exists():
-        print("installing the peer ...", flush=True)
-        venv.create(PEER_HOME, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.INSTALL], check=True)
-        (PEER_HOME / "ready").touch()
-    return peer.run(python, plan, folder)
+    return peer.run(install("trl", peer.INSTALL) / "python", plan, folder)
 
 
 def read_questions(needed: int) -> Tasks:

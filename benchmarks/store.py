@@ -19,12 +19,10 @@ import itertools
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ import peer_agentlightning as peer
 from checkouts import THIS, Measured, add_against, alternate, commits, measure, without_defaults
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+from peers import free_port, install
 from reporting import add_out, report_result
 
 from leyden.outcomes import Ending, Outcome
@@ -42,7 +41,6 @@ from leyden.records import Call, Reward, Task
 from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 
 WORKERS = (1, 100, 1000)
-PEER_HOME = Path(__file__).parent.parent / ".bench" / "agentlightning"
 
 Lifecycle = Callable[[aiohttp.ClientSession, str, str, int], Awaitable[None]]
 
@@ -159,16 +157,8 @@ def leyden_server(home: Path, checkout: Path = THIS) -> Iterator[tuple[subproces
 @contextlib.contextmanager
 def peer_server() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Start the peer's server, installed first where it is missing; yield its process and its URL."""
-    python = PEER_HOME / "bin" / "python"
-    if not (PEER_HOME / "ready").exists():
-        print("installing the peer ...", flush=True)
-        venv.create(PEER_HOME, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.INSTALL], check=True)
-        (PEER_HOME / "ready").touch()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(peer.command(str(python), port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    python, port = str(install("agentlightning", peer.INSTALL) / "python"), free_port()
+    process = subprocess.Popen(peer.command(python, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield process, f"http://127.0.0.1:{port}"
     finally:
