@@ -61,6 +61,8 @@ class RunCard(Struct, frozen=True):
     error: float | None
     counted: int
     """Rollouts that `reward` is the mean of."""
+    measured: Literal["held-out", "training", "dev"]
+    """Which rollouts these are."""
     best: float | None
     best_error: float | None
     best_step: int | None

@@ -91,6 +91,19 @@ async def test_a_card_has_the_reward_of_the_last_step_with_its_error(store: Stor
     assert expected is not None and (card.reward, card.error) == pytest.approx((expected.mean, expected.error))
 
 
+async def test_a_run_of_dev_is_judged_by_all_its_rollouts_and_is_finished(store: Store) -> None:
+    rewards = {"t": [0.0, 1.0], "u": [1.0, 1.0]}
+    for task, given in rewards.items():
+        await store.enqueue("r", GroupSpec(f"dev-{task}", Task(task, {}), 2, Purpose.DEV))
+        for reward, leased in zip(given, await store.lease(LeaseQuery("w", 2, "r", None)), strict=True):
+            done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", reward),))
+            await store.finish("r", leased.attempt.id, done)
+    card, expected = await store.read(views.run_card, "r", 1000.0), estimate(rewards)
+    assert expected is not None and (card.reward, card.error) == pytest.approx((expected.mean, expected.error))
+    assert (card.counted, card.measured, card.held_out, card.state) == (4, "dev", False, "finished")
+    assert (card.best, card.steps) == (None, None)
+
+
 async def test_rewards_of_many_steps_are_joined_into_points(store: Store) -> None:
     await fill(store)
     digest = await store.read(digest_run, "r")

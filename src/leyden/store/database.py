@@ -183,7 +183,10 @@ class Database:
 
     def _open_postgresql(self) -> None:
         try:
-            self.reader = create_engine(self.url, pool_size=_READERS, pool_pre_ping=True)
+            # The queries of one transaction read one state of the database, as they do in SQLite.
+            self.reader = create_engine(
+                self.url, pool_size=_READERS, pool_pre_ping=True, isolation_level="REPEATABLE READ"
+            )
             self.writer = create_engine(self.url, pool_size=1, max_overflow=0, pool_pre_ping=True)
         except ModuleNotFoundError as missing:
             raise StoreUnusable("needs a driver: pip install 'leyden[postgres]'") from missing

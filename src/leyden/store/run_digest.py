@@ -1,16 +1,14 @@
-"""Totals of a run's rollouts by step and state, read in one pass over an index. Every page of a run needs some."""
+"""Counts and rewards of a run, added up from its totals. Every page of a run needs some."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import sqrt
-from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 
-from leyden.estimates import clustered_error
 from leyden.records import Purpose
-from leyden.store.schema import attempts, rollouts
+from leyden.store.run_totals import STEPLESS, RunTotals, StepKey, read_errors, read_totals
 from leyden.views import RunRewards, StepRewards
 
 
@@ -34,8 +32,8 @@ class RunDigest(Struct, frozen=True):
     states: dict[str, int]
     """Rollouts by state; finished ones by ending."""
     purposes: dict[str, int]
-    evaluation: bool
-    """Whether it is an evaluation outside a training: `leyden eval`."""
+    trains_nothing: bool
+    """Whether it is a run of `leyden eval` or `leyden dev`."""
     last_step: int | None
     calls: int
     tokens: int
@@ -43,8 +41,10 @@ class RunDigest(Struct, frozen=True):
     """The totals of each step that has rewards, in order."""
     held_out: tuple[StepTotal, ...]
     """Of each evaluation; one outside a training is of step 0."""
+    dev: tuple[StepTotal, ...]
+    """Of all rollouts of `leyden dev`, as those of step 0."""
     errors: dict[int, float]
-    """The standard error of each mean of `held_out`; without evaluations, of the last and of the best step."""
+    """The standard error of each mean that the run is judged by; of training steps only of the last and the best."""
 
     def rewards(self, points: int) -> RunRewards:
         """Return count, mean and deviation of the rewards by step; neighbouring steps are joined into `points`."""
@@ -55,8 +55,8 @@ class RunDigest(Struct, frozen=True):
 
     @property
     def measured(self) -> tuple[StepTotal, ...]:
-        """The totals that the run is judged by: of the evaluations, or of training where there are none."""
-        return self.held_out or self.train
+        """The totals that the run is judged by: of the evaluations, without them of training, without that of `dev`."""
+        return self.held_out or self.train or self.dev
 
     @staticmethod
     def _join_steps(steps: Sequence[StepTotal], width: int, errors: Mapping[int, float]) -> tuple[StepRewards, ...]:
@@ -68,66 +68,54 @@ class RunDigest(Struct, frozen=True):
 
 def digest_run(connection: Connection, run: str) -> RunDigest:
     """Read the totals of a run; all of them are 0 where there is no such run."""
-    columns = rollouts.c.purpose, rollouts.c.step, rollouts.c.state, rollouts.c.ending  # in the order of the index
-    reward = rollouts.c.reward
-    sums = func.count(), func.count(reward), func.sum(reward), func.sum(reward * reward)
-    query = select(*columns, *sums).where(rollouts.c.run_id == run).group_by(*columns)
-    states, purposes = Counter[str](), Counter[str]()
-    last_step: int | None = None
-    evaluation = False
-    steps: dict[str, dict[int, StepTotal]] = defaultdict(dict)
-    for purpose, step, state, ending, rows, count, total, squares in connection.execute(query):
-        states[ending or state] += rows
-        last_step = step if last_step is None else max(last_step, step or 0)
-        purposes[purpose] += rows
-        if step is None and purpose == Purpose.EVAL:
-            step, evaluation = 0, True
-        if step is None or not count:
-            continue
-        before = steps[purpose].get(step, StepTotal(step, 0, 0.0, 0.0))
-        steps[purpose][step] = StepTotal(step, before.count + count, before.total + total, before.squares + squares)
-    totals = select(func.sum(attempts.c.calls), func.sum(attempts.c.tokens)).where(attempts.c.run_id == run)
-    calls, tokens = connection.execute(totals).one()
-    train, held_out = (
-        tuple(steps[purpose][step] for step in sorted(steps[purpose])) for purpose in (Purpose.TRAIN, Purpose.EVAL)
+    return follow_run(connection, run, None)[1]
+
+
+def follow_run(connection: Connection, run: str, known: RunTotals | None) -> tuple[RunTotals, RunDigest]:
+    """Read what has changed since totals that are known, or everything; return the totals too, for the next time."""
+    found = read_totals(connection, run, known)
+    return found, digest_totals(connection, found)
+
+
+def digest_totals(connection: Connection, found: RunTotals) -> RunDigest:
+    """Add up the steps. Errors of training steps are read: they are needed of two steps only."""
+    states: dict[str, int] = defaultdict(int)
+    purposes: dict[str, int] = defaultdict(int)
+    rewards: dict[str, dict[int, StepTotal]] = defaultdict(dict)
+    errors: dict[StepKey, float | None] = {}
+    for (purpose, step), counts in found.steps.items():
+        for state, number in counts.states.items():
+            states[state] += number
+            purposes[purpose] += number
+        if counts.count and (step is not None or purpose in STEPLESS):
+            rewards[purpose][step or 0] = StepTotal(step or 0, counts.count, counts.total, counts.squares)
+            errors[purpose, step or 0] = counts.error
+    train, held_out, dev = (
+        tuple(rewards[purpose][step] for step in sorted(rewards[purpose]))
+        for purpose in (Purpose.TRAIN, Purpose.EVAL, Purpose.DEV)
     )
+    if train and not held_out:
+        judged = read_errors(connection, found.run, Purpose.TRAIN, [train[-1].step, best_step(train).step])
+    else:
+        kind = Purpose.EVAL if held_out else Purpose.DEV
+        judged = {key[1] or 0: error for key, error in errors.items() if key[0] == kind and error is not None}
     return RunDigest(
         states=dict(states),
         purposes=dict(purposes),
-        evaluation=evaluation,
-        last_step=last_step,
-        calls=int(calls or 0),
-        tokens=int(tokens or 0),
+        trains_nothing=any((purpose, None) in found.steps for purpose in STEPLESS),
+        last_step=max((step or 0 for _, step in found.steps), default=None),
+        calls=found.calls,
+        tokens=found.tokens,
         train=train,
         held_out=held_out,
-        errors=_clustered_errors(connection, run, train, held_out),
+        dev=dev,
+        errors=judged,
     )
 
 
 def best_step(steps: Sequence[StepTotal]) -> StepTotal:
     """Return the step with the largest mean; of equal ones the later, as the trainer does."""
     return max(steps, key=lambda one: (one.mean, one.step))
-
-
-def _clustered_errors(
-    connection: Connection, run: str, train: Sequence[StepTotal], held_out: Sequence[StepTotal]
-) -> dict[int, float]:
-    """Compute errors from the rewards by task. Tasks are not in the index, so of training only two steps are read."""
-    conditions = [rollouts.c.run_id == run, rollouts.c.reward.is_not(None)]
-    if held_out:
-        conditions.append(rollouts.c.purpose == Purpose.EVAL)
-    elif train:
-        steps = {train[-1].step, best_step(train).step}
-        conditions += [rollouts.c.purpose == Purpose.TRAIN, rollouts.c.step.in_(steps)]
-    else:
-        return {}
-    columns: tuple[Any, ...] = func.coalesce(rollouts.c.step, 0), rollouts.c.task_id
-    query = select(*columns, func.count(), func.sum(rollouts.c.reward)).where(*conditions).group_by(*columns)
-    totals: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for row in connection.execute(query):
-        totals[row[0]].append((row[2], row[3]))
-    errors = {step: clustered_error(of_tasks) for step, of_tasks in totals.items()}
-    return {step: error for step, error in errors.items() if error is not None}
 
 
 def _join(steps: Sequence[StepTotal], errors: Mapping[int, float]) -> StepRewards:

@@ -117,13 +117,13 @@ def run_card(connection: Connection, run: str, now: float, digest: RunDigest | N
     step = connection.scalar(last_metric) or 0
     joined = digest.rewards(_CARD_POINTS)
     measured = digest.measured
-    best = best_step(measured) if measured and not digest.evaluation else None
+    best = best_step(measured) if measured and not digest.trains_nothing else None
     now_at = measured[-1] if measured else None
     active = digest.states.get("running", 0) + digest.states.get("queued", 0) > 0
     state: Literal["running", "finished", "idle"]
-    if digest.evaluation:
+    if digest.trains_nothing:
         steps = None  # its configuration may be that of a training
-    if not active and (digest.evaluation or (steps is not None and step >= steps)):
+    if not active and (digest.trains_nothing or (steps is not None and step >= steps)):
         state = "finished"
     else:
         state = "running" if now - last_event < _IDLE_AFTER_S else "idle"
@@ -142,6 +142,7 @@ def run_card(connection: Connection, run: str, now: float, digest: RunDigest | N
         reward=now_at.mean if now_at else None,
         error=digest.errors.get(now_at.step) if now_at else None,
         counted=now_at.count if now_at else 0,
+        measured="held-out" if digest.held_out else "training" if digest.train else "dev",
         best=best.mean if best else None,
         best_error=digest.errors.get(best.step) if best else None,
         best_step=best.step if best else None,

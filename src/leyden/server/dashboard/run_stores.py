@@ -6,7 +6,7 @@ The stores of other runs are only read. A process that trains may write to them 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError
 
-from leyden.server.dashboard.digests import RunDigests
+from leyden.server.dashboard.digests import FollowedRun, RunDigests
 from leyden.store import views
 from leyden.store.database import Database
 from leyden.store.errors import StoreError
-from leyden.store.run_digest import RunDigest, digest_run
+from leyden.store.run_digest import RunDigest, follow_run
+from leyden.store.run_totals import RunTotals
 from leyden.store.store import Store
 
 P = ParamSpec("P")
@@ -63,7 +64,10 @@ class RunStores:
         """Return the totals of a run."""
         folder = await self.folder_of(run)
         newest = await self._read(folder, partial(views.newest_event, run=run))
-        read = partial(self._read, folder, partial(digest_run, run=run))
+
+        def read(known: RunTotals | None) -> Awaitable[FollowedRun]:
+            return self._read(folder, partial(follow_run, run=run, known=known))
+
         return await self._digests.get((folder, run), newest.seq, read)
 
     async def runs(self, only: str | None) -> list[str]:
