@@ -349,6 +349,8 @@ def test_ids_are_whole_however_narrow_and_attempts_are_there_where_it_took_sever
         ([], "COMMAND"),
         (["fly"], "fly"),
         (["show"], "RUN"),
+        (["show", "a", "--outcome", "lost,bad"], "'bad' is no outcome: there are succeeded"),
+        (["train"], "arguments are required: CONFIG.toml (see leyden train --help)"),
         (["show", "a", "b", "c"], "c"),
         (["show", "not an id"], "letters, digits"),
         (["show", "a/b"], "letters, digits"),
@@ -512,7 +514,8 @@ def test_a_misspelt_command_and_an_unknown_run_get_a_hint(
             main([wrong])
         assert end.value.code == 2
         assert f"leyden: '{wrong}' is no command: {hint}" in capsys.readouterr().err
-    assert "no run 'nope': there are calc" in leyden("report", "nope", "--home", str(left)).mistake(1)
+    for command in ("report", "top"):
+        assert "no run 'nope': there are calc" in leyden(command, "nope", "--home", str(left)).mistake(1)
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from leyden.cli.train import configuration
 from leyden.config import Config
 from leyden.local.preflight import check_inputs
+from leyden.local.run_folder import RunFolder
 from leyden.rl.registry import KINDS
 
 AGENT = "def solve(task):\n    return 1.0\n"
@@ -36,6 +37,8 @@ MISTAKES = {
     "agent=./nothing.sh --fast": "unrecognized arguments: --fast (see leyden train --help)",
     "reward=broken.py:score": "broken.py:score' cannot be imported: SyntaxError: '(' was never closed",
     "training.lr=1e-4": "did you mean `training.learning_rate`?",
+    "steps=4": "did you mean `training.steps`?",
+    "training.steps=many": "`training.steps`: expected a whole number, got text",
     "training.grup_size=4": "did you mean `training.group_size`?",
     "held_out=9": "`held_out`: 9 of 4 tasks leave none to train on",
 }
@@ -57,6 +60,52 @@ def test_mistakes_are_one_line_before_torch_is_imported(folder: Path) -> None:
     for (status, text), expected in zip(said, MISTAKES.values(), strict=True):
         assert status in (1, 2) and expected in text and text.count("\n") == 1, (text, expected)
     assert not heavy
+
+
+FIRST_LINE = """
+import os, sys
+from leyden.cli import main
+
+class Torch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            heavy = {"transformers", "sqlalchemy", "aiohttp", "numpy"} & set(sys.modules)
+            print("torch is next", *sorted(heavy), file=sys.stderr, flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Torch())
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["train small.toml", "dev small.toml", "eval small.toml held_out=1"])
+def test_the_first_line_comes_before_torch_and_other_slow_imports(folder: Path, command: str) -> None:
+    words = [sys.executable, "-c", FIRST_LINE, *command.split()]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+    first, second = done.stderr.splitlines()
+    assert first.startswith("tasks: ") and first.endswith("; loading torch and spark")
+    assert second == "torch is next"
+
+
+def test_serving_a_model_says_what_it_loads(folder: Path) -> None:
+    words = [sys.executable, "-c", FIRST_LINE, "serve", "--model", "runs/mine"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr.splitlines()[0] == "loading torch and runs/mine"
+
+
+def test_an_edited_reward_is_noticed_before_torch_is_imported(folder: Path) -> None:
+    edited = folder / "agent.py"
+    run = RunFolder.of(read(folder, str(folder / "small.toml"), f"home={folder / 'runs'}"))
+    with run.acquire(read(folder, str(folder / "small.toml"), f"home={folder / 'runs'}")):
+        run.metrics_file.write_text('{"step": 1}\n')
+    edited.write_text(AGENT.replace("1.0", "2.0"))
+    command = [sys.executable, "-c", SCRIPT, "", "training.group_size=3", "--accept-changes model=nothing/at-all"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+    said, heavy = json.loads(done.stdout)
+    assert "`solve` in agent.py changed: continue with --accept-changes" in said[0][1]
+    assert "`training.group_size` is not what run 'small' started with" in said[1][1]
+    assert "`model` is not what run 'small' started with" in said[2][1]
+    assert all(text.count("\n") == 1 for _, text in said) and not heavy
 
 
 def test_an_evaluation_of_a_file_needs_no_other_tasks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Task
 from leyden.trainer.errors import TrainingError
-from leyden.trainer.failures import FailureStreak
+from leyden.trainer.failures import FailureStreak, no_calls
 
 
 def rollouts(task: int, *endings: Ending, message: str = "ValueError: no") -> list[Episode]:
@@ -69,3 +69,10 @@ def test_a_run_with_few_tasks_ends_when_all_of_them_failed() -> None:
     streak.add(rollouts(0, Ending.AGENT_ERROR))
     with pytest.raises(TrainingError, match="no rollout of 2 different tasks"):
         streak.add(rollouts(1, Ending.AGENT_ERROR))
+
+
+def test_an_agent_that_fails_before_its_first_call_is_named_with_its_error() -> None:
+    assert "own base URL?" in no_calls(None)
+    said = no_calls("KeyError: 'q'")
+    assert said.startswith("the agent failed before a model call reached the gateway: KeyError: 'q'. If")
+    assert "OPENAI_BASE_URL" in said

@@ -16,7 +16,7 @@ from typing import NoReturn
 import uvloop
 
 from leyden import __version__
-from leyden.cli.arguments import identifier
+from leyden.cli.arguments import default_home, identifier
 from leyden.config import ConfigError
 from leyden.loading import LoadError
 
@@ -52,7 +52,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     top = _Parser(prog="leyden", description="Train the language model behind any agent.")
     top.add_argument("--version", action="version", version=f"leyden {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    home = Path(os.environ.get("LEYDEN_HOME", "runs"))
+    home = default_home()
     for name, module in _COMMANDS.items():
         if only in (None, name):
             command = getattr(import_module(f"leyden.cli.{module}"), f"add_{name}")(commands)
@@ -116,7 +116,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         top.prog += f" {options.command}"
         top.error(f"unrecognized arguments: {' '.join(odd)}")
     if settings:
-        options.settings += settings
+        options.settings = [*options.settings, *settings]
     return options
 
 

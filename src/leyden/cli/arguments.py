@@ -1,8 +1,10 @@
 """Parsers of single arguments. An invalid argument raises an error that says what to write."""
 
 import argparse
+import os
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,6 +22,11 @@ def integer(least: int, most: int) -> Callable[[str], int]:
         raise argparse.ArgumentTypeError(f"write a whole number from {least} to {most}, not {text!r}")
 
     return read
+
+
+def default_home() -> Path:
+    """Return the folder of all runs where `--home` is not given."""
+    return Path(os.environ.get("LEYDEN_HOME", "runs"))
 
 
 def identifier(text: str) -> str:

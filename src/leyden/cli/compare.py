@@ -6,9 +6,9 @@ from typing import Any
 from msgspec import Struct
 
 from leyden.cli.arguments import identifier, integer
-from leyden.cli.printing import print_json, stdout_console
+from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.cli.source import add_source, open_source
-from leyden.estimates import PairedDifference
+from leyden.estimates import PairedDifference, estimate
 from leyden.local.compare import compare_evaluations, read_evaluation
 
 
@@ -51,13 +51,15 @@ async def _compare(options: argparse.Namespace) -> None:
         print_json(Comparison(first.name, second.name, result))
         return
     console = stdout_console()
-    for one, mean in ((first, result.first), (second, result.second)):
-        rollouts = sum(map(len, one.rewards.values()))
-        console.print(f"{one.name}: reward {mean:.3f} ({rollouts} rollouts)", highlight=False, soft_wrap=True)
+    both = first.rewards.keys() & second.rewards.keys()
+    for one in (first, second):
+        if (mean := estimate({task: one.rewards[task] for task in both})) is not None:
+            reward, rollouts = with_error(mean.mean, mean.error), plural(mean.rollouts, "rollout")
+            console.print(f"{one.name}: reward {reward} ({rollouts})", highlight=False, soft_wrap=True)
     error = f" ± {result.error:.3f}" if result.error is not None else ""
-    left = f"; {result.unmatched} tasks are in only one of them" if result.unmatched else ""
+    left = f"; {plural(result.unmatched, 'task')} of only one of them left out" if result.unmatched else ""
     console.print(
-        f"difference [bold]{result.difference:+.3f}{error}[/], in pairs over {result.tasks} tasks{left}",
+        f"difference [bold]{result.difference:+.3f}{error}[/], in pairs over {plural(result.tasks, 'task')}{left}",
         highlight=False,
         soft_wrap=True,
     )

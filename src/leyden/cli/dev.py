@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from leyden.cli.printing import print_table
+from leyden.cli.arguments import default_home
+from leyden.cli.printing import plural, print_table, with_error
 from leyden.episodes import Episode
 from leyden.outcomes import MEANING
 from leyden.records import Call, RewardKind
@@ -20,24 +21,31 @@ if TYPE_CHECKING:
 def print_report(console: Console, report: "DevReport", episodes: Sequence[Episode]) -> None:
     """Print a report and the first of its episodes."""
     if episodes:
-        console.print(f"[bold]one of {report.rollouts} rollouts[/]  ({episodes[0].rollout.id})", highlight=False)
+        console.print(
+            f"[bold]one of {plural(report.rollouts, 'rollout')}[/]  ({episodes[0].rollout.id})", highlight=False
+        )
         console.print(transcript(episodes[0], report.failure_reward), highlight=False, soft_wrap=True)
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
     mean = report.mean_reward
-    spread = f"mean {mean:.3f}, from {min(report.rewards):g} to {max(report.rewards):g}" if mean is not None else "none"
+    spread = (
+        f"mean {with_error(mean, report.reward_error)}, from {min(report.rewards):g} to {max(report.rewards):g}"
+        if mean is not None
+        else "none"
+    )
     if report.failures:
         spread += f", {report.failures} of {len(report.rewards)} as failure_reward"
     tools = {name: f"{count}" + _failures(report, name) for name, count in report.tools.items()}
     rows = {
         "outcomes": format_counts(report.outcomes),
-        "calls by role": escape(format_counts(report.roles)),
-        "prompts": escape(format_counts(report.prompts)),
+        "calls by role": escape(format_counts(report.roles)) or "none",
+        "prompts": escape(format_counts(report.prompts)) or "none",
         "tools called": ", ".join(f"{escape(name)} {count}" for name, count in tools.items()) or "none",
         "rewards": spread,
         "would be trained": (
-            f"{report.trained} rollouts, {report.calls_trained} of {report.calls} calls, {report.tokens_trained} tokens"
+            f"{plural(report.trained, 'rollout')}, {report.calls_trained} of {plural(report.calls, 'call')}, "
+            f"{plural(report.tokens_trained, 'token')}"
         ),
         "would not": escape(format_counts(report.left_out)) or "nothing",
     }
@@ -46,9 +54,11 @@ def print_report(console: Console, report: "DevReport", episodes: Sequence[Episo
     print_table(console, table)
     for message in report.messages:
         console.print(f"[yellow]{escape(message)}[/]", highlight=False, soft_wrap=True)
-    if mean is not None and len(set(report.rewards)) == 1:
+    if mean is not None and len(set(report.rewards)) == 1 and report.failures < len(report.rewards):
         console.print(f"[yellow]every reward is {mean:g}: a group with equal rewards has no learning signal[/]")
-    console.print(f"leyden show {report.run} --home {report.folder}", highlight=False, soft_wrap=True)
+    home = report.folder.parent
+    where = "" if home == default_home().absolute() else f" --home {home}"
+    console.print(f"leyden show {report.run}{where}", highlight=False, soft_wrap=True)
 
 
 def transcript(episode: Episode, failure_reward: float) -> str:

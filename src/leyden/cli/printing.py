@@ -24,6 +24,11 @@ def with_error(value: float | None, error: float | None) -> str:
     return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
 
 
+def plural(count: int, noun: str) -> str:
+    """Format a count with its noun: `1 rollout`, `2 rollouts`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_bytes(size: int) -> str:
     """Format a size with a unit."""
     amount, unit = float(size), "B"

@@ -14,6 +14,7 @@ from leyden.cli.arguments import integer, url
 from leyden.cli.train import needs_torch
 from leyden.config import ConfigError
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
+from leyden.local.preflight import print_loading
 from leyden.server.address import is_loopback
 from leyden.server.options import RunningServer, ServeOptions
 
@@ -80,6 +81,7 @@ async def _run(options: argparse.Namespace) -> None:
         sys.stdout.flush()
 
     if options.model is not None:
+        print_loading(options.model)
         needs_torch()
         from leyden.local.serve import serve_model
 

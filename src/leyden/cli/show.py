@@ -16,12 +16,13 @@ from rich.text import Text
 from rich.tree import Tree
 
 from leyden.cli.arguments import identifier, integer
-from leyden.cli.printing import format_bytes, print_json, print_table, stdout_console, with_error
+from leyden.cli.printing import format_bytes, plural, print_json, print_table, stdout_console, with_error
 from leyden.cli.source import add_source, all_runs, open_source
 from leyden.config import ConfigError
 from leyden.episodes import Episode
 from leyden.local.run_folder import folder_size
 from leyden.local.stored_runs import RunSource
+from leyden.outcomes import Ending
 from leyden.records import Attempt, Call, CallCredit, Rollout, Span, StepCredits
 from leyden.remote import RemoteError
 from leyden.views import RolloutQuery, RunCard
@@ -46,7 +47,9 @@ def add_show(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("name", metavar="RUN", type=identifier)
     command.add_argument("rollout", metavar="ROLLOUT", type=identifier, nargs="?")
     command.add_argument("--after", metavar="ROLLOUT", type=identifier, help="show the rollouts that follow this one")
-    command.add_argument("--outcome", metavar="NAME", help="only these outcomes, as in agent_error,timeout")
+    command.add_argument(
+        "--outcome", metavar="NAME", type=_outcomes, help="only these outcomes, as in agent_error,timeout"
+    )
     command.add_argument("--step", type=integer(0, 2**31 - 1), metavar="N", help="only rollouts of this step")
     command.add_argument("--reward-below", type=float, metavar="X", help="only rollouts with a smaller reward")
     command.add_argument("--newest", action="store_true", help="the newest rollouts first")
@@ -82,8 +85,8 @@ async def _runs(options: argparse.Namespace) -> None:
         )
     print_table(console, table)
     console.print(
-        "reward: of the last evaluation (held-out), or of the last step (training), ± its standard error; "
-        "of: how many rollouts it is the mean of",
+        "reward: of the last evaluation (held-out), or of the last step (training), or of all rollouts (dev), ± its "
+        "standard error; of: how many rollouts it is the mean of",
         highlight=False,
         soft_wrap=True,
     )
@@ -93,9 +96,8 @@ def _rewards_of(run: RunSummary, card: RunCard | None) -> tuple[str, str, str]:
     """Return reward, what it is the mean of, and the best reward with its step."""
     if card is None or card.reward is None:  # no rollout of a step or an evaluation: the mean over all rollouts
         return _number(run.mean_reward), "all", "-"
-    kind = "held-out" if card.held_out else "training"
     best = f"{with_error(card.best, card.best_error)} at {card.best_step}" if card.best_step is not None else "-"
-    return with_error(card.reward, card.error), f"{card.counted} {kind}", best
+    return with_error(card.reward, card.error), f"{card.counted} {card.measured}", best
 
 
 def _sizes(home: Path, runs: Sequence[str]) -> dict[str, int]:
@@ -133,8 +135,10 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
     counts = _counts(summary) or "no rollouts"
     console.print(f"[bold]{run.id}[/]  started {_time(run.created)}, {counts}", soft_wrap=True)
     reward, of, best = _rewards_of(summary, card)
-    found = f"reward {reward} ({of} rollouts){'' if best == '-' else f', best {best}'}"
-    console.print(f"{summary.calls} calls, {summary.tokens} sampled tokens, {found}", highlight=False, soft_wrap=True)
+    rollouts = "rollout" if of.startswith("1 ") else "rollouts"
+    found = f"reward {reward} ({of} {rollouts}){'' if best == '-' else f', best {best}'}"
+    sampled = f"{plural(summary.calls, 'call')}, {plural(summary.tokens, 'sampled token')}"
+    console.print(f"{sampled}, {found}", highlight=False, soft_wrap=True)
     settings = msgspec.to_builtins(run.settings)
     console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()), highlight=False)
     print_table(console, _rollouts(listed))
@@ -182,6 +186,15 @@ async def _show_rollout(source: RunSource, options: argparse.Namespace) -> None:
         ending = f"{_ending(episode.attempt)}, reward {_number(reward)}"
         console.rule(f"attempt {episode.attempt.number}: {ending}", align="left")
         _print_episode(console, episode, credits)
+
+
+_OUTCOMES = (*map(str, Ending), "running", "queued")
+
+
+def _outcomes(text: str) -> str:
+    if unknown := [name for name in text.split(",") if name not in _OUTCOMES]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no outcome: there are {', '.join(_OUTCOMES)}")
+    return text
 
 
 def _rollouts(listed: Sequence[ListedRollout]) -> Table:

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from leyden.cli.arguments import identifier
-from leyden.cli.printing import print_json, print_table, stdout_console, with_error
+from leyden.cli.printing import plural, print_json, print_table, stdout_console, with_error
 from leyden.cli.source import Watched, add_source, open_watched
+from leyden.config import ConfigError
 from leyden.views import EngineView, Fleet, RunCard
 
 _METRICS = (
@@ -69,7 +70,10 @@ async def _top(options: argparse.Namespace) -> None:
 
 
 async def _view(watched: Watched, only: str | None) -> TopView:
-    cards = [card for card in await watched.cards() if only in (None, card.id)]
+    every = await watched.cards()
+    cards = [card for card in every if only in (None, card.id)]
+    if only is not None and not cards:
+        raise ConfigError(f"no run {only!r}: there are {', '.join(sorted(card.id for card in every)) or 'none yet'}")
     latest: dict[str, float] = {}
     if cards:
         newest = max(cards, key=lambda card: card.last_event)
@@ -93,7 +97,7 @@ def _table(view: TopView) -> Table:
             card.state,
             f"{card.step}/{card.steps}" if card.steps else str(card.step),
             with_error(card.reward, card.error),
-            f"{card.counted} {'held-out' if card.held_out else 'training'}" if card.counted else "-",
+            f"{card.counted} {card.measured}" if card.counted else "-",
             best,
             str(total),
             str(failed),
@@ -109,10 +113,10 @@ def _lines(view: TopView) -> Sequence[str]:
         lines.append(f"last step of {newest.id}: " + ", ".join(_latest(view.latest)))
     if view.fleet is not None:
         fleet = view.fleet
-        workers = "1 worker" if len(fleet.workers) == 1 else f"{len(fleet.workers)} workers"
+        workers = plural(len(fleet.workers), "worker")
         lines.append(
             f"{workers}, {fleet.running} running, {fleet.queued} queued; in ten minutes "
-            f"{fleet.ended} attempts ended, {fleet.tokens / 600:.0f} sampled tokens a second"
+            f"{plural(fleet.ended, 'attempt')} ended, {fleet.tokens / 600:.0f} sampled tokens a second"
         )
         lines += map(_engine, fleet.engines)
     return lines
@@ -124,7 +128,7 @@ def _engine(engine: EngineView) -> str:
         "" if engine.version is None else f"version {engine.version}",
         f"{engine.running} running" if engine.slots is None else f"{engine.running} of {engine.slots} slots",
         f"{engine.waiting} waiting",
-        f"{engine.calls} calls and {engine.tokens} tokens in a minute",
+        f"{plural(engine.calls, 'call')} and {plural(engine.tokens, 'token')} in a minute",
         f"{engine.failed} failed" if engine.failed else "",
         "held" if engine.held else "",
     ]

@@ -2,16 +2,18 @@
 
 import argparse
 import shlex
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leyden.cli.arguments import identifier, integer
 from leyden.cli.dev import format_counts, print_report
-from leyden.cli.printing import print_json, stdout_console, with_error
+from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.config import Config, ConfigError, override, read_config, read_file
 from leyden.local.openmp import configure_openmp
 from leyden.local.preflight import check_inputs
+from leyden.local.run_folder import RunFolder
 from leyden.rl.registry import KINDS
 
 if TYPE_CHECKING:
@@ -61,7 +63,9 @@ def add_configuration(commands: Any, name: str, about: str) -> argparse.Argument
     """Add a command that takes a configuration."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=about)
     command.add_argument("config", type=Path, metavar="CONFIG.toml")
-    command.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="override a setting, as in training.steps=20")
+    command.add_argument(
+        "settings", nargs="*", default=[], metavar="KEY=VALUE", help="override a setting, as in training.steps=20"
+    )
     return command
 
 
@@ -106,7 +110,8 @@ def needs_torch() -> None:
 
 async def _train(options: argparse.Namespace) -> None:
     config = configuration(options)
-    check_inputs(config)
+    resuming = partial(RunFolder.of(config).check, accept_changes=options.accept_changes)
+    check_inputs(config, resuming=None if options.restart else resuming)
     needs_torch()
     from leyden.local.train import train
 
@@ -119,14 +124,10 @@ async def _train(options: argparse.Namespace) -> None:
         console.print(_learned(trained), highlight=False, soft_wrap=True)
     if trained.best is not None and trained.best_step:
         optimistic = "optimistic, because this step was chosen by it; `test` tasks give an unbiased one"
-        console.print(
-            f"best checkpoint: step {trained.best_step}, held-out reward {trained.best:.3f} ({optimistic})",
-            highlight=False,
-            soft_wrap=True,
-        )
+        best = f"held-out reward {with_error(trained.best, trained.best_error)} ({optimistic})"
+        console.print(f"best checkpoint: step {trained.best_step}, {best}", highlight=False, soft_wrap=True)
     if trained.test is not None:
-        error = f" ± {trained.test_error:.3f}" if trained.test_error is not None else ""
-        console.print(f"test reward {trained.test:.3f}{error}, measured once", highlight=False)
+        console.print(f"test reward {with_error(trained.test, trained.test_error)}, measured once", highlight=False)
     state = "is done" if trained.step == trained.steps else f"stopped at step {trained.step} of {trained.steps}"
     console.print(f"run [bold]{trained.run}[/] {state}: {trained.folder}", highlight=False, soft_wrap=True)
     if trained.step < trained.steps:
@@ -138,7 +139,8 @@ def _learned(trained: "TrainingResult") -> str:
     before = f"held-out reward {with_error(trained.before, trained.before_error)} before"
     if trained.after is None:
         return f"{before}, not evaluated since"
-    text = f"{before}, {with_error(trained.after, trained.after_error)} after (mean of {trained.counted} rollouts)"
+    after = f"{with_error(trained.after, trained.after_error)} after"
+    text = f"{before}, {after} (mean of {plural(trained.counted, 'rollout')})"
     if trained.change is None:
         return text
     sign = "+" if trained.change > 0 else ""
@@ -160,12 +162,11 @@ async def _eval(options: argparse.Namespace) -> None:
     if options.json:
         print_json(done)
         return
-    outcomes = ", ".join(f"{count} {ending}" for ending, count in done.outcomes.items())
-    reward = "none" if done.reward is None else f"{done.reward:.3f}"
-    error = f" ± {done.error:.3f}" if done.error is not None else ""
+    outcomes = ", ".join(f"{count} {ending.replace('_', ' ')}" for ending, count in done.outcomes.items())
+    reward = "none" if done.reward is None else with_error(done.reward, done.error)
     solved = "".join(f", pass@{k} {share:.3f}" for k, share in done.pass_at.items())
     stdout_console().print(
-        f"{done.model} on {done.tasks} tasks: reward [bold]{reward}{error}[/]{solved} ({outcomes})\n{done.folder}",
+        f"{done.model} on {plural(done.tasks, 'task')}: reward [bold]{reward}[/]{solved} ({outcomes})\n{done.folder}",
         highlight=False,
         soft_wrap=True,
     )
@@ -184,9 +185,9 @@ async def _dev(options: argparse.Namespace) -> None:
         print_report(stdout_console(), report, episodes)
     if not report.calls_trained:
         if not report.calls:
-            from leyden.trainer.failures import NO_CALLS
+            from leyden.trainer.failures import no_calls
 
-            raise ConfigError(NO_CALLS)
+            raise ConfigError(no_calls(report.messages[0].partition("\n")[0] if report.failures else None))
         raise ConfigError(f"no call can be trained on ({format_counts(report.left_out)})")
 
 

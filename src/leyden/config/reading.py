@@ -180,15 +180,41 @@ def _explain(message: str) -> str:
     if unknown := _UNKNOWN.fullmatch(message):
         section, name = unknown["at"] or "", unknown["name"]
         known = _keys(section)
-        near = [one for one in (_SYNONYMS.get(name),) if one in known] or difflib.get_close_matches(name, known, 1)
+        near = [one for one in (_SYNONYMS.get(name),) if one in known]
+        near = near or ([] if section else _in_sections(name)) or difflib.get_close_matches(name, known, 1)
         hint = f"did you mean `{_join(section, near[0])}`?" if near else f"the keys there are {', '.join(known)}"
         return f"`{_join(section, name)}` is no key: {hint}"
     if missing := _MISSING.match(message):
         return f"`{missing['name']}` is missing: set it"
     wrong = _WRONG.fullmatch(message)
     assert wrong is not None
-    what = wrong["what"][:1].lower() + wrong["what"][1:]
+    what = _TYPES.sub(_in_words, wrong["what"][:1].lower() + wrong["what"][1:])
     return f"`{wrong['at']}`: {what}" if wrong["at"] else what
+
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a section",
+}
+_TYPES = re.compile(r"`((?:\w+ \| )*\w+)`")
+
+
+def _in_words(types: re.Match[str]) -> str:
+    names = [name for name in types[1].split(" | ") if name != "null"]
+    return " or ".join(_WORDS[name] for name in names) if names and all(map(_WORDS.get, names)) else types[0]
+
+
+def _in_sections(name: str) -> list[str]:
+    """Return the keys of this name, or of the name that it has here, in all sections."""
+    sections = [
+        entry.name for entry in fields(Config) if isinstance(entry.type, type) and issubclass(entry.type, Struct)
+    ]
+    wanted = (name, _SYNONYMS.get(name))
+    return [f"{section}.{key}" for section in sections for key in _keys(section) if key in wanted]
 
 
 def _keys(section: str) -> list[str]:

@@ -5,6 +5,7 @@ Errors are raised once, without the frames of the event loop, and speak of argum
 
 import re
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -55,7 +56,7 @@ def train(
 
     def work() -> "TrainingResult":
         run_config = build_config(config, restart=restart, agent=agent, tasks=tasks, reward=reward, **settings)
-        check_inputs(run_config)
+        check_inputs(run_config, resuming=partial(RunFolder.of(run_config).check, accept_changes=accept_changes))
         configure_openmp()
         from leyden.local.train import train as train_run  # imports torch
 

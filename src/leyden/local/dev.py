@@ -1,7 +1,7 @@
 """`leyden dev`: runs a few rollouts without training and reports exactly what was recorded and what was not."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -11,6 +11,8 @@ from msgspec.structs import replace
 
 from leyden.config import Config
 from leyden.episodes import Episode
+from leyden.estimates import estimate
+from leyden.local.notes import stderr_console
 from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
 from leyden.outcomes import MEANING
@@ -21,6 +23,7 @@ from leyden.rl.signals.tool_calls import tool_calls_of
 from leyden.trainer.algorithm.resolve import algorithm_of
 from leyden.trainer.batch.samples import StepAccounting, select_rollouts
 from leyden.trainer.policy.loading import check_tokenizer, find_model, load_model
+from leyden.trainer.report.progress_line import ProgressLine
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.tasks import read_tasks
 from leyden.wire import GroupSpec
@@ -44,6 +47,8 @@ class DevReport(Struct, frozen=True):
     tools_failed: dict[str, int]
     """Failed tool calls by tool."""
     rewards: tuple[float, ...]
+    reward_error: float | None
+    """The standard error of the mean of the rewards, clustered by task."""
     failures: int
     """Number of rewards that are `failure_reward`."""
     failure_reward: float
@@ -72,14 +77,22 @@ async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[De
     run = folder.path.name
     episodes: list[Episode] = []
 
+    line = ProgressLine(stderr_console())
+
     async def collect(collector: RolloutCollector) -> None:
         specs = [GroupSpec(f"dev-{number}", task, rollouts, Purpose.DEV) for number, task in enumerate(chosen)]
+        total = len(specs) * rollouts
+        line.show(f"0 of {total} rollouts")
         async for _, group in collector.gather(specs):
             episodes.extend(group)
+            line.show(f"{len(episodes)} of {total} rollouts")
 
     with folder.acquire(config):
         async with local_stack(config, folder.path, model, source, 0, run) as stack:
-            await stack.run(collect(RolloutCollector(stack.remote, run)))
+            try:
+                await stack.run(collect(RolloutCollector(stack.remote, run)))
+            finally:
+                line.close()
     return summarise(config, episodes, folder.path), episodes
 
 
@@ -92,7 +105,8 @@ def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevR
     outcomes, roles, prompts = Counter[str](), Counter[str](), Counter[str]()
     called, failed = Counter[str](), Counter[str]()
     messages: dict[str, None] = {}
-    rewards, failures = [], 0
+    rewards: dict[str, list[float]] = defaultdict(list)
+    failures = 0
     for episode in episodes:
         outcome = episode.attempt.outcome
         assert outcome is not None
@@ -101,7 +115,7 @@ def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevR
             messages[outcome.message] = None
         reward = episode.final_reward(config.rollout.failure_reward)
         if reward is not None:
-            rewards.append(reward)
+            rewards[episode.rollout.task].append(reward)
             failures += MEANING[outcome.ending].reward == "failure_reward"
         for call in episode.calls:
             roles[episode.role(call) or "(none)"] += 1
@@ -117,7 +131,8 @@ def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevR
         prompts=dict(prompts),
         tools=dict(called),
         tools_failed=dict(failed),
-        rewards=tuple(rewards),
+        rewards=tuple(reward for of_task in rewards.values() for reward in of_task),
+        reward_error=estimated.error if (estimated := estimate(rewards)) is not None else None,
         failures=failures,
         failure_reward=config.rollout.failure_reward,
         trained=accounting.trained,

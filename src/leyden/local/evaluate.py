@@ -6,9 +6,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from leyden.config import Config, ConfigError
+from leyden.local.notes import stderr_console
 from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
 from leyden.trainer.policy.loading import check_tokenizer, find_model, load_model
+from leyden.trainer.report.progress_line import ProgressLine
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate
 from leyden.trainer.rollouts.tasks import read_task_file, read_tasks
@@ -45,8 +47,17 @@ async def evaluate_model(config: Config, model: str | None = None, tasks: str | 
     run = folder.path.name
     with folder.acquire(config):
         async with local_stack(config, folder.path, loaded, source, 0, run) as stack:
+            line = ProgressLine(stderr_console())
+
+            def progress(done: int, total: int) -> None:
+                line.show(f"{done} of {total} rollouts")
+
             measured: EvaluationResult
-            measured, _ = await stack.run(evaluate(RolloutCollector(stack.remote, run), "eval", chosen, config))
+            try:
+                collector = RolloutCollector(stack.remote, run)
+                measured, _ = await stack.run(evaluate(collector, "eval", chosen, config, progress))
+            finally:
+                line.close()
     return EvaluatedModel(
         run=run,
         model=source.name,

@@ -1,5 +1,6 @@
 """Checks what a user wrote before torch is imported, which takes seconds, and prints the first line of a run."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from leyden.client.agent_reference import AgentKind, kind_of, read_command
@@ -8,11 +9,16 @@ from leyden.loading import LoadError, check_reference
 from leyden.local.notes import print_note
 from leyden.trainer.rollouts.tasks import read_task_file, read_tasks
 
+ResumeCheck = Callable[[Config], None]
 
-def check_inputs(config: Config, evaluated: str | None = None, model: str | None = None) -> None:
+
+def check_inputs(
+    config: Config, evaluated: str | None = None, model: str | None = None, resuming: ResumeCheck | None = None
+) -> None:
     """Check tasks, agent and reward, and print how many tasks there are and which model is loaded next.
 
-    `evaluated` is a file whose tasks are all evaluated; `model` replaces the configuration's.
+    `evaluated` is a file whose tasks are all evaluated; `model` replaces the configuration's. `resuming` checks last
+    whether an earlier run can go on.
     """
     if evaluated is not None:
         counted = f"{len(read_task_file(Path(config.base) / evaluated))} to evaluate"
@@ -25,7 +31,14 @@ def check_inputs(config: Config, evaluated: str | None = None, model: str | None
                 _check(reference, config.base, name == "agent")
         except LoadError as error:
             raise ConfigError(f"`{name}`: {error}") from error
-    print_note(f"tasks: {counted}; loading torch and {model or config.model}")
+    if resuming is not None:
+        resuming(config)
+    print_loading(model or config.model, f"tasks: {counted}; ")
+
+
+def print_loading(model: str, before: str = "") -> None:
+    """Print what is loaded next: importing torch takes seconds."""
+    print_note(f"{before}loading torch and {model}")
 
 
 def _check(reference: str, base: str, agent: bool) -> None:

@@ -77,24 +77,35 @@ class RunFolder(Struct, frozen=True):
         everything may differ: the store is then archived. Yields the archive, or None.
         """
         with self.lock():
-            keys = [key for key in _differences(self.config_file, config) if not key.startswith(_MAY_CHANGE)]
-            code = fingerprint(config)
-            edited = changed_code(self._stored_fingerprint(code), code)
-            trained = self._has_trained()
-            if keys and trained:
-                raise ConfigError(
-                    f"`{keys[0]}` is not what run {config.run!r} started with ({self.config_file}): "
-                    "set it back to resume, or start over with --restart, or under another name with run=NAME"
-                )
-            if edited and trained and not accept_changes:
-                raise ConfigError(
-                    f"the code is not what run {config.run!r} was trained with, {', '.join(edited)} changed: continue "
-                    "with --accept-changes, or start over with --restart, or under another name with run=NAME"
-                )
-            archive = self._archive_store() if (keys or edited) and not trained else None
+            changed, trained = self._check_changes(config, accept_changes)
+            archive = self._archive_store() if changed and not trained else None
             _replace(self.config_file, to_toml(config).encode())
-            _replace(self.fingerprint_file, msgspec.json.encode(code))
+            _replace(self.fingerprint_file, msgspec.json.encode(fingerprint(config)))
             yield archive
+
+    def check(self, config: Config, accept_changes: bool = False) -> None:
+        """Raise what `acquire` would raise; write nothing."""
+        if self.config_file.exists():
+            with self.lock():
+                self._check_changes(config, accept_changes)
+
+    def _check_changes(self, config: Config, accept_changes: bool) -> tuple[bool, bool]:
+        """Return whether configuration or code have changed, and whether a step is trained; raise if both forbid it."""
+        keys = [key for key in _differences(self.config_file, config) if not key.startswith(_MAY_CHANGE)]
+        code = fingerprint(config)
+        edited = changed_code(self._stored_fingerprint(code), code)
+        trained = self._has_trained()
+        if keys and trained:
+            raise ConfigError(
+                f"`{keys[0]}` is not what run {config.run!r} started with ({self.config_file}): "
+                "set it back to resume, or start over with --restart, or under another name with run=NAME"
+            )
+        if edited and trained and not accept_changes:
+            raise ConfigError(
+                f"the code is not what run {config.run!r} was trained with, {', '.join(edited)} changed: continue "
+                "with --accept-changes, or start over with --restart, or under another name with run=NAME"
+            )
+        return bool(keys or edited), trained
 
     def _has_trained(self) -> bool:
         """Whether the metrics have a step after the evaluation of the first model."""

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from leyden.config import Config, ConfigError
 from leyden.local.engine import running_engine
 from leyden.local.export import choose_checkpoint
-from leyden.local.notes import print_note
 from leyden.local.run_folder import stored_config
 from leyden.local.server_process import running_server
 from leyden.local.stack import run_with
@@ -47,7 +46,6 @@ async def serve_model(
     """Serve a model until SIGINT or SIGTERM. `started` gets where the server listens, and the model's name."""
     found = find_served(model, options.home, step)
     check_tokenizer(found.source)
-    print_note(f"loading {found.source.folder}")
     loaded = load_model(found.source, found.config.engine.dtype, training=False)
     folder = (options.home / f"{found.name.replace('/', '-')}.serve").absolute()
     folder.mkdir(parents=True, exist_ok=True)

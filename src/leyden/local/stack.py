@@ -20,7 +20,7 @@ from leyden.config import Config
 from leyden.cores import usable_cores
 from leyden.engine.protocol import EngineBackend
 from leyden.local.engine import running_engine
-from leyden.local.notes import print_note
+from leyden.local.notes import print_note, stderr_console
 from leyden.local.retrying_remote import RetryingRemote
 from leyden.local.server_process import LocalServer, running_server
 from leyden.local.worker_process import LocalWorker, running_worker, worker_options
@@ -29,6 +29,7 @@ from leyden.remote import Remote, read_key
 from leyden.server.keys import write_private
 from leyden.server.options import ServeOptions, ServerProcessOptions
 from leyden.trainer.policy.loading import ModelSource
+from leyden.trainer.report.progress_line import ProgressLine
 from leyden.wire import KeySpec, RunSpec
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ async def local_stack(
     """Serve a model to the agents of a run, within this context."""
     async with (
         running_engine(config, folder, model, source, version, training, reference) as engine,
-        running_server(_server_options(config, folder, source, engine), engine, folder / "server.log") as server,
+        _shown_server(_server_options(config, folder, source, engine), engine, folder / "server.log") as server,
         RetryingRemote(server.running.url, admin_key(folder), lambda: server.is_gone) as remote,
     ):
         await _create_run(remote, config, run)
@@ -101,6 +102,19 @@ async def local_stack(
         _print_worker(options)
         async with running_worker(options, key, folder / "worker.log") as worker:
             yield LocalStack(remote, engine, server, worker)
+
+
+@asynccontextmanager
+async def _shown_server(options: ServerProcessOptions, engine: EngineBackend, log: Path) -> AsyncIterator[LocalServer]:
+    """Run a server within this context; on a terminal, show that it is starting."""
+    line = ProgressLine(stderr_console())
+    line.show("starting the server")
+    try:
+        async with running_server(options, engine, log) as server:
+            line.close()
+            yield server
+    finally:
+        line.close()
 
 
 async def _choose_isolation(options: WorkerOptions) -> WorkerOptions:

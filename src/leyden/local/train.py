@@ -54,6 +54,8 @@ class TrainingResult(Struct, frozen=True):
     """The duration of this process; earlier processes of a resumed run are not counted."""
     best: float | None = None
     """Held-out reward of the best step. It is optimistic, because the step was chosen by it."""
+    best_error: float | None = None
+    """The standard error of `best`, clustered by task."""
     before_error: float | None = None
     """The standard error of `before`, clustered by task; `after_error` likewise."""
     after_error: float | None = None
@@ -119,6 +121,7 @@ async def train(config: Config, restart: bool = False, accept_changes: bool = Fa
         best_step=state.best_step,
         seconds=time.monotonic() - started,
         best=state.best_reward,
+        best_error=_at(metrics, "held_out/error", state.best_step) if state.best_step is not None else None,
         before_error=_at(metrics, "held_out/error", 0),
         after_error=_at(metrics, "held_out/error", measured[-1][0]) if measured else None,
         counted=int(_last(metrics, "held_out/counted") or 0),

@@ -7,12 +7,20 @@ from leyden.episodes import Episode
 from leyden.outcomes import Ending
 from leyden.trainer.errors import TrainingError
 
-NO_CALLS = (
-    "no model call reached the gateway: does the agent set its own base URL? It must call the one in OPENAI_BASE_URL "
-    "or ANTHROPIC_BASE_URL (remove base_url=... and settings of .env files)"
+_BASE_URL = (
+    "it must call the one in OPENAI_BASE_URL or ANTHROPIC_BASE_URL (remove base_url=... and settings of .env files)"
 )
+NO_CALLS = f"no model call reached the gateway: does the agent set its own base URL? I{_BASE_URL[1:]}"
 _MAX_AT_FIRST, _MAX_LATER = 8, 32
 """So many different tasks in a row may fail before the first success, and after it."""
+
+
+def no_calls(error: str | None) -> str:
+    """Say why no model call was recorded, with the error that ended the agent, if one did."""
+    if error is None:
+        return NO_CALLS
+    failed = f"the agent failed before a model call reached the gateway: {error}"
+    return f"{failed}. If that was its call of the model, the agent sets its own base URL: {_BASE_URL}"
 
 
 class FailureStreak:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from leyden.cli.printing import with_error
+from leyden.cli.printing import plural, with_error
 from leyden.cli.report.samples import SamplePair, SampleRollout
 from leyden.cli.report.svg import Line, draw
 from leyden.records import Run
@@ -93,8 +93,8 @@ def _facts(card: RunCard, series: Mapping[str, Series]) -> str:
     facts = {
         "state": card.state,
         "step": f"{card.step} of {card.steps}" if card.steps else str(card.step),
-        kind: f"{with_error(card.reward, card.error)} (mean of {card.counted} rollouts)",
-        "best": f"{with_error(card.best, card.best_error)} at step {card.best_step}",
+        kind: f"{with_error(card.reward, card.error)} (mean of {plural(card.counted, 'rollout')})",
+        "best": "-" if card.best_step is None else f"{with_error(card.best, card.best_error)} at step {card.best_step}",
         "rollouts": f"{sum(card.rollouts.values())}",
         "calls": f"{card.calls}",
         "sampled tokens": f"{card.tokens}",

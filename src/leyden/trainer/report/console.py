@@ -6,9 +6,9 @@ from statistics import fmean
 
 from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
 
 from leyden.episodes import Episode
+from leyden.trainer.report.progress_line import ProgressLine
 from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 
@@ -18,17 +18,11 @@ class ConsoleReport:
 
     def __init__(self, console: Console, steps: int, held_out: float | None = None) -> None:
         self._console, self._steps, self._held_out = console, steps, _number(held_out)
-        self._status: Status | None = None
+        self._line = ProgressLine(console)
 
     def progress(self, step: int, done: int, total: int, what: str) -> None:
         """Show the progress of a step, on a terminal."""
-        if not self._console.is_terminal:
-            return
-        text = f"step {step}: {done} of {total} {what}"
-        if self._status is None:
-            self._status = self._console.status(text)
-            self._status.start()
-        self._status.update(text)
+        self._line.show(f"step {step}: {done} of {total} {what}")
 
     def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
         """Print the evaluation before training; later ones come with their steps."""
@@ -71,9 +65,7 @@ class ConsoleReport:
 
     def close(self) -> None:
         """Stop showing progress."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        self._line.close()
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
