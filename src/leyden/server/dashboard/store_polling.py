@@ -18,7 +18,7 @@ from leyden.server.dashboard.run_stores import RunStores, Signature, signature
 from leyden.store.errors import StoreError
 from leyden.store.views import count_events, last_event_before
 
-_INTERVAL_S = 0.3
+_INTERVAL_S = 0.2
 _INODE = 2
 """Its position in the state of a file."""
 _RECENT_S = 2.0

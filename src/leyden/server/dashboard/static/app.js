@@ -27,7 +27,8 @@ async function show() {
   current = new AbortController();
   const { signal } = current;
   const path = location.pathname.replace(/(.)\/$/, "$1");
-  replace(document.getElementById("nav"), links(path));
+  const nav = replace(document.getElementById("nav"), links(path));
+  nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   document.body.dataset.ready = "";
   for (const [pattern, load] of PAGES) {
     const found = path.match(pattern);

@@ -3,6 +3,7 @@
 import { h, number, replace, svg } from "./dom.js";
 
 const SIZES = { normal: [460, 190], wide: [680, 240] };
+const NARROW = matchMedia("(max-width: 640px)"); // there a wide chart would shrink until its text cannot be read
 const EDGE = { left: 46, right: 10, top: 8, bottom: 22 };
 const COLOURS = 8;
 
@@ -63,13 +64,13 @@ function nearest(steps, step) {
 
 const colour = (line, index) => `c${(line.colour ?? index) % COLOURS}`;
 
-// options: title, lines [{name, steps, values, low, high, errors, band, points, colour}], open(step), download, stacked, zero, max, size
+// options: title, unit, lines [{name, steps, values, low, high, errors, band, points, colour}], open(step), download, stacked, zero, max, size
 export function chart(options) {
-  const [width, height] = SIZES[options.size ?? "normal"];
+  const [width, height] = SIZES[NARROW.matches ? "normal" : options.size ?? "normal"];
   const lines = (options.stacked ? stack(options.lines) : options.lines).filter((line) => line.steps.length);
   const figure = h("figure", { class: "chart", "data-chart": options.title });
   const legend = h("figcaption", {},
-    h("div", { class: "keys" }, h("span", { class: "title" }, options.title),
+    h("div", { class: "keys" }, h("span", { class: "title" }, options.title, options.unit && h("span", { class: "unit" }, `, ${options.unit}`)),
       lines.map((line, index) => h("span", { class: `key ${colour(line, index)}` }, line.name))),
     h("a", { class: "quiet", href: options.download ?? csv(lines), download: options.download ? "" : `${options.title}.csv`, title: "Data of this chart as CSV", "aria-label": `Data of ${options.title} as CSV` }, "csv"));
   if (!lines.length) {

@@ -1,6 +1,6 @@
 // Several runs on one plot, and what differs in their configurations.
 
-import { badge, h, replace, title, whole, withError } from "./dom.js";
+import { badge, h, plural, replace, title, withError } from "./dom.js";
 import { follow, get, runPath } from "./data.js";
 import { chart, replaceCharts } from "./chart.js";
 import { flatten, settingsTable } from "./config.js";
@@ -8,7 +8,7 @@ import { flatten, settingsTable } from "./config.js";
 export async function show(main, { query, signal }) {
   title("Compare");
   const names = (query.get("runs") ?? "").split(",").filter(Boolean);
-  if (names.length < 2) throw new Error("Choose at least two runs to compare.");
+  if (names.length < 2) throw new Error("Choose at least two runs to compare: tick them in the list of runs.");
   const plots = h("div", { class: "charts wide" });
   const table = h("div", { class: "scroll" });
   const results = h("tbody");
@@ -22,7 +22,7 @@ export async function show(main, { query, signal }) {
     replace(results, cards.map((card) => h("tr", {},
       h("td", {}, h("a", { class: "row strong", href: `/runs/${encodeURIComponent(card.id)}` }, card.id)), h("td", {}, badge(card.state)), h("td", { class: "num" }, card.step || "–"),
       h("td", { class: "num" }, withError(card.reward, card.error)), h("td", { class: "num" }, withError(card.best, card.best_error), card.best_step !== null && h("span", { class: "soft" }, ` @${card.best_step}`)),
-      h("td", { class: "soft" }, card.counted ? `${whole(card.counted)} ${card.held_out ? "held-out" : "training"} rollouts` : "–"))));
+      h("td", { class: "soft" }, card.counted ? plural(card.counted, `${card.measured} rollout`) : "–"))));
     const lines = (part, points) => rewards.map((found, index) => ({
       name: names[index], colour: index, points, steps: found[part].map((one) => one.step), values: found[part].map((one) => one.mean),
       errors: points && found[part].map((one) => one.error),

@@ -65,9 +65,14 @@ export function whole(value) {
   return value === null || value === undefined ? "–" : value.toLocaleString("en");
 }
 
+// A count with its noun: 1 call, 2 calls.
+export function plural(count, noun) {
+  return `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 export function withError(value, error) {
   if (value === null || value === undefined) return "–";
-  return error ? [value.toFixed(3), h("span", { class: "error" }, ` ± ${error.toFixed(3)}`)] : value.toFixed(3);
+  return Number.isFinite(error) ? [value.toFixed(3), h("span", { class: "error" }, ` ± ${error.toFixed(3)}`)] : value.toFixed(3);
 }
 
 export function duration(seconds) {

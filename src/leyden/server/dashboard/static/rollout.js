@@ -1,6 +1,6 @@
 // One rollout: what happened when, the conversation with its tokens, rewards and credit, and its group.
 
-import { badge, duration, fact, h, moment, number, replace, svg, title, whole } from "./dom.js";
+import { badge, duration, fact, h, moment, number, plural, replace, svg, title, whole } from "./dom.js";
 import { follow, get, runPath, touched } from "./data.js";
 
 const SHADES = [["logprob", "logprob"], ["advantage", "advantage"], ["staleness", "staleness"], ["none", "no shading"]];
@@ -77,7 +77,7 @@ function facts(run, view) {
     view.rewards.map((one) => fact(`${one.kind ?? "final"}: ${one.name ?? "reward"}`, number((one.weight ?? 1) * one.value), one.call && h("span", { class: "soft" }, ` call ${one.call}`), one.why && h("span", { class: "soft" }, ` ${one.why}`))),
     fact("for", rollout.purpose, rollout.step !== null && ` step ${rollout.step}`),
     fact("task", rollout.task),
-    fact("calls", `${view.calls.length}, ${whole(sampled)} tokens`),
+    fact("calls", `${view.calls.length}, ${plural(sampled, "token")}`),
     fact("trained", view.trained === null ? "no" : `in step ${view.trained}`),
     fact("took", attempt.ended ? duration(attempt.ended - attempt.started) : "running"),
     fact("worker", h("span", { class: "code" }, attempt.worker)),
@@ -86,7 +86,7 @@ function facts(run, view) {
 
 function siblings(base, view) {
   return h("nav", { class: "siblings", "aria-label": "Rollouts of the group" }, h("span", { class: "soft" }, `group ${view.rollout.group}`),
-    view.siblings.map((one) => h("a", { href: `${base}/${encodeURIComponent(one.id)}`, "aria-current": one.id === view.rollout.id ? "page" : null, class: `sibling ${one.outcome?.ending ?? one.state}`, title: `${one.calls ?? 0} calls, ${one.tokens ?? 0} tokens` },
+    view.siblings.map((one) => h("a", { href: `${base}/${encodeURIComponent(one.id)}`, "aria-current": one.id === view.rollout.id ? "page" : null, class: `sibling ${one.outcome?.ending ?? one.state}`, title: `${plural(one.calls ?? 0, "call")}, ${plural(one.tokens ?? 0, "token")}` },
       h("span", { class: "soft" }, `.${one.index}`), " ", one.reward === null ? (one.outcome?.ending ?? one.state).replaceAll("_", " ") : number(one.reward))));
 }
 
@@ -119,7 +119,7 @@ function column(base, view, own, shade) {
   const { rollout, attempt } = view;
   const link = h("a", { class: "code", href: `${base}/${encodeURIComponent(rollout.id)}` }, `.${rollout.index}`);
   return h("section", { class: `column${own ? " own" : ""}` },
-    h("header", {}, link, badge(attempt.outcome?.ending ?? "running"), h("b", {}, number(rollout.reward)), h("span", { class: "soft" }, `${view.calls.length} call${view.calls.length === 1 ? "" : "s"}`)),
+    h("header", {}, link, badge(attempt.outcome?.ending ?? "running"), h("b", {}, number(rollout.reward)), h("span", { class: "soft" }, plural(view.calls.length, "call"))),
     view.calls.map((call, index) => h("div", { class: "answer" },
       h("span", { class: "soft" }, `${index + 1}${call.role ? ` · ${call.role}` : ""}${call.credit?.advantage === undefined || call.credit.advantage === null ? "" : ` · advantage ${number(call.credit.advantage)}`}`),
       h("div", { class: "text tokens" }, call.tokens.length ? call.tokens.map((token) => showToken(token, call, view, shade)) : messageText(call.response)))),
@@ -134,7 +134,7 @@ const MOST_SPANS = 400;
 function waterfall(view) {
   const rows = [{ id: "agent", parent: null, name: `agent · attempt ${view.attempt.number}`, from: view.attempt.started, to: view.attempt.ended ?? Date.now() / 1000, kind: view.attempt.outcome && view.attempt.outcome.ending !== "succeeded" ? "error" : "agent", note: "" }];
   for (const span of view.spans) rows.push({ id: span.span_id, parent: span.parent_id, name: span.name, from: span.start_ns / 1e9, to: span.end_ns / 1e9, kind: span.status === "error" ? "error" : "span", note: span.status_message ?? "" });
-  for (const call of view.calls) rows.push({ id: `call ${call.id}`, parent: call.span, name: `model${call.role ? ` · ${call.role}` : ""} · ${call.tokens.length} tokens`, from: call.started, to: call.ended, kind: call.status === "ok" ? "call" : "error", note: call.finish, target: call.id });
+  for (const call of view.calls) rows.push({ id: `call ${call.id}`, parent: call.span, name: `model${call.role ? ` · ${call.role}` : ""} · ${plural(call.tokens.length, "token")}`, from: call.started, to: call.ended, kind: call.status === "ok" ? "call" : "error", note: call.finish, target: call.id });
   const known = new Map(rows.map((row) => [row.id, row]));
   const children = new Map();
   for (const row of rows) {
@@ -178,11 +178,11 @@ function showCall(view, call, index, shade) {
   return h("article", { class: "call", id: `call-${call.id}` },
     h("header", {}, h("b", {}, `call ${index + 1}`), call.role && h("span", { class: "role" }, call.role),
       h("span", { class: "soft" }, `${whole(call.prompt_tokens)} + ${whole(call.tokens.length)} tokens, ${call.made}${call.made_why ? ` (${call.made_why})` : ""}, ${call.finish}, ${duration(call.ended - call.started)}`),
-      credit && (credit.excluded ? h("span", { class: "chip warn" }, `left out: ${credit.excluded}`) : h("span", { class: `chip ${credit.advantage > 0 ? "good" : credit.advantage < 0 ? "bad" : ""}` }, `value ${number(credit.value)}, advantage ${number(credit.advantage)}, weight ${number(credit.weight)}, ${credit.tokens} tokens`)),
+      credit && (credit.excluded ? h("span", { class: "chip warn" }, `left out: ${credit.excluded}`) : h("span", { class: `chip ${credit.advantage > 0 ? "good" : credit.advantage < 0 ? "bad" : ""}` }, `value ${number(credit.value)}, advantage ${number(credit.advantage)}, weight ${number(credit.weight)}, ${plural(credit.tokens, "token")}`)),
       !credit && call.untrainable && h("span", { class: "chip warn" }, `not trained on: ${call.untrainable}`),
       rewards.map((one) => h("span", { class: `chip ${one.value > 0 ? "good" : "bad"}`, title: one.why ?? "" }, `${one.name ?? "reward"} ${number((one.weight ?? 1) * one.value)}`)),
       signals.map((one) => h("span", { class: "chip", title: one.why }, `${one.kind.replaceAll("_", " ")}${one.tool ? `: ${one.tool}` : ""}`))),
-    call.kept_messages > 0 && h("p", { class: "soft kept" }, `continues after ${call.kept_messages} messages`),
+    call.kept_messages > 0 && h("p", { class: "soft kept" }, `continues after ${plural(call.kept_messages, "message")}`),
     call.messages.map((message) => showMessage(message)),
     h("div", { class: "message assistant" }, h("span", { class: "who" }, "assistant"), h("div", { class: "text tokens" }, call.tokens.length ? call.tokens.map((token) => showToken(token, call, view, shade)) : messageText(call.response))),
     call.prompt !== null && h("details", { class: "exact" }, h("summary", {}, "new prompt tokens as the model saw them"), h("pre", {}, call.prompt)));
@@ -268,11 +268,11 @@ function drawTree(nodes, own) {
   }
   const unit = Math.max(5, Math.min(16, 320 / row));
   const width = 1000;
-  const drawing = svg("svg", { class: "tree", viewBox: `0 0 ${width} ${row * unit + 2}`, role: "img", "aria-label": `prefix tree with ${nodes.length} nodes` });
+  const drawing = svg("svg", { class: "tree", viewBox: `0 0 ${width} ${row * unit + 2}`, height: row * unit + 2, preserveAspectRatio: "none", role: "img", "aria-label": `prefix tree with ${nodes.length} nodes` });
   nodes.forEach((node, index) => {
     const mine = node.rollouts.includes(own);
     drawing.append(svg("rect", { class: `${node.sampled ? "sampled" : "prompt"}${mine ? " own" : ""}`, x: (depth[index] / longest) * width, y: top[index] * unit + 1, width: Math.max(1, (node.tokens / longest) * width - 0.8), height: Math.max(1, height[index] * unit - 1) },
-      svg("title", {}, `${node.tokens} tokens ${node.sampled ? "sampled" : "of the prompt"}, ${node.calls} call${node.calls === 1 ? "" : "s"}, rollouts ${node.rollouts.map((one) => `.${one}`).join(" ")}\n${node.text}`)));
+      svg("title", {}, `${plural(node.tokens, "token")} ${node.sampled ? "sampled" : "of the prompt"}, ${plural(node.calls, "call")}, rollouts ${node.rollouts.map((one) => `.${one}`).join(" ")}\n${node.text}`)));
   });
   return drawing;
 }

@@ -10,17 +10,17 @@ const OUTCOMES = [["succeeded", 1], ["agent_error", 5], ["timeout", 2], ["no_rew
 
 // Charts of metrics: title, metrics by the names to show, options.
 const CHARTS = [
-  ["outcomes of a step", OUTCOMES.map(([ending, colour]) => [`rollouts/${ending}`, ending.replaceAll("_", " "), colour]), { stacked: true }],
-  ["groups", [["groups/flat", "flat: every rollout has the same reward"], ["groups/dropped", "dropped"]], { zero: true }],
-  ["entropy", [["training/entropy", "mean of the sampled tokens"]], { zero: true }],
-  ["KL divergence", [["training/kl_sampler_k3", "to the sampler"], ["training/kl_proximal_k3", "within the step"], ["training/kl_reference", "to the reference"]], { zero: true }],
-  ["clipped and corrected tokens", [["training/clipped_low", "clipped low"], ["training/clipped_high", "clipped high"], ["training/corrected", "corrected"]], { zero: true }],
-  ["trainer and engine agree", [["training/ess_token", "effective sample size by token"], ["training/ess_call", "by call"]], { max: 1 }],
-  ["staleness", [["staleness/mean", "mean versions"], ["staleness/max", "most"]], { zero: true, empty: "every token was sampled by the newest weights, or none was reported" }],
-  ["tokens", [["tokens/sampled", "sampled"], ["tokens/trained", "trained on"]], { zero: true }],
+  ["outcomes of a step", OUTCOMES.map(([ending, colour]) => [`rollouts/${ending}`, ending.replaceAll("_", " "), colour]), { stacked: true, unit: "rollouts" }],
+  ["groups of a step", [["groups/flat", "flat: every rollout has the same reward"], ["groups/dropped", "dropped"]], { zero: true }],
+  ["entropy", [["training/entropy", "mean of the sampled tokens"]], { zero: true, unit: "nats" }],
+  ["KL divergence", [["training/kl_sampler_k3", "to the sampler"], ["training/kl_proximal_k3", "within the step"], ["training/kl_reference", "to the reference"]], { zero: true, unit: "nats a token" }],
+  ["clipped and corrected tokens", [["training/clipped_low", "clipped low"], ["training/clipped_high", "clipped high"], ["training/corrected", "corrected"]], { zero: true, unit: "share" }],
+  ["trainer and engine agree", [["training/ess_token", "effective sample size by token"], ["training/ess_call", "by call"]], { max: 1, unit: "share" }],
+  ["staleness", [["staleness/mean", "mean"], ["staleness/max", "most"]], { zero: true, unit: "versions behind" }],
+  ["tokens of a step", [["tokens/sampled", "sampled"], ["tokens/trained", "trained on"]], { zero: true }],
   ["tokens of the training step", [["tokens/computed", "computed"], ["tokens/saved", "saved: shared with another call"]], { stacked: true }],
-  ["length", [["length/call", "tokens a call"], ["length/rollout", "tokens a rollout"]], { zero: true }],
-  ["time of a step, s", [["time/sampling_s", "sampling"], ["time/training_s", "training"], ["time/publishing_s", "publishing"]], { stacked: true }],
+  ["length", [["length/call", "of a call"], ["length/rollout", "of a rollout"]], { zero: true, unit: "tokens" }],
+  ["time of a step", [["time/sampling_s", "sampling"], ["time/training_s", "training"], ["time/publishing_s", "publishing"]], { stacked: true, unit: "s" }],
   ["gradient norm", [["training/grad_norm", "before clipping"]], { zero: true }],
   ["loss", [["training/loss", "mean of the updates"]], {}],
   ["learning rate", [["training/learning_rate", "of the optimiser"]], { zero: true }],
@@ -44,7 +44,7 @@ export async function show(main, { params: [run], signal, go }) {
       h("a", { class: "button", href: `${path}/rollouts` }, "Rollouts"));
     replace(facts,
       fact("step", card.steps ? `${card.step} / ${card.steps}` : card.step),
-      fact(card.held_out ? "held-out reward" : "reward", withError(card.reward, card.error)),
+      fact(`${card.held_out ? "held-out reward" : "reward"}${card.counted ? ` (of ${whole(card.counted)})` : ""}`, withError(card.reward, card.error)),
       fact("best", withError(card.best, card.best_error), card.best_step !== null && h("span", { class: "soft" }, ` at step ${card.best_step}`)),
       fact("rollouts", whole(totals(card.rollouts).all)),
       fact("outcomes", ENDINGS.filter((name) => card.rollouts[name]).map((name) => h("a", { class: "count", href: `${path}/rollouts?ending=${name}` }, badge(name), ` ${whole(card.rollouts[name])}`))),
@@ -61,7 +61,7 @@ export async function show(main, { params: [run], signal, go }) {
     const drawn = [rewardChart(found, rewards, openStep("train"), csv), heldOutChart(rewards, openStep("eval"), csv)];
     for (const [name, metrics, options] of CHARTS) {
       const lines = metrics.flatMap(([metric, label, colour], index) => found[metric] ? [{ name: label, colour: colour ?? index, ...found[metric] }] : []);
-      if (!lines.length && !options.empty) continue;
+      if (!lines.length) continue;
       if (options.stacked) lines.forEach((line) => { delete line.low; delete line.high; });
       drawn.push(chart({ title: name, lines, ...options, open: openStep("train"), download: csv(metrics.map(([metric]) => metric)) }));
     }

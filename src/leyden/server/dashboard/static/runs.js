@@ -1,6 +1,6 @@
 // The list of runs.
 
-import { ago, badge, compact, h, replace, title, totals, whole, withError } from "./dom.js";
+import { ago, badge, compact, h, plural, replace, title, totals, whole, withError } from "./dom.js";
 import { follow, get } from "./data.js";
 import { sparkline } from "./chart.js";
 
@@ -16,7 +16,7 @@ export async function show(main, { signal, go }) {
   async function refresh() {
     const cards = await get("/api/overview");
     if (signal.aborted) return;
-    count.textContent = `${cards.length} run${cards.length === 1 ? "" : "s"}`;
+    count.textContent = plural(cards.length, "run");
     replace(list, cards.length ? cards.map(row) : h("tr", {}, h("td", { colspan: 11, class: "empty" }, "No runs yet: start one with leyden train.")));
   }
 
@@ -46,7 +46,7 @@ export async function show(main, { signal, go }) {
     h("div", { class: "scroll" }, h("table", { class: "list" },
       h("thead", {}, h("tr", {}, COLUMNS.map(([name, kind]) => h("th", { class: kind }, name)))),
       list)),
-    h("p", { class: "note" }, "Reward: mean and standard error on the held-out tasks at the last evaluation, or of the last step's rollouts where nothing is held out. Rollouts that failed count with the run's failure_reward."));
+    h("p", { class: "note" }, "Reward: mean and standard error on the held-out tasks at the last evaluation, or of the last step's rollouts where nothing is held out; of leyden dev, of all its rollouts. Rollouts that failed count with the run's failure_reward."));
   await refresh();
   follow(null, refresh, signal);
 }
