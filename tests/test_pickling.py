@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from leyden.loading import LoadError, reference_to
-from leyden.pickling import NotPicklable, pickle_callable
+from leyden.pickling import NotPicklable, digest_callable, pickle_callable
 
 client = openai.OpenAI(api_key="of the notebook", base_url="http://elsewhere/v1", max_retries=7)
 rows = sqlite3.connect(":memory:")
@@ -71,3 +71,17 @@ def test_other_functions_are_pickled_as_before() -> None:
     assert double(21) == 42
     with pytest.raises(NotPicklable):
         pickle_callable(lock.acquire)
+
+
+def test_a_cell_that_is_run_again_by_another_kernel_is_the_same_function() -> None:
+    source = "LIMIT = 3\ndef solve(task):\n    return [n for n in task if n in {'a', 'b'}][:LIMIT]\n"
+
+    def defined(code: str, file: str) -> str:
+        names: dict[str, object] = {"__name__": "__main__"}
+        exec(compile(code, file, "exec"), names)
+        return digest_callable(names["solve"])  # type: ignore[arg-type]
+
+    first = defined(source, "/tmp/ipykernel_1/1.py")
+    assert defined("# a comment\n\n" + source, "/tmp/ipykernel_2/2.py") == first
+    for old, new in (("LIMIT = 3", "LIMIT = 4"), ("[:LIMIT]", ""), ("'b'", "'c'")):
+        assert defined(source.replace(old, new), "/tmp/ipykernel_1/1.py") != first

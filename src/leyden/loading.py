@@ -13,14 +13,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 import cloudpickle  # type: ignore[import-untyped]  # it has no types
 
-from leyden.pickling import NotPicklable, pickle_callable
+from leyden.pickling import NotPicklable, digest_callable, pickle_callable
 
 AnyCallable = Callable[..., Any]
 
@@ -138,7 +137,7 @@ def reference_to(target: AnyCallable, folder: str) -> str:
     except NotPicklable as error:
         raise LoadError(f"{error}, or move {name or 'it'} into its own module") from None
     label = getattr(target, "__name__", "callable").strip("<>")
-    path = Path(folder).resolve() / f"{label}-{blake2b(data, digest_size=6).hexdigest()}.pkl"
+    path = Path(folder).resolve() / f"{label}-{digest_callable(target)}.pkl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return str(path)

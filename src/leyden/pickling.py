@@ -8,7 +8,8 @@ import importlib
 import inspect
 import io
 from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
+from hashlib import blake2b
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]  # it has no types
@@ -63,9 +64,27 @@ def _client_options(client: Any) -> dict[str, Any]:
     return options
 
 
-def _dumps(value: Any) -> bytes:
+def digest_callable(target: Callable[..., Any]) -> str:
+    """Return a digest of a callable that pickles, and of what it uses. File and line of the code do not count.
+
+    The file of a notebook's cell is named after the kernel's process, so a run could not be resumed after a restart.
+    """
+    return blake2b(_dumps(target, _DigestPickler), digest_size=6).hexdigest()
+
+
+class _DigestPickler(_Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, CodeType):
+            names = value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars
+            counts = value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags
+            constants = [sorted(map(repr, one)) if isinstance(one, frozenset) else one for one in value.co_consts]
+            return tuple, ((value.co_code, constants, names, counts),)
+        return super().reducer_override(value)
+
+
+def _dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> bytes:
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
+    pickler(buffer).dump(value)
     return buffer.getvalue()
 
 

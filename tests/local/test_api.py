@@ -25,7 +25,7 @@ def test_an_old_key_as_an_argument_replaces_the_new_one_of_the_file(
 
 def test_the_public_names_are_listed_and_have_one_style() -> None:
     functions = ("compare", "dev", "evaluate", "export", "train")
-    assert {*functions, "Result", "reward", "span"} <= set(dir(leyden))
+    assert {*functions, "Result", "reward", "span"} == {name for name in dir(leyden) if not name.startswith("_")}
     for name in functions:
         function = getattr(leyden, name)
         assert function.__doc__

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from trainings import AGENT, Training
 
@@ -57,6 +58,19 @@ def test_a_run_with_trained_steps_is_refused_until_the_change_is_accepted(config
         assert archive is None
     with folder.acquire(config):
         pass  # what was accepted is what the run now has
+
+
+def test_an_edited_function_of_a_notebook_is_an_edit_and_not_another_setting(config: Config) -> None:
+    first, second = (msgspec.structs.replace(config, reward=f"/runs/reward-{digest}.pkl") for digest in ("a1", "b2"))
+    folder = RunFolder.of(first)
+    with folder.acquire(first):
+        folder.metrics_file.write_text('{"step": 1}\n')
+    with pytest.raises(ConfigError, match="`reward` changed: continue with --accept-changes"):
+        folder.check(second)
+    folder.check(second, accept_changes=True)
+    with folder.acquire(second, accept_changes=True):
+        pass
+    folder.check(second)
 
 
 def test_before_the_first_step_anything_may_change_and_the_store_begins_anew(config: Config) -> None:

@@ -95,7 +95,7 @@ async def _runs(options: argparse.Namespace) -> None:
 def _rewards_of(run: RunSummary, card: RunCard | None) -> tuple[str, str, str]:
     """Return reward, what it is the mean of, and the best reward with its step."""
     if card is None or card.reward is None:  # no rollout of a step or an evaluation: the mean over all rollouts
-        return _number(run.mean_reward), "all", "-"
+        return _number(run.mean_reward), "-" if run.mean_reward is None else "all", "-"
     best = f"{with_error(card.best, card.best_error)} at {card.best_step}" if card.best_step is not None else "-"
     return with_error(card.reward, card.error), f"{card.counted} {card.measured}", best
 
@@ -136,7 +136,8 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
     console.print(f"[bold]{run.id}[/]  started {_time(run.created)}, {counts}", soft_wrap=True)
     reward, of, best = _rewards_of(summary, card)
     rollouts = "rollout" if of.startswith("1 ") else "rollouts"
-    found = f"reward {reward} ({of} {rollouts}){'' if best == '-' else f', best {best}'}"
+    found = "no reward" if of == "-" else f"reward {reward} ({of} {rollouts})"
+    found += "" if best == "-" else f", best {best}"
     sampled = f"{plural(summary.calls, 'call')}, {plural(summary.tokens, 'sampled token')}"
     console.print(f"{sampled}, {found}", highlight=False, soft_wrap=True)
     settings = msgspec.to_builtins(run.settings)

@@ -209,6 +209,8 @@ _OBJECTS = ("agent", "reward", "tasks")
 def _store_object(name: str, value: Any, folder: Path) -> str:
     """Store an object in the run's folder; returns the reference to write into the configuration."""
     if name == "tasks":
+        if not value:
+            raise ConfigError("`tasks` is an empty list: pass at least one task")
         path = folder / "tasks.jsonl"
         text = tasks_as_jsonl(value)
         folder.mkdir(parents=True, exist_ok=True)

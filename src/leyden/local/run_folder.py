@@ -91,9 +91,11 @@ class RunFolder(Struct, frozen=True):
 
     def _check_changes(self, config: Config, accept_changes: bool) -> tuple[bool, bool]:
         """Return whether configuration or code have changed, and whether a step is trained; raise if both forbid it."""
-        keys = [key for key in _differences(self.config_file, config) if not key.startswith(_MAY_CHANGE)]
+        differences = _differences(self.config_file, config)
+        pickled = [key for key, values in differences.items() if all(str(value).endswith(".pkl") for value in values)]
+        keys = [key for key in differences if not key.startswith(_MAY_CHANGE) and key not in pickled]
         code = fingerprint(config)
-        edited = changed_code(self._stored_fingerprint(code), code)
+        edited = [*(f"`{key}`" for key in pickled), *changed_code(self._stored_fingerprint(code), code)]
         trained = self._has_trained()
         if keys and trained:
             raise ConfigError(
@@ -178,12 +180,14 @@ def _archive_name() -> str:
     return f"before-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _differences(path: Path, config: Config) -> list[str]:
+def _differences(path: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Return the keys that differ, with the earlier value and the present one."""
     if not path.exists():
-        return []
+        return {}
     before = _flat(tomllib.loads(to_toml(stored_config(path.parent))))  # keys that are newer than the run: defaults
     now = _flat(tomllib.loads(to_toml(config)))
-    return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    changed = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    return {key: (before.get(key), now.get(key)) for key in changed}
 
 
 def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
