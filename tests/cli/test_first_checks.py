@@ -93,6 +93,13 @@ def test_serving_a_model_says_what_it_loads(folder: Path) -> None:
     assert done.stderr.splitlines()[0] == "loading torch and runs/mine"
 
 
+def test_a_command_ends_without_collecting_what_it_loaded(tmp_path: Path) -> None:
+    last = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000))"  # runs after later ones
+    script = f"{last}; from leyden.cli import main; main(['runs', '--home', {str(tmp_path)!r}])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 def test_an_edited_reward_is_noticed_before_torch_is_imported(folder: Path) -> None:
     edited = folder / "agent.py"
     run = RunFolder.of(read(folder, str(folder / "small.toml"), f"home={folder / 'runs'}"))

@@ -177,7 +177,20 @@ def test_every_page_works_in_the_dark_on_a_phone(filled: ServerProcess, browser:
     opened.on("pageerror", lambda error: errors.append(str(error)))
     opened.goto(filled.running.dashboard)
     opened.wait_for_selector(READY)
-    for path in (*PATHS, "/compare?runs=calc,other"):
+    long = "a-long-name-" * 8
+
+    async def fill_long() -> None:
+        async with Remote(filled.url, filled.admin_key) as remote:
+            await remote.create_run(RunSpec(long, config={**CONFIG, "model": long}))
+            await remote.enqueue(long, GroupSpec("long-group", Task("t", {"question": long * 5}), 1, step=1))
+            (leased,) = await remote.lease(LeaseRequest("w", 1, run=long))
+            call = Call("c", role=long, messages=({"role": "user", "content": long * 5},), completion_ids=(4,))
+            await remote.record_calls(long, leased.attempt.id, [call])
+            await remote.finish(long, leased.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR, long * 5)))
+
+    asyncio.run(fill_long())
+    of_long = (f"/runs/{long}", f"/runs/{long}/rollouts", f"/runs/{long}/rollouts/long-group.0")
+    for path in (*PATHS, *of_long, f"/compare?runs=calc,{long}", "/compare?runs=calc,other"):
         opened.goto(path)
         opened.wait_for_selector(READY)
         assert opened.evaluate("document.documentElement.scrollWidth") <= 390, path

@@ -2,8 +2,10 @@
 
 import argparse
 import asyncio
+import atexit
 import difflib
 import errno
+import gc
 import os
 import re
 import sys
@@ -64,6 +66,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. The exit status is 0, 1 if it failed, or 2 for invalid arguments."""
     options = _parse(arguments)
+    atexit.register(gc.freeze)  # else the objects of torch and transformers are collected, for more than a second
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(options.run(options))
