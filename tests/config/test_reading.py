@@ -41,6 +41,8 @@ def test_a_file_names_the_run_and_is_where_its_files_are(tmp_path: Path) -> None
         ("[algorithm]\ncorrection_low = 3.0\n", "/calc.toml:2: `algorithm.correction_low` is 3.0, more than"),
         ('tasks = "t"\n', "`agent` is missing: set it"),
         ("tasks = \n", "/calc.toml: Invalid value"),
+        ("[train]\nsteps = 3\n", "/calc.toml:1: `train` is no key: did you mean `training`?"),
+        ("agent = agent.py:solve\n", "/calc.toml: Invalid value (at line 1, column 9): text stands in quotes"),
         ("steps = 3\n", "/calc.toml:1: `steps` is no key: did you mean `training.steps`?"),
         ("lr = 1e-4\n", "`lr` is no key: did you mean `training.learning_rate`?"),
         ('[training]\nsteps = "x"\n', "/calc.toml:2: `training.steps`: expected a whole number, got text"),
@@ -161,3 +163,10 @@ def test_one_text_is_a_list_of_one(setting: str) -> None:
     config = read_config(override(WHOLE, [setting]))
     value = getattr(getattr(config, section) if section else config, name)
     assert value == (setting.partition("=")[2].strip("'"),)
+
+
+def test_a_python_file_is_no_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "agent.py"
+    file.write_text("import openai\n")
+    with pytest.raises(ConfigError, match=r"is Python and no configuration: .* agent = .agent\.py:FUNCTION"):
+        read_file(file)

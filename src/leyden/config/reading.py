@@ -63,7 +63,11 @@ def read_file(path: Path) -> Document:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        if path.suffix == ".py":
+            hint = f'write a file such as mine.toml, with agent = "{path.name}:FUNCTION", and name that'
+            raise ConfigError(f"{path} is Python and no configuration: {hint}") from error
+        hint = ": text stands in quotes" if "Invalid value" in str(error) else ""
+        raise ConfigError(f"{path}: {error}{hint}") from error
     try:
         document = current_keys(document, lambda key: f"{path}:{_line_of(text, key)}: ")
         read_config({"run": path.stem, "agent": "", "tasks": "", **document})
@@ -237,6 +241,8 @@ def _line_of(text: str, key: str) -> int | None:
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
             inside = header[1].strip()
+            if re.fullmatch(sought, inside):
+                return number
         elif (assigned := re.match(r"\s*([\w.-]+)\s*=", line)) and re.fullmatch(sought, _join(inside, assigned[1])):
             return number
     return None
