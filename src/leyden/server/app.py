@@ -3,17 +3,14 @@
 Every request is matched to its route, authenticated, counted against its key's limits, decoded, handled and answered.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette import routing
-from starlette.datastructures import Headers
-from starlette.requests import Request as HttpRequest
 from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from leyden.server.address import is_loopback
 from leyden.server.body_budget import BodyReservation
 from leyden.server.content import JSON, check_path, check_values, decode, decode_query, encode, read_body
+from leyden.server.disconnects import CancelOnDisconnect
 from leyden.server.errors import ApiError, ErrorBody, ErrorDetail, api_error
 from leyden.server.http import Raw, Request, Route
 from leyden.server.keys import Key, KeyKind, KeyRefused, Permission, check_permission
@@ -33,6 +31,8 @@ _log = logging.getLogger("leyden.server")
 _ANONYMOUS = Key(KeyKind.VIEWER, "anonymous", float("inf"))
 _LOCAL_CLIENT = Key(KeyKind.CLIENT, "local", float("inf"))
 _KEYLESS = Key(KeyKind.ADMIN, "keyless", float("inf"))
+_DISCONNECTED = 499
+"""The status in the metrics of a request whose client disconnected before it was answered."""
 
 
 def application(service: ServerContext) -> ASGIApp:
@@ -45,7 +45,7 @@ def application(service: ServerContext) -> ASGIApp:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = scope["path"].rstrip("/") or "/"  # a slash at the end changes nothing
-        await router(scope, receive, send)
+        await router.find(scope)(scope, receive, send)
 
     return app
 
@@ -67,47 +67,54 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. The request counts against the limits of its key until its response is sent."""
         started = time.perf_counter()
-        request = HttpRequest(scope, receive)
-        route = self._routes.get(request.method)
+        route = self._routes.get(scope["method"])
+        status = _DISCONNECTED
         with ExitStack() as admission:
             try:
-                response = await self._respond(route, request, admission)
+                response = await self._respond(route, scope, receive, admission)
             except Exception as error:
-                response = self._refuse(route, request, error)
+                response = self._refuse(route, scope, error)
+            status = response.status_code
             await response(scope, receive, send)
-        self._service.telemetry.record_response(self._path, response.status_code, time.perf_counter() - started)
+        if status == _DISCONNECTED:
+            self._service.telemetry.refused.labels("disconnected").inc()
+        self._service.telemetry.record_response(self._path, status, time.perf_counter() - started)
 
-    async def _respond(self, route: Route | None, request: HttpRequest, admission: ExitStack) -> Response:
+    async def _respond(self, route: Route | None, scope: Scope, receive: Receive, admission: ExitStack) -> Response:
         if route is None:
-            raise self._not_allowed(request) if self._routes else _not_found(request)
-        service, path, headers = self._service, request.path_params, request.headers
+            raise self._not_allowed(scope) if self._routes else _not_found(scope)
+        service, path = self._service, scope["path_params"]
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         key = _ANONYMOUS
         if route.permission is not None:
             key = self._authenticate(route.permission, path, headers)
-            if (connection := request.scope.get("state", {}).get("connection")) is not None:
+            if (connection := scope.get("state", {}).get("connection")) is not None:
                 connection.holds_key()
             admission.enter_context(service.limiter.admit(key.kind, key.id))
         check_path(path)
-        query = decode_query(request.scope["query_string"], route.query)
+        query = decode_query(scope["query_string"], route.query)
         body: Any = None
         if route.body is not None or route.waits:
             with service.bodies.receiving(key.id) as reservation:
-                body = await self._read(route, request, reservation)
-        handling = route.handler(service, Request(path, query, body, key, headers))
-        answer = await (_while_connected(handling, request) if route.waits else handling)
+                body = await self._read(route, headers, receive, reservation)
+        if route.waits:
+            admission.enter_context(CancelOnDisconnect(receive))
+        answer = await route.handler(service, Request(path, query, body, key, headers))
         return _response(route, answer, headers.get("accept", ""))
 
-    async def _read(self, route: Route, request: HttpRequest, reservation: BodyReservation) -> Any:
+    async def _read(
+        self, route: Route, headers: Mapping[str, str], receive: Receive, reservation: BodyReservation
+    ) -> Any:
         """Read the body and decode it to the type that the route names."""
-        data = await read_body(request, self._service.settings.max_body, reservation)
-        content_type = request.headers.get("content-type", "")
+        data = await read_body(headers, receive, self._service.settings.max_body, reservation)
+        content_type = headers.get("content-type", "")
         if route.takes_json:
             await check_values(data, content_type)
         if route.body is Raw:
             return Raw(data, content_type)
         return None if route.body is None else decode(data, content_type, route.body)
 
-    def _authenticate(self, permission: Permission, path: dict[str, str], headers: Headers) -> Key:
+    def _authenticate(self, permission: Permission, path: dict[str, str], headers: Mapping[str, str]) -> Key:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         text = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         cookie = "" if text else cookie_parser(headers.get("cookie", "")).get(self._service.keyring.cookie, "")
@@ -128,22 +135,22 @@ class Endpoint:
         check_permission(key, permission, self._service.leases, run=path.get("run"), attempt=path.get("attempt"))
         return key
 
-    def _may_call_directly(self, permission: Permission, headers: Headers) -> bool:
+    def _may_call_directly(self, permission: Permission, headers: Mapping[str, str]) -> bool:
         """Whether a request without a valid key may call a model: on loopback, where models are served directly."""
         settings = self._service.settings
         return permission is Permission.CALL_MODELS and settings.direct and settings.loopback and _is_local(headers)
 
-    def _not_allowed(self, request: HttpRequest) -> ApiError:
+    def _not_allowed(self, scope: Scope) -> ApiError:
         allowed = ", ".join(sorted(self._routes))
-        message = f"{request.scope['path']} takes {allowed}"
+        message = f"{scope['path']} takes {allowed}"
         return ApiError(405, "method_not_allowed", message, headers=[("allow", allowed)])
 
-    def _refuse(self, route: Route | None, request: HttpRequest, exception: Exception) -> Response:
+    def _refuse(self, route: Route | None, scope: Scope, exception: Exception) -> Response:
         error = api_error(exception)
         if error.status < 500:
             self._service.telemetry.refused.labels(error.reason).inc()
         elif not isinstance(exception, StoreUnavailable):  # the store logs it once for all requests
-            _log.exception("%s %s failed", request.method, request.scope["path"], exc_info=exception)
+            _log.exception("%s %s failed", scope["method"], scope["path"], exc_info=exception)
         if route is not None and route.error is not None:
             body, content_type = route.error(error), route.error_type
         else:
@@ -152,11 +159,11 @@ class Endpoint:
         return Response(body, error.status, headers, content_type)
 
 
-def _not_found(request: HttpRequest) -> ApiError:
-    return ApiError(404, "not_found", f"there is nothing at {request.scope['path'] or '/'}")
+def _not_found(scope: Scope) -> ApiError:
+    return ApiError(404, "not_found", f"there is nothing at {scope['path'] or '/'}")
 
 
-def _is_local(headers: Headers) -> bool:
+def _is_local(headers: Mapping[str, str]) -> bool:
     """Whether a request was sent to a loopback address, and not by a web page of another site."""
     host, origin = headers.get("host", ""), headers.get("origin")
     try:
@@ -165,20 +172,6 @@ def _is_local(headers: Headers) -> bool:
         )
     except ValueError:  # not a URL
         return False
-
-
-async def _while_connected(work: Awaitable[Any], request: HttpRequest) -> Any:
-    """Await work, and cancel it when the client disconnects. The body must have been read."""
-    working = asyncio.ensure_future(work)
-    disconnected = asyncio.ensure_future(request.receive())  # after the body, the only message is the disconnect
-    try:
-        await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ApiError(499, "disconnected", "the client disconnected")
-        return working.result()
-    finally:
-        working.cancel()
-        disconnected.cancel()
 
 
 def _response(route: Route, answer: Any, accept: str) -> Response:

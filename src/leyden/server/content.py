@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from leyden.records import ID_PATTERN, ID_RULE
 from leyden.server.body_budget import BodyReservation
@@ -19,24 +19,25 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 
 
-async def read_body(request: Request, limit: int, reservation: BodyReservation) -> bytes:
+async def read_body(headers: Mapping[str, str], receive: Receive, limit: int, reservation: BodyReservation) -> bytes:
     """Read and decompress the whole body. The limit holds for the compressed and for the decompressed size."""
     try:
-        declared = int(request.headers.get("content-length", "0"))
+        declared = int(headers.get("content-length", "0"))
     except ValueError as error:
         raise ApiError(400, "invalid_request", "content-length is not a number") from error
     if declared > limit:
         raise too_large(limit)
-    data = bytearray()
-    try:
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > limit:
-                raise too_large(limit)
-            reservation.grow(len(data))
-    except ClientDisconnect as error:
-        raise ApiError(400, "disconnected", "the client disconnected before the request was complete") from error
-    match request.headers.get("content-encoding", "identity").lower():
+    data, complete = bytearray(), False
+    while not complete:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ApiError(400, "disconnected", "the client disconnected before the request was complete")
+        data += message.get("body", b"")
+        if len(data) > limit:
+            raise too_large(limit)
+        reservation.grow(len(data))
+        complete = not message.get("more_body", False)
+    match headers.get("content-encoding", "identity").lower():
         case "identity":
             return bytes(data)
         case "gzip" | "deflate":

@@ -6,37 +6,40 @@ segment, or a parameter there, and on those that match any rest. Their order is 
 
 from collections.abc import Sequence
 
-from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Scope
 
 _REST = ":path}"
 
 
 class IndexedRouter:
-    """Routes a request to the first route that matches its path; an ASGI application."""
+    """Finds the first route that matches a request's path."""
 
     def __init__(self, routes: Sequence[Route], default: ASGIApp) -> None:
         exact = [route for route in routes if _REST not in route.path]
         keys = {_key(route.path) for route in exact}
         depths = {depth for depth, _ in keys}
-        self._routers = {
-            key: _router([route for route in routes if _may_match(route, key)], default)
+        self._routes = {
+            key: [route for route in routes if _may_match(route, key)]
             for key in keys | {(depth, "") for depth in depths}
         }
-        self._rest = _router([route for route in routes if _REST in route.path], default)
+        self._rest = [route for route in routes if _REST in route.path]
+        self._default = default
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the route that matches."""
-        await self.select(scope["path"])(scope, receive, send)
+    def find(self, scope: Scope) -> ASGIApp:
+        """Return the endpoint of the route that matches, and put the parameters in the path into the scope."""
+        for route in self.select(scope["path"]):
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                return route.app
+        scope["path_params"] = {}
+        return self._default
 
-    def select(self, path: str) -> Router:
-        """Return the router with all routes that can match a path."""
+    def select(self, path: str) -> list[Route]:
+        """Return the routes that can match a path."""
         depth, last = _key(path)
-        return self._routers.get((depth, last)) or self._routers.get((depth, "")) or self._rest
-
-
-def _router(routes: Sequence[Route], default: ASGIApp) -> Router:
-    return Router(routes, redirect_slashes=False, default=default)
+        return self._routes.get((depth, last)) or self._routes.get((depth, "")) or self._rest
 
 
 def _key(path: str) -> tuple[int, str]:

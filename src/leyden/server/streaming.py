@@ -1,12 +1,14 @@
-"""Streamed responses that keep idle event streams open and close their source when the client disconnects."""
+"""Streamed responses that keep idle event streams open and always close their source."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from leyden.background import start_background
 from leyden.server.content import media_type
 
 EVENT_STREAM = "text/event-stream"
@@ -15,7 +17,7 @@ _COMMENT = b": waiting\n\n"
 
 
 class StreamResponse(StreamingResponse):
-    """Sends chunks as they arrive. The generator is always closed, and before the request ends.
+    """Sends chunks as they arrive, for a route that `waits`. The generator is always closed, before the request ends.
 
     An event stream without an event for 15 seconds gets a comment, so that no proxy or client closes it.
     """
@@ -28,36 +30,32 @@ class StreamResponse(StreamingResponse):
     ) -> None:
         super().__init__(chunks, headers={"content-type": content_type, "cache-control": "no-cache", **(headers or {})})
         self._chunks = chunks
+        self._idle_since: float | None = time.monotonic()
+        """Since when it waits for a chunk; None while it sends one."""
         self._keep_alive_s = _KEEP_ALIVE_S if media_type(content_type) == EVENT_STREAM else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream until the generator ends or the client disconnects.
-
-        Starlette's own handling of a disconnect cancels every await of the generator, also those that record its call.
-        """
-        async with aclosing(self._until_disconnect(receive)) as self.body_iterator:
-            await self.stream_response(send)
-
-    async def _until_disconnect(self, receive: Receive) -> AsyncGenerator[bytes, None]:
-        disconnected = asyncio.ensure_future(receive())  # the body was read: the next message is the disconnect
-        upcoming = asyncio.ensure_future(anext(self._chunks, None))
+        """Stream until the generator ends. The endpoint cancels this when the client disconnects."""
+        commenting: asyncio.Task[None] | None = None
         try:
-            while True:
-                await asyncio.wait(
-                    (upcoming, disconnected), timeout=self._keep_alive_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                if disconnected.done():
-                    return
-                if not upcoming.done():
-                    yield _COMMENT
-                    continue
-                chunk = upcoming.result()
-                if chunk is None:
-                    return
-                yield chunk
-                upcoming = asyncio.ensure_future(anext(self._chunks, None))
+            async with aclosing(self._chunks):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                if self._keep_alive_s is not None:
+                    commenting = start_background(self._send_comments(send, self._keep_alive_s), "an idle stream")
+                async for chunk in self._chunks:
+                    self._idle_since = None
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    self._idle_since = time.monotonic()
         finally:
-            disconnected.cancel()
-            upcoming.cancel()
-            await asyncio.gather(upcoming, return_exceptions=True)
-            await self._chunks.aclose()
+            if commenting is not None:
+                commenting.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_comments(self, send: Send, after_s: float) -> None:
+        while True:
+            idle_s = 0.0 if self._idle_since is None else time.monotonic() - self._idle_since
+            if idle_s < after_s:
+                await asyncio.sleep(after_s - idle_s)
+                continue
+            await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
+            self._idle_since = time.monotonic()
