@@ -5,8 +5,7 @@ keys together hold too much, only keys with more than their share are refused: o
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from leyden.server.expansion import MAX_UNCOUNTED_BYTES
 from leyden.server.limits import RateLimited
@@ -17,7 +16,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class BodyReservation:
-    """The bytes of one body that have arrived."""
+    """The bytes of one body that have arrived; a context in which the body is received."""
 
     def __init__(self, budget: "BodyBudget", key: str) -> None:
         self._budget, self._key = budget, key
@@ -28,6 +27,13 @@ class BodyReservation:
         if size > MAX_UNCOUNTED_BYTES:
             self._budget.reserve(self._key, size - self.size)
             self.size = size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.size:
+            self._budget.release(self._key, self.size)
 
 
 class BodyBudget:
@@ -54,14 +60,13 @@ class BodyBudget:
         self._held[key] = held
         self._total += size
 
-    @contextmanager
-    def receiving(self, key: str) -> Iterator[BodyReservation]:
-        """Receive one body of a key within this context."""
-        reservation = BodyReservation(self, key)
-        try:
-            yield reservation
-        finally:
-            self._total -= reservation.size
-            self._held[key] -= reservation.size
-            if not self._held[key]:
-                del self._held[key]
+    def release(self, key: str, size: int) -> None:
+        """Stop counting bytes of a key."""
+        self._total -= size
+        self._held[key] -= size
+        if not self._held[key]:
+            del self._held[key]
+
+    def receiving(self, key: str) -> BodyReservation:
+        """Return the context in which one body of a key is received."""
+        return BodyReservation(self, key)

@@ -2,8 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -36,11 +35,19 @@ class RateLimited(Exception):
         self.retry_after = retry_after
 
 
-class _KeyUsage:
+class KeyUsage:
+    """What a key has used of its limits; a context in which one more of its requests is active."""
+
     __slots__ = ("active", "tokens", "updated")
 
     def __init__(self, tokens: float, updated: float) -> None:
         self.tokens, self.updated, self.active = tokens, updated, 0
+
+    def __enter__(self) -> None:
+        self.active += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.active -= 1
 
 
 class Limiter:
@@ -51,15 +58,14 @@ class Limiter:
     def __init__(self, limits: dict[KeyKind, Limit] = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
-        self._usage: OrderedDict[str, _KeyUsage] = OrderedDict()
+        self._usage: OrderedDict[str, KeyUsage] = OrderedDict()
 
-    @contextmanager
-    def admit(self, kind: KeyKind, id: str) -> Iterator[None]:
-        """Count one request of a key while the context is open, or raise `RateLimited`."""
+    def admit(self, kind: KeyKind, id: str) -> KeyUsage:
+        """Count one request of a key, or raise `RateLimited`; return the context in which it is active."""
         limit, now = self._limits[kind], self._clock()
         usage = self._usage.get(id)
         if usage is None:
-            usage = self._usage[id] = _KeyUsage(2 * limit.per_second, now)
+            usage = self._usage[id] = KeyUsage(2 * limit.per_second, now)
             self._forget()
         else:
             self._usage.move_to_end(id)
@@ -71,11 +77,7 @@ class Limiter:
         if usage.active >= limit.concurrency:
             raise RateLimited(f"more than {limit.concurrency} requests at once", 1.0)
         usage.tokens -= 1
-        usage.active += 1
-        try:
-            yield
-        finally:
-            usage.active -= 1
+        return usage
 
     def _forget(self) -> None:
         while len(self._usage) > self._MAX_KEYS:
