@@ -22,8 +22,9 @@ _IDLE_SHARE = 0.2
 class LoopWatchdog:
     """Watches the running event loop between entering and leaving the context.
 
-    The loop records the time at every tick. A thread takes the stack of the loop's thread when a tick is overdue. While
-    C code holds the GIL that thread waits too, and it takes the stack when that code returns, still in its caller.
+    The loop records the time at every tick. A thread wakes up when a tick would be overdue, and no more often, because
+    the loop waits for it then. Where a tick is overdue, it takes the stack of the loop's thread. While C code holds the
+    GIL that thread waits too, and it takes the stack when that code returns, still in its caller.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -71,8 +72,12 @@ class LoopWatchdog:
             _log.warning("the event loop was blocked for %.1f s in %s", late, self._stack or "an unknown place")
 
     def _watch(self) -> None:
-        while not self._closed.wait(_TICK_S):
-            if not self._stack and time.monotonic() - self._ticked > _TICK_S + _BLOCKED_S:
+        while not self._closed.wait(max(_TICK_S, self._overdue_in())):
+            if not self._stack and self._overdue_in() < 0:
                 frame = sys._current_frames().get(self._thread_id)
                 frames = traceback.extract_stack(frame, limit=None)[-_MAX_FRAMES:]
                 self._stack = " < ".join(f"{f.name} ({f.filename}:{f.lineno})" for f in reversed(frames))
+
+    def _overdue_in(self) -> float:
+        """Return the time until the next tick is overdue."""
+        return self._ticked + _TICK_S + _BLOCKED_S - time.monotonic()
