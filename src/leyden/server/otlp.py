@@ -30,6 +30,7 @@ _STATUS: dict[int, Literal["unset", "ok", "error"]] = {
     Status.STATUS_CODE_OK: "ok",
     Status.STATUS_CODE_ERROR: "error",
 }
+_KIND: dict[int, str] = {number: name.removeprefix("SPAN_KIND_").lower() for name, number in ProtoSpan.SpanKind.items()}
 
 
 def read_spans(data: bytes, content_type: str) -> list[Span]:
@@ -82,9 +83,7 @@ def _span(span: ProtoSpan, resource: dict[str, Any], scope: str) -> Span:
         span_id=span.span_id.hex(),
         parent_id=span.parent_span_id.hex() or None,
         name=span.name,
-        kind=ProtoSpan.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_").lower()
-        if span.kind in ProtoSpan.SpanKind.values()
-        else "unspecified",
+        kind=_KIND.get(span.kind, "unspecified"),
         start_ns=span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,
         status=_STATUS.get(span.status.code, "unset"),
