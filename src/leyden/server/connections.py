@@ -11,6 +11,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from leyden.server.batched_writes import BatchedTransport
+
 KEEP_ALIVE_S = 75
 """How long a connection may be idle between two requests."""
 _MAX_HEAD, _MAX_HEADERS = 128 * 1024, 256
@@ -101,7 +103,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Wait for the first head."""
-        super().connection_made(transport)
+        super().connection_made(BatchedTransport(transport, self.loop))
         self._deadline = self.loop.time() + _HEAD_S
         self._limits.add(self)
 
