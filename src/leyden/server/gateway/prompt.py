@@ -122,6 +122,8 @@ def _refuse_too_long(model: ServedModel, request: GenerationRequest, history: Hi
     """
     context_length = model.engine.context_length
     longest_text = context_length * model.tokenizer.longest_token
+    if history.sizes[-1] <= longest_text:
+        return
     text = sum(len(message["content"].rpartition("</think>")[2].strip()) for message in request.messages)
     size = max(text, history.sizes[-1])
     if text > longest_text or size > 2 * longest_text:

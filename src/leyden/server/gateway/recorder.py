@@ -81,6 +81,8 @@ class Recorder:
 
     def count_strict(self, request: GenerationRequest, calls: Sequence[ToolCall]) -> None:
         """Validate the calls of strict tools that no grammar enforced, and count them."""
+        if not calls:
+            return
         functions = [tool["function"] for tool in request.callable_tools]
         schemas = {function["name"]: function.get("parameters") for function in functions if is_strict(function)}
         for call in calls:
