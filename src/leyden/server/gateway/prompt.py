@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from itertools import takewhile
 from typing import Any, Literal, TypeVar
@@ -105,12 +105,13 @@ async def count_tokens(
         return len(await _in_thread_if_long(history.sizes[-1], render))
 
 
+def _memory_bound(model: ServedModel, index: PrefixIndex, history: History) -> AbstractAsyncContextManager[None]:
+    """Return a context in which a request may be tokenised: large ones wait for each other."""
+    return nullcontext() if history.sizes[-1] <= _LARGE_TEXT else _alone(model, index)
+
+
 @asynccontextmanager
-async def _memory_bound(model: ServedModel, index: PrefixIndex, history: History) -> AsyncIterator[None]:
-    """Wait until a request may be tokenised: large ones wait for each other."""
-    if history.sizes[-1] <= _LARGE_TEXT:
-        yield
-        return
+async def _alone(model: ServedModel, index: PrefixIndex) -> AsyncIterator[None]:
     async with index.large_prompts, model.large_prompts:
         yield
 
