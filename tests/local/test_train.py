@@ -176,7 +176,7 @@ def test_a_run_that_collapses_warns_keeps_its_best_checkpoint_and_tests_that(tmp
         in printed
     )
     assert printed.count("has collapsed") == 1
-    assert "best checkpoint: step 1, held-out reward 1.000 (optimistic" in printed
+    assert "best checkpoint: step 1, held-out reward 1.000 ± 0.000 (optimistic" in printed
     assert {path.name for path in training.run.glob("step-*")} == {"step-1", "step-3"}
     *steps, test = training.metrics()
     assert [line["held_out/reward"] for line in steps] == [0.5, 1.0, 0.0, 0.0]
