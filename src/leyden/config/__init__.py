@@ -7,6 +7,7 @@ the agent that it names exist is checked by the code that uses them, before any 
 from leyden.config.reading import (
     ConfigError,
     current_keys,
+    document_to_toml,
     override,
     read_config,
     read_file,
@@ -47,6 +48,7 @@ __all__ = [
     "TrainingConfig",
     "WorkerConfig",
     "current_keys",
+    "document_to_toml",
     "override",
     "read_config",
     "read_file",

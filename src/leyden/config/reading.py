@@ -128,7 +128,12 @@ def current_keys(document: Mapping[str, Any], source: Callable[[str], str] | Non
 
 def to_toml(config: Config) -> str:
     """Write a configuration as TOML, with every default."""
-    return tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
+    return document_to_toml(msgspec.to_builtins(config))
+
+
+def document_to_toml(document: Mapping[str, Any]) -> str:
+    """Write a document as TOML. Keys that are None are left out: TOML has no null, and a missing key means the same."""
+    return tomli_w.dumps(_without_none(document))
 
 
 def _current_key(key: str) -> str:
@@ -163,7 +168,7 @@ def _value(key: str, text: str) -> Any:
     return text if not isinstance(value, str) and key in _TEXT_KEYS else value
 
 
-_TEXT_KEYS = ("run", "agent", "tasks", "reward", "model", "base", "home")
+_TEXT_KEYS = ("run", "agent", "tasks", "reward", "model", "policy", "base", "home")
 
 
 def _listed(document: Mapping[str, Any], section: type[Struct] = Config) -> Document:
@@ -249,7 +254,6 @@ def _line_of(text: str, key: str) -> int | None:
 
 
 def _without_none(value: Any) -> Any:
-    """Remove None values: TOML has no null, and a missing key means the same."""
     if isinstance(value, dict):
         return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
     return value

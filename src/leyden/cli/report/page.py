@@ -6,11 +6,11 @@ from html import escape
 from typing import Any
 
 import msgspec
-import tomli_w
 
 from leyden.cli.printing import plural, with_error
 from leyden.cli.report.samples import SamplePair, SampleRollout
 from leyden.cli.report.svg import Line, draw
+from leyden.config import document_to_toml
 from leyden.records import Run
 from leyden.views import RunCard, Series
 
@@ -164,10 +164,4 @@ def _toml(config: Any) -> str:
     """Return a configuration as TOML, as a user writes it."""
     if not isinstance(config, dict):
         return msgspec.json.format(msgspec.json.encode(config)).decode()
-    return tomli_w.dumps(_without_none(config))
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
-    return value
+    return document_to_toml(config)
