@@ -145,7 +145,8 @@ def test_paths_are_relative_to_where_they_are_written(folder: Path, monkeypatch:
 
 
 def test_small_mistakes_of_settings_are_understood(folder: Path) -> None:
-    config = read(folder, "small.toml", "run=nan", "training.roles=librarian", "report=tensorboard")
-    assert config.run == "nan"
+    settings = ("run=nan", "policy=2024", "training.roles=librarian", "report=tensorboard")
+    config = read(folder, "small.toml", *settings)
+    assert (config.run, config.policy) == ("nan", "2024")
     assert config.training.roles == ("librarian",)
     assert config.report == ("tensorboard",)

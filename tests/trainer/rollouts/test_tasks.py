@@ -45,6 +45,15 @@ def test_tasks_held_out_in_a_file_may_not_be_trained_on(tmp_path: Path) -> None:
         tasks_of(tmp_path, ROWS, held_out="held.jsonl")
 
 
+@pytest.mark.parametrize("key", ["held_out", "test"])
+def test_an_error_of_a_file_names_its_own_key(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"`{key}`: .*gone.jsonl: No such file"):
+        tasks_of(tmp_path, ROWS, **{key: "gone.jsonl"})
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(ConfigError, match=f"`{key}`: .*empty.jsonl has no tasks"):
+        tasks_of(tmp_path, ROWS, **{key: "empty.jsonl"})
+
+
 def test_tasks_are_held_out_by_content_and_not_only_by_id(tmp_path: Path) -> None:
     named = [{"id": f"train-{n}", **row} for n, row in enumerate(ROWS)]
     (tmp_path / "held.jsonl").write_text(

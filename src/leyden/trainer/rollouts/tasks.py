@@ -49,7 +49,7 @@ def read_tasks(config: Config) -> Tasks:
     split: dict[str, tuple[Task, ...]] = {}
     for name, chosen in (("held_out", config.held_out), ("test", config.test)):
         if isinstance(chosen, str):
-            split[name] = read_task_file(Path(config.base) / chosen)
+            split[name] = read_task_file(Path(config.base) / chosen, name)
             continue
         number = chosen if isinstance(chosen, int) else round(chosen * len(every))
         if number >= len(order):
@@ -84,15 +84,18 @@ def _content(task_input: dict[str, Any]) -> str:
     return json.dumps({k: v for k, v in task_input.items() if k != "id"}, sort_keys=True, ensure_ascii=False)
 
 
-def read_task_file(path: Path) -> tuple[Task, ...]:
-    """Read a file with one JSON object a line. A task without an `id` gets one from its content."""
+def read_task_file(path: Path, key: str = "tasks") -> tuple[Task, ...]:
+    """Read a file with one JSON object a line. A task without an `id` gets one from its content.
+
+    `key` is the configuration key that names the file, for errors.
+    """
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise ConfigError(f"`tasks`: {path}: {error.strerror}") from error
+        raise ConfigError(f"`{key}`: {path}: {error.strerror}") from error
     inputs = [(number, _task_input(path, number, line)) for number, line in enumerate(lines, 1) if line.strip()]
     if not inputs:
-        raise ConfigError(f"`tasks`: {path} has no tasks: write one JSON object a line")
+        raise ConfigError(f"`{key}`: {path} has no tasks: write one JSON object a line")
     seen: dict[str, int] = {}
     tasks = []
     for number, task_input in inputs:
