@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from leyden.trainer.policy.policy import Policy
 from leyden.trainer.report.console import ConsoleReport
 from leyden.trainer.report.metrics_log import MetricsLog, read_metrics
 from leyden.trainer.report.plot import draw_image, draw_text, metric_points
-from leyden.trainer.report.sinks import open_sinks
+from leyden.trainer.report.sinks import opened_sinks
 from leyden.trainer.report.time_summary import time_summary
 from leyden.trainer.rollouts.tasks import Tasks, read_tasks
 
@@ -162,10 +162,11 @@ async def _train(
     state = restore_latest(folder.path, config.policy, policy, print_note)
     if state.step:
         print_note(f"resuming {config.run} after step {state.step}")
-    sinks = open_sinks(config, folder.path)
-    async with local_stack(
-        config, folder.path, model, source, state.version, config.run, True, algorithm.reference
-    ) as stack:
+    async with AsyncExitStack() as opened:
+        sinks = opened.enter_context(opened_sinks(config, folder.path))
+        stack = await opened.enter_async_context(
+            local_stack(config, folder.path, model, source, state.version, config.run, True, algorithm.reference)
+        )
         print_note(f"dashboard: {stack.server.running.dashboard}&to=/runs/{config.run}")
         if stack.worker is None:
             print_note(

@@ -11,16 +11,15 @@ import requests
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from leyden.config import ConfigError, read_config
-from leyden.trainer.report.sinks import open_sinks
+from leyden.trainer.report.sinks import TensorBoard, opened_sinks
 
 CONFIG = {"run": "r", "agent": "a:b", "tasks": "t"}
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    (sink,) = open_sinks(read_config({**CONFIG, "report": ["tensorboard"]}), tmp_path)
-    for step in range(3):
-        sink.write(step, {"reward/mean": step / 2, "tokens/sampled": 10.0})
-    sink.close()
+    with opened_sinks(read_config({**CONFIG, "report": ["tensorboard"]}), tmp_path) as (sink,):
+        for step in range(3):
+            sink.write(step, {"reward/mean": step / 2, "tokens/sampled": 10.0})
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.5), (2, 1.0)]
     assert "config/text_summary" in events.Tags()["tensors"]
@@ -28,9 +27,8 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_tensorboard_shows_the_runs_of_a_home_folder(tmp_path: Path) -> None:
-    (sink,) = open_sinks(read_config({**CONFIG, "report": ["tensorboard"]}), tmp_path / "runs" / "calc")
-    sink.write(1, {"reward/mean": 0.5})
-    sink.close()
+    with opened_sinks(read_config({**CONFIG, "report": ["tensorboard"]}), tmp_path / "runs" / "calc") as (sink,):
+        sink.write(1, {"reward/mean": 0.5})
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(tmp_path / "runs"), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -53,10 +51,20 @@ def test_others_write_too_or_say_what_to_install(name: str, tmp_path: Path, monk
     try:
         __import__(name)
     except ImportError:
-        with pytest.raises(ConfigError, match=f"{name} needs the package {name}: pip install {name}"):
-            open_sinks(config, tmp_path)
+        needs = pytest.raises(ConfigError, match=f"{name} needs the package {name}: pip install {name}")
+        with needs, opened_sinks(config, tmp_path):
+            pass
         return
-    (sink,) = open_sinks(config, tmp_path)
-    sink.write(0, {"reward/mean": 0.25})
-    sink.close()
+    with opened_sinks(config, tmp_path) as (sink,):
+        sink.write(0, {"reward/mean": 0.25})
     assert any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_a_sink_is_closed_where_the_next_one_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[TensorBoard] = []
+    monkeypatch.setattr(TensorBoard, "close", lambda sink: closed.append(sink))
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    config = read_config({**CONFIG, "report": ["tensorboard", "wandb"]})
+    with pytest.raises(ConfigError, match="wandb"), opened_sinks(config, tmp_path):
+        raise AssertionError("it needs a package that is missing")
+    assert len(closed) == 1

@@ -55,13 +55,11 @@ class MetricsLog:
         """Do nothing: the metrics show it."""
 
     async def close(self) -> None:
-        """Wait until everything is sent, but not long for a server that does not answer; close the sinks."""
+        """Wait until everything is sent, but not long for a server that does not answer."""
         if self._sending:
             _, unsent = await asyncio.wait(self._sending, timeout=_CLOSE_TIMEOUT_S)
             for task in unsent:
                 task.cancel()
-        for sink in self._sinks:
-            sink.close()
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:
         line = json.dumps({"step": step, "time": time.time(), "policy": self._policy, **metrics})

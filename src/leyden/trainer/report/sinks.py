@@ -1,6 +1,7 @@
 """Sends metrics to other trackers, each named by one word in the configuration; imports only those named."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,15 +21,21 @@ class Sink(Protocol):
         """Flush and close."""
 
 
-def open_sinks(config: Config, folder: Path) -> list[Sink]:
-    """Open the sinks that a configuration names. A missing package is an error before any work starts."""
+@contextmanager
+def opened_sinks(config: Config, folder: Path) -> Iterator[list[Sink]]:
+    """Open the sinks that a configuration names, and close them at the end. A missing package is a `ConfigError`."""
     sinks: dict[str, Callable[[Config, Path], Sink]] = {
         "tensorboard": TensorBoard,
         "wandb": WeightsAndBiases,
         "mlflow": MLflow,
         "trackio": Trackio,
     }
-    return [sinks[name](config, folder) for name in config.report]
+    with ExitStack() as stack:
+        opened = []
+        for name in config.report:
+            opened.append(sinks[name](config, folder))
+            stack.callback(opened[-1].close)
+        yield opened
 
 
 def _require(module: str, package: str, sink: str) -> Any:
