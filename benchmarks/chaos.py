@@ -53,7 +53,8 @@ MARK = "LEYDEN_CHAOS_RUN"
 CLIENTS, GROUP = 4, 2
 FAULTS = ("server", "worker", "host", "engine", "stall server", "disk", "network", "stall worker", "clock")
 KILLS_IN_TRAINING = ("server", "host", "trainer", "worker")
-KILLS_WITH_VLLM = ("server", "host", "engine", "trainer", "worker")
+KILLS_WITH_VLLM = ("server", "host", "trainer", "engine", "engine", "worker")
+"""The second kill of the engine in a row strikes while it is started again."""
 UNANSWERED = (aiohttp.ClientError, ConnectionError, TimeoutError)
 FINISH_TIMEOUT_S = 300.0
 
@@ -450,8 +451,10 @@ def _targets(trainer: int, target: str) -> list[psutil.Process]:
         process = psutil.Process(trainer)
         if target == "trainer":
             return [process]
-        found = [one for one in process.children(recursive=True) if _runs(one, modules[target])]
-        return [one for one in found if one.name() != guardian.NAME]
+        found = [one for one in process.children(recursive=True) if one.name() != guardian.NAME]
+        if target == "engine" and not any(_runs(one, modules["host"]) for one in found):
+            return []  # it has not served yet, and a first start that fails ends the run
+        return [one for one in found if _runs(one, modules[target])]
     return []
 
 

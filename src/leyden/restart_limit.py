@@ -11,7 +11,7 @@ class RestartLimit:
         self._times: deque[float] = deque(maxlen=failures)
         self._failures, self._within_s = failures, within_s
 
-    def add_failure(self) -> bool:
-        """Count a failure that happened now; return whether it is the last of too many."""
-        self._times.append(time.monotonic())
+    def add_failure(self, at: float | None = None) -> bool:
+        """Count a failure that happened now, or at a time of the caller's; return whether it is the last of too many."""
+        self._times.append(time.monotonic() if at is None else at)
         return len(self._times) == self._failures and self._times[-1] - self._times[0] < self._within_s

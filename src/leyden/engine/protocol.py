@@ -58,6 +58,10 @@ class EngineError(Exception):
     """The engine failed; the message says how."""
 
 
+class EngineLost(EngineError):
+    """The engine ended or its connection broke, with all requests in flight."""
+
+
 class Engine(Protocol):
     """Samples completions for the gateway."""
 

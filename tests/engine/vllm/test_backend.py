@@ -129,6 +129,31 @@ async def test_a_killed_server_is_restarted_with_the_published_weights(backend: 
     await engine.close()
 
 
+class KillingUpdate(ModelUpdate):
+    """Weights during whose delivery vLLM is killed, while `kills` are left."""
+
+    def __init__(self, model: PreTrainedModel, backend: VllmBackend) -> None:
+        super().__init__(model)
+        self._backend, self.kills = backend, 0
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        if self.kills:
+            self.kills -= 1
+            os.kill(_server_pid(self._backend), signal.SIGKILL)
+        return super().tensors()
+
+
+async def test_a_server_that_crashes_again_while_it_gets_the_weights_is_restarted_again(backend: VllmBackend) -> None:
+    update = KillingUpdate(changed(6), backend)
+    update.kills = 2  # during the publication, and during the delivery after the restart
+    publication = await backend.publish(update, 6)
+    assert (publication.transferred_bytes, update.kills) == (0, 0)
+    engine = VllmEngine(backend.address)
+    chunks = await collect(engine, request(prompt(6)))
+    assert close(logprobs(chunks), scored(changed(6), prompt(6), ids(chunks)))
+    await engine.close()
+
+
 def _server_pid(backend: VllmBackend) -> int:
     found = psutil.Process(backend._server.pid).children(recursive=True)
     return next(process.pid for process in found if process.name() != guardian.NAME)

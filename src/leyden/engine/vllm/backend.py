@@ -71,7 +71,7 @@ class VllmBackend:
     async def start(self) -> None:
         """Start vLLM with the trainer's weights. Raises `EngineError` with the reason if that fails."""
         await self._server.start()
-        await self._deliver()
+        await self._deliver_or_recover()
 
     async def wait_failed(self) -> NoReturn:
         """Wait until vLLM has failed and is not restarted, and raise `EngineError` with the reason."""
@@ -88,20 +88,12 @@ class VllmBackend:
             pass
 
     async def publish(self, update: WeightUpdate, version: int) -> Publication:
-        """Apply an update and send it to vLLM. The server must hold its calls meanwhile.
-
-        If vLLM crashes during the transfer, its restart sends the new weights.
-        """
+        """Apply an update and send it to vLLM. The server must hold its calls meanwhile."""
         async with self._lock:
             await asyncio.to_thread(self._apply, update)
             self._weights, self._version = update.tensors, version
         started = time.monotonic()
-        try:
-            sent = await self._deliver()
-        except EngineError:
-            if not await self._server.recovered():
-                raise
-            sent = 0
+        sent = await self._deliver_or_recover()
         return Publication(time.monotonic() - started, sent)
 
     def _apply(self, update: WeightUpdate) -> None:
@@ -109,6 +101,15 @@ class VllmBackend:
         update.apply()
         if self._options.transfer == "ipc":
             torch.cuda.empty_cache()
+
+    async def _deliver_or_recover(self) -> int:
+        """Send the latest weights; return the bytes sent. If vLLM crashes meanwhile, its restart sends them instead."""
+        try:
+            return await self._deliver()
+        except EngineError:
+            if not await self._server.recovered():
+                raise
+            return 0
 
     async def _deliver(self) -> int:
         """Send the latest weights to vLLM; return their size in bytes."""

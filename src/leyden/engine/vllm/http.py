@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from leyden.engine.protocol import EngineError
+from leyden.engine.protocol import EngineError, EngineLost
 from leyden.engine.vllm.wire import error_message
 
 _GENERATE = "/inference/v1/generate"
@@ -147,5 +147,5 @@ def _is_cancelling() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _lost(error: Exception) -> EngineError:
-    return EngineError(f"the connection to vLLM is lost: {str(error) or type(error).__name__}")
+def _lost(error: Exception) -> EngineLost:
+    return EngineLost(f"the connection to vLLM is lost: {str(error) or type(error).__name__}")

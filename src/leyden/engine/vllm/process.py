@@ -37,7 +37,7 @@ _POLL_S = 0.2
 _EXIT_TIMEOUT_S = 5.0
 """How long after a lost connection the process may take to exit."""
 _MAX_CRASHES, _CRASHES_WITHIN_S = 4, 600.0
-"""A server that crashes this often within this time is not restarted."""
+"""A server that crashes this often within this time of service is not restarted. Starting is no service."""
 _REASON_LINES, _REASON_CHARACTERS = 3, 600
 _TERM_TIMEOUT_S = 3.0
 _ERROR_WORDS = ("Error: ", "Exception: ")
@@ -172,10 +172,12 @@ class VllmProcess:
         return self._process.pid if self._process is not None else None
 
     async def _supervise(self) -> NoReturn:
-        limit = RestartLimit(_MAX_CRASHES, _CRASHES_WITHIN_S)
+        limit, served_s = RestartLimit(_MAX_CRASHES, _CRASHES_WITHIN_S), 0.0
         while True:
             assert self._process is not None
+            began = time.monotonic()
             status = await self._process.wait()
+            served_s += time.monotonic() - began
             self._up.clear()
             self._down.set()
             reason = f"vLLM ended (status {status}): {self._reason()}"
@@ -184,16 +186,32 @@ class VllmProcess:
             self.socket.unlink(missing_ok=True)
             if self._on_restart is None:
                 raise EngineError(reason)
-            if limit.add_failure():
+            if limit.add_failure(served_s):
                 raise EngineError(f"vLLM keeps failing; {reason}")
             self.restarts += 1
-            await self._launch()
-            async with control(str(self._private_socket)) as client:
-                await call(client, "/pause", mode="abort")
-            self._admit()
-            await self._on_restart()
+            try:
+                await self._restart(self._on_restart)
+            except EngineError:
+                if not await self._ends():
+                    raise
+                continue  # it crashed again, which counts as any crash
             self._down.clear()
             self._up.set()
+
+    async def _restart(self, on_restart: Callable[[], Awaitable[None]]) -> None:
+        await self._launch()
+        async with control(str(self._private_socket)) as client:
+            await call(client, "/pause", mode="abort")
+        self._admit()
+        await on_restart()
+
+    async def _ends(self) -> bool:
+        """Whether the server ends within a few seconds, as it does when it crashed during a call."""
+        assert self._process is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                await self._process.wait()
+        return self._process.returncode is not None
 
     @property
     def _private_socket(self) -> Path:
@@ -228,11 +246,8 @@ class VllmProcess:
                 while not await is_healthy(client):
                     await asyncio.wait({ended}, timeout=_POLL_S)
                     if ended.done():
-                        self._close_lifeline()
                         raise EngineError(f"vLLM did not start (status {ended.result()}): {self._reason()}")
-                    if time.monotonic() > deadline:
-                        self._close_lifeline()
-                        await ended
+                    if time.monotonic() > deadline:  # `stop` ends it
                         raise EngineError(f"vLLM was not ready after {_START_TIMEOUT_S:.0f} s: {self._reason()}")
         finally:
             ended.cancel()

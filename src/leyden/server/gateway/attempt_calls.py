@@ -44,6 +44,8 @@ class AttemptCalls:
         self._waits = [] if episode is None else [wait for call in episode.calls for wait in call.waits]
         self.limit_reached = False
         """Whether a call was refused or cut because the rollout had reached a limit."""
+        self.engine_lost = False
+        """Whether a call failed because the engine crashed."""
         self._in_flight: set[CallInFlight] = set()
         self._closed: GatewayError | None = None
 

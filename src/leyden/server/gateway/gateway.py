@@ -162,6 +162,11 @@ class Gateway:
         if calls is not None and calls.lease.run == run and (ending is Ending.TIMEOUT or calls.limit_reached):
             await calls.cut("this rollout has ended")
 
+    def lost_engine(self, run: str, attempt: str) -> bool:
+        """Whether a call of an active attempt failed because the engine crashed."""
+        calls = self._attempts.get(attempt)
+        return calls is not None and calls.lease.run == run and calls.engine_lost
+
     async def count_tokens(self, caller: Caller, request: GenerationRequest) -> int:
         """Return the number of tokens in the prompt of a call."""
         attempt = await self._calls_by(caller)

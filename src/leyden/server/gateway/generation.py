@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from leyden.engine.protocol import EngineError, EngineRequest, TokenChunk
+from leyden.engine.protocol import EngineError, EngineLost, EngineRequest, TokenChunk
 from leyden.records import Sampling, WaitInterval
 from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
@@ -45,7 +45,7 @@ class Generation:
     ) -> None:
         self._caller, self._model, self._request, self._times = caller, model, request, attempt.times
         self._prompt, self._sampling, self._grammar = prompt, sampling, grammar
-        self._recorder = recorder
+        self._recorder, self._attempt = recorder, attempt
         self._recording = CallRecording(recorder, attempt, caller, request, prompt, sampling, self._answers)
         self._tasks: list[asyncio.Task[None]] = []
         self._cut: GatewayError | None = None
@@ -96,6 +96,7 @@ class Generation:
                 async for event in events:
                     yield event
         except EngineError as error:
+            self._attempt.engine_lost |= isinstance(error, EngineLost)
             raise GatewayError(ErrorKind.FAILED, f"the engine failed: {error}") from error
         if self._grammar is None:
             self._recorder.count_strict(self._request, [call for parser in self._parsers for call in parser.calls])
