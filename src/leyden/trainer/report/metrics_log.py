@@ -9,7 +9,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,6 +34,7 @@ class MetricsLog:
         self._path, self._remote, self._run, self._sinks = path, remote, run, sinks
         self._policy, self._last = policy, step
         self._sending: set[asyncio.Task[Any]] = set()
+        self._unwritten: deque[Callable[[], None]] = deque()
         _remove_after(path, step, policy)
 
     def progress(self, step: int, done: int, total: int, what: str) -> None:
@@ -62,10 +65,20 @@ class MetricsLog:
                 task.cancel()
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:
-        line = json.dumps({"step": step, "time": time.time(), "policy": self._policy, **metrics})
-        _append(self._path, line)
-        for sink in self._sinks:
-            sink.write(step, metrics)
+        """Write to the file, to each sink and to the server, once: after an error only what failed is repeated.
+
+        The caller repeats a write that a full disk failed, before it writes anything else.
+        """
+        if not self._unwritten:
+            line = json.dumps({"step": step, "time": time.time(), "policy": self._policy, **metrics})
+            self._unwritten.append(partial(_append, self._path, line))
+            self._unwritten += (partial(sink.write, step, metrics) for sink in self._sinks)
+            self._unwritten.append(partial(self._send, step, metrics))
+        while self._unwritten:
+            self._unwritten[0]()
+            self._unwritten.popleft()
+
+    def _send(self, step: int, metrics: Mapping[str, float]) -> None:
         records = [Metric(step, name, value, time.time(), self._policy) for name, value in metrics.items()]
         task = start_background(self._remote.record_metrics(self._run, records), "sending metrics to the server")
         self._sending.add(task)

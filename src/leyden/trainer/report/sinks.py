@@ -50,17 +50,28 @@ class TensorBoard:
 
     def __init__(self, config: Config, folder: Path) -> None:
         _require("tensorboard", "tensorboard", "tensorboard")
-        self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
+        self._folder = folder / "tensorboard"
+        self._writer: Any = self._open()
         self._writer.add_text("config", f"```\n{to_toml(config)}\n```")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of a step."""
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+        """Write the metrics of a step. After an error the next write opens another file: this thread has ended."""
+        try:
+            self._writer = self._writer or self._open()
+            for name, value in metrics.items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
+        except OSError:
+            self._writer = None
+            raise
 
     def close(self) -> None:
         """Flush and close."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> Any:
+        return import_module("torch.utils.tensorboard").SummaryWriter(str(self._folder))
 
 
 class WeightsAndBiases:
