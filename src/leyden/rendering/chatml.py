@@ -4,7 +4,6 @@ A fresh prompt has the tokens of the model's own chat template, with one excepti
 calls is plain text, so no `<|im_end|>` in it ends a turn. A continued prompt begins with all earlier tokens.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -118,9 +117,9 @@ class ChatMLRenderer:
         )
 
     def begin_call(self, name: str | None) -> list[int]:
-        """Return the first tokens of an answer that has to call this tool, or any tool."""
-        text = "<tool_call>\n" + (f'{{"name": {json.dumps(name)}, "arguments": ' if name else "")
-        return self._ids([_Segment(text, -1, form=True)])
+        """Return the first tokens of an answer that has to call this tool, or any tool. A name is plain text."""
+        start = _Segment("<tool_call>\n", -1, form=True)
+        return self._ids([start, _Segment(f'{{"name": {as_json(name)}, "arguments": ', -1)] if name else [start])
 
     def parse_response(
         self,
