@@ -287,6 +287,26 @@ def test_a_user_id_finds_no_files_of_its_last_user_whose_worker_was_killed() -> 
         again.release()
 
 
+@needs_root
+@pytest.mark.usefixtures("range_of_its_own")
+async def test_a_worker_that_starts_removes_the_scratch_folders_of_killed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.chmod(tmp_path, 0o711)  # noqa: PTH101 - ASYNC240 refuses the method
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    users = [user_ids.allocate_user() for _ in range(3)]
+    used, killed, highest = users
+    (tmp_path / "leyden-agent-notes-of-somebody").mkdir()
+    for each in (killed, highest):
+        os.close(each.lock)  # as the kernel does when a process dies
+    try:
+        async with running_isolation(request("user")):
+            assert used.scratch.exists() and not killed.scratch.exists() and not highest.scratch.exists()
+            assert (tmp_path / "leyden-agent-notes-of-somebody").exists()
+    finally:
+        used.release()
+
+
 def request(choice: Any, **options: Any) -> IsolationRequest:
     fields = {"server": "http://127.0.0.1:1", "base": str(AGENTS), **options}
     return IsolationRequest(choice=choice, probe=("true",), agent="x", options=IsolationOptions(**fields))

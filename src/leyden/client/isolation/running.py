@@ -18,6 +18,7 @@ from leyden.backoff import Backoff
 from leyden.client.isolation.launcher import agents_server, check, describe
 from leyden.client.isolation.options import IsolationOptions, Mode, ModeChoice, SandboxUnavailable
 from leyden.client.isolation.sandbox import hosts_file, targets
+from leyden.client.isolation.user_ids import remove_abandoned_scratch
 from leyden.guardian import guarded
 from leyden.loading import LoadError
 
@@ -79,6 +80,8 @@ async def running_isolation(request: IsolationRequest) -> AsyncIterator[Isolatio
         return
     folder = Path(tempfile.mkdtemp(prefix="leyden-worker-"))
     try:
+        if os.geteuid() == 0:
+            await asyncio.to_thread(remove_abandoned_scratch)
         options = _with_sockets(request.options, folder)
         mode, note = await asyncio.to_thread(_choose, request, options)
         if request.choice == "auto":

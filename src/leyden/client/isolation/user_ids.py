@@ -31,13 +31,9 @@ class AllocatedUser(NamedTuple):
 
 def allocate_user() -> AllocatedUser:
     """Return a user id that is allocated to no other process on this machine. Needs root."""
-    _LOCKS.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in range(FIRST, LAST + 1):
-        lock = os.open(_LOCKS / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
+        lock = _lock(number)
+        if lock is None:
             continue
         if _is_free(number):
             _remove_scratch(number)
@@ -46,6 +42,27 @@ def allocate_user() -> AllocatedUser:
             return AllocatedUser(number, scratch, lock)
         os.close(lock)
     raise SandboxUnavailable(f"all user ids from {FIRST} to {LAST} are in use")
+
+
+def remove_abandoned_scratch() -> None:
+    """Remove the scratch folders that killed workers have left on this machine. Needs root."""
+    found = (folder.name.removeprefix(_SCRATCH) for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"))
+    for number in {int(digits) for name in found if (digits := name.partition("-")[0]).isdecimal()}:
+        if FIRST <= number <= LAST and (lock := _lock(number)) is not None:
+            _remove_scratch(number)
+            os.close(lock)
+
+
+def _lock(number: int) -> int | None:
+    """Lock a user id; return the descriptor that holds the lock, or None where another process holds it."""
+    _LOCKS.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(_LOCKS / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
 
 
 def _remove_scratch(number: int) -> None:
