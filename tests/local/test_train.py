@@ -6,10 +6,12 @@ import re
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -286,9 +288,55 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     assert process.returncode == 130
     assert "stopped; continue with: leyden train small.toml training.steps=50" in printed
     (worker,) = workers
-    assert not Path(f"/proc/{worker}").exists()
+    wait_ended(worker)
     rows = [row["step"] for row in training.metrics()]
     assert rows == list(range(len(rows)))
+
+
+def test_a_second_interrupt_does_not_wait_for_the_update_that_is_computed(tmp_path: Path) -> None:
+    training = Training(
+        tmp_path, "held_out=0", "training.steps=2", "checkpoints.every=1", "algorithm.credit=credit.py:slow"
+    )
+    (tmp_path / "credit.py").write_text(SLOW_CREDIT)
+    process = training.start()
+    line_with(process, "step 1/2")
+    while not (tmp_path / "computing").exists():
+        time.sleep(0.05)
+    (worker,) = children(process.pid, "leyden.client.worker")
+    process.send_signal(signal.SIGINT)
+    line_with(process, "finishing this step")
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=120)  # the update takes an hour
+    assert process.returncode == 130
+    assert "stopped; continue with: leyden train small.toml held_out=0" in printed
+    wait_ended(worker)
+    (tmp_path / "fast").touch()
+    printed = training.finish()
+    assert "resuming small after step 1" in printed
+    assert [row["step"] for row in training.metrics()] == [1, 2]
+    assert [row["rollouts/succeeded"] for row in training.metrics()] == [6, 6]
+    with closing(sqlite3.connect(training.run / "leyden.db")) as database:
+        assert database.execute("SELECT count(*) FROM attempts WHERE ending = 'succeeded'").fetchone() == (12,)
+
+
+SLOW_CREDIT = """
+import time
+from pathlib import Path
+
+
+def slow(rewards, hyperparameters):
+    here = Path(__file__).parent
+    if (here / "runs/small/step-1").exists() and not (here / "fast").exists():
+        (here / "computing").touch()
+        time.sleep(3600)
+    return [rewards.total] * len(rewards.steps)
+"""
+
+
+def wait_ended(pid: int) -> None:
+    """Wait until a process has ended."""
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.05)
 
 
 def refusal(folder: Path, *settings: str) -> str:

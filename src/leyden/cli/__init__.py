@@ -72,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runner.run(options.run(options))
     except (KeyboardInterrupt, asyncio.CancelledError):
         if options.command == "train":
-            from leyden.cli.train import resume_command
+            from leyden.cli.train import exit_at_once
 
-            _fail(f"stopped; continue with: {resume_command(options)}")
+            exit_at_once(options)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,11 +1,16 @@
 """`leyden train`, `eval`, `dev` and `export`. torch is imported only when one of them runs."""
 
 import argparse
+import os
 import shlex
+import sys
+import threading
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rich.console import Console
 
 from leyden.cli.arguments import identifier, integer
 from leyden.cli.dev import format_counts, print_report
@@ -18,6 +23,9 @@ from leyden.rl.registry import KINDS
 
 if TYPE_CHECKING:
     from leyden.local.train import TrainingResult
+
+_STOP_S = 5.0
+"""How long the processes of a run may take to end after the second Ctrl-C."""
 
 
 def add_train(commands: Any) -> argparse.ArgumentParser:
@@ -115,7 +123,12 @@ async def _train(options: argparse.Namespace) -> None:
     needs_torch()
     from leyden.local.train import train
 
-    trained = await train(config, options.restart, accept_changes=options.accept_changes)
+    trained = await train(
+        config,
+        options.restart,
+        accept_changes=options.accept_changes,
+        on_second_interrupt=lambda: exit_within(_STOP_S, options),
+    )
     if options.json:
         print_json(trained)
         return
@@ -145,6 +158,22 @@ def _learned(trained: "TrainingResult") -> str:
         return text
     sign = "+" if trained.change > 0 else ""
     return f"{text}: {sign}{with_error(trained.change, trained.change_error)} in pairs of tasks"
+
+
+def exit_within(seconds: float, options: argparse.Namespace) -> None:
+    """End this process after some seconds, if it has not ended by then. The processes of the run end with it."""
+    timer = threading.Timer(seconds, exit_at_once, (options,))
+    timer.daemon = True
+    timer.start()
+
+
+def exit_at_once(options: argparse.Namespace) -> NoReturn:
+    """Print how to continue and end this process without waiting for its threads: one may compute an update."""
+    Console(stderr=True).show_cursor()  # the report of a step hides it
+    sys.stderr.write(f"leyden: stopped; continue with: {resume_command(options)}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130)
 
 
 def resume_command(options: argparse.Namespace) -> str:

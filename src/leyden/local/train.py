@@ -5,7 +5,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,8 +87,16 @@ class TrainingResult(Struct, frozen=True):
         return latest_checkpoint(self.folder, self.policy)
 
 
-async def train(config: Config, restart: bool = False, accept_changes: bool = False) -> TrainingResult:
-    """Train until the last step or SIGINT: the first one finishes the step and saves, the second one stops at once."""
+async def train(
+    config: Config,
+    restart: bool = False,
+    accept_changes: bool = False,
+    on_second_interrupt: Callable[[], None] = lambda: None,
+) -> TrainingResult:
+    """Train until the last step or SIGINT: the first one finishes the step and saves, the second one stops at once.
+
+    The thread that computes updates cannot be stopped: it ends when it has computed what it was given.
+    """
     started = time.monotonic()
     algorithm = algorithm_of(config)
     tasks = read_tasks(config)
@@ -105,7 +113,7 @@ async def train(config: Config, restart: bool = False, accept_changes: bool = Fa
             print_note(
                 f"the configuration or the code has changed: what was recorded with the earlier one is now {archive}"
             )
-        state = await _train(config, tasks, algorithm, source, folder)
+        state = await _train(config, tasks, algorithm, source, folder, on_second_interrupt)
     metrics = read_metrics(folder.metrics_file, config.policy)
     draw_image(metrics, f"{config.run}: {config.model}", folder.curve)
     print_note(draw_text(metrics))
@@ -148,7 +156,12 @@ def _too_few_tasks(config: Config, tasks: Tasks) -> list[str]:
 
 
 async def _train(
-    config: Config, tasks: Tasks, algorithm: Algorithm, source: ModelSource, folder: RunFolder
+    config: Config,
+    tasks: Tasks,
+    algorithm: Algorithm,
+    source: ModelSource,
+    folder: RunFolder,
+    on_second_interrupt: Callable[[], None],
 ) -> TrainerState:
     """Train from the latest checkpoint, or from the beginning, to the last step."""
     model = load_model(source, config.engine.dtype, True, config.training.lora, algorithm.reference)
@@ -193,7 +206,7 @@ async def _train(
             stack.server.starting_held,
         )
         try:
-            with _interruptible() as stop:
+            with _interruptible(on_second_interrupt) as stop:
                 state = await stack.run(trainer.run(stop))
         finally:
             display.close()
@@ -202,7 +215,7 @@ async def _train(
 
 
 @contextmanager
-def _interruptible() -> Iterator[asyncio.Event]:
+def _interruptible(on_second_interrupt: Callable[[], None]) -> Iterator[asyncio.Event]:
     """Yield an event that SIGINT or SIGTERM sets; a second signal cancels the current task."""
     stop = asyncio.Event()
     if threading.current_thread() is not threading.main_thread():  # as in a notebook: signals go to the main thread
@@ -213,6 +226,7 @@ def _interruptible() -> Iterator[asyncio.Event]:
 
     def interrupted() -> None:
         if stop.is_set():
+            on_second_interrupt()
             task.cancel()
         else:
             print_note("finishing this step, then saving; press Ctrl-C again to stop at once")
