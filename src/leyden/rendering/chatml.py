@@ -119,7 +119,10 @@ class ChatMLRenderer:
     def begin_call(self, name: str | None) -> list[int]:
         """Return the first tokens of an answer that has to call this tool, or any tool. A name is plain text."""
         start = _Segment("<tool_call>\n", -1, form=True)
-        return self._ids([start, _Segment(f'{{"name": {as_json(name)}, "arguments": ', -1)] if name else [start])
+        if not name:
+            return self._ids([start])
+        quoted = as_json(name).replace("<", "\\u003c")  # some models write `</tool_call>` in plain text
+        return self._ids([start, _Segment(f'{{"name": {quoted}, "arguments": ', -1)])
 
     def parse_response(
         self,
