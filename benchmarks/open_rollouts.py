@@ -11,7 +11,8 @@ calls in flight each, so that slots are scarce. Two processes send the load: thi
 
 First nothing is open, then all rollouts are, then the server is attacked in one way after another, and last in all ways
 at once. In each phase, probes measure the latency of a heartbeat (a write to the store) and of a model call. One run
-has a tenth of the rollouts, another the rest: a fair server answers both alike. The last line is one JSON object:
+has a tenth of the rollouts, another the rest: a fair server answers both alike. When all are finished, as many are
+opened and finished once more, to see whether the server's memory grows. The last line is one JSON object:
 `ratio` is the 99th percentile of a heartbeat under all attacks over that without attacks.
 """
 
@@ -197,6 +198,24 @@ async def open_rollouts(remote: Remote, run: str, count: int, worker: str) -> li
     return leases
 
 
+Starter = Callable[..., "asyncio.Task[None]"]
+
+
+async def open_wave(remote: Remote, load: Load, start: Starter, rollouts: int, wave: str) -> list[Lease]:
+    """Open rollouts of both runs, with their workers and agents."""
+    leases: list[Lease] = []
+    few = max(1, rollouts // 10)
+    for run, count in (("small", few), ("large", rollouts - few)):
+        for number, first in enumerate(range(0, count, MAX_LEASES)):
+            worker = f"{run}-{wave}-{number}"
+            opened = await open_rollouts(remote, run, min(MAX_LEASES, count - first), worker)
+            leases += opened
+            start(load.renew, worker, opened)
+            for lease in opened:
+                start(load.act, lease)
+    return leases
+
+
 async def finish_all(remote: Remote, leases: list[Lease]) -> int:
     """Finish attempts, and return how many counted."""
     counted = 0
@@ -282,16 +301,7 @@ async def measure(home: Path, rollouts: int, seconds: float, think_s: float, sca
                 await load.stay_in("before", seconds / 3)
                 memory_at_start = memory.now()
                 load.phase = "opening"
-                leases: list[Lease] = []
-                few = max(1, rollouts // 10)
-                for run, count in (("small", few), ("large", rollouts - few)):
-                    for number, first in enumerate(range(0, count, MAX_LEASES)):
-                        worker = f"{run}-{number}"
-                        opened = await open_rollouts(remote, run, min(MAX_LEASES, count - first), worker)
-                        leases += opened
-                        start(load.renew, worker, opened)
-                        for lease in opened:
-                            start(load.act, lease)
+                leases = await open_wave(remote, load, start, rollouts, "first")
                 greedy = await open_rollouts(remote, "greedy", GREEDY, "greedy")
                 hostile = await open_rollouts(remote, "hostile", HOSTILE, "hostile")
                 start(load.renew, "greedy", greedy)
@@ -314,6 +324,11 @@ async def measure(home: Path, rollouts: int, seconds: float, think_s: float, sca
             recorded = sum([(await remote.summary(run)).calls for run in ("large", "small", "greedy", "probe")])
             attempts = [lease.attempt.id for lease in leases]
             memory_at_end = memory.now()
+            async with Background() as start:  # what the first wave left must serve the second
+                again = await open_wave(remote, Load(remote, think_s, seed), start, rollouts, "second")
+                await asyncio.sleep(1.1 * think_s)
+            await finish_all(remote, again)
+            memory_after_second_wave = memory.now()
     finally:
         if attack is not None:
             attack.kill()
@@ -333,6 +348,7 @@ async def measure(home: Path, rollouts: int, seconds: float, think_s: float, sca
             "before": memory_at_start,
             **{phase: memory.peaks[phase] for phase in phases},
             "all finished": memory_at_end,
+            "second wave finished": memory_after_second_wave,
         },
         "statuses": {str(status): count for status, count in sorted(load.statuses.items())},
         "broken": dict(load.broken),
@@ -342,9 +358,6 @@ async def measure(home: Path, rollouts: int, seconds: float, think_s: float, sca
         "attacks": attacks,
         "exit_status": exit_status,
     }
-
-
-Starter = Callable[..., "asyncio.Task[None]"]
 
 
 class Background:
