@@ -11,3 +11,9 @@ def test_failures_count_only_within_the_time(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(restart_limit.time, "monotonic", lambda: next(times))
     limit = RestartLimit(3, within_s=60.0)
     assert [limit.add_failure() for _ in range(5)] == [False, False, False, False, True]
+
+
+def test_a_caller_may_count_the_time_of_service_only() -> None:
+    limit = RestartLimit(3, within_s=60.0)
+    assert not limit.add_failure(0.0) and not limit.add_failure(1000.0)
+    assert not limit.add_failure(1010.0) and limit.add_failure(1020.0)

@@ -12,6 +12,6 @@ class RestartLimit:
         self._failures, self._within_s = failures, within_s
 
     def add_failure(self, at: float | None = None) -> bool:
-        """Count a failure that happened now, or at a time of the caller's; return whether it is the last of too many."""
+        """Count a failure, now or at a time of the caller's clock; return whether it is the last of too many."""
         self._times.append(time.monotonic() if at is None else at)
         return len(self._times) == self._failures and self._times[-1] - self._times[0] < self._within_s
