@@ -66,6 +66,9 @@ class Update:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         raise AssertionError("an engine that shares the parameters needs no copy")
 
+    def adapter(self) -> None:
+        return None
+
 
 @dataclass
 class Answer:

@@ -90,6 +90,14 @@ class Engine(Protocol):
         """Start requests again: the weights have changed, and tokens sampled from now on are of this version."""
 
 
+class LoraWeights(Struct, frozen=True):
+    """A LoRA adapter: matrices whose products are added to the weights of some layers."""
+
+    rank: int
+    tensors: "dict[str, Tensor]"
+    """By layer, as in `model.layers.0.mlp.up_proj.lora_A.weight`; `lora_B` includes the scale."""
+
+
 class WeightUpdate(Protocol):
     """New weights that the trainer publishes to an engine."""
 
@@ -98,6 +106,9 @@ class WeightUpdate(Protocol):
 
     def tensors(self) -> "Iterator[tuple[str, Tensor]]":
         """Yield every tensor of the model to serve, by its Hugging Face name; call it after `apply`."""
+
+    def adapter(self) -> LoraWeights | None:
+        """Return the adapter where only a LoRA adapter is trained; call it after `apply`."""
 
 
 class Publication(Struct, frozen=True):
@@ -131,6 +142,8 @@ class VllmAddress(Struct, frozen=True, tag="vllm"):
     """Of the weights that it serves when a server process starts."""
     seeded: bool = False
     """Whether seeds of requests are honoured: vLLM samples seeded requests one by one."""
+    adapter: bool = False
+    """Whether each version is a LoRA adapter beside weights that do not change."""
 
 
 EngineAddress = SocketAddress | VllmAddress

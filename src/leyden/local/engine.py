@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from leyden.config import Config, ConfigError
 from leyden.engine.protocol import EngineBackend, EngineError
 from leyden.engine.torch.engine import TorchEngine
+from leyden.engine.vllm.adapters import adapter_arguments
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.installation import find_vllm
 from leyden.engine.vllm.process import VllmOptions
@@ -18,6 +19,7 @@ from leyden.local.memory_plan import plan_memory
 from leyden.local.notes import print_note
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.trainer.policy.loading import ModelSource
+from leyden.trainer.policy.policy import Policy
 
 _CPU_SLOTS, _GPU_SLOTS, _VLLM_REQUESTS = 64, 256, 1024
 _VLLM_CPU_SHARE = 0.2
@@ -32,10 +34,12 @@ async def running_engine(
     model: PreTrainedModel,
     source: ModelSource,
     version: int,
-    training: bool,
-    reference: bool = False,
+    policy: Policy | None = None,
 ) -> AsyncIterator[EngineBackend]:
-    """Run an engine that serves a model, within this context. The embedded one shares the parameters of `model`."""
+    """Run an engine that serves a model, within this context. The embedded one shares the parameters of `model`.
+
+    `policy` is what is trained beside it: the engine leaves it memory, and takes its LoRA adapter.
+    """
     kind, why = choose_engine(config, model.device)
     slots, precision = _slots(config, kind, model.device), str(model.dtype).removeprefix("torch.")
     print_note(f"engine: {kind} ({why}), {slots} requests at once, {precision}")
@@ -52,12 +56,14 @@ async def running_engine(
     if on_gpu and url is None:
         free, total = torch.cuda.mem_get_info(model.device)
         others = total - free - torch.cuda.memory_reserved(model.device)
-        plan = plan_memory(config, model, total, training, reference, others)
+        reference = policy is not None and policy.has_reference
+        plan = plan_memory(config, model, total, policy is not None, reference, others)
         print_note(str(plan))
         share = plan.engine_share
     # On a CPU vLLM takes this for a share of the machine's memory.
     shared = ("--gpu-memory-utilization", f"{share:.3f}")
     streamed = ("--stream-interval", str(_VLLM_STREAM_INTERVAL))
+    adapter = policy.adapter if policy is not None else None
     text = model.config.get_text_config()
     backend = VllmBackend(
         VllmOptions(
@@ -65,10 +71,16 @@ async def running_engine(
             python=_vllm_python(config),
             transfer="ipc" if on_gpu and url is None else "files",
             dtype=precision,
-            arguments=(*shared, *streamed, *config.engine.vllm_arguments),
+            arguments=(
+                *shared,
+                *streamed,
+                *(adapter_arguments(adapter.rank) if adapter is not None else ()),
+                *config.engine.vllm_arguments,
+            ),
         ),
         folder / "vllm.log",
-        model.named_parameters,
+        model.named_parameters if adapter is None else adapter.base_tensors,
+        adapter=None if adapter is None else adapter.weights,
         context_length=int(text.max_position_embeddings),
         vocab_size=int(text.vocab_size),
         concurrency=slots,

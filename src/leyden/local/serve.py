@@ -52,7 +52,7 @@ async def serve_model(
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with running_engine(found.config, folder, loaded, found.source, 0, training=False) as engine:
+    async with running_engine(found.config, folder, loaded, found.source, 0) as engine:
         server_options = ServerProcessOptions(
             serve=replace(options, home=folder, direct=True),
             policy=found.name,

@@ -29,6 +29,7 @@ from leyden.remote import Remote, read_key
 from leyden.server.keys import write_private
 from leyden.server.options import ServeOptions, ServerProcessOptions
 from leyden.trainer.policy.loading import ModelSource
+from leyden.trainer.policy.policy import Policy
 from leyden.trainer.report.progress_line import ProgressLine
 from leyden.wire import KeySpec, RunSpec
 
@@ -82,12 +83,11 @@ async def local_stack(
     source: ModelSource,
     version: int,
     run: str,
-    training: bool = False,
-    reference: bool = False,
+    policy: Policy | None = None,
 ) -> AsyncIterator[LocalStack]:
-    """Serve a model to the agents of a run, within this context."""
+    """Serve a model to the agents of a run, within this context. `policy` is what is trained beside it."""
     async with (
-        running_engine(config, folder, model, source, version, training, reference) as engine,
+        running_engine(config, folder, model, source, version, policy) as engine,
         _shown_server(_server_options(config, folder, source, engine), engine, folder / "server.log") as server,
         RetryingRemote(server.running.url, admin_key(folder), lambda: server.is_gone) as remote,
     ):

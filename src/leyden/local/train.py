@@ -178,7 +178,7 @@ async def _train(
     async with AsyncExitStack() as opened:
         sinks = opened.enter_context(opened_sinks(config, folder.path))
         stack = await opened.enter_async_context(
-            local_stack(config, folder.path, model, source, state.version, config.run, True, algorithm.reference)
+            local_stack(config, folder.path, model, source, state.version, config.run, policy)
         )
         print_note(f"dashboard: {stack.server.running.dashboard}&to=/runs/{config.run}")
         if stack.worker is None:

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from leyden.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_steps, latest_checkpoint
 from leyden.config import ConfigError
+from leyden.engine.protocol import LoraWeights
 from leyden.records import DEFAULT_POLICY
 from leyden.rendering.known_models import remember_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE
@@ -130,11 +131,15 @@ class CheckpointWeights:
 
     def apply(self) -> None:
         """Write them into the policy; the optimiser keeps its state."""
-        self._policy.load_weights(_read_weights(self._folder, self._policy))
+        _load_weights(self._folder, self._policy)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights of the model that is served; call it after `apply`."""
         return self._policy.served_tensors()
+
+    def adapter(self) -> LoraWeights | None:
+        """Return the LoRA adapter, if the policy has one; call it after `apply`."""
+        return self._policy.adapter_weights()
 
 
 def restore_latest(run: Path, name: str, policy: Policy, warn: Callable[[str], None]) -> TrainerState:
@@ -165,15 +170,19 @@ def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
     """Restore a policy and its optimiser from a checkpoint."""
     policy.optimiser.state.clear()
     state = read_state(folder)
+    _load_weights(folder, policy)
+    moments = load_file(folder / _OPTIMISER)
+    torch.set_rng_state(moments.pop(_RNG))
+    restore_moments(policy.optimiser, policy.parameters, moments)
+    return state
+
+
+def _load_weights(folder: Path, policy: Policy) -> None:
     policy.load_weights(_read_weights(folder, policy))
     extra = load_file(folder / _EXTRA)
     with torch.no_grad():
         for name, parameter in policy.extra_parameters.items():
             parameter.copy_(extra[name])
-    moments = load_file(folder / _OPTIMISER)
-    torch.set_rng_state(moments.pop(_RNG))
-    restore_moments(policy.optimiser, policy.parameters, moments)
-    return state
 
 
 def restore_moments(

@@ -73,6 +73,9 @@ class Scaled:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         return self._model.named_parameters()
 
+    def adapter(self) -> None:
+        return None
+
 
 def test_a_replayed_step_equals_the_computed_one_in_float32(model: PreTrainedModel) -> None:
     kv_cache = KVCache(9, 1024, torch.float32, model.device)

@@ -57,6 +57,9 @@ class ModelUpdate:
         assert self.is_applied
         return self._model.named_parameters()
 
+    def adapter(self) -> None:
+        return None
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmBackend]:

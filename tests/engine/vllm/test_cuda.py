@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from leyden.engine.protocol import EngineError, TokenChunk
+from leyden.engine.vllm.adapters import AdapterTransfer
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.publisher import VllmPublisher
@@ -50,6 +51,9 @@ class Noise:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         return self._model.named_parameters()
+
+    def adapter(self) -> None:
+        return None
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +130,7 @@ async def test_a_change_of_one_element_that_is_not_published_is_found(
             pass
 
     name, weight = next((name, each) for name, each in model.named_parameters() if "up_proj" in name)
-    publisher = VllmPublisher(backend.address.location, SkippedTransfer())
+    publisher = VllmPublisher(backend.address.location, SkippedTransfer(), AdapterTransfer(Path()))
     await publisher.pause()
     kept = weight.detach()[0, 0].clone()
     with torch.no_grad():

@@ -24,6 +24,9 @@ class RecordedUpdate:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         return iter(())
 
+    def adapter(self) -> None:
+        return None
+
 
 @pytest.mark.parametrize(
     ("transfer", "expected"), [("ipc", ["applied", "cache emptied"]), ("files", ["applied"])], ids=["ipc", "files"]

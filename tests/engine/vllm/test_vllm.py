@@ -30,6 +30,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from leyden.engine.protocol import EngineError, TokenChunk, VllmAddress
+from leyden.engine.vllm.adapters import AdapterTransfer
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.http import call, control
 from leyden.engine.vllm.process import VllmProcess
@@ -43,7 +44,7 @@ pytestmark = [pytest.mark.slow, needs_vllm, pytest.mark.asyncio(loop_scope="modu
 @pytest_asyncio.fixture(loop_scope="module")
 async def publisher(vllm: VllmProcess, tmp_path: Path) -> AsyncIterator[VllmPublisher]:
     """A publisher; afterwards the model is as it was."""
-    publisher = VllmPublisher(vllm.location, FileTransfer(tmp_path))
+    publisher = VllmPublisher(vllm.location, FileTransfer(tmp_path), AdapterTransfer(tmp_path))
     yield publisher
     await publish(publisher, spark())
 
@@ -279,7 +280,7 @@ async def test_a_publication_that_did_not_arrive_is_found(vllm: VllmProcess, pub
     model = spark()
     with torch.no_grad():
         model.model.layers[2].mlp.up_proj.weight[3, 5] += 1e-4
-    skipping = VllmPublisher(vllm.location, SkippedTransfer())
+    skipping = VllmPublisher(vllm.location, SkippedTransfer(), AdapterTransfer(Path()))
     await skipping.pause()
     with pytest.raises(EngineError, match=r"1 of \d+ tensors.*layers\.2\.mlp\.up_proj"):
         await skipping.send(model.named_parameters(), 1)

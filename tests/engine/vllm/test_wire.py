@@ -107,10 +107,10 @@ def test_a_checksum_sees_every_element_and_its_position() -> None:
 
 
 def test_tensors_that_differ_or_are_missing_are_named() -> None:
-    compare({"a": 1, "b": 2}, {"a": 1, "b": 2})
+    compare({"a": 1, "b": 2}, {"a": 1, "b": 2}, "after publishing")
     for found in ({"a": 1, "b": 3}, {"a": 1}, {"a": 1, "b": 2, "c": 3}):
         with pytest.raises(EngineError, match=r"1 of \d tensors in vLLM differ from the trainer's: [bc]"):
-            compare({"a": 1, "b": 2}, found)
+            compare({"a": 1, "b": 2}, found, "after publishing")
 
 
 def test_the_command_follows_the_version_and_the_transfer() -> None:
@@ -150,6 +150,9 @@ async def test_the_time_of_a_publication_does_not_include_the_optimiser_step(
 
         def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
             return iter(())
+
+        def adapter(self) -> None:
+            return None
 
     async def deliver() -> int:
         clock.now += 3.0

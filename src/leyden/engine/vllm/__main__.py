@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from leyden.engine.vllm.adapters import adapter_arguments
 from leyden.engine.vllm.installation import find_vllm
 from leyden.engine.vllm.process import VllmOptions, command, environment
 
@@ -18,9 +19,11 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path, help="the folder of the model that the run trains")
     parser.add_argument("--uds", type=Path, required=True, metavar="PATH", help="the Unix socket to listen on")
+    parser.add_argument("--lora-rank", type=int, metavar="N", help="the run's `training.lora.rank`, if it has one")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has vLLM")
     options, arguments = parser.parse_known_args()
-    vllm = VllmOptions(model=options.model.absolute(), python=options.python, arguments=tuple(arguments))
+    lora = adapter_arguments(options.lora_rank) if options.lora_rank is not None else ()
+    vllm = VllmOptions(model=options.model.absolute(), python=options.python, arguments=(*lora, *arguments))
     installation = find_vllm(vllm.python)
     if installation is None:
         parser.exit(1, f"{vllm.python} has no vLLM: name an interpreter that has it with --python\n")

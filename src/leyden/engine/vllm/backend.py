@@ -1,6 +1,7 @@
 """Runs vLLM for a training process and keeps it at the trainer's published weights.
 
-All weights are sent, and their checksums compared, at the start, after every update and after every restart.
+All weights, or the LoRA adapter beside weights that stay, are sent and their checksums compared at the start, after
+every update and after every restart.
 """
 
 import asyncio
@@ -16,13 +17,15 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from leyden.engine.protocol import EngineError, Publication, VllmAddress, WeightUpdate
+from leyden.engine.protocol import EngineError, LoraWeights, Publication, VllmAddress, WeightUpdate
+from leyden.engine.vllm.adapters import AdapterTransfer
 from leyden.engine.vllm.process import VllmOptions, VllmProcess
 from leyden.engine.vllm.publisher import FileTransfer, IpcTransfer, VllmPublisher
 from leyden.engine.vllm.running import RunningVllm
 from leyden.engine.vllm.tokenizer_folder import write_tokenizer
 
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
+Adapter = Callable[[], LoraWeights | None]
 VllmServer = VllmProcess | RunningVllm
 
 
@@ -35,6 +38,7 @@ class VllmBackend:
         log: Path,
         weights: Weights,
         *,
+        adapter: Adapter | None = None,
         context_length: int,
         vocab_size: int,
         concurrency: int,
@@ -45,11 +49,14 @@ class VllmBackend:
     ) -> None:
         """`weights` are those of `version`, by their Hugging Face names.
 
+        With an `adapter` they are the weights of the model's folder, and `adapter` returns what belongs to `version`:
+        only the adapter is sent.
+
         Grammars follow `tokenizer`, a tokenizer.json in which every added token is special; the model's tokenizer if it
         is None. With a `url` the server that runs there is used, and `options` only say how weights are transferred.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="leyden-weights-"))
-        self._weights, self._version = weights, version
+        self._weights, self._adapter, self._version = weights, adapter, version
         self._lock = asyncio.Lock()
         if tokenizer is not None:
             folder = write_tokenizer(tokenizer, options.model, self._folder / "tokenizer")
@@ -59,7 +66,13 @@ class VllmBackend:
             VllmProcess(self._options, log, self._restarted) if url is None else RunningVllm(url.removeprefix("unix:"))
         )
         self._address = VllmAddress(
-            self._server.location, context_length, vocab_size, concurrency, version=version, seeded=seeded
+            self._server.location,
+            context_length,
+            vocab_size,
+            concurrency,
+            version=version,
+            seeded=seeded,
+            adapter=adapter is not None,
         )
         self._publisher = self._new_publisher()
 
@@ -91,7 +104,11 @@ class VllmBackend:
         """Apply an update and send it to vLLM. The server must hold its calls meanwhile."""
         async with self._lock:
             await asyncio.to_thread(self._apply, update)
-            self._weights, self._version = update.tensors, version
+            self._version = version
+            if self._adapter is None:
+                self._weights = update.tensors
+            else:
+                self._adapter = update.adapter
         started = time.monotonic()
         sent = await self._deliver_or_recover()
         return Publication(time.monotonic() - started, sent)
@@ -115,9 +132,15 @@ class VllmBackend:
         """Send the latest weights to vLLM; return their size in bytes."""
         async with self._lock:
             await self._publisher.pause()
-            sent = await self._publisher.send(self._weights(), self._version)
+            sent = await self._send()
             await self._publisher.resume()
             return sent
+
+    async def _send(self) -> int:
+        adapter = self._adapter() if self._adapter is not None else None
+        if adapter is None:
+            return await self._publisher.send(self._weights(), self._version)
+        return await self._publisher.send_adapter(adapter, self._weights, self._version)
 
     async def _restarted(self) -> None:
         self._publisher = self._new_publisher()
@@ -125,4 +148,4 @@ class VllmBackend:
 
     def _new_publisher(self) -> VllmPublisher:
         transfer = IpcTransfer() if self._options.transfer == "ipc" else FileTransfer(self._folder)
-        return VllmPublisher(self._server.location, transfer)
+        return VllmPublisher(self._server.location, transfer, AdapterTransfer(self._folder))

@@ -88,7 +88,7 @@ class VllmEngine:
         while True:
             await self._resumed.wait()
             version = self.version
-            running = HttpStream(self._open(), wire.prompt_logprobs_body(request))
+            running = HttpStream(self._open(), wire.prompt_logprobs_body(request, self._adapter))
             self._running.add(running)
             try:
                 data = b"".join([part async for part in running.read()])
@@ -116,7 +116,8 @@ class VllmEngine:
         """Sample under one version. If the last chunk has no finish reason, a weight change aborted the request."""
         version = self.version
         room = self.context_length - len(request.prompt_ids) - len(sampled)
-        running = HttpStream(self._open(), wire.body(request, sampled, room, self._address.seeded))
+        body = wire.body(request, sampled, room, self._address.seeded, self._adapter)
+        running = HttpStream(self._open(), body)
         self._running.add(running)
         try:
             async with aclosing(running.read()) as batches:
@@ -141,6 +142,11 @@ class VllmEngine:
                 await self._held.wait()
         except TimeoutError:
             raise EngineError("vLLM aborted the request, and no weight change was the reason") from None
+
+    @property
+    def _adapter(self) -> str | None:
+        """The name of the LoRA adapter to sample with."""
+        return wire.adapter_name(self.version) if self._address.adapter else None
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -126,7 +126,7 @@ class HttpStream:
 
 
 async def call(session: aiohttp.ClientSession, path: str, body: Any = None, **query: str) -> Any:
-    """Call a control route and return its JSON. Raises `EngineError` if it fails."""
+    """Call a control route and return its JSON, if it sends any. Raises `EngineError` if it fails."""
     data = None if body is None else msgspec.json.encode(body)
     try:
         async with session.post(path, data=data, headers=_JSON, params=query) as response:
@@ -135,7 +135,7 @@ async def call(session: aiohttp.ClientSession, path: str, body: Any = None, **qu
         raise _lost(error) from error
     if response.status != 200:
         raise EngineError(f"vLLM's {path} failed: {error_message(answer)}")
-    return msgspec.json.decode(answer) if answer else None
+    return msgspec.json.decode(answer) if answer and response.content_type == "application/json" else None
 
 
 async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> aiohttp.ClientResponse:

@@ -89,6 +89,7 @@ def environment(options: VllmOptions) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, (extension, os.environ.get("PYTHONPATH")))),
         "PYTHONSAFEPATH": "1",  # a file of the user does not shadow a module of vLLM
         "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
         "VLLM_NO_USAGE_STATS": "1",

@@ -8,7 +8,7 @@ import asyncio
 import base64
 import pickle
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from leyden.engine.protocol import EngineError
+from leyden.engine.protocol import EngineError, LoraWeights
+from leyden.engine.vllm.adapters import AdapterTransfer, adapter_checksums
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.http import call, control
 
@@ -76,8 +77,8 @@ class IpcTransfer:
 class VllmPublisher:
     """Publishes to the vLLM at a location."""
 
-    def __init__(self, location: str, transfer: Transfer) -> None:
-        self._location, self._transfer = location, transfer
+    def __init__(self, location: str, transfer: Transfer, adapters: AdapterTransfer) -> None:
+        self._location, self._transfer, self._adapters = location, transfer, adapters
         self._dtypes: dict[str, torch.dtype] = {}
 
     async def pause(self) -> None:
@@ -94,32 +95,63 @@ class VllmPublisher:
         """Send weights to a paused vLLM, verify that it has them, and return their bytes."""
         async with control(self._location) as client:
             if not self._dtypes:
-                self._dtypes = {name: getattr(torch, dtype) for name, (dtype, _) in (await _checksums(client)).items()}
+                await self._read_dtypes(client)
             served = await asyncio.to_thread(_served, weights, self._dtypes)
             await self._transfer.send(client, served, version)
             reset = await call(client, "/reset_prefix_cache")  # older versions answer nothing
             if reset is not None and not reset["success"]:
                 raise EngineError("vLLM did not clear its prefix cache, which has keys and values of the old weights")
-            expected = await asyncio.to_thread(lambda: {name: checksum(tensor) for name, tensor in served})
-            compare(expected, {name: value for name, (_, value) in (await _checksums(client)).items()})
+            await _compare_weights(client, served, "after publishing")
             return sum(tensor.nbytes for _, tensor in served)
 
+    async def send_adapter(
+        self, adapter: LoraWeights, base: Callable[[], Iterable[tuple[str, Tensor]]], version: int
+    ) -> int:
+        """Send a LoRA adapter to a paused vLLM, verify that it has it, and return its bytes.
 
-def compare(expected: Mapping[str, int], found: Mapping[str, int]) -> None:
-    """Raise `EngineError` unless vLLM has exactly the published tensors."""
+        The first time, also verify that vLLM serves the weights that the adapter belongs to.
+        """
+        async with control(self._location) as client:
+            if not self._dtypes:
+                await self._read_dtypes(client)
+                served_base = await asyncio.to_thread(_served, base(), self._dtypes)
+                await _compare_weights(client, served_base, "before the adapter is loaded")
+            dtype = next(iter(self._dtypes.values()))
+            served = await self._adapters.send(client, adapter, dtype, version)
+            found = await _on_worker(client, "leyden_adapter_checksums", rank=adapter.rank)
+            compare(await asyncio.to_thread(adapter_checksums, served), found, "after publishing")
+            return sum(tensor.nbytes for tensor in served.values())
+
+    async def _read_dtypes(self, client: aiohttp.ClientSession) -> None:
+        self._dtypes = {name: getattr(torch, dtype) for name, (dtype, _) in (await _checksums(client)).items()}
+
+
+def compare(expected: Mapping[str, int], found: Mapping[str, int], when: str) -> None:
+    """Raise `EngineError` unless vLLM has exactly the trainer's tensors."""
     different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if different:
         raise EngineError(
-            f"after publishing, {len(different)} of {len(found)} tensors in vLLM differ from the trainer's:"
+            f"{when}, {len(different)} of {len(found)} tensors in vLLM differ from the trainer's:"
             f" {', '.join(different[:_SHOWN])}"
         )
 
 
+async def _compare_weights(client: aiohttp.ClientSession, served: Weights, when: str) -> None:
+    expected = await asyncio.to_thread(lambda: {name: checksum(tensor) for name, tensor in served})
+    compare(expected, {name: value for name, (_, value) in (await _checksums(client)).items()}, when)
+
+
 async def _checksums(client: aiohttp.ClientSession) -> dict[str, tuple[str, int]]:
-    workers = (await call(client, "/collective_rpc", {"method": "leyden_checksums"}))["results"]
+    return {name: (dtype, value) for name, (dtype, value) in (await _on_worker(client, "leyden_checksums")).items()}
+
+
+async def _on_worker(client: aiohttp.ClientSession, method: str, **arguments: Any) -> dict[str, Any]:
+    """Call a method of the extension of vLLM's only worker."""
+    workers = (await call(client, "/collective_rpc", {"method": method, "kwargs": arguments}))["results"]
     if len(workers) != 1:
         raise EngineError(f"vLLM runs on {len(workers)} workers: weights can be published to one only")
-    return {name: (dtype, value) for name, (dtype, value) in workers[0].items()}
+    found: dict[str, Any] = workers[0]
+    return found
 
 
 def _served(weights: Iterable[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype]) -> Weights:

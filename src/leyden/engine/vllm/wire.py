@@ -73,7 +73,14 @@ class CompletionEvent(Struct, frozen=True):
 _decode = msgspec.json.Decoder(CompletionEvent).decode
 
 
-def body(request: EngineRequest, sampled: tuple[int, ...], room: int, seeded: bool) -> bytes:
+def adapter_name(version: int) -> str:
+    """Return the name of a version's LoRA adapter."""
+    return f"adapter-{version}"
+
+
+def body(
+    request: EngineRequest, sampled: tuple[int, ...], room: int, seeded: bool, adapter: str | None = None
+) -> bytes:
     """Build the request for the rest of a generation that has `sampled`; `room` tokens are left in the context."""
     sampling = request.sampling
     parameters: dict[str, Any] = {
@@ -96,13 +103,15 @@ def body(request: EngineRequest, sampled: tuple[int, ...], room: int, seeded: bo
     if request.grammar is not None:
         parameters["structured_outputs"] = {"grammar": _bound_whitespace(request.grammar)}
     ids = request.prompt_ids + sampled
-    return msgspec.json.encode({"token_ids": ids, "stream": True, "sampling_params": parameters})
+    return msgspec.json.encode({"model": adapter, "token_ids": ids, "stream": True, "sampling_params": parameters})
 
 
-def prompt_logprobs_body(request: EngineRequest) -> bytes:
+def prompt_logprobs_body(request: EngineRequest, adapter: str | None = None) -> bytes:
     """Build the request for the logprobs of a prompt. Only an answer that is not streamed has them."""
     parameters = {"max_tokens": 1, "prompt_logprobs": request.top_logprobs, "detokenize": False}
-    return msgspec.json.encode({"token_ids": request.prompt_ids, "stream": False, "sampling_params": parameters})
+    return msgspec.json.encode(
+        {"model": adapter, "token_ids": request.prompt_ids, "stream": False, "sampling_params": parameters}
+    )
 
 
 def prompt_logprobs(

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from leyden.config import AdapterConfig, ConfigError
+from leyden.engine.protocol import LoraWeights
 
 _NAME = "default"
 
@@ -26,7 +28,7 @@ class LoraAdapter:
         if linear.isdisjoint(config.modules):
             known = ", ".join(sorted(linear))
             raise ConfigError(f"`training.lora.modules`: the model has no such layer; its linear layers are {known}")
-        self._served = served
+        self._served, self.rank = served, config.rank
         lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.modules))
         self.model = deepcopy(served).requires_grad_(False)
         inject_adapter_in_model(lora, self.model, _NAME)
@@ -43,6 +45,23 @@ class LoraAdapter:
             served: Any = self._served.get_submodule(name)
             base: Any = layer.get_base_layer()
             served.weight.copy_(base.weight + layer.get_delta_weight(_NAME))
+
+    def base_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters of the model without its adapters, by the names that they have in it."""
+        for name, parameter in self.model.named_parameters():
+            if ".lora_" not in name:
+                yield name.replace(".base_layer.", "."), parameter.detach()
+
+    @torch.no_grad()
+    def weights(self) -> LoraWeights:
+        """Return the adapters; the scale is part of `lora_B`."""
+        tensors: dict[str, Tensor] = {}
+        for name, layer in self._layers.items():
+            down: Any = layer.lora_A[_NAME]
+            up: Any = layer.lora_B[_NAME]
+            tensors[f"{name}.lora_A.weight"] = down.weight.detach()
+            tensors[f"{name}.lora_B.weight"] = layer.scaling[_NAME] * up.weight
+        return LoraWeights(self.rank, tensors)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

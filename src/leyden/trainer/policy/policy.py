@@ -16,6 +16,7 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from leyden.config import AdapterConfig, TrainingConfig
+from leyden.engine.protocol import LoraWeights
 from leyden.rl.pack import Cost
 from leyden.rl.statistics import Statistics
 from leyden.trainer.batch.microbatch import sequence_microbatches, tree_microbatches
@@ -70,6 +71,10 @@ class PolicyUpdate:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights of the model that is served; call it after `apply`."""
         return self._policy.served_tensors()
+
+    def adapter(self) -> LoraWeights | None:
+        """Return the LoRA adapter, if the policy has one; call it after `apply`."""
+        return self._policy.adapter_weights()
 
 
 class Policy:
@@ -126,9 +131,18 @@ class Policy:
         """Trained parameters that are not in the served model: LoRA matrices, a critic."""
         return {name: each for name, each in self.parameters.items() if self.adapter or name.startswith(_CRITIC)}
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether it keeps the model that training started with."""
+        return self._reference is not None
+
     def served_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters of the model that is served, by name."""
         return ((name, parameter.detach()) for name, parameter in self.served.named_parameters())
+
+    def adapter_weights(self) -> LoraWeights | None:
+        """Return the LoRA adapter, if it has one."""
+        return self.adapter.weights() if self.adapter is not None else None
 
     def weights(self) -> dict[str, Tensor]:
         """Return the state of the model that is served, in the precision of the master weights."""

@@ -46,6 +46,22 @@ class WorkerExtension:
         tensors = _checkpoint_tensors(model)
         return {name: [str(tensor.dtype).removeprefix("torch."), checksum(tensor)] for name, tensor in tensors}
 
+    def leyden_adapter_checksums(self, rank: int) -> dict[str, int]:
+        """Return the checksums of the matrices of the LoRA adapter in use that are not all zeros, by their names."""
+        model = self.model_runner.get_model()
+        packed = getattr(model, "packed_modules_mapping", None) or {}
+        sums = {}
+        for path, module in model.named_modules():
+            if not isinstance(getattr(module, "lora_a_stacked", None), tuple):  # those of embeddings are not
+                continue
+            parent, _, last = path.rpartition(".")
+            names = packed.get(last, [last]) if len(module.lora_a_stacked) > 1 else [last]
+            for name, a, b in zip(names, module.lora_a_stacked, module.lora_b_stacked, strict=True):
+                for kind, matrix in (("lora_A", a[0, 0, :rank]), ("lora_B", b[0, 0, :, :rank])):
+                    if matrix.any():
+                        sums[f"{parent}.{name}.{kind}.weight"] = checksum(matrix)
+        return sums
+
     def leyden_repack(self) -> None:
         """Repack tied weights: after a reload vLLM's CPU backend still multiplies by the old ones."""
         for module in self.model_runner.get_model().modules():
@@ -59,8 +75,9 @@ def _checkpoint_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     seen: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         path, _, kind = name.rpartition(".")
-        parent, _, last = path.rpartition(".")
         module = modules[path]
+        name = name.replace(".base_layer.", ".")  # the layer that a LoRA layer wraps
+        parent, _, last = path.removesuffix(".base_layer").rpartition(".")
         tensor = _in_use(module, parameter) if kind == "weight" else parameter
         if parameter.data_ptr() in seen and tensor is parameter:  # tied to one that was reported
             continue
