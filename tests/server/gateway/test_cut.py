@@ -1,6 +1,7 @@
 """A rollout that reaches its limit inside a call: what was sampled is recorded as cut, and waiting is not charged."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -17,6 +18,7 @@ from leyden.remote import Remote, RemoteError
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.types import AnswerStarted, GenerationRequest
 from leyden.server.keys import KeyKind
+from leyden.store.errors import Conflict
 from leyden.wire import FinishRequest, TimeoutRequest
 
 ASK: Any = {"model": "m", "messages": [{"role": "user", "content": "Tell me a story."}]}
@@ -236,3 +238,30 @@ async def test_only_a_worker_of_its_run_can_end_the_calls_of_an_attempt(server: 
                     await stranger.finish(run, server.attempt, FinishRequest(Outcome(Ending.TIMEOUT)))
         assert not (await server.episode()).calls and not asking.done()
         asking.cancel()
+
+
+async def test_a_call_that_nobody_waits_for_may_find_its_attempt_ended(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saving, ended = asyncio.Event(), asyncio.Event()
+
+    async def refuse(*_: object) -> None:
+        saving.set()
+        await ended.wait()
+        raise Conflict("the attempt has ended")
+
+    await server.new_attempt()
+    server.say = lambda _: "word"
+    monkeypatch.setattr(server.service.store, "record_calls", refuse)
+    async with client_of(server) as client:
+        asking = asyncio.create_task(read_all(client, False))
+        await saving.wait()
+        asking.cancel()
+        await asyncio.wait({asking})
+    gateway = server.service.gateway
+    assert gateway is not None
+    await eventually(lambda: not any(attempt._in_flight for attempt in gateway._attempts.values()))
+    ended.set()
+    await asyncio.sleep(0.05)
+    gc.collect()
+    assert "never retrieved" not in caplog.text

@@ -5,6 +5,7 @@ as ok, cut, failed or abandoned.
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import Counter
@@ -32,6 +33,7 @@ from leyden.store.store import Store
 
 _STORE_WAIT_S = 300.0
 _BACKOFF = Backoff(first_s=0.1, max_s=2.0)
+_log = logging.getLogger("leyden.server")
 
 
 class Recorder:
@@ -164,6 +166,7 @@ class CallRecording:
             for call in calls:
                 self._attempt.index.add_request(call, self._prompt.history)
             self._saving = asyncio.create_task(self._recorder.save(self._attempt, calls, self._prompt.history))
+            self._saving.add_done_callback(_log_failure)
         await asyncio.shield(self._saving)
 
     def _call(self, choice: int, answer: RecordedAnswer, status: CallStatus | None) -> Call:
@@ -211,3 +214,9 @@ class CallRecording:
         """Return how the other choices refer to the first one, whose prompt they keep."""
         prompt = self._prompt
         return {"parent": self.ids[0], "kept_ids": len(prompt.ids), "kept_messages": len(prompt.history.messages)}
+
+
+def _log_failure(saving: asyncio.Task[None]) -> None:
+    """Log a failure that no request may wait for any more; that an attempt has ended meanwhile is none."""
+    if not saving.cancelled() and (error := saving.exception()) is not None and not isinstance(error, GatewayError):
+        _log.error("a call cannot be saved", exc_info=error)
