@@ -454,6 +454,7 @@ def test_a_training_that_is_stopped_at_once_says_how_to_resume(leyden: Leyden, m
         raise asyncio.CancelledError
 
     monkeypatch.setattr("leyden.local.train.train", stopped)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     Path("my agents").mkdir()
     Path("my agents/one.toml").write_text('agent = "json:loads"\ntasks = "t"\nheld_out = 0\n')
     Path("my agents/t").write_text("{}")

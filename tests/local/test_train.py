@@ -189,7 +189,7 @@ def test_a_run_that_collapses_warns_keeps_its_best_checkpoint_and_tests_that(tmp
     document = json.loads(leyden(tmp_path, "compare", "small", "small", "--steps", "0", "1", "--json").stdout)
     assert (document["result"]["difference"], document["result"]["tasks"]) == (0.5, 3)
     said = leyden(tmp_path, "compare", "small", "small", "--steps", "1", "3").stdout
-    assert "small at step 1: reward 1.000 (6 rollouts)" in said
+    assert "small at step 1: reward 1.000 ± 0.000 (6 rollouts)" in said
     assert "difference -1.000 ± 0.000, in pairs over 3 tasks" in said
     database = Database(str(training.run / "leyden.db"), readonly=True)
     with database.reader.begin() as connection:

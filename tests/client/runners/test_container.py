@@ -85,7 +85,7 @@ class DockerStandIn:
 
     async def _kill(self, name: str) -> tuple[int, str]:
         container = self.containers.get(name)
-        if container is None or container.returncode is not None:
+        if container is None or container.returncode is not None or name in self.killed:
             return 1, ""
         self.killed.append(name)
         os.killpg(container.pid, 9)

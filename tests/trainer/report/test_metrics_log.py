@@ -17,7 +17,7 @@ from leyden.trainer.checkpoint import is_disk_full
 from leyden.trainer.policy.policy import UpdateMetrics
 from leyden.trainer.report.metrics_log import MetricsLog, read_metrics, step_metrics
 from leyden.trainer.report.plot import draw_image, draw_text
-from leyden.trainer.report.sinks import open_sinks
+from leyden.trainer.report.sinks import opened_sinks
 from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 from leyden.wire import RunSpec
@@ -99,22 +99,23 @@ async def test_a_step_that_a_full_disk_failed_in_one_sink_is_in_every_place_once
 ) -> None:
     await remote.create_run(RunSpec("full"))
     config = read_config({"run": "full", "agent": "a", "tasks": "t", "report": ["tensorboard"]})
-    path, sinks = tmp_path / "metrics.jsonl", open_sinks(config, tmp_path)
-    log = MetricsLog(path, DEFAULT_POLICY, 0, remote, "full", sinks)
-    log.step(report(1), 0.0)
-    (events,) = (tmp_path / "tensorboard").iterdir()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (events.stat().st_size, before[1]))
-    try:
-        with pytest.raises(OSError) as full:
-            log.step(report(2), 0.0)
-        assert is_disk_full(full.value)  # so the trainer tries again
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [line["step"] for line in read_metrics(path, DEFAULT_POLICY)] == [1, 2]  # there was room for the line
-    log.step(report(2), 0.0)
-    log.step(report(3), 0.0)
-    await log.close()
+    path = tmp_path / "metrics.jsonl"
+    with opened_sinks(config, tmp_path) as sinks:
+        log = MetricsLog(path, DEFAULT_POLICY, 0, remote, "full", sinks)
+        log.step(report(1), 0.0)
+        (events,) = (tmp_path / "tensorboard").iterdir()
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (events.stat().st_size, before[1]))
+        try:
+            with pytest.raises(OSError) as full:
+                log.step(report(2), 0.0)
+            assert is_disk_full(full.value)  # so the trainer tries again
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert [line["step"] for line in read_metrics(path, DEFAULT_POLICY)] == [1, 2]  # there was room for the line
+        log.step(report(2), 0.0)
+        log.step(report(3), 0.0)
+        await log.close()
     assert [line["step"] for line in read_metrics(path, DEFAULT_POLICY)] == [1, 2, 3]
     shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("tokens/trained")
     assert [event.step for event in shown] == [1, 2, 3]
