@@ -163,5 +163,12 @@ class EngineBackend(Protocol):
     async def wait_failed(self) -> NoReturn:
         """Wait until it has failed for good, and raise the reason."""
 
+    @property
+    def sleeps_while_training(self) -> bool:
+        """Whether the trainer must call `sleep` before it computes: they do not fit on the device side by side."""
+
+    async def sleep(self) -> None:
+        """Free memory until the next publication. The server must hold its calls; repeating it is harmless."""
+
     async def publish(self, update: WeightUpdate, version: int) -> Publication:
         """Apply an update and serve it. No token is sampled from a mixture of old and new weights."""

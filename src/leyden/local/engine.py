@@ -52,14 +52,14 @@ async def running_engine(
             engine.close()
         return
     on_gpu, url = model.device.type == "cuda", config.engine.url
-    share = config.engine.memory or _VLLM_CPU_SHARE
+    share, sleeps = config.engine.memory or _VLLM_CPU_SHARE, False
     if on_gpu and url is None:
         free, total = torch.cuda.mem_get_info(model.device)
         others = total - free - torch.cuda.memory_reserved(model.device)
         reference = policy is not None and policy.has_reference
         plan = plan_memory(config, model, total, policy is not None, reference, others)
         print_note(str(plan))
-        share = plan.engine_share
+        share, sleeps = plan.engine_share, plan.engine_sleeps
     # On a CPU vLLM takes this for a share of the machine's memory.
     shared = ("--gpu-memory-utilization", f"{share:.3f}")
     streamed = ("--stream-interval", str(_VLLM_STREAM_INTERVAL))
@@ -88,6 +88,7 @@ async def running_engine(
         version=version,
         seeded=config.deterministic,
         url=url,
+        sleeps_while_training=sleeps,
     )
     try:
         await backend.start()

@@ -17,8 +17,10 @@ _RESERVE_BYTES = 4 * _GIB
 """For CUDA contexts, fragmentation and whatever else is on the device."""
 _CONTEXT_BYTES = _GIB
 """The CUDA context of this process is smaller; the reserve has room for it."""
-_MAX_ENGINE_SHARE = 0.6
-"""More KV cache than this share of the device holds does not make sampling faster."""
+_MAX_ENGINE_SHARE, _MIN_ENGINE_SHARE = 0.6, 0.1
+"""More than the larger share of the device does not make sampling faster; less than the smaller makes it slow."""
+_ASLEEP_BYTES = 3 * _GIB
+"""What a sleeping vLLM keeps beyond the reserve, such as its CUDA graphs."""
 
 
 class MemoryPlan(Struct, frozen=True):
@@ -32,6 +34,8 @@ class MemoryPlan(Struct, frozen=True):
     """Weights and KV cache of the engine."""
     others: int = 0
     """In use by other processes."""
+    engine_sleeps: bool = False
+    """Whether the engine must free its memory while the policy is trained."""
 
     @property
     def engine_share(self) -> float:
@@ -39,7 +43,8 @@ class MemoryPlan(Struct, frozen=True):
         return self.engine / self.device
 
     def __str__(self) -> str:
-        parts = {"training": self.training, "activations": self.activations, "engine": self.engine}
+        engine = "engine (asleep during training)" if self.engine_sleeps else "engine"
+        parts = {"training": self.training, "activations": self.activations, engine: self.engine}
         parts["reserve"] = _RESERVE_BYTES
         if self.others:
             parts["other processes"] = self.others
@@ -52,7 +57,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide a device of so many bytes, of which other processes use some.
 
-    Raises `ConfigError` where the engine does not fit beside training.
+    The engine sleeps during training where it would have too little memory beside it, or less than `engine.memory`.
+    Raises `ConfigError` where it does not fit even so.
     """
     if others < _CONTEXT_BYTES:  # what this process has outside of torch's allocator counts as another's
         others = 0
@@ -63,13 +69,17 @@ def plan_memory(
         dtype = str(model.dtype).removeprefix("torch.")
         needed = memory_for_training(model, dtype, config.training.lora, reference)
         activations = _activation_bytes(model, config) + _LOGITS_BYTES
-    left = device - others - needed - activations - _RESERVE_BYTES
+    free = device - others - needed - _RESERVE_BYTES
+    beside, alone = free - activations, free if activations + _ASLEEP_BYTES <= free else 0
     used = f"other processes use {others / _GIB:.1f}, " if others else ""
     used = f"of {device / _GIB:.0f} GiB {used}training takes {(needed + activations) / _GIB:.1f}"
     kv_token = _kv_bytes(model)
     least = weights + kv_token * text.max_position_embeddings
-    engine = min(left, int((config.engine.memory or _MAX_ENGINE_SHARE) * device))
-    if config.engine.memory is not None and engine < int(config.engine.memory * device):
+    share = config.engine.memory
+    sleeps = beside < max(least, int((share or _MIN_ENGINE_SHARE) * device)) and alone > beside
+    left = alone if sleeps else beside
+    engine = min(left, int((share or _MAX_ENGINE_SHARE) * device))
+    if share is not None and engine < int(share * device):
         raise ConfigError(
             f"`engine.memory`: {used}, which leaves a share of {max(left, 0) / device:.2f} for the engine: "
             "set it to that at most, or leave it out"
@@ -80,7 +90,7 @@ def plan_memory(
             "lower `training.batch_tokens`, set `training.gradient_checkpointing = true` or `training.lora`, "
             'take `engine.kind = "torch"`, or a smaller model'
         )
-    return MemoryPlan(device, needed, activations, engine, others)
+    return MemoryPlan(device, needed, activations, engine, others, sleeps)
 
 
 def _activation_bytes(model: PreTrainedModel, config: Config) -> int:

@@ -9,7 +9,7 @@ checkpoint but from the one before it.
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,14 +21,13 @@ from transformers import AutoModelForCausalLM
 
 from leyden.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_steps, latest_checkpoint
 from leyden.config import ConfigError
-from leyden.engine.protocol import LoraWeights
 from leyden.records import DEFAULT_POLICY
 from leyden.rendering.known_models import remember_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE
 from leyden.trainer.checkpoint_files import CHECKSUMS_FILE, find_damage, write_checksums
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.policy.loading import ModelSource
-from leyden.trainer.policy.policy import Policy
+from leyden.trainer.policy.policy import CurrentWeights, Policy
 
 _OPTIMISER = "optimiser.safetensors"
 _EXTRA = "beside.safetensors"
@@ -121,25 +120,18 @@ class Checkpoints:
                 shutil.rmtree(self._folder / f"step-{number}")
 
 
-class CheckpointWeights:
+class CheckpointWeights(CurrentWeights):
     """The weights of a checkpoint, to be published to an engine in place of the current ones."""
 
     def __init__(self, folder: Path, policy: Policy) -> None:
-        self._folder, self._policy = folder, policy
+        super().__init__(policy)
+        self._folder = folder
         self.version = read_state(folder).version
         """The version under which the run published them."""
 
     def apply(self) -> None:
         """Write them into the policy; the optimiser keeps its state."""
         _load_weights(self._folder, self._policy)
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights of the model that is served; call it after `apply`."""
-        return self._policy.served_tensors()
-
-    def adapter(self) -> LoraWeights | None:
-        """Return the LoRA adapter, if the policy has one; call it after `apply`."""
-        return self._policy.adapter_weights()
 
 
 def restore_latest(run: Path, name: str, policy: Policy, warn: Callable[[str], None]) -> TrainerState:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from math import inf
 from statistics import fmean
@@ -27,7 +27,7 @@ from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.failures import NO_CALLS, FailureStreak
 from leyden.trainer.mismatch import MismatchDetector
-from leyden.trainer.policy.policy import Policy, PolicyUpdate, UpdateMetrics
+from leyden.trainer.policy.policy import CurrentWeights, Policy, PolicyUpdate, UpdateMetrics
 from leyden.trainer.report.observer import TrainingObserver
 from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.collector import RolloutCollector
@@ -76,7 +76,7 @@ class Trainer:
         self._compute = ThreadPoolExecutor(1, "trainer")
         self._algorithm = algorithm
         self._rewards_before: TaskRewards | None = None
-        self._changing_weights = changing_weights
+        self._changing_weights, self._held = changing_weights, ExitStack()
         self._failures = FailureStreak(len({task.id for task in (*tasks.train, *tasks.held_out)}))
         self.state = state
 
@@ -121,6 +121,7 @@ class Trainer:
         report.sampling_split = split_sampling(report.sampling_s, episodes, calls, report.started)
         report.learning_rate = self._policy.learning_rate
         training = self._config.training
+        await self._make_room()
         updates = await self._on_thread(
             lambda: prepare_updates(
                 groups,
@@ -136,11 +137,20 @@ class Trainer:
             metrics, publication = await self._update(update)
             report.metrics.append(metrics)
             report.publications.append(publication)
+        if not updates and self._engine.sleeps_while_training:
+            report.publications.append(await self._publish(CurrentWeights(self._policy), self.state.version))
         report.training_s = time.monotonic() - started - report.sampling_s - report.publishing_s
         self.state = replace(self.state, step=step)
         return report
 
+    async def _make_room(self) -> None:
+        """Let an engine that does not fit beside training sleep until the next publication."""
+        if self._engine.sleeps_while_training:
+            await self._hold_calls()
+            await self._engine.sleep()
+
     async def _update(self, update: Update) -> tuple[UpdateMetrics, Publication]:
+        await self._make_room()
         objective = self._algorithm.objective
         metrics = await self._on_thread(lambda: self._policy.accumulate(update.samples, update.old_logprobs, objective))
         version = self.state.version + 1
@@ -149,12 +159,16 @@ class Trainer:
         return metrics, publication
 
     async def _publish(self, update: WeightUpdate, version: int) -> Publication:
-        run, policy = self._config.run, self._config.policy
-        with self._changing_weights():
-            await self._remote.hold_calls(run, policy)
+        with self._held:
+            await self._hold_calls()
             publication = await self._engine.publish(update, version)
-            await self._remote.publish_version(run, Version(policy, version))  # resumes held calls
+            await self._remote.publish_version(self._config.run, Version(self._config.policy, version))  # resumes them
         return publication
+
+    async def _hold_calls(self) -> None:
+        """Start no model call until the next publication."""
+        self._held.enter_context(self._changing_weights())
+        await self._remote.hold_calls(self._config.run, self._config.policy)
 
     async def _collect(self, step: int, report: StepReport) -> tuple[list[list[SelectedRollout]], list[Episode]]:
         """Collect the groups of a step, in the order of the requests; dropped groups are requested again.

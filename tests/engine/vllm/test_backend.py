@@ -132,6 +132,46 @@ async def test_a_killed_server_is_restarted_with_the_published_weights(backend: 
     await engine.close()
 
 
+async def test_a_sleeping_server_wakes_with_what_is_published(backend: VllmBackend) -> None:
+    engine = VllmEngine(backend.address)
+    generation = asyncio.create_task(collect(engine, request(prompt(7), 900)))
+    await asyncio.sleep(0.2)
+    engine.hold()
+    await backend.sleep()
+    await backend.sleep()  # it sleeps already
+    assert await _is_sleeping(backend)
+    await backend.publish(ModelUpdate(changed(7)), 7)
+    assert not await _is_sleeping(backend)
+    engine.resume(7)
+    chunks = await generation
+    assert versions(chunks) == sorted(versions(chunks)) and versions(chunks)[-1] == 7
+    last = versions(chunks).index(7)
+    assert close(logprobs(chunks)[last:], scored(changed(7), prompt(7), ids(chunks))[last:])
+    await engine.close()
+
+
+async def test_a_server_that_crashes_asleep_is_restarted_when_it_is_published_to(backend: VllmBackend) -> None:
+    await backend.sleep()
+    os.kill(_server_pid(backend), signal.SIGKILL)
+    await asyncio.sleep(1.0)
+    assert not _is_running(backend)  # its memory is in use
+    await backend.publish(ModelUpdate(changed(8)), 8)
+    engine = VllmEngine(backend.address)
+    chunks = await collect(engine, request(prompt(8)))
+    assert close(logprobs(chunks), scored(changed(8), prompt(8), ids(chunks)))
+    await engine.close()
+
+
+async def _is_sleeping(backend: VllmBackend) -> bool:
+    async with control(backend.address.location) as client, client.get("/is_sleeping") as response:
+        return bool((await response.json())["is_sleeping"])
+
+
+def _is_running(backend: VllmBackend) -> bool:
+    assert isinstance(backend._server, VllmProcess) and backend._server._process is not None
+    return backend._server._process.returncode is None
+
+
 class KillingUpdate(ModelUpdate):
     """Weights during whose delivery vLLM is killed, while `kills` are left."""
 

@@ -122,6 +122,25 @@ async def test_running_generations_continue_with_the_new_weights(backend: VllmBa
     await engine.close()
 
 
+async def test_memory_of_a_sleeping_engine_is_free_and_it_wakes_with_the_new_weights(
+    backend: VllmBackend, model: PreTrainedModel
+) -> None:
+    engine = VllmEngine(replace(backend.address, version=4))
+    torch.cuda.empty_cache()
+    awake, total = torch.cuda.mem_get_info()
+    engine.hold()
+    await backend.sleep()
+    asleep, _ = torch.cuda.mem_get_info()
+    publication = await backend.publish(Noise(model, 5, 0.1), 5)
+    engine.resume(5)
+    print(f"{(asleep - awake) / 2**30:.1f} GiB are freed, awake again with new weights in {publication.seconds:.3f} s")
+    assert asleep - awake > 0.25 * total  # of the 0.3 that vLLM may take
+    chunks = await collect(engine, request(prompt(1), 64))
+    assert mean_difference(model, 1, chunks) < TOLERANCE
+    assert set(versions(chunks)) == {5}
+    await engine.close()
+
+
 async def test_a_change_of_one_element_that_is_not_published_is_found(
     backend: VllmBackend, model: PreTrainedModel
 ) -> None:

@@ -41,6 +41,7 @@ class TorchEngine:
     """Samples from a model in this process. Safe to use from any event loop and thread."""
 
     reports_allowed_mass = True
+    sleeps_while_training = False
 
     def __init__(
         self,
@@ -160,6 +161,9 @@ class TorchEngine:
         """Wait forever: a step that fails fails its requests, and the engine goes on."""
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nothing completes this future")
+
+    async def sleep(self) -> None:
+        """Do nothing: `sleeps_while_training` is False."""
 
     async def publish(self, update: WeightUpdate, version: int) -> Publication:
         """Apply an update to the shared parameters between two steps; later tokens are sampled by the new weights.

@@ -46,6 +46,7 @@ class VllmBackend:
         version: int = 0,
         seeded: bool = False,
         url: str | None = None,
+        sleeps_while_training: bool = False,
     ) -> None:
         """`weights` are those of `version`, by their Hugging Face names.
 
@@ -57,13 +58,19 @@ class VllmBackend:
         """
         self._folder = Path(tempfile.mkdtemp(prefix="leyden-weights-"))
         self._weights, self._adapter, self._version = weights, adapter, version
+        self.sleeps_while_training = sleeps_while_training
+        """Whether the trainer must call `sleep` before it computes."""
         self._lock = asyncio.Lock()
+        self._awake = asyncio.Event()
+        self._awake.set()
         if tokenizer is not None:
             folder = write_tokenizer(tokenizer, options.model, self._folder / "tokenizer")
             options = replace(options, tokenizer=folder)
         self._options = replace(options, max_model_len=context_length)
         self._server: VllmServer = (
-            VllmProcess(self._options, log, self._restarted) if url is None else RunningVllm(url.removeprefix("unix:"))
+            VllmProcess(self._options, log, self._restarted, self._awake.wait)
+            if url is None
+            else RunningVllm(url.removeprefix("unix:"))
         )
         self._address = VllmAddress(
             self._server.location,
@@ -100,6 +107,17 @@ class VllmBackend:
         while await reader.read(1 << 16):
             pass
 
+    async def sleep(self) -> None:
+        """Free vLLM's memory until the next publication; if it crashes meanwhile, it is restarted only then."""
+        while self._awake.is_set():
+            try:
+                async with self._lock:
+                    await self._publisher.sleep(keep_weights=self._adapter is not None)
+                    self._awake.clear()
+            except EngineError:
+                if not await self._server.recovered():
+                    raise
+
     async def publish(self, update: WeightUpdate, version: int) -> Publication:
         """Apply an update and send it to vLLM. The server must hold its calls meanwhile."""
         async with self._lock:
@@ -131,9 +149,16 @@ class VllmBackend:
     async def _deliver(self) -> int:
         """Send the latest weights to vLLM; return their size in bytes."""
         async with self._lock:
-            await self._publisher.pause()
-            sent = await self._send()
-            await self._publisher.resume()
+            asleep = not self._awake.is_set()
+            self._awake.set()
+            if asleep:
+                await self._publisher.wake("weights")
+                sent = await self._send()
+                await self._publisher.wake("kv_cache")
+            else:
+                await self._publisher.pause()
+                sent = await self._send()
+                await self._publisher.resume()
             return sent
 
     async def _send(self) -> int:

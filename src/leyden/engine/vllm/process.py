@@ -105,10 +105,15 @@ class VllmProcess:
     """A running server. `socket` stays the same over restarts."""
 
     def __init__(
-        self, options: VllmOptions, log: Path, on_restart: Callable[[], Awaitable[None]] | None = None
+        self,
+        options: VllmOptions,
+        log: Path,
+        on_restart: Callable[[], Awaitable[None]] | None = None,
+        may_restart: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """Without `on_restart` a crash is final: `wait_failed` raises at once."""
-        self._options, self._log, self._on_restart = options, RotatingLog(log), on_restart
+        """Without `on_restart` a crash is final: `wait_failed` raises at once. A restart waits for `may_restart`."""
+        self._options, self._log = options, RotatingLog(log)
+        self._on_restart, self._may_restart = on_restart, may_restart
         self._folder = Path(tempfile.mkdtemp(prefix="leyden-vllm-"))  # mode 0700
         self.socket = self._folder / "vllm.sock"
         self.restarts = 0
@@ -200,6 +205,8 @@ class VllmProcess:
             self._up.set()
 
     async def _restart(self, on_restart: Callable[[], Awaitable[None]]) -> None:
+        if self._may_restart is not None:
+            await self._may_restart()
         await self._launch()
         async with control(str(self._private_socket)) as client:
             await call(client, "/pause", mode="abort")

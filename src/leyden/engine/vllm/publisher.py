@@ -10,7 +10,7 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import aiohttp
 import torch
@@ -90,6 +90,16 @@ class VllmPublisher:
         """Let vLLM process requests again."""
         async with control(self._location) as client:
             await call(client, "/resume")
+
+    async def sleep(self, keep_weights: bool) -> None:
+        """Pause vLLM and free its KV cache and its weights, which it keeps in host memory or forgets."""
+        async with control(self._location) as client:
+            await call(client, "/sleep", level="1" if keep_weights else "2")
+
+    async def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        """Allocate the weights again, with the values that were kept, or the KV cache. With both vLLM resumes."""
+        async with control(self._location) as client:
+            await call(client, "/wake_up", tags=what)
 
     async def send(self, weights: Iterable[tuple[str, Tensor]], version: int) -> int:
         """Send weights to a paused vLLM, verify that it has them, and return their bytes."""

@@ -58,15 +58,14 @@ class UpdateMetrics(Struct, frozen=True):
     critic_loss: float | None = None
 
 
-class PolicyUpdate:
-    """The next optimiser step, to be published to an engine."""
+class CurrentWeights:
+    """The weights of a policy as they are, to be published to an engine."""
 
-    def __init__(self, policy: "Policy", grad_norm: float) -> None:
-        self._policy, self._grad_norm = policy, grad_norm
+    def __init__(self, policy: "Policy") -> None:
+        self._policy = policy
 
     def apply(self) -> None:
-        """Make the optimiser step."""
-        self._policy.apply(self._grad_norm)
+        """Do nothing: they are the policy's already."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights of the model that is served; call it after `apply`."""
@@ -75,6 +74,18 @@ class PolicyUpdate:
     def adapter(self) -> LoraWeights | None:
         """Return the LoRA adapter, if the policy has one; call it after `apply`."""
         return self._policy.adapter_weights()
+
+
+class PolicyUpdate(CurrentWeights):
+    """The next optimiser step, to be published to an engine."""
+
+    def __init__(self, policy: "Policy", grad_norm: float) -> None:
+        super().__init__(policy)
+        self._grad_norm = grad_norm
+
+    def apply(self) -> None:
+        """Make the optimiser step."""
+        self._policy.apply(self._grad_norm)
 
 
 class Policy:
