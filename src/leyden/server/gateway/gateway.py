@@ -118,7 +118,7 @@ class Gateway:
         room = context_length - len(prompt.ids)
         if room < (0 if request.sampling.max_tokens == 0 else 1):
             message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {context_length} in all"
-            raise GatewayError(ErrorKind.TOO_LONG, message, "messages")
+            raise GatewayError(ErrorKind.TOO_LONG, message, "messages" if request.prompt is None else "prompt")
         grammar = None
         if holds:
             grammar = await model.structured_output.call_grammar(request, prompt.ids, session=caller.lease.attempt)

@@ -75,7 +75,7 @@ async def build_prompt(
         why = "a beginning of the answer needs a message before it" if not asked.messages else _PREFILL_AND_FORMAT
         raise GatewayError(ErrorKind.INVALID, why, "messages")
     builder = _PromptBuilder(model, asked, to_match, index.match(to_match), history_mode == "exact")
-    async with _memory_bound(model, index, history):
+    async with memory_bound(model, index, history.sizes[-1]):
         prompt = await _build(builder)
         if prefill is not None:
             begun = await _in_thread_if_long(len(prefill), partial(model.tokenizer.text_ids, prefill))
@@ -100,14 +100,14 @@ async def count_tokens(
         return answered
     _refuse_too_long(model, request, history)
     messages, tools = list(request.messages), list(request.offered_tools) or None
-    async with _memory_bound(model, index, history):
+    async with memory_bound(model, index, history.sizes[-1]):
         render = partial(model.renderer.render_ids, messages, tools=tools)
         return len(await _in_thread_if_long(history.sizes[-1], render))
 
 
-def _memory_bound(model: ServedModel, index: PrefixIndex, history: History) -> AbstractAsyncContextManager[None]:
-    """Return a context in which a request may be tokenised: large ones wait for each other."""
-    return nullcontext() if history.sizes[-1] <= _LARGE_TEXT else _alone(model, index)
+def memory_bound(model: ServedModel, index: PrefixIndex, size: int) -> AbstractAsyncContextManager[None]:
+    """Return a context in which a text of this size may be tokenised: large ones wait for each other."""
+    return nullcontext() if size <= _LARGE_TEXT else _alone(model, index)
 
 
 @asynccontextmanager
@@ -121,15 +121,19 @@ def _refuse_too_long(model: ServedModel, request: GenerationRequest, history: Hi
 
     Tokenising takes a hundred times the memory of the text. Reasoning does not count, since templates may drop it.
     """
-    context_length = model.engine.context_length
-    longest_text = context_length * model.tokenizer.longest_token
-    if history.sizes[-1] <= longest_text:
+    longest = longest_text(model)
+    if history.sizes[-1] <= longest:
         return
     text = sum(len(message["content"].rpartition("</think>")[2].strip()) for message in request.messages)
     size = max(text, history.sizes[-1])
-    if text > longest_text or size > 2 * longest_text:
-        message = f"the request has {size} bytes, and the model takes {context_length} tokens in all"
+    if text > longest or size > 2 * longest:
+        message = f"the request has {size} bytes, and the model takes {model.engine.context_length} tokens in all"
         raise GatewayError(ErrorKind.TOO_LONG, message, "messages")
+
+
+def longest_text(model: ServedModel) -> int:
+    """Return how long a text may be to have no more tokens than the model takes, if each is the longest one."""
+    return model.engine.context_length * model.tokenizer.longest_token
 
 
 async def _build(builder: "_PromptBuilder") -> Prompt:

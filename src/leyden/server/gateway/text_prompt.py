@@ -15,7 +15,7 @@ from leyden.server.gateway.dialects.types import Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prefix_index import IndexedCall, PrefixIndex, PrefixMatch
-from leyden.server.gateway.prompt import CUT_BY_STOP, Prompt
+from leyden.server.gateway.prompt import CUT_BY_STOP, Prompt, longest_text, memory_bound
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.text_index import TextMatch, joined, segment
 
@@ -45,15 +45,22 @@ def text_after(tokenizer: Tokenizer, context: Sequence[int], ids: Sequence[int])
 
 
 async def build_text_prompt(model: ServedModel, index: PrefixIndex, prompt: str | tuple[int, ...]) -> Prompt:
-    """Build the prompt of a text, or of tokens, which stay as they are."""
-    if not isinstance(prompt, str) and any(id >= model.engine.vocab_size for id in prompt):
+    """Build the prompt of a text, or of tokens, which stay as they are.
+
+    A text that has too many tokens for the model is refused before it is tokenised.
+    """
+    if isinstance(prompt, str) and len(prompt) > longest_text(model):
+        message = f"the prompt has {len(prompt)} characters, and the model takes {model.engine.context_length} tokens"
+        raise GatewayError(ErrorKind.TOO_LONG, message, "prompt")
+    if not isinstance(prompt, str) and max(prompt, default=0) >= model.engine.vocab_size:
         message = f"the prompt has a token that the model does not have: ids are below {model.engine.vocab_size}"
         raise GatewayError(ErrorKind.INVALID, message, "prompt")
     found = index.texts.match(prompt)
     call = index.indexed(found.call) if found is not None else None
-    if len(prompt) > LONG_TEXT:
+    if len(prompt) <= LONG_TEXT:
+        return _build(model, found, call, prompt)
+    async with memory_bound(model, index, len(prompt)):
         return await asyncio.to_thread(_build, model, found, call, prompt)
-    return _build(model, found, call, prompt)
 
 
 def _build(

@@ -235,6 +235,7 @@ async def test_a_completion_has_sixteen_tokens_unless_told_otherwise(
         ({"prompt": ""}, "prompt"),
         ({"prompt": [10**9]}, "prompt"),
         ({"prompt": [[1, "a"]]}, "prompt"),
+        ({"prompt": [1] * 40_000}, "prompt"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
@@ -245,6 +246,16 @@ async def test_what_cannot_be_honoured_is_refused(client: openai.AsyncOpenAI, op
     with pytest.raises(openai.BadRequestError) as refused:
         await client.completions.create(model="m", **options)
     assert refused.value.param == param
+
+
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    server: ModelServer, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.tokenizer, "encode", None)
+    text = "a " * (server.engine.context_length * server.tokenizer.longest_token // 2 + 1)
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.completions.create(model="m", prompt=text)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "prompt")
 
 
 async def test_a_model_of_the_upstream_takes_no_tokens_which_are_the_policys(server: ModelServer) -> None:
