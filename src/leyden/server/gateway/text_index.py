@@ -37,23 +37,23 @@ class TextIndex:
             return
         match = TextMatch(call.id, (*messages, call.response))
         text = joined(match.segments)
-        self._matches[_text_digest(text)] = match
+        self._matches[_new_digest(text).digest()] = match
         self._text_lengths.add(len(text))
         ids = [*prompt_ids(), *call.completion_ids]
         for length in {len(ids), len(ids) - 1}:  # the token that ended it may be left out
-            self._matches[_token_digest(ids[:length])] = match
+            self._matches[_new_digest(ids[:length]).digest()] = match
             self._token_lengths.add(length)
 
     def match(self, prompt: str | tuple[int, ...]) -> TextMatch | None:
-        """Return the longest call that a prompt begins with."""
-        lengths = self._text_lengths if isinstance(prompt, str) else self._token_lengths
-        for length in sorted(lengths, reverse=True):
-            if length <= len(prompt):
-                start = prompt[:length]
-                digest = _text_digest(start) if isinstance(start, str) else _token_digest(start)
-                if (found := self._matches.get(digest)) is not None:
-                    return found
-        return None
+        """Return the longest call that a prompt begins with, in one pass over the prompt."""
+        digest, found, end = _new_digest(prompt[:0]), None, 0
+        for length in sorted(self._text_lengths if isinstance(prompt, str) else self._token_lengths):
+            if length > len(prompt):
+                break
+            digest.update(_bytes(prompt[end:length]))
+            end = length
+            found = self._matches.get(digest.digest(), found)
+        return found
 
 
 def segment(text: str) -> Message:
@@ -71,9 +71,10 @@ def joined(segments: Sequence[Message]) -> str:
     return "".join(part["content"] for part in segments)
 
 
-def _text_digest(text: str) -> bytes:
-    return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+def _new_digest(prompt: str | Sequence[int]) -> blake2b:
+    """Return the digest of a text or of tokens. It can be extended."""
+    return blake2b(_bytes(prompt), digest_size=16, person=b"text" if isinstance(prompt, str) else b"tokens")
 
 
-def _token_digest(ids: Sequence[int]) -> bytes:
-    return blake2b(array("I", ids).tobytes(), digest_size=16, person=b"tokens").digest()
+def _bytes(prompt: str | Sequence[int]) -> bytes:
+    return prompt.encode(errors="surrogatepass") if isinstance(prompt, str) else array("I", prompt).tobytes()
