@@ -11,6 +11,7 @@ from responses_oracle import check_response
 
 from leyden.records import PromptOrigin
 from leyden.server.gateway.dialects.responses.items import seal_reasoning
+from leyden.server.gateway.dialects.responses.stored import StoredResponse
 
 ADD: Any = {
     "type": "function",
@@ -117,6 +118,28 @@ async def test_items_are_given_back_by_reference(server: ModelServer, client: op
     assert (await server.check(calls=2)).calls[1].made is PromptOrigin.CONTINUED
     with pytest.raises(openai.NotFoundError, match="no item"):
         await client.responses.create(model="m", input=[{"type": "item_reference", "id": "msg_call-0_0"}])
+
+
+async def test_a_response_is_built_once_for_all_items_that_are_given_back_by_reference(
+    server: ModelServer, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[StoredResponse] = []
+    list_items = StoredResponse.input_items
+
+    def counted(response: StoredResponse) -> list[dict[str, Any]]:
+        built.append(response)
+        return list_items(response)
+
+    server.lines = ["Hello." + END, "Hello again." + END]
+    said: Any = [{"role": "user", "content": f"{number}"} for number in range(50)]
+    first = await client.responses.create(model="m", input=said)
+    listed = await client.responses.input_items.list(first.id, limit=100, order="asc")
+    references: Any = [{"type": "item_reference", "id": item.id} for item in (*listed.data, *first.output)]
+    monkeypatch.setattr(StoredResponse, "input_items", counted)
+    await client.responses.create(model="m", input=[*references, {"role": "user", "content": "Hi"}])
+    episode = await server.check(calls=2)
+    assert (episode.calls[1].made, episode.calls[1].kept_messages) == (PromptOrigin.CONTINUED, 51)
+    assert len(built) == 1
 
 
 async def test_outputs_may_stand_between_the_calls_of_one_answer(

@@ -1,6 +1,7 @@
 """Stored responses. The record of a call is all that is stored of one, so they survive a restart of the server."""
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -87,15 +88,18 @@ class StoredResponse:
     def input_items(self) -> list[dict[str, Any]]:
         """Return the input items, those of the conversation before included."""
         items: list[dict[str, Any]] = []
+        custom: set[str] = set()
         for message in self._messages:
-            custom = {item["call_id"] for item in items if item["type"] == "custom_tool_call"}
-            items += self._items(message, custom)
+            new = list(self._items(message, custom))
+            custom.update(item["call_id"] for item in new if item["type"] == "custom_tool_call")
+            items += new
         return [{**item, "id": input_id(self._call.id, index)} for index, item in enumerate(items)]
 
-    def item(self, id: str) -> dict[str, Any] | None:
-        """Return an input or output item."""
-        items = [*self.document((ENCRYPTED_REASONING,))["output"], *self.input_items()]
-        return next((item for item in items if item["id"] == id), None)
+    @cached_property
+    def items(self) -> dict[str, dict[str, Any]]:
+        """The input and output items by their ids."""
+        items = [*self.input_items(), *self.document((ENCRYPTED_REASONING,))["output"]]
+        return {item["id"]: item for item in items}
 
     @property
     def _messages(self) -> Sequence[Message]:
@@ -155,7 +159,7 @@ async def resolve_references(items: Sequence[Any], access: ModelAccess) -> list[
         if call is not None and call not in found:
             found[call] = await _find(access, call)
         response = found.get(call or "")
-        named = response.item(item["id"]) if response is not None else None
+        named = response.items.get(item["id"]) if response is not None else None
         if named is None:
             message = f"no item {item['id']!r} is stored: it may be from a request with store set to false"
             raise GatewayError(ErrorKind.NOT_FOUND, message, f"input[{index}].id")
