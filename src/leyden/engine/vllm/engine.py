@@ -63,7 +63,7 @@ class VllmEngine:
         self._check(request)
         sampling = request.sampling
         cannot_continue = request.grammar is not None or bool(sampling.presence_penalty or sampling.frequency_penalty)
-        sampled: tuple[int, ...] = ()
+        sampled: list[int] = []
         if request.prompt_logprobs:
             yield await self._prompt_logprobs(request)
             if not request.max_tokens:
@@ -71,7 +71,7 @@ class VllmEngine:
         while True:
             await self._resumed.wait()
             held_back: list[TokenChunk] = []
-            async with aclosing(self._sample(request, sampled)) as chunks:
+            async with aclosing(self._sample(request, tuple(sampled))) as chunks:
                 async for chunk in chunks:
                     if cannot_continue:
                         held_back.append(chunk)
