@@ -52,7 +52,7 @@ class Recorder:
         """Save the calls of one request; they are durable when this returns. Waits while the disk is full."""
         lease, started = attempt.lease, time.perf_counter()
         if not attempt.recorded:
-            self.direct.add(lease.rollout, calls)
+            self.direct.add(lease.rollout, calls, history.sizes[-1])
             return
         try:
             await self._record(lease, calls)
