@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -24,6 +24,8 @@ from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import Counts, StorePolling
 from leyden.server.dashboard.token_text import token_texts
 from leyden.server.keys import KeyKind
+from leyden.store import queries
+from leyden.store.errors import NotFound
 from leyden.store.store import Store
 from leyden.trainer.policy.loading import BUNDLED
 from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
@@ -161,6 +163,22 @@ async def test_a_store_that_is_deleted_while_the_stores_are_listed_is_left_out(t
     await other.close()
 
 
+async def test_a_run_whose_folder_was_deleted_is_not_found_and_its_store_is_closed(tmp_path: Path) -> None:
+    other = await Store(tmp_path / "other" / "leyden.db").start()
+    await other.create_run(RunSpec("other"))
+    await other.close()
+    store = await Store(tmp_path / "leyden.db").start()
+    stores = RunStores(store, tmp_path)
+    assert (await stores.read("other", queries.get_run, "other")).id == "other"
+    shutil.rmtree(tmp_path / "other")
+    with pytest.raises(NotFound, match="no run 'other'"):
+        await stores.read("other", queries.get_run, "other")
+    assert await stores.runs(None) == []
+    assert not [path for path in open_files() if path.startswith(str(tmp_path / "other"))]
+    stores.close()
+    await store.close()
+
+
 def test_runs_that_another_process_writes_are_live(tmp_path: Path) -> None:
     home = tmp_path / "runs"
     with ServerProcess(home / "trained") as elsewhere, ServerProcess(home) as server:
@@ -208,6 +226,15 @@ async def test_a_run_that_is_started_anew_is_followed_from_its_first_event(tmp_p
                     found |= {run for run, _ in await counted.get()}
             await store.close()
     await own.close()
+
+
+def open_files() -> list[str]:
+    """The files that this process has open, deleted ones included."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found.append(str(descriptor.readlink()))
+    return found
 
 
 def new_folder(path: Path) -> Path:

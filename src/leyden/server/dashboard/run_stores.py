@@ -81,13 +81,15 @@ class RunStores:
         own = await self._store.read(views.open_runs, run)
         if self._home is None or own:
             return None
-        if run not in self._folders:
-            await asyncio.to_thread(self._find_others)
-        return self._folders.get(run)
+        return await asyncio.to_thread(self._find_folder, run)
 
     def folders(self) -> list[Path]:
-        """Return the folders of the home that have a store."""
-        return [path.parent for path in sorted(self._home.glob("*/leyden.db"))] if self._home is not None else []
+        """Return the folders of the home that have a store. Stores that were deleted are closed, to free space."""
+        found = [path.parent for path in sorted(self._home.glob("*/leyden.db"))] if self._home is not None else []
+        with self._opening:
+            for deleted in self._opened.keys() - set(found):
+                self._opened.pop(deleted)[1].close()
+        return found
 
     def read_other(self, folder: Path, query: Callable[[Connection], T]) -> T:
         """Run a query in the store of a folder. Raises `OSError` or `StoreError` where it cannot be opened."""
@@ -127,6 +129,12 @@ class RunStores:
         if folder is None:
             return await self._store.read(query)
         return await asyncio.to_thread(self.read_other, folder, query)
+
+    def _find_folder(self, run: str) -> Path | None:
+        known = self._folders.get(run)
+        if known is None or not (known / "leyden.db").exists():
+            self._find_others()
+        return self._folders.get(run)
 
     def _find_others(self) -> None:
         found: dict[str, Path] = {}
