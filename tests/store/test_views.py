@@ -1,5 +1,8 @@
 """What the pages read: lists, series and groups of failures, on every database."""
 
+import sqlite3
+from pathlib import Path
+
 import pytest
 
 from leyden.estimates import estimate
@@ -10,7 +13,7 @@ from leyden.store.queue import LeaseQuery
 from leyden.store.run_digest import digest_run
 from leyden.store.store import Store
 from leyden.views import RolloutQuery
-from leyden.wire import FinishRequest, GroupSpec
+from leyden.wire import FinishRequest, GroupSpec, RunSpec
 
 
 async def fill(store: Store) -> None:
@@ -62,6 +65,21 @@ async def test_failures_that_differ_in_numbers_are_one_group(store: Store) -> No
     assert (group.count, group.example, found.total) == (2, "step-2-0.2", 2)
     assert group.message == "line #: id # is missing"
     assert await search(store, message=group.message) == ["step-2-0.2", "step-1-0.2"]
+
+
+async def test_a_message_of_many_failures_takes_no_more_variables_than_there_are_failures(tmp_path: Path) -> None:
+    store = await Store(tmp_path / "leyden.db").start()
+    await store.create_run(RunSpec("r"))
+    await store.enqueue("r", GroupSpec("g", Task("t", {}), 60))
+    await store.cancel_group("r", "g")
+    with store.database.reader.begin() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 100)  # as 32,766 of most builds is for 20,000 failures
+        query = RolloutQuery(message="group g was cancelled", limit=10)
+        found = rollout_search.search_rollouts(connection, "r", query)
+    assert (len(found.rollouts), found.total) == (10, 60)
+    await store.close()
 
 
 async def test_a_long_series_is_thinned_to_means_with_their_range(store: Store) -> None:

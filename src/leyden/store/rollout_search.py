@@ -48,7 +48,7 @@ def search_rollouts(connection: Connection, run: str, query: RolloutQuery) -> Ro
     require_run(connection, run)
     conditions = _conditions(run, query)
     if query.message:
-        conditions = [rollouts.c.seq.in_(_with_message(connection, run, conditions, query.message))]
+        conditions.append(rollouts.c.seq.in_(_with_message(connection, run, conditions, query.message)))
     count = select(func.count()).select_from(rollouts).where(*conditions)
     # Pages are found in the index alone, and only their rows are read. A filter is applied once, to page and count.
     counted = func.count().over() if len(conditions) > 1 else count.scalar_subquery()
