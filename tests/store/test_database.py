@@ -1,5 +1,6 @@
 """What is refused, what is migrated, and what is given back to the disk."""
 
+import asyncio
 import hashlib
 import resource
 import shutil
@@ -263,6 +264,17 @@ async def test_deleting_a_run_frees_its_space(tmp_path: Path) -> None:
     await store.delete_run("large")
     assert store.database.size() < before / 5
     assert (await store.read(queries.summarise_run, "small")).calls == 2
+    await store.close()
+
+
+async def test_a_reader_that_takes_long_stops_no_writer_while_a_run_is_deleted(tmp_path: Path) -> None:
+    await fill(tmp_path / "leyden.db", 5)
+    store = await Store(tmp_path / "leyden.db").start()
+    with store.database.reader.begin() as reader:
+        queries.list_run_ids(reader)
+        async with asyncio.timeout(20):  # as a writer that waits for a connection has 30 s
+            await store.delete_run("r")
+            await store.create_run(RunSpec("other"))
     await store.close()
 
 

@@ -25,6 +25,8 @@ from leyden.store.page_checksums import changed_pages, checksums_file, write_pag
 _APPLICATION = 0x4C455944  # "LEYD", in the header of every SQLite store
 _CHECK_UP_TO = 256 * 2**20  # larger files are checked as they are read: a start takes seconds, not minutes
 _READERS = 4
+_CHECKPOINT_WAIT_MS = 100
+"""How long a checkpoint that frees space waits for readers, while writers wait for it; a later one frees the rest."""
 _EXCLUSIVE_LOCK = f"SELECT pg_advisory_xact_lock({_APPLICATION})"
 
 
@@ -114,6 +116,7 @@ class Database:
             cursor: Any = connection.cursor()
             cursor.execute("PRAGMA incremental_vacuum(2000)")
             cursor.fetchall()  # each step frees a page
+            cursor.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_WAIT_MS}")
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             cursor.fetchall()
             cursor.execute("PRAGMA freelist_count")
