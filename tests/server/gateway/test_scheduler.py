@@ -6,7 +6,7 @@ import pytest
 
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.scheduler import Scheduler
-from leyden.server.gateway.waiting import WaitTimer
+from leyden.server.gateway.waiting import WaitTimer, total_s
 
 
 async def visit(scheduler: Scheduler, rollout: str, order: list[str], leave: asyncio.Event) -> None:
@@ -87,3 +87,23 @@ async def test_queue_pressure_is_how_many_wait_for_each_slot_and_unknown_while_w
         one.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
     assert scheduler.queue_pressure == 0
+
+
+async def test_a_call_whose_slot_was_granted_just_before_a_hold_waits_with_the_others() -> None:
+    scheduler, timer, leave = Scheduler(slots=1), WaitTimer(), asyncio.Event()
+
+    async def call() -> None:
+        async with scheduler.slot("b", timer):
+            await leave.wait()
+
+    async with scheduler.slot("a", WaitTimer()):
+        calling = asyncio.create_task(call())
+        await settle()
+    scheduler.hold()
+    await settle()
+    before = total_s(timer.intervals())
+    await asyncio.sleep(0.05)
+    assert total_s(timer.intervals()) >= before + 0.05
+    scheduler.resume()
+    leave.set()
+    await calling

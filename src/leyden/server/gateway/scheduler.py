@@ -20,13 +20,11 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._max_wait_s = max_wait_s
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        """By rollout, the calls that wait; the rollout that is next comes first."""
+        self.waiting = 0
+        """How many calls wait."""
         self._held = False
         self._running: set[WaitTimer] = set()
-
-    @property
-    def waiting(self) -> int:
-        """How many calls wait."""
-        return sum(map(len, self._waiting.values()))
 
     @property
     def slots(self) -> int:
@@ -68,6 +66,8 @@ class Scheduler:
         finally:
             timer.end()
         self._running.add(timer)
+        if self._held:  # since the slot was granted
+            timer.begin()
         try:
             yield
         finally:
@@ -96,6 +96,7 @@ class Scheduler:
         self.refuse_if_full()
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(rollout, deque()).append(granted)
+        self.waiting += 1
         try:
             async with asyncio.timeout(self._max_wait_s):
                 await granted
@@ -114,6 +115,7 @@ class Scheduler:
         queue = self._waiting.get(rollout)
         if queue is not None and granted in queue:
             queue.remove(granted)
+            self.waiting -= 1
             if not queue:
                 del self._waiting[rollout]
 
@@ -121,6 +123,7 @@ class Scheduler:
         while self._free > 0 and not self._held and self._waiting:
             rollout, queue = next(iter(self._waiting.items()))
             granted = queue.popleft()
+            self.waiting -= 1
             del self._waiting[rollout]
             if queue:
                 self._waiting[rollout] = queue  # at the end: each other rollout comes first
