@@ -25,6 +25,13 @@ def test_modules_files_and_pickles_are_found(tmp_path: Path) -> None:
     assert load_function(reference_to(partial(max, 5), str(tmp_path)), "/")(3) == 5
 
 
+@pytest.mark.parametrize("name", ["agent_and_reward", "with-dashes", "json"])
+def test_a_file_is_executed_once_whatever_its_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("seen = []\ndef agent(): return seen\ndef reward(): return seen\n")
+    agent, reward = (load_function(f"{name}.py:{function}", str(tmp_path)) for function in ("agent", "reward"))
+    assert agent() is reward()
+
+
 def test_what_has_a_name_is_referred_to_by_it(tmp_path: Path) -> None:
     assert reference_to(load_function, str(tmp_path)) == "leyden.loading:load_function"
     assert reference_to(re.compile("a").match, str(tmp_path)).endswith(".pkl")

@@ -168,11 +168,10 @@ def _import_file(reference: str, path: Path) -> ModuleType:
         raise LoadError(f"{reference!r}: there is no file {path}")
     _add_path(str(path.parent))
     name = path.stem
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(path):
-        return known
-    if known is not None or not name.isidentifier():  # another module has this name: load this one under its own
+    if not name.isidentifier() or _file_of(name) not in (None, str(path)):  # another module has this name
         name = f"leyden_agent_{name}"
+    if _file_of(name) == str(path):
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -183,6 +182,11 @@ def _import_file(reference: str, path: Path) -> ModuleType:
         del sys.modules[name]
         raise _import_failed(reference, error) from error
     return module
+
+
+def _file_of(module: str) -> str | None:
+    """Return the file of an imported module, "" where it has none; None if it is not imported."""
+    return (getattr(sys.modules[module], "__file__", None) or "") if module in sys.modules else None
 
 
 def _import_module(reference: str, name: str, base: str) -> ModuleType:
