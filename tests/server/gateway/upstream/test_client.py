@@ -18,6 +18,7 @@ from leyden.engine.connect import describe_address
 from leyden.engine.protocol import SocketAddress, VllmAddress
 from leyden.records import CallStatus
 from leyden.server.engine_reports import report_engines
+from leyden.server.gateway.errors import GatewayError
 from leyden.server.gateway.upstream.client import UpstreamClient
 
 LOOK: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -407,6 +408,18 @@ async def test_calls_share_connections_and_no_cookies(near: ModelServer) -> None
             await client.chat.completions.create(model="m", messages=[QUESTION])
         assert len(ports) == 1
         assert cookies == [None] * 3
+
+
+async def test_an_upstream_that_says_nothing_names_the_time_limit_to_change() -> None:
+    async def never(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with service({"/v1/models": never}) as url:
+        upstream = UpstreamClient(f"{url}/v1", timeout_s=0.2)
+        with pytest.raises(GatewayError, match=r"sent nothing for 0.2 s \(upstream.timeout_s"):
+            await upstream.models()
+        await upstream.close()
 
 
 async def test_any_number_of_requests_are_sent_at_once_until_the_client_is_closed() -> None:

@@ -90,10 +90,13 @@ class UpstreamClient:
                     if reply.status >= 300:
                         raise _refusal(self.url, reply.status, reply.headers, await reply.read())
                     yield reply
-            except aiohttp.ClientConnectorError as error:
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 raise self._failed(f"cannot be reached: {error}") from error
-            except (TimeoutError, aiohttp.ClientError, OSError) as error:
-                raise self._failed(f"closed the connection: {error or type(error).__name__}") from error
+            except TimeoutError as error:
+                how = f"sent nothing for {self._timeout.sock_read:g} s (upstream.timeout_s, --upstream-timeout-s)"
+                raise self._failed(how) from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise self._failed(f"closed the connection: {str(error) or type(error).__name__}") from error
 
     def _open_session(self) -> aiohttp.ClientSession:
         """Return the session of all requests; the first one creates it, since it belongs to the running event loop."""
