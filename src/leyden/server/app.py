@@ -20,6 +20,7 @@ from leyden.server.body_budget import BodyReservation
 from leyden.server.content import JSON, check_path, check_values, decode, decode_query, encode, read_body
 from leyden.server.disconnects import CancelOnDisconnect
 from leyden.server.errors import ApiError, ErrorBody, ErrorDetail, api_error
+from leyden.server.gateway.errors import GatewayError
 from leyden.server.http import Raw, Request, Route
 from leyden.server.keys import Key, KeyKind, KeyRefused, Permission, check_permission
 from leyden.server.routes import ROUTES
@@ -149,6 +150,8 @@ class Endpoint:
         error = api_error(exception)
         if error.status < 500:
             self._service.telemetry.refused.labels(error.reason).inc()
+        elif isinstance(exception, GatewayError):  # an engine or an upstream failed, not this server
+            _log.warning("%s %s failed: %s", scope["method"], scope["path"], error.message)
         elif not isinstance(exception, StoreUnavailable):  # the store logs it once for all requests
             _log.exception("%s %s failed", scope["method"], scope["path"], exc_info=exception)
         if route is not None and route.error is not None:

@@ -59,7 +59,9 @@ async def test_a_call_is_passed_on_and_recorded_without_tokens(tmp_path: Path) -
         assert (await far.check(calls=2)).calls[1].made == "continued"
 
 
-async def test_an_upstream_that_is_unreachable_or_refuses_is_named_in_the_error(tmp_path: Path) -> None:
+async def test_an_upstream_that_is_unreachable_or_refuses_is_named_in_the_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with model_server(tmp_path) as near:
         key = await near.new_attempt(routes={"gpt": "upstream"})
         assert near.service.gateway is not None
@@ -72,6 +74,9 @@ async def test_an_upstream_that_is_unreachable_or_refuses_is_named_in_the_error(
             with pytest.raises(openai.InternalServerError, match="not a key"):
                 await client.chat.completions.create(model="gpt", messages=[QUESTION])
         assert [c.status for c in (await near.check(calls=2)).calls] == [CallStatus.FAILED] * 2
+    logged = [record for record in caplog.records if record.name == "leyden.server"]
+    assert [record.exc_info for record in logged] == [None, None]  # one line each, without a traceback
+    assert "cannot be reached" in logged[0].getMessage()
 
 
 async def test_the_engines_of_a_server_are_reported_with_their_calls_and_failures(tmp_path: Path) -> None:
