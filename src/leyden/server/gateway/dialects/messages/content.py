@@ -10,33 +10,49 @@ from typing import Any
 
 import msgspec
 
+from leyden.server.gateway.dialects.answer_parts import AnswerParts
 from leyden.server.gateway.dialects.types import LOADED_TOOLS, Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 _SUPPORTED_BLOCKS = ("text", "thinking", "tool_use", "tool_result", "tool_reference")
 _LOADED = "These tools can be called now:"
+_MAX_SHOWN = 16 << 20
+"""Characters of all tools that references show: a short reference can name a tool of megabytes, again and again."""
 
 
 class MessageReader:
     """Collects messages in the format that all dialects share."""
 
     def __init__(self, tools: dict[str, dict[str, Any]]) -> None:
-        self.messages: list[Message] = []
+        self._messages: list[Message] = []
+        self._answers: list[AnswerParts] = []
         self._tools = tools
         """All tools by name, deferred ones included."""
+        self._shown = 0
+
+    def finish(self) -> tuple[Message, ...]:
+        """Return the messages."""
+        for answer in self._answers:
+            answer.join()
+        return tuple(self._messages)
+
+    def add_system(self, content: Any, field: str) -> None:
+        """Add a system message."""
+        self._messages.append({"role": "system", "content": _text_of(content, field)})
 
     def add(self, message: dict[str, Any], field: str) -> None:
         """Add a message."""
         content, content_field = message.get("content"), f"{field}.content"
         match message.get("role"):
             case "user":
-                self.messages.extend(self._user_messages(content, content_field))
+                self._messages.extend(self._user_messages(content, content_field))
             case "assistant":
-                if not self.messages or self.messages[-1]["role"] != "assistant":
-                    self.messages.append({"role": "assistant", "content": ""})
-                _extend_answer(self.messages[-1], content, content_field)
+                if not self._messages or self._messages[-1]["role"] != "assistant":
+                    self._answers.append(AnswerParts())
+                    self._messages.append(self._answers[-1].message)
+                _extend_answer(self._answers[-1], content, content_field)
             case "system":
-                self.messages.append({"role": "system", "content": text_of(content, content_field)})
+                self.add_system(content, content_field)
             case role:
                 message_ = f"{role!r} is not a role: write user or assistant"
                 raise GatewayError(ErrorKind.INVALID, message_, f"{field}.role")
@@ -74,28 +90,33 @@ class MessageReader:
                     raise _bad_block(block, block_field)
         if not loaded:
             return {"content": "".join(texts)}
-        shown = [json.dumps(tool, ensure_ascii=False) for tool in loaded]
+        shown = []
+        for tool in loaded:
+            shown.append(json.dumps(tool, ensure_ascii=False))
+            self._shown += len(shown[-1])
+            if self._shown > _MAX_SHOWN:
+                message = f"the tools of all references have more than {_MAX_SHOWN} characters: refer to fewer"
+                raise GatewayError(ErrorKind.INVALID, message, field)
         return {"content": "\n".join([*texts, _LOADED, *shown]), LOADED_TOOLS: loaded}
 
 
-def _extend_answer(answer: Message, content: Any, field: str) -> None:
+def _extend_answer(answer: AnswerParts, content: Any, field: str) -> None:
     """Add the blocks of an assistant's message to an answer."""
     for block, block_field in _blocks(content, field):
         match block:
             case {"type": "text", "text": str(text)}:
-                answer["content"] += text
+                answer.add_text("content", text)
             case {"type": "thinking", "thinking": str(text)}:
-                answer["reasoning_content"] = answer.get("reasoning_content", "") + text
+                answer.add_text("reasoning_content", text)
             case {"type": "redacted_thinking"}:
                 pass
             case {"type": "tool_use", "id": str(id), "name": str(name), "input": dict(given)}:
-                function = {"name": name, "arguments": msgspec.json.encode(given).decode()}
-                answer.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
+                answer.add_call(id, name, msgspec.json.encode(given).decode())
             case _:
                 raise _bad_block(block, block_field)
 
 
-def text_of(content: Any, field: str) -> str:
+def _text_of(content: Any, field: str) -> str:
     """Return the text of a content that has only text blocks."""
     texts = []
     for block, block_field in _blocks(content, field):

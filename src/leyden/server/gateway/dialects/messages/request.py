@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from leyden.records import Sampling
 from leyden.server.gateway.dialects.encoding import decode_body
-from leyden.server.gateway.dialects.messages.content import MessageReader, text_of
+from leyden.server.gateway.dialects.messages.content import MessageReader
 from leyden.server.gateway.dialects.messages.tools import read_tool, read_tool_choice
 from leyden.server.gateway.dialects.types import Format, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
@@ -75,13 +75,13 @@ def read_prompt(request: CountRequest) -> GenerationRequest:
     tools = [read_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools or ())]
     reader = MessageReader({tool["function"]["name"]: tool for tool in tools})
     if request.system:
-        reader.messages.append({"role": "system", "content": text_of(request.system, "system")})
+        reader.add_system(request.system, "system")
     for index, message in enumerate(request.messages):
         reader.add(message, f"messages.{index}")
     deferred = [bool(tool.get("defer_loading")) for tool in request.tools or ()]
     return GenerationRequest(
         model=request.model,
-        messages=tuple(reader.messages),
+        messages=reader.finish(),
         tools=tuple(tool for tool, later in zip(tools, deferred, strict=True) if not later),
         tool_choice=read_tool_choice(request.tool_choice, tools),
         parallel_tool_calls=not (request.tool_choice or {}).get("disable_parallel_tool_use"),

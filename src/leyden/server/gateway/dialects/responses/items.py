@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from leyden.decoding import decode_text
+from leyden.server.gateway.dialects.answer_parts import AnswerParts
 from leyden.server.gateway.dialects.responses.ids import call_of_item
 from leyden.server.gateway.dialects.responses.tools import ToolTable
 from leyden.server.gateway.dialects.types import Message
@@ -24,7 +25,7 @@ def read_items(items: Sequence[Any], tools: ToolTable, field: str = "input") -> 
     reader = _ItemReader(tools)
     for index, item in enumerate(items):
         reader.add(item, f"{field}[{index}]")
-    return reader.messages
+    return reader.finish()
 
 
 def seal_reasoning(text: str) -> str:
@@ -48,33 +49,38 @@ class _ItemReader:
     """Collects messages, and knows which answer the latest assistant message is from."""
 
     def __init__(self, tools: ToolTable) -> None:
-        self.messages: list[Message] = []
+        self._messages: list[Message] = []
         self._tools = tools
-        self._answer: Message | None = None
+        self._answers: list[AnswerParts] = []
         self._source: str | None = None
-        """The recorded call of `_answer`, where its items name one."""
+        """The recorded call of the latest answer, where its items name one."""
         self._unsealed = 0
+
+    def finish(self) -> list[Message]:
+        """Return the messages."""
+        for answer in self._answers:
+            answer.join()
+        return self._messages
 
     def add(self, item: Any, field: str) -> None:
         """Add an item: a new message, or a part of the latest answer."""
         match item:
             case {"role": "assistant"}:
                 text = _text(item.get("content"), f"{field}.content")
-                answer = self._answer_for(item, holds="content")
-                answer["content"] += text
+                self._answer_for(item, holds="content").add_text("content", text)
             case {"role": "user" | "system" | "developer" as role}:
                 shared = "user" if role == "user" else "system"
-                self.messages.append({"role": shared, "content": _text(item.get("content"), f"{field}.content")})
+                self._messages.append({"role": shared, "content": _text(item.get("content"), f"{field}.content")})
             case {"type": "reasoning"}:
                 answer = self._answer_for(item, holds="reasoning_content")
-                answer["reasoning_content"] = answer.get("reasoning_content", "") + self._reasoning(item, field)
+                answer.add_text("reasoning_content", self._reasoning(item, field))
             case {"type": "function_call", "call_id": str(id), "name": str(name)}:
                 self._add_call(item, id, name, item.get("arguments") or "{}", field)
             case {"type": "custom_tool_call", "call_id": str(id), "name": str(name), "input": str(text)}:
                 self._add_call(item, id, name, msgspec.json.encode({"input": text}).decode(), field)
             case {"type": "function_call_output" | "custom_tool_call_output", "call_id": str(id)}:
                 output = _text(item.get("output"), f"{field}.output")
-                self.messages.append({"role": "tool", "tool_call_id": id, "content": output})
+                self._messages.append({"role": "tool", "tool_call_id": id, "content": output})
             case _:
                 raise _bad_item(item, field)
 
@@ -82,8 +88,7 @@ class _ItemReader:
         if not isinstance(arguments, str):
             raise GatewayError(ErrorKind.INVALID, "the arguments of a call are JSON text", f"{field}.arguments")
         name = self._tools.model_name(name, item.get("namespace"))
-        call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        self._answer_for(item, holds="tool_calls").setdefault("tool_calls", []).append(call)
+        self._answer_for(item, holds="tool_calls").add_call(id, name, arguments)
 
     def _reasoning(self, item: dict[str, Any], field: str) -> str:
         """Return the text of a reasoning item: its content, else its sealed content, else its summary."""
@@ -96,32 +101,31 @@ class _ItemReader:
             raise GatewayError(ErrorKind.INVALID, message, f"{field}.encrypted_content")
         return decode_text(sealed) or _joined(item.get("summary"))
 
-    def _answer_for(self, item: dict[str, Any], holds: str) -> Message:
+    def _answer_for(self, item: dict[str, Any], holds: str) -> AnswerParts:
         """Return the assistant message that an item belongs to: the latest one, or a new one.
 
         Items with ids that were given out here name their answer, so a client may put tool outputs between them.
         Without ids, calls follow directly, and a second text or reasoning begins a new message.
         """
         source = call_of_item(item.get("id"))
-        latest = self._answer
-        if latest is not None:
+        if self._answers:
+            latest = self._answers[-1]
             if source is not None and source == self._source:
                 return latest
-            adjacent = latest is self.messages[-1]
+            adjacent = latest.message is self._messages[-1]
             distinct = source is not None and self._source is not None
             if adjacent and not distinct and (holds == "tool_calls" or not _begun(latest, holds)):
                 self._source = self._source or source
                 return latest
-        self._answer, self._source = {"role": "assistant", "content": ""}, source
-        self.messages.append(self._answer)
-        return self._answer
+        self._source = source
+        self._answers.append(AnswerParts())
+        self._messages.append(self._answers[-1].message)
+        return self._answers[-1]
 
 
-def _begun(answer: Message, holds: str) -> bool:
+def _begun(answer: AnswerParts, holds: str) -> bool:
     """Whether an item of this kind cannot be part of an answer any more."""
-    if holds == "reasoning_content":
-        return bool(answer["content"] or answer.get("tool_calls"))
-    return bool(answer["content"])
+    return answer.has_text or (holds == "reasoning_content" and answer.has_calls)
 
 
 def _joined(parts: Any) -> str:
