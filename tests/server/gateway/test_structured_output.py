@@ -183,6 +183,13 @@ async def test_a_format_that_cannot_be_followed_is_a_400(client: openai.AsyncOpe
         await client.chat.completions.create(model="m", messages=[QUESTION], response_format=format)  # type: ignore[list-item]
 
 
+async def test_thousands_of_huge_multiples_are_refused_at_once(client: openai.AsyncOpenAI) -> None:
+    schema = {"allOf": [{"multipleOf": 1e300}] * 5400}
+    format: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError, match="multipleOf"):
+        await client.chat.completions.create(model="m", messages=[QUESTION], response_format=format, timeout=20)
+
+
 # The grammars by themselves, with what a model could say
 
 SAID = '{"verdict": "right", "sure": true, "note": "so"}'
