@@ -174,6 +174,16 @@ def end_like(status: int) -> NoReturn:
     os._exit(128 - code)
 
 
+def exit_reason(code: int) -> str:
+    """Describe how a process ended, by its exit status or, as a negative number, the signal that killed it."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"killed by signal {-code}"
+
+
 def guarded(
     command: Sequence[str],
     control: int,

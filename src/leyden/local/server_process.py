@@ -7,7 +7,6 @@ without being charged, because their model calls may have failed with it.
 
 import asyncio
 import os
-import signal
 import socket
 import sys
 import time
@@ -25,6 +24,7 @@ from leyden.background import start_background
 from leyden.backoff import Backoff
 from leyden.config import ConfigError
 from leyden.engine.protocol import EngineBackend
+from leyden.guardian import exit_reason
 from leyden.local.notes import print_note
 from leyden.restart_limit import RestartLimit
 from leyden.rotating_log import RotatingLog
@@ -202,8 +202,3 @@ async def _wait_ready(process: Process, options: ServerProcessOptions, output: R
 def _last_line(output: RotatingLog) -> str:
     line = output.last_line()
     return f"nothing was written to {output.path}" if line is None else f"{line} ({output.path})"
-
-
-def exit_reason(status: int) -> str:
-    """Describe how a child process ended, by its status."""
-    return f"status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"

@@ -11,9 +11,9 @@ from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.config import Config, ConfigError
 from leyden.cores import usable_cores
+from leyden.guardian import exit_reason
 from leyden.local.machine import worker_size
 from leyden.local.notes import print_note
-from leyden.local.server_process import exit_reason
 from leyden.restart_limit import RestartLimit
 from leyden.rotating_log import RotatingLog
 

@@ -38,6 +38,8 @@ def act(task: dict[str, Any]) -> Any:
             fall()
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "real-time":
+            os.kill(os.getpid(), signal.SIGRTMIN + 6)
         case "think":
             import openai
 

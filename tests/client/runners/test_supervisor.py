@@ -1,6 +1,7 @@
 """Code that hangs or crashes in a shared process harms no other attempt, and only its own attempt is blamed."""
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,13 @@ async def test_a_blocked_event_loop_is_noticed_and_its_blocker_retried_alone(har
 
 
 @pytest.mark.parametrize(
-    ("how", "says"), [("exit", "exit status 9"), ("segfault", "killed by SIGSEGV"), ("die", "killed by SIGKILL")]
+    ("how", "says"),
+    [
+        ("exit", "exit status 9"),
+        ("segfault", "killed by SIGSEGV"),
+        ("die", "killed by SIGKILL"),
+        ("real-time", f"killed by signal {signal.SIGRTMIN + 6}"),
+    ],
 )
 async def test_an_attempt_that_kills_its_process_is_blamed_and_no_other_is(
     harness: WorkerHarness, how: str, says: str

@@ -17,7 +17,7 @@ from leyden.client.host_protocol import AttemptEnd
 from leyden.client.isolation.launcher import Launch
 from leyden.client.processes.limits import ResourceLimits
 from leyden.decoding import NotJson, decode_json, decode_text
-from leyden.guardian import KILL, TERMINATE, Program, fork_guardian
+from leyden.guardian import KILL, TERMINATE, Program, exit_reason, fork_guardian
 from leyden.outcomes import Ending, Outcome
 
 _TERM_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 1.0
@@ -117,7 +117,7 @@ class CommandProcess:
 
     def _describe_failure(self, status: int) -> str:
         stderr = decode_text(self._stderr_tail)
-        message = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
+        message = exit_reason(status)
         if -status == signal.SIGXCPU:
             message += f": it used more than {self._limits.cpu_s:g} s of CPU time (`cpu_s`)"
         elif self._limits.memory_mb is not None and any(text in stderr for text in _OUT_OF_MEMORY):

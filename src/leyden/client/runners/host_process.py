@@ -7,7 +7,6 @@ one process for each attempt.
 import asyncio
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -39,7 +38,7 @@ from leyden.client.isolation.launcher import Launch, launch
 from leyden.client.isolation.options import IsolationOptions
 from leyden.client.processes.crash_report import CrashReport
 from leyden.client.processes.environment import agent_environment
-from leyden.guardian import KILL, guarded
+from leyden.guardian import KILL, exit_reason, guarded
 from leyden.loading import LoadError
 from leyden.wire import Lease
 
@@ -256,8 +255,7 @@ class HostProcess:
     async def exit_reason(self) -> str:
         """Return exit status or signal, with the crash report where Python wrote one."""
         code = await asyncio.shield(self._exit)
-        status = f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-        return "\n".join(filter(None, (status, self._crash.read())))
+        return "\n".join(filter(None, (exit_reason(code), self._crash.read())))
 
     def output(self) -> str:
         """Return what it printed; empty without `keep_output`."""
