@@ -1,6 +1,7 @@
 """A host reports the end of every attempt, and ends when its connection to the worker is corrupt."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,14 @@ async def test_a_host_that_cannot_be_isolated_leaves_no_descriptor_open(monkeypa
     with pytest.raises(SandboxUnavailable):
         await HostProcess.start(AGENT_HOST, SETUP, keep_output=True)
     assert psutil.Process().num_fds() == before
+
+
+async def test_more_hosts_than_the_event_loop_has_threads_are_ended_one_by_one() -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    hosts = [await HostProcess.start(AGENT_HOST, SETUP) for _ in range(2)]
+    try:
+        async with asyncio.timeout(30):
+            await hosts[1].close(kill=True)
+    finally:
+        for host in hosts:
+            await host.close(kill=True)

@@ -38,6 +38,7 @@ from leyden.client.isolation.launcher import Launch, launch
 from leyden.client.isolation.options import IsolationOptions
 from leyden.client.processes.crash_report import CrashReport
 from leyden.client.processes.environment import agent_environment
+from leyden.client.user_code import call_in_thread
 from leyden.guardian import KILL, exit_reason, guarded
 from leyden.loading import LoadError
 from leyden.wire import Lease
@@ -76,7 +77,8 @@ class HostProcess:
         self.services: tuple[str, ...] = ()
         self.max_concurrency: int | None = None
         self.stop_timeout_s = 0.5
-        self._exit = asyncio.ensure_future(asyncio.to_thread(process.wait))
+        # in its own thread: hosts live long, and the shared pool has few threads, after which no exit would be noticed
+        self._exit = asyncio.ensure_future(call_in_thread(process.wait))
         self._output = OutputBuffer()
         self._reading_output = (
             None
