@@ -30,6 +30,17 @@ async def test_a_reward_belongs_to_the_latest_call_unless_another_is_named(harne
     assert episode.final_reward(0.0) == 1.0
 
 
+async def test_a_call_is_named_by_a_response_of_every_dialect(harness: WorkerHarness) -> None:
+    await harness.open()
+    await harness.queue("g", {"do": "dialects"})
+    with harness.worker("rewarding.py:act"):
+        episode = await harness.episode("g")
+    assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.SUCCEEDED, episode.attempt.outcome
+    response, completion = [call.id for call in episode.calls]
+    given = [(r.value, r.call) for r in episode.effective_rewards if r.kind == "step"]
+    assert given == [(0.1, response), (0.2, completion)]
+
+
 async def test_branches_reward_their_own_calls(harness: WorkerHarness) -> None:
     await harness.open()
     for n in range(8):

@@ -18,6 +18,8 @@ from leyden.client.tracing import latest_call
 from leyden.client.tracing.context import current_attempt, current_span
 from leyden.records import Reward
 
+_RESPONSE_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
+"""What the dialects of the gateway write before the id of a call."""
 _send_reward: Callable[[str, Reward], None] | None = None
 
 
@@ -70,7 +72,8 @@ def span(name: str, *, role: str | None = None, **attributes: Any) -> Iterator[t
 
 def _call_id(call: Any) -> str:
     """Return the id of a call from a client's response object or from a response id."""
-    return str(getattr(call, "id", call)).removeprefix("chatcmpl-").removeprefix("msg_")  # prefixes of the dialects
+    id = str(getattr(call, "id", call))
+    return next((id.removeprefix(prefix) for prefix in _RESPONSE_PREFIXES if id.startswith(prefix)), id)
 
 
 def _span_id(span: Any) -> str:

@@ -49,6 +49,11 @@ def act(task: dict[str, Any]) -> float:
             time.sleep(600)
         case "nan":
             leyden.reward(float("nan"))
+        case "dialects":
+            response = client.responses.create(model="any", input="Say number 1")
+            completion = client.completions.create(model="any", prompt="Say number 2")
+            leyden.reward(0.1, call=response)
+            leyden.reward(0.2, call=completion.id)
         case "unknown":
             leyden.reward(1.0, call="call-of-nobody")
     return 1.0
