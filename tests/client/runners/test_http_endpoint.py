@@ -44,6 +44,9 @@ class Service:
                 await answer.write(b"{")
                 request.transport.abort()  # type: ignore[union-attr]
                 return answer
+            case "crash":
+                request.transport.abort()  # type: ignore[union-attr]
+                return web.Response()
             case "hang":
                 try:
                     await asyncio.sleep(600)
@@ -118,6 +121,18 @@ async def test_an_endpoint_receives_all_it_needs_and_every_response_has_its_outc
     (told,) = [body for body in service.received if body["task"]["do"] == "ask"]
     assert (told["attempt"], told["base_url"]) == ("ask.0.1", f"{harness.server.url}/v1")
     assert told["traceparent"] == told["header"] and asked.attempt.trace_id in told["header"]
+
+
+async def test_a_task_is_sent_once_in_an_attempt_even_if_the_endpoint_crashes(harness: WorkerHarness) -> None:
+    await harness.open(max_attempts=2)
+    await harness.queue("g", {"do": "crash"})
+    listener, url = bind_endpoint()
+    async with serving(listener) as service:
+        with harness.worker(url):
+            episode = await harness.episode("g")
+    assert [body["attempt"] for body in service.received] == ["g.0.1", "g.0.2"]
+    assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.LOST
+    assert "closed the connection without an answer" in episode.attempt.outcome.message
 
 
 async def test_a_time_limit_cancels_the_request_and_the_key_ends_with_the_attempt(harness: WorkerHarness) -> None:

@@ -23,7 +23,7 @@ from leyden.wire import Lease
 _log = logging.getLogger("leyden.worker")
 _MAX_RESPONSE, _MAX_MESSAGE = 4 * MAX_RESULT_BYTES, 2000
 _BACKOFF, _MAX_TRIES = Backoff(first_s=0.1, max_s=2.0), 6
-_NOT_DELIVERED = (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, ConnectionError)
+_NOT_ANSWERED = (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, ConnectionError)
 
 
 class HttpEndpoint:
@@ -36,9 +36,9 @@ class HttpEndpoint:
     def __init__(self, setup: HostSetup) -> None:
         self._setup = setup
         self.services = addressed_services(setup.services)
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
-        )
+        # A new connection for each attempt: an endpoint may close an idle one at any time, and the next would be lost.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), connector=connector)
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._on_event: Callable[[AttemptEnd], None] | None = None
 
@@ -113,10 +113,12 @@ class HttpEndpoint:
                     self._setup.agent, data=msgspec.json.encode(body), headers=headers
                 ) as response:
                     return self._read(attempt, response.status, await _read_bounded(response))
-            except _NOT_DELIVERED as error:  # it may be about to start
+            except aiohttp.ClientConnectorError as error:  # it may be about to start
                 if tries == _MAX_TRIES:
-                    return AttemptEnd(attempt, Outcome(Ending.LOST, f"{self._setup.agent} does not answer: {error}"))
+                    return self._lost(attempt, f"does not answer: {error}")
                 await _BACKOFF.wait(tries)
+            except _NOT_ANSWERED as error:  # the agent may have run: to send it again would run it twice in one attempt
+                return self._lost(attempt, f"closed the connection without an answer: {error}")
             except aiohttp.ClientError as error:
                 return self._failed(attempt, f"closed the connection: {error}")
 
@@ -131,6 +133,9 @@ class HttpEndpoint:
             shown = decode_text(data[:_MAX_MESSAGE])
             return self._failed(attempt, f"answered with something that is not JSON ({error}): {shown}")
         return end_of_attempt(attempt, result_from_json(document), self._setup.has_reward_function)
+
+    def _lost(self, attempt: str, reason: str) -> AttemptEnd:
+        return AttemptEnd(attempt, Outcome(Ending.LOST, f"{self._setup.agent} {reason}"))
 
     def _failed(self, attempt: str, reason: str) -> AttemptEnd:
         return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, f"{self._setup.agent} {reason}"))
