@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -164,6 +165,7 @@ async def _train(
     on_second_interrupt: Callable[[], None],
 ) -> TrainerState:
     """Train from the latest checkpoint, or from the beginning, to the last step."""
+    torch.manual_seed(config.seed)  # LoRA matrices and a critic begin at random
     model = load_model(source, config.engine.dtype, True, config.training.lora, algorithm.reference)
     policy = Policy(model, config.training, algorithm.critic, algorithm.reference)
     if policy.no_trees_reason is not None:
