@@ -37,6 +37,7 @@ def test_a_file_names_the_run_and_is_where_its_files_are(tmp_path: Path) -> None
         ("[training]\nsteps = -1\n", "/calc.toml:2: `training.steps`: expected a whole number >= 0"),
         ("[training]\nmin_group = 20\n", "/calc.toml:2: `training.min_group` is 20, more than"),
         ("[training]\ngroup_size = 1\n", "(1): set `training.min_group = 1`"),
+        ("[workers]\nprocesses = 4\nconcurrency = 2\n", "/calc.toml:3: `workers.concurrency` is 2, less than"),
         ("[sampling]\ntop_p = 0.9\n", "set `training.allow_biased_sampling = true`"),
         ("[algorithm]\ncorrection_low = 3.0\n", "/calc.toml:2: `algorithm.correction_low` is 3.0, more than"),
         ('tasks = "t"\n', "`agent` is missing: set it"),

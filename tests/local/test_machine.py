@@ -20,4 +20,6 @@ def test_agents_leave_cores_to_trainer_server_and_engine(cores: int, processes: 
 def test_what_is_configured_is_kept() -> None:
     assert worker_size(config(processes=3, concurrency=9), 16, on_gpu=True) == (3, 9)
     assert worker_size(config(concurrency=2), 16) == (2, 2)
+    assert worker_size(config(processes=100), 16) == (100, 100)
     assert worker_size(config(deterministic=True), 16) == (1, 1)
+    assert worker_size(config(deterministic=True, processes=3), 16) == (1, 1)

@@ -296,7 +296,8 @@ class WorkerConfig(_Section, frozen=True):
     """Processes that run agents; 0: none on this machine, start `leyden worker` elsewhere. Where unset: the cores of
     the machine without the four that trainer, server and engine use, from 1 to 16."""
     concurrency: AtLeastOne | None = None
-    """The most rollouts at once, over all processes. Where unset: 64, and 256 beside an engine on a GPU."""
+    """The most rollouts at once, over all processes. Where unset: 64, and 256 beside an engine on a GPU, but at least
+    one for each process."""
     drain_s: NotNegative = defaults.DRAIN_S
     """Seconds that the other rollouts of a process have to finish when one of them hangs, before it is ended."""
     isolation: Literal["none", "user", "sandbox", "auto"] = "none"
@@ -435,6 +436,12 @@ class Config(_Section, frozen=True):
             raise ValueError(
                 "`sampling` truncates the distribution, and such calls are not trained on: "
                 "remove `top_p`, `top_k` and `min_p`, or set `training.allow_biased_sampling = true`"
+            )
+        workers = self.workers
+        if workers.concurrency is not None and workers.concurrency < (workers.processes or 0):
+            raise ValueError(
+                f"`workers.concurrency` is {workers.concurrency}, less than `workers.processes` "
+                f"({workers.processes}): raise it, or lower the other"
             )
         if algorithm.correction_low > algorithm.correction_high:
             raise ValueError(

@@ -12,8 +12,10 @@ _GPU_CONCURRENCY = 256
 
 def worker_size(config: Config, cores: int, on_gpu: bool = False) -> tuple[int, int]:
     """Return how many processes a worker runs agents in, and how many rollouts at the same time over all of them."""
-    concurrency = config.workers.concurrency or (_GPU_CONCURRENCY if on_gpu else defaults.CONCURRENCY)
     if config.deterministic:
-        concurrency = 1
+        return 1, 1
+    processes, concurrency = config.workers.processes or 0, config.workers.concurrency
+    if concurrency is None:
+        concurrency = max(processes, _GPU_CONCURRENCY if on_gpu else defaults.CONCURRENCY)
     by_cores = max(defaults.WORKER_PROCESSES, min(_MAX_PROCESSES, concurrency, cores - _OTHER_CORES))
-    return config.workers.processes or by_cores, concurrency
+    return processes or by_cores, concurrency
