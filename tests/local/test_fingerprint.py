@@ -29,11 +29,62 @@ def test_what_a_function_uses_counts_and_comments_do_not(config: Config) -> None
     before = fingerprint(config)
     edit(config, "agent.py", "def reward", "# a comment\n\n\ndef unused():\n    return 1\n\n\ndef reward")
     edit(config, "agent.py", "def solve(task):\n", 'def solve(task):\n    """Solve it."""\n')
+    with Path(config.base, "agent.py").open("a") as file:
+        file.write('if __name__ == "__main__":\n    task = {}\n    solve(task)\n')
     assert changed_code(before, fingerprint(config)) == []
     edit(config, "scale.py", "UNIT = 2", "UNIT = 3")
     assert changed_code(before, fingerprint(config)) == ["`UNIT` in scale.py"]
     edit(config, "agent.py", '"max_tokens": 8', '"max_tokens": 9')
     assert changed_code(before, fingerprint(config)) == ["`UNIT` in scale.py", "`solve` in agent.py"]
+
+
+@pytest.mark.parametrize(
+    ("agent", "helper"),
+    [
+        ("import tools\n\n\ndef act(task):\n    return tools.price()\n", "tools.py"),
+        ("def act(task):\n    from tools import price\n\n    return price()\n", "tools.py"),
+        ("from tools import *\n\n\ndef act(task):\n    return price()\n", "tools.py"),
+        ("from kit import tools\n\n\ndef act(task):\n    return tools.price()\n", "kit/tools.py"),
+        ("import kit.tools as t\n\n\ndef act(task):\n    return t.price()\n", "kit/tools.py"),
+        ("try:\n    from tools import price\nexcept ImportError:\n    price = None\nact = price\n", "tools.py"),
+    ],
+)
+def test_a_module_counts_however_it_is_imported(agent: str, helper: str, config: Config) -> None:
+    folder = Path(config.base, "agents")  # Python finds modules in the folder of the agent's file
+    Path(folder, helper).parent.mkdir(parents=True)
+    Path(folder, helper).write_text("RATE = 2\n\n\ndef price():\n    return RATE\n")
+    Path(folder, "act.py").write_text(agent)
+    config = msgspec.structs.replace(config, agent="agents/act.py:act")
+    before = fingerprint(config)
+    edit(config, f"agents/{helper}", "RATE = 2", "RATE = 3")
+    assert changed_code(before, fingerprint(config)) == [f"`RATE` in agents/{helper}"]
+
+
+def test_relative_imports_of_a_package_count(config: Config) -> None:
+    package = Path(config.base, "kit")
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "act.py").write_text("from . import tools\n\n\ndef act(task):\n    return tools.price()\n")
+    (package / "tools.py").write_text("from .act import act\n\n\ndef price():\n    return 2\n")  # a cycle ends
+    config = msgspec.structs.replace(config, agent="kit.act:act")
+    before = fingerprint(config)
+    edit(config, "kit/tools.py", "return 2", "return 3")
+    assert changed_code(before, fingerprint(config)) == ["`price` in kit/tools.py"]
+
+
+def test_every_statement_that_changes_a_name_counts(config: Config) -> None:
+    edit(config, "scale.py", "UNIT = 2\n", "UNIT = 2\nUNIT += 1\nif UNIT:\n    UNIT = 4\n")
+    before = fingerprint(config)
+    for old, new in (("= 2", "= 3"), ("+= 1", "+= 2"), ("= 4", "= 5")):
+        edit(config, "scale.py", old, new)
+        assert changed_code(before, fingerprint(config)) == ["`UNIT` in scale.py"]
+        before = fingerprint(config)
+
+
+def test_a_fingerprint_that_only_covers_more_shows_no_edit(config: Config) -> None:
+    now = fingerprint(config)
+    before = {name: digest for name, digest in now.items() if "scale.py" not in name}
+    assert before and changed_code(before, now) == []
 
 
 def test_the_files_of_a_command_count(tmp_path: Path, config: Config) -> None:
