@@ -132,3 +132,17 @@ def test_before_the_first_step_anything_may_change_and_the_store_begins_anew(con
     edit(config, "agent.py", '"max_tokens": 8', '"max_tokens": 9')
     with folder.acquire(config) as archive:
         assert archive is not None and (archive / "leyden.db").exists()
+
+
+def test_before_the_first_step_another_number_of_evaluation_rollouts_begins_anew(config: Config) -> None:
+    folder = RunFolder.of(config)
+    with folder.acquire(config):
+        (folder.path / "leyden.db").touch()
+    more = msgspec.structs.replace(config, evaluation=msgspec.structs.replace(config.evaluation, rollouts=3))
+    with folder.acquire(more) as archive:
+        assert archive is not None and (archive / "leyden.db").exists()
+    with folder.acquire(more) as archive:
+        assert archive is None
+        folder.metrics_file.write_text('{"step": 1}\n')
+    with folder.acquire(config) as archive:
+        assert archive is None  # evaluations to come may have another number

@@ -107,7 +107,8 @@ class RunFolder(Struct, frozen=True):
                 f"the code is not what run {config.run!r} was trained with, {', '.join(edited)} changed: continue "
                 "with --accept-changes, or start over with --restart, or under another name with run=NAME"
             )
-        return bool(keys or edited), trained
+        resized = "evaluation.rollouts" in differences  # groups of the first evaluation may exist, with another size
+        return bool(keys or edited or resized), trained
 
     def _has_trained(self) -> bool:
         """Whether the metrics have a step after the evaluation of the first model."""

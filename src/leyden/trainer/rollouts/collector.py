@@ -6,8 +6,9 @@ Requests are idempotent by group name: a trainer that is restarted gets the grou
 from collections.abc import AsyncIterator, Sequence
 
 from leyden.episodes import Episode
-from leyden.records import EventKind
-from leyden.remote import Remote
+from leyden.records import EventKind, Group
+from leyden.remote import Remote, RemoteError
+from leyden.trainer.errors import TrainingError
 from leyden.wire import GroupSpec
 
 _WAIT_S = 60.0
@@ -27,7 +28,7 @@ class RolloutCollector:
         """Request groups; yield each with its episodes as soon as it is finished."""
         waiting = {}
         for spec in specs:
-            group = await self._remote.enqueue(self._run, spec)
+            group = await self._enqueue(spec)
             waiting[spec.id] = spec
             if group.finished is not None:
                 self._finished.add(spec.id)
@@ -37,6 +38,17 @@ class RolloutCollector:
                 yield waiting.pop(name), await self._remote.group_episodes(self._run, name)
             if waiting:
                 await self._listen()
+
+    async def _enqueue(self, spec: GroupSpec) -> Group:
+        try:
+            return await self._remote.enqueue(self._run, spec)
+        except RemoteError as refused:
+            if refused.status != 409:
+                raise
+            raise TrainingError(
+                f"an earlier start of the run requested other rollouts here ({refused}): set `tasks` and "
+                "`evaluation.rollouts` back to what they were, or start over with --restart"
+            ) from refused
 
     async def _listen(self) -> None:
         log = await self._remote.events(self._run, self._after, _WAIT_S, EventKind.GROUP_FINISHED)
