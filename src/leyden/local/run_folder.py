@@ -27,7 +27,8 @@ from leyden.config import Config, ConfigError, read_stored_config, to_toml
 from leyden.local.fingerprint import Fingerprint, changed_code, fingerprint
 
 _MAY_CHANGE = (
-    *("training.steps", "evaluation", "checkpoints", "report", "home", "base"),
+    *("training.steps", "training.time_limit_s", "evaluation", "checkpoints", "report", "home", "base"),
+    *("training.batch_tokens", "training.gradient_checkpointing", "training.layout"),
     *("engine", "workers", "server", "services", "upstream", "rollout.reward_time_limit_s", "rollout.reward_tries"),
 )
 """Keys that may change when a run is resumed: none of them changes the meaning of the steps so far."""

@@ -125,6 +125,17 @@ def test_a_gradient_that_is_no_number_ends_training_and_leaves_the_weights(criti
     assert torch.equal(weights(policy), before)
 
 
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_full_gpu_ends_training_and_says_what_to_lower(evaluates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+
+    policy, samples = small_policy(batch_tokens=512), some_samples()
+    monkeypatch.setattr(policy, "_forward", full)
+    with pytest.raises(TrainingError, match=r"step 1: .* lower `training.batch_tokens` \(now 512\).*Tried to allocate"):
+        policy.logprobs(samples) if evaluates else policy.accumulate(samples, OldLogprobs(), OBJECTIVE)
+
+
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [("constant", [0.5, 1, 1, 1]), ("linear", [0.5, 1, 2 / 3, 1 / 3]), ("cosine", [0.5, 1, 0.75, 0.25])],

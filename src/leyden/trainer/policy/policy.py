@@ -4,7 +4,7 @@ The gradient does not depend on how samples are divided into micro-batches: weig
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -190,31 +190,33 @@ class Policy:
         self, samples: Sequence[Sample], model: PolicyForward, critic: Critic | None = None
     ) -> list[tuple[Tensor, float]]:
         found: dict[int, tuple[Tensor, float]] = {}
-        for microbatch in self._microbatches(samples, self._cost):
-            output = model(microbatch, critic)
-            logprobs = output.logprobs.split([len(samples[index].token_indices) for index in microbatch.samples])
-            values = [0.0] * len(microbatch.samples) if output.values is None else output.values.tolist()
-            found.update(zip(microbatch.samples, zip(logprobs, values, strict=True), strict=True))
+        with self._explain_out_of_memory():
+            for microbatch in self._microbatches(samples, self._cost):
+                output = model(microbatch, critic)
+                logprobs = output.logprobs.split([len(samples[index].token_indices) for index in microbatch.samples])
+                values = [0.0] * len(microbatch.samples) if output.values is None else output.values.tolist()
+                found.update(zip(microbatch.samples, zip(logprobs, values, strict=True), strict=True))
         return [found[index] for index in range(len(samples))]
 
     def accumulate(self, samples: Sequence[Sample], old_logprobs: OldLogprobs, objective: Objective) -> UpdateMetrics:
         """Accumulate the gradient of an update's samples."""
         losses, critic_losses, all_stats = [], [], []
         computed = 0
-        for microbatch in self._microbatches(samples, self._cost):  # never waits for the device
-            some = [samples[index] for index in microbatch.samples]
-            too_long = microbatch.computed > self._config.batch_tokens  # one sample may be
-            with self._checkpointing.enabled(self._config.gradient_checkpointing or too_long):
-                output = self._forward(microbatch, self.critic, objective.entropy_weight > 0)
-            loss, stats = compute_loss(objective, some, output, old_logprobs.select(microbatch.samples))
-            losses.append(loss.detach())
-            all_stats.append(stats)
-            if output.values is not None:
-                value_loss = critic_loss(objective, some, output.values, len(samples))
-                critic_losses.append(value_loss.detach())
-                loss = loss + value_loss
-            loss.backward()
-            computed += microbatch.computed
+        with self._explain_out_of_memory():
+            for microbatch in self._microbatches(samples, self._cost):  # results are read after the last
+                some = [samples[index] for index in microbatch.samples]
+                too_long = microbatch.computed > self._config.batch_tokens  # one sample may be
+                with self._checkpointing.enabled(self._config.gradient_checkpointing or too_long):
+                    output = self._forward(microbatch, self.critic, objective.entropy_weight > 0)
+                loss, stats = compute_loss(objective, some, output, old_logprobs.select(microbatch.samples))
+                losses.append(loss.detach())
+                all_stats.append(stats)
+                if output.values is not None:
+                    value_loss = critic_loss(objective, some, output.values, len(samples))
+                    critic_losses.append(value_loss.detach())
+                    loss = loss + value_loss
+                loss.backward()
+                computed += microbatch.computed
         statistics = Statistics()
         for stats in all_stats:
             statistics.add(stats.tokens, stats.sampler_logprobs, stats.call_index, stats.metrics, stats.entropies)
@@ -229,6 +231,18 @@ class Policy:
             statistics=statistics.finish(),
             critic_loss=torch.stack(critic_losses).sum().item() if critic_losses else None,
         )
+
+    @contextmanager
+    def _explain_out_of_memory(self) -> Iterator[None]:
+        """Raise a `TrainingError` where a GPU has no memory left for a micro-batch."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(
+                f"step {self.step}: the GPU has no memory left for a micro-batch: lower `training.batch_tokens` (now "
+                f"{self._config.batch_tokens}) or `engine.memory`, set `training.gradient_checkpointing = true` or "
+                f"`training.lora`, or take a smaller model ({str(error).partition(chr(10))[0]})"
+            ) from error
 
     def apply(self, grad_norm: float) -> None:
         """Make an optimiser step with the accumulated gradient, its norm clipped; raise if it is not finite."""
