@@ -82,23 +82,23 @@ def _penalties(
     samples: Sequence[Sample], policy: Policy, penalty: KlPenalty, accounting: StepAccounting
 ) -> list[float]:
     """Compute what is subtracted from the reward of each call for its KL divergence from the reference."""
-    reference = policy.reference_logprobs(samples)
-    distances = [
-        penalty.estimate(_sampler_logprobs(sample, logprobs), logprobs).sum().item()
-        for sample, logprobs in zip(samples, reference, strict=True)
-    ]
-    accounting.kl_reference.append(sum(distances) / sum(len(sample.sampler_logprobs) for sample in samples))
+    reference = torch.cat(policy.reference_logprobs(samples))
+    lengths = [len(sample.sampler_logprobs) for sample in samples]
+    by_call = penalty.estimate(_sampler_logprobs(samples, reference), reference).split(lengths)
+    distances = torch.stack([distance.sum() for distance in by_call]).tolist()  # one transfer from the device for all
+    accounting.kl_reference.append(sum(distances) / sum(lengths))
     return [penalty.weight * distance for distance in distances]
 
 
 def _ratios(samples: Sequence[Sample], proximal: Sequence[Tensor], geometric: bool) -> Tensor:
     """Compute the ratio of the proximal policy to the sampler over each sample's whole rollout."""
-    gaps = [logprobs - _sampler_logprobs(sample, logprobs) for sample, logprobs in zip(samples, proximal, strict=True)]
-    lengths = torch.tensor([len(gap) for gap in gaps], device=gaps[0].device)
-    rollout = torch.tensor([sample.rollout for sample in samples], device=gaps[0].device).repeat_interleave(lengths)
-    ratios_T = ratios(torch.cat(gaps), rollout, geometric)
+    logprobs = torch.cat(list(proximal))
+    rollout = torch.tensor([one.rollout for one in samples for _ in one.sampler_logprobs], device=logprobs.device)
+    ratios_T = ratios(logprobs - _sampler_logprobs(samples, logprobs), rollout, geometric)
     return torch.zeros(max(sample.rollout for sample in samples) + 1).to(ratios_T).index_copy(0, rollout, ratios_T)
 
 
-def _sampler_logprobs(sample: Sample, like: Tensor) -> Tensor:
-    return torch.tensor(sample.sampler_logprobs, device=like.device, dtype=like.dtype)
+def _sampler_logprobs(samples: Sequence[Sample], like: Tensor) -> Tensor:
+    """Return the logprobs of the samples' tokens when they were sampled, sample after sample."""
+    flat = [logprob for sample in samples for logprob in sample.sampler_logprobs]
+    return torch.tensor(flat, device=like.device, dtype=like.dtype)

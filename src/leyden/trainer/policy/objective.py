@@ -69,7 +69,7 @@ def compute_loss(
     """Compute the loss of some samples of an update; the losses of all its micro-batches add up to its loss."""
     current = output.logprobs
     lengths = torch.tensor([len(sample.token_indices) for sample in samples], device=current.device)
-    call = torch.arange(len(samples), device=current.device).repeat_interleave(lengths)
+    call = torch.arange(len(samples), device=current.device).repeat_interleave(lengths, output_size=len(current))
     advantages = _per_token([sample.advantage for sample in samples], call, current)
     sampler = torch.tensor(
         [lp for sample in samples for lp in sample.sampler_logprobs], device=current.device, dtype=current.dtype
