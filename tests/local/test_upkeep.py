@@ -6,6 +6,7 @@ The tests share one run, in this order.
 import asyncio
 import json
 import resource
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -115,10 +116,14 @@ def test_a_run_is_checked_measured_and_pruned(trained: Training, leyden: Command
     assert "checksums match" in json.loads(sound.stdout)[0]["detail"]
     (listed,) = json.loads(leyden(trained.folder, "runs", "--json").stdout)
     assert listed["bytes"] > sum(file.stat().st_size for file in trained.run.rglob("*.safetensors"))
-    assert outputs(trained.run)
-    pruned = leyden(trained.folder, "prune", "small", "--output", "--spans", "--json")
-    assert pruned.returncode == 0, pruned.stderr
-    assert not outputs(trained.run) and len(list(trained.run.glob("step-*"))) == 2
+    archived = trained.run.with_name("small.before-20260101-000000")
+    shutil.copytree(trained.run, archived)
+    for run in (trained.run, archived):
+        assert outputs(run)
+        pruned = leyden(trained.folder, "prune", run.name, "--output", "--spans", "--json")
+        assert pruned.returncode == 0, pruned.stderr
+        assert not outputs(run) and len(list(run.glob("step-*"))) == 2
+    shutil.rmtree(archived)
     pruned = leyden(trained.folder, "prune", "small", "--keep", "2")
     assert pruned.returncode == 0 and len(list(trained.run.glob("step-*"))) == 2
     with pytest.raises(ConfigError, match="keep at least 1"):

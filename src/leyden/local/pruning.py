@@ -8,7 +8,7 @@ from typing import Literal
 
 from leyden.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_policies, checkpoint_steps
 from leyden.config import ConfigError
-from leyden.local.run_folder import RunFolder, folder_size
+from leyden.local.run_folder import RunFolder, folder_size, stored_config
 from leyden.store.store import Store
 from leyden.trainer.checkpoint_files import read_best_steps
 
@@ -37,7 +37,8 @@ async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int
             store = await Store(path / "leyden.db").start()
             last = min(found[-1] for found in steps.values())  # every policy can resume
             try:
-                await store.prune(path.name, last, output="output" in what, spans="spans" in what)
+                for run in {path.name, stored_config(path).run}:  # `--restart` renames the folder and not the run
+                    await store.prune(run, last, output="output" in what, spans="spans" in what)
             finally:
                 await store.close()
         return before - folder_size(path)
