@@ -171,3 +171,9 @@ def test_a_python_file_is_no_configuration(tmp_path: Path) -> None:
     file.write_text("import openai\n")
     with pytest.raises(ConfigError, match=r"is Python and no configuration: .* agent = .agent\.py:FUNCTION"):
         read_file(file)
+
+
+def test_a_file_in_another_encoding(tmp_path: Path) -> None:
+    (tmp_path / "calc.toml").write_bytes('agent = "caf\u00e9.py:solve"\n'.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"calc\.toml is not text in UTF-8"):
+        read_file(tmp_path / "calc.toml")

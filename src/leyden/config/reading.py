@@ -60,6 +60,8 @@ def read_file(path: Path) -> Document:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: save it in that encoding") from error
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
