@@ -106,6 +106,17 @@ def test_a_cookie_holds_a_viewers_key_only(filled: ServerProcess) -> None:
     assert requests.get(filled.url + "/api/overview", cookies=forged, timeout=30).status_code == 401
 
 
+def test_a_cookie_of_any_form_is_read_at_once(filled: ServerProcess) -> None:
+    strange = 'a="' + "\\\\" * 60_000 + '"'  # Python's own parser took a minute, in which the server did nothing else
+    assert requests.get(filled.url + "/api/overview", headers={"cookie": strange}, timeout=20).status_code == 401
+    key = filled.key(KeyKind.VIEWER)
+    session = requests.Session()
+    assert session.post(filled.url + "/signin", json={"key": key}, timeout=30).status_code == 200
+    (cookie,) = session.cookies
+    header = {"cookie": f"other=1; {cookie.name}={cookie.value}; more"}
+    assert requests.get(filled.url + "/api/overview", headers=header, timeout=30).status_code == 200
+
+
 def test_pages_need_a_key_on_a_server_without_keys(tmp_path_factory: pytest.TempPathFactory) -> None:
     with ServerProcess(tmp_path_factory.mktemp("open"), "--keyless") as server:
         assert requests.get(server.url + "/api/runs", timeout=30).status_code == 200
