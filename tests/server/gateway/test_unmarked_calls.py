@@ -1,5 +1,7 @@
 """Tool calls that a model writes as JSON without the marks of its template."""
 
+import time
+
 import pytest
 
 from leyden.server.gateway.unmarked_calls import find_unmarked_call, settled_length
@@ -46,6 +48,12 @@ def test_a_call_that_ends_the_answer_is_found(answer: str, text: str) -> None:
 )
 def test_other_json_is_text(answer: str) -> None:
     assert find_unmarked_call(answer, TOOLS) is None
+
+
+def test_white_space_after_a_call_is_read_once() -> None:
+    started = time.thread_time()
+    assert find_unmarked_call(f"{CALL}{' ' * 100_000}x", TOOLS) is None
+    assert time.thread_time() - started < 5  # once for each of its characters, it took a minute
 
 
 def test_text_before_a_possible_call_is_settled() -> None:

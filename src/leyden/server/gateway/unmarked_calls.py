@@ -14,7 +14,7 @@ from renderers.base import ParsedToolCall
 OPENINGS = ("```", "<tool_call>")
 """The texts that may begin such a call; it may also begin the answer without them."""
 _BEGINNING = re.compile(r"(?:\A|```\w*|<tool_call>)\s*(?=\{)")
-_ENDING = re.compile(r"[\s}`]*(?:</tool_call>)?[\s`]*")
+_ENDING = re.compile(r"[\s}`]*+(?:</tool_call>[\s`]*+)?")
 _DECODER = json.JSONDecoder()
 
 
