@@ -333,6 +333,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ),
         ({"messages": []}, "messages"),
         ({"messages": ["x"]}, "messages.0"),
+        ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
         ({"system": [IMAGE]}, "system.0.type"),
         ({"tools": [ADD, {"type": "web_search_20250305", "name": "web_search"}]}, "tools.1.type"),
         ({"tools": [{"name": "add"}]}, "tools.0"),

@@ -41,7 +41,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str], Meta(max_length=64)] | None = None
     stream: bool | None = None
 
 
