@@ -50,12 +50,13 @@ class Generation:
         self._tasks: list[asyncio.Task[None]] = []
         self._cut: GatewayError | None = None
         self._budget: int | None = None
+        before_answer = prompt.ids[: len(prompt.ids) - len(prompt.forced)]
         self._parsers = [
             StreamParser(
                 choice,
                 model.renderer if request.prompt is None else TextParser(model),
                 model.tokenizer,
-                prompt.ids[: len(prompt.ids) - len(prompt.forced)],
+                before_answer,
                 forced=prompt.forced,
                 tools=request.callable_tools,
                 parallel_calls=request.parallel_tool_calls,

@@ -35,7 +35,7 @@ class StreamParser:
         choice: int,
         renderer: ResponseParser,
         tokenizer: TokenDecoder,
-        prompt_ids: Sequence[int],
+        prompt_ids: list[int],
         *,
         forced: Sequence[int] = (),
         tools: Sequence[Any] = (),
@@ -57,7 +57,7 @@ class StreamParser:
         self.reasoning = ""
         self._versions: list[int] = []
         self._renderer, self._tokenizer = renderer, tokenizer
-        self._prompt_ids, self._tools, self._stop = list(prompt_ids), list(tools), stop
+        self._prompt_ids, self._tools, self._stop = prompt_ids, list(tools), stop
         self._unmarked = frozenset(tool["function"]["name"] for tool in tools) if unmarked else frozenset()
         self._withheld = (*stop, *tool_call_texts(renderer), *(OPENINGS if self._unmarked else ()))
         self._forced = list(forced)  # the beginning of the answer, which was not sampled
