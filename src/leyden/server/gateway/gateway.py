@@ -19,7 +19,7 @@ from leyden.server.gateway.dialects.base import StoredAnswer
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.generation import Generation
-from leyden.server.gateway.prompt import build_prompt, count_tokens
+from leyden.server.gateway.prompt import Prompt, build_prompt, count_tokens
 from leyden.server.gateway.reasoning_tokens import count_reasoning_tokens
 from leyden.server.gateway.recorder import Recorder
 from leyden.server.gateway.served_model import ServedModel
@@ -105,10 +105,10 @@ class Gateway:
         """Answer a call with a served model."""
         settings, index = attempt.settings, attempt.index
         # Without the allowed mass, calls under a grammar give no gradient: training rollouts leave them free.
-        train = caller.lease.purpose is Purpose.TRAIN
-        holds = (model.engine.reports_allowed_mass or not train) and model.structured_output.holds_calls
+        free = caller.lease.purpose is Purpose.TRAIN and not model.engine.reports_allowed_mass
+        constrains_calls = not free and model.structured_output.can_constrain_calls
         context_length = model.engine.context_length
-        build = partial(build_prompt, model, index, history_mode=settings.history, begin_call=not holds)
+        build = partial(build_prompt, model, index, history_mode=settings.history, begin_call=not constrains_calls)
         if request.prompt is not None:
             prompt = await build_text_prompt(model, index, request.prompt)
         elif request.truncates:
@@ -119,15 +119,7 @@ class Gateway:
         if room < (0 if request.sampling.max_tokens == 0 else 1):
             message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {context_length} in all"
             raise GatewayError(ErrorKind.TOO_LONG, message, "messages" if request.prompt is None else "prompt")
-        grammar = None
-        if holds:
-            grammar = await model.structured_output.call_grammar(request, prompt.ids, session=caller.lease.attempt)
-        required = request.tool_choice.mode == "required"
-        if request.format is not None and not required:  # a required tool call has no other format
-            calls = bool(request.offered_tools)
-            grammar = await model.structured_output.grammar(
-                request.format, prompt.ids, calls=calls, session=caller.lease.attempt
-            )
+        grammar = await _grammar(model, request, prompt, caller.lease.attempt, constrains_calls)
         model.scheduler.refuse_if_full()
         sampling = _sampling(caller.lease, settings, request.sampling, attempt.start(request.n))
         max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
@@ -253,6 +245,16 @@ class Gateway:
         if self._leases.get(lease.attempt) is None:  # it ended meanwhile: no event would remove the entry
             raise GatewayError(ErrorKind.FORBIDDEN, f"attempt {lease.attempt} has ended")
         return self._attempts.setdefault(lease.attempt, AttemptCalls(lease, settings, self.times[lease.run], episode))
+
+
+async def _grammar(
+    model: ServedModel, request: GenerationRequest, prompt: Prompt, session: str, constrains_calls: bool
+) -> str | None:
+    """Return the grammar of an answer: of its format, or of its tool calls where a grammar constrains them."""
+    if request.format is not None and request.tool_choice.mode != "required":  # a required call has no other format
+        calls = bool(request.offered_tools)
+        return await model.structured_output.grammar(request.format, prompt.ids, calls=calls, session=session)
+    return await model.structured_output.call_grammar(request, prompt.ids, session) if constrains_calls else None
 
 
 def _route_target(model: str, routes: Mapping[str, str | FixedAnswer]) -> str | FixedAnswer:

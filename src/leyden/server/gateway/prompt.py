@@ -57,7 +57,7 @@ async def build_prompt(
 ) -> Prompt:
     """Build the prompt of a request, with the beginning of the answer where the request gives or requires one.
 
-    `begin_call` is False where a grammar will hold the answer to a required tool call.
+    `begin_call` is False where a grammar will constrain the answer to a required tool call.
 
     The request is matched at once against the calls that have ended. Rendering depends only on that match and runs in a
     thread for long texts, so calls of one attempt can be built at the same time.
@@ -194,7 +194,7 @@ class _PromptBuilder(Struct, frozen=True):
 
     @property
     def _was_cut(self) -> bool:
-        """Whether the completion to extend holds a stop string, and maybe more, that its agent did not see."""
+        """Whether the completion to extend contains a stop string, and maybe more, that its agent did not see."""
         call = self.match.call
         assert call is not None
         return call.finish == "stop" and call.completion_ids[-1] not in self.model.renderer.get_stop_token_ids()

@@ -1,8 +1,8 @@
 """Builds the grammars of answers in a given format.
 
 Where the model has tokens for reasoning, it may reason before the answer; where tools are offered, it may call them
-instead. The grammar constrains neither the reasoning nor the calls. Another grammar holds tool calls to the offered
-tools, and the arguments of strict tools to their schemas.
+instead. The grammar constrains neither the reasoning nor the calls. Another grammar constrains tool calls to the
+offered tools, and the arguments of strict tools to their schemas.
 """
 
 import json
@@ -69,11 +69,11 @@ class StructuredOutput:
     async def call_grammar(
         self, request: GenerationRequest, prompt_ids: Sequence[int], session: str = ""
     ) -> str | None:
-        """Return the grammar of an answer whose tool calls are held to the tools of a request.
+        """Return the grammar of an answer whose tool calls are constrained to the tools of a request.
 
         With a required choice the answer is one or more calls, else text and calls. The arguments of strict tools
         follow their schemas where those can be enforced, those of others are objects. None where there is nothing to
-        hold, or where the model's format of calls is not JSON between two control tokens.
+        constrain, or where the model's format of calls is not JSON between two control tokens.
         """
         form, choice = self._call_form, request.tool_choice
         tools = [tool["function"] for tool in request.callable_tools]
@@ -97,8 +97,8 @@ class StructuredOutput:
             )
 
     @property
-    def holds_calls(self) -> bool:
-        """Whether a grammar can hold this model's tool calls to the tools that are offered."""
+    def can_constrain_calls(self) -> bool:
+        """Whether a grammar can constrain this model's tool calls to the tools that are offered."""
         return self._call_form is not None
 
     async def _checked(self, rules: Mapping[str, str], session: str) -> str:
