@@ -1,16 +1,27 @@
-"""Validates the arguments of a tool call against the tool's JSON schema, without fetching remote references."""
+"""Validates the arguments of a tool call against the tool's JSON schema, without fetching remote references.
 
-from collections.abc import Mapping
+Agents send any schema, and Python cannot interrupt a regular expression, some of which take years on a short text. So
+patterns are not checked on texts that are too long for them.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # jsonschema has no types
 from jsonschema.exceptions import best_match  # type: ignore[import-untyped]  # likewise
-from jsonschema.validators import validator_for  # type: ignore[import-untyped]  # likewise
+from jsonschema.validators import extend, validator_for  # type: ignore[import-untyped]  # likewise
 from referencing import Registry
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
+_REPETITION, _REPEATED_GROUP = re.compile(r"[*+{]"), re.compile(r"\)[*+{]")
+_MAX_STEPS, _MAX_LENGTH = 1_000_000, 20
+"""Steps of a pattern in a text; length of a text for a pattern that repeats a group, whose steps grow exponentially."""
+_NAME_LENGTH = 100
+"""The length of a property's name for which its pattern must be cheap."""
 
 
 def violation(arguments: Mapping[str, Any], schema: Any) -> str | None:
@@ -36,6 +47,34 @@ def follows(arguments: str, schema: Any) -> bool:
 @lru_cache(maxsize=1024)
 def _validator(schema: bytes) -> Any:
     decoded = msgspec.json.decode(schema)
+    if schema.count(b'"$schema"') > ("$schema" in decoded):  # a part of another draft has a validator of its own
+        raise ValueError("a part of the schema is of another draft")
+    if any(_may_take_long(pattern, _NAME_LENGTH) for pattern in _name_patterns(decoded)):
+        raise ValueError("the pattern of a property's name may take long")
     validator = validator_for(decoded, default=Draft202012Validator)
     validator.check_schema(decoded)
-    return validator(decoded, registry=Registry())
+    return extend(validator, {"pattern": _check_pattern})(decoded, registry=Registry())
+
+
+def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(instance, str) and not _may_take_long(pattern, len(instance)):
+        yield from Draft202012Validator.VALIDATORS["pattern"](validator, pattern, instance, schema)
+
+
+def _may_take_long(pattern: str, length: int) -> bool:
+    """Whether matching a text of this length may take many steps: a factor of the length for each repetition."""
+    repetitions = len(_REPETITION.findall(pattern))
+    repeats_group = _REPEATED_GROUP.search(pattern) is not None
+    return (repeats_group and length > _MAX_LENGTH) or repetitions * math.log(length or 1) > math.log(_MAX_STEPS)
+
+
+def _name_patterns(schema: Any) -> Iterator[str]:
+    """Yield every pattern of property names in a schema."""
+    if isinstance(schema, dict):
+        names = schema.get("patternProperties")
+        yield from names if isinstance(names, dict) else ()
+        for part in schema.values():
+            yield from _name_patterns(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _name_patterns(part)
