@@ -6,12 +6,13 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 import requests
 from browsing import AVAILABLE, MISSING, READY, open_browser
+from modelserving import eventually
 from serving import ServerProcess
 from smallepisodes import episode
 
@@ -177,6 +178,27 @@ async def test_a_run_whose_folder_was_deleted_is_not_found_and_its_store_is_clos
     assert not [path for path in open_files() if path.startswith(str(tmp_path / "other"))]
     stores.close()
     await store.close()
+
+
+async def test_pages_that_read_other_stores_leave_threads_for_model_calls(tmp_path: Path) -> None:
+    other = await Store(tmp_path / "other" / "leyden.db").start()
+    await other.create_run(RunSpec("other"))
+    store = await Store(tmp_path / "leyden.db").start()
+    stores, done, begun = RunStores(store, tmp_path), Event(), list[object]()
+
+    def query(connection: object) -> bool:
+        begun.append(connection)
+        return done.wait(120)
+
+    pages = [asyncio.create_task(stores.read("other", query)) for _ in range(40)]
+    await eventually(lambda: len(begun) == 4)
+    async with asyncio.timeout(20):
+        await asyncio.to_thread(lambda: None)
+    done.set()
+    assert all(await asyncio.gather(*pages))
+    stores.close()
+    await store.close()
+    await other.close()
 
 
 def test_runs_that_another_process_writes_are_live(tmp_path: Path) -> None:

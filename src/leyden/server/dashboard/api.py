@@ -1,6 +1,5 @@
 """Handlers of the data that the pages show. They read the store only."""
 
-import asyncio
 import csv
 import io
 import time
@@ -156,6 +155,6 @@ async def fleet(service: ServerContext, request: Plain) -> Fleet:
 
     own = replace(await service.store.read(read), running=len(service.leases))
     others = await service.run_stores.read_active(read)
-    reports = await asyncio.to_thread(lambda: read_reports(service.run_stores.folders()))
+    reports = await service.run_stores.in_thread(lambda: read_reports(service.run_stores.folders()))
     fleet = join_fleets(own, [other for other in others if other.has_worker()])
     return add_engines(fleet, [await report_engines(service), *reports])

@@ -7,6 +7,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 
 _ACTIVE_S = 600.0
+_THREADS = 4
+"""For pages only: opening large stores takes long, and must not keep model calls from a thread."""
 Signature = tuple[tuple[int, int, int], ...]
 
 
@@ -51,6 +54,7 @@ class RunStores:
         self._opened: dict[Path, tuple[int, Database]] = {}
         """By folder, the inode of the file and the database."""
         self._opening = threading.Lock()
+        self._threads = ThreadPoolExecutor(_THREADS, "leyden-runs")
         self._folders: dict[str, Path] = {}
         """By run, the folder of its own store."""
 
@@ -73,7 +77,7 @@ class RunStores:
     async def runs(self, only: str | None) -> list[str]:
         """Return the ids of all runs, newest first within each store, or of one if it exists."""
         own = await self._store.read(views.open_runs, only)
-        await asyncio.to_thread(self._find_others)
+        await self.in_thread(self._find_others)
         return [*own, *(run for run in self._folders if run not in own and only in (None, run))]
 
     async def folder_of(self, run: str) -> Path | None:
@@ -81,7 +85,7 @@ class RunStores:
         own = await self._store.read(views.open_runs, run)
         if self._home is None or own:
             return None
-        return await asyncio.to_thread(self._find_folder, run)
+        return await self.in_thread(partial(self._find_folder, run))
 
     def folders(self) -> list[Path]:
         """Return the folders of the home that have a store. Stores that were deleted are closed, to free space."""
@@ -117,10 +121,15 @@ class RunStores:
                         found.append(self.read_other(folder, query))
             return found
 
-        return await asyncio.to_thread(read)
+        return await self.in_thread(read)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run work that reads files of other runs, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
         """Close the stores of other runs."""
+        self._threads.shutdown(wait=False)
         for _, database in self._opened.values():
             database.close()
         self._opened.clear()
@@ -128,7 +137,7 @@ class RunStores:
     async def _read(self, folder: Path | None, query: Callable[[Connection], T]) -> T:
         if folder is None:
             return await self._store.read(query)
-        return await asyncio.to_thread(self.read_other, folder, query)
+        return await self.in_thread(partial(self.read_other, folder, query))
 
     def _find_folder(self, run: str) -> Path | None:
         known = self._folders.get(run)

@@ -63,7 +63,7 @@ class StorePolling:
         while True:
             if self._joined:
                 self._joined, seen = False, {}
-            seen, counts = await asyncio.to_thread(self._read, seen)
+            seen, counts = await self._stores.in_thread(partial(self._read, seen))
             for on_change in tuple(self._listeners) if counts else ():
                 on_change(counts)
             await asyncio.sleep(_INTERVAL_S)
