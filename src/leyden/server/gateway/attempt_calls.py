@@ -58,7 +58,7 @@ class AttemptCalls:
     def start(self, choices: int) -> int:
         """Start a request if the rollout's limits allow it; return how many calls had started before.
 
-        It does not await, so that requests made at the same time cannot exceed the budget together.
+        Requests made at the same time cannot exceed `max_calls` together; tokens count only when they are recorded.
         """
         if self._closed is not None:
             raise self._closed
