@@ -23,6 +23,17 @@ def test_an_old_key_as_an_argument_replaces_the_new_one_of_the_file(
     ]
 
 
+def test_an_evaluation_keeps_the_tasks_that_a_run_trains_on(tmp_path: Path) -> None:
+    paths = {"run": "calc", "home": str(tmp_path), "base": str(tmp_path), "agent": "missing.py:solve", "held_out": 0}
+    refused = pytest.raises(ConfigError, match=r"missing\.py")  # after the tasks are stored
+    with refused:
+        leyden.train(tasks=[{"n": 1}], **paths)
+    for look in (leyden.evaluate, leyden.dev):
+        with refused:
+            look(tasks=[{"n": 2}], **paths)
+    assert (tmp_path / "calc" / "tasks.jsonl").read_text() == '{"n": 1}\n'
+
+
 def test_the_public_names_are_listed_and_have_one_style() -> None:
     functions = ("compare", "dev", "evaluate", "export", "train")
     assert {*functions, "Result", "reward", "span"} == {name for name in dir(leyden) if not name.startswith("_")}

@@ -6,6 +6,7 @@ Errors are raised once, without the frames of the event loop, and speak of argum
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -80,7 +81,7 @@ def evaluate(
     """
 
     def work() -> "EvaluatedModel":
-        run_config = build_config(config, agent=agent, tasks=tasks, reward=reward, **settings)
+        run_config = build_config(config, trains=False, agent=agent, tasks=tasks, reward=reward, **settings)
         check_inputs(run_config, run_config.tasks if tasks is not None else None)
         configure_openmp()
         from leyden.local.evaluate import evaluate_model  # imports torch
@@ -107,7 +108,7 @@ def dev(
     """
 
     def work() -> "DevReport":
-        run_config = build_config(config, agent=agent, tasks=tasks, reward=reward, **settings)
+        run_config = build_config(config, trains=False, agent=agent, tasks=tasks, reward=reward, **settings)
         check_inputs(run_config)
         configure_openmp()
         from leyden.local.dev import run_dev  # imports torch
@@ -182,8 +183,11 @@ def _of_arguments(message: str) -> str:
     return message.replace("`leyden.eval`", "`leyden.evaluate`")
 
 
-def build_config(config: str | Path | None, *, restart: bool = False, **settings: Any) -> Config:
-    """Build a configuration from arguments and, where given, a file. With `restart` an earlier run is archived."""
+def build_config(config: str | Path | None, *, restart: bool = False, trains: bool = True, **settings: Any) -> Config:
+    """Build a configuration from arguments and, where given, a file. With `restart` an earlier run is archived.
+
+    Where the run is not to be trained, a list of tasks does not replace the one that it trains on.
+    """
     document: dict[str, Any] = read_file(Path(config)) if config is not None else {"base": str(Path.cwd())}
     given = current_keys({name: value for name, value in settings.items() if value is not None})
     agent = given.get("agent", document.get("agent"))
@@ -198,7 +202,7 @@ def build_config(config: str | Path | None, *, restart: bool = False, **settings
     if restart and (archive := folder.archive()) is not None:
         print_note(f"the earlier run is now {archive}")
     for name, value in objects.items():
-        document[name] = _store_object(name, value, folder.path)
+        document[name] = _store_object(name, value, folder.path, trains)
     return read_config(document)
 
 
@@ -206,13 +210,14 @@ _OBJECTS = ("agent", "reward", "tasks")
 """Keys that may be Python objects. Those are stored in the run's folder, for workers and for resuming."""
 
 
-def _store_object(name: str, value: Any, folder: Path) -> str:
+def _store_object(name: str, value: Any, folder: Path, trains: bool) -> str:
     """Store an object in the run's folder; returns the reference to write into the configuration."""
     if name == "tasks":
         if not value:
             raise ConfigError("`tasks` is an empty list: pass at least one task")
-        path = folder / "tasks.jsonl"
         text = tasks_as_jsonl(value)
+        digest = blake2b(text.encode(), digest_size=8).hexdigest()
+        path = folder / ("tasks.jsonl" if trains else f"tasks-{digest}.jsonl")
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         return str(path)
