@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
@@ -117,27 +116,28 @@ def read_request(data: bytes) -> tuple[GenerationRequest, bool]:
 
 def _messages(messages: Sequence[dict[str, Any]]) -> Iterator[Message]:
     """Convert messages to the format that all dialects share; find the calls of tools' results that name none."""
-    unanswered: dict[str, dict[str, Any]] = {}
+    unanswered: dict[str, str] = {}  # by the id of a call, its tool
     for index, given in enumerate(messages):
         field = f"messages[{index}]"
         message = _message(given, field)
         if message["role"] == "assistant":
-            unanswered = {call["id"]: call for call in message.get("tool_calls") or ()}
+            unanswered = {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
         elif message["role"] == "tool":
             message["tool_call_id"] = id = _answered_call(given, unanswered, field)
             unanswered.pop(id, None)
         yield message
 
 
-def _answered_call(result: dict[str, Any], unanswered: Mapping[str, dict[str, Any]], field: str) -> str:
+def _answered_call(result: dict[str, Any], unanswered: Mapping[str, str], field: str) -> str:
     """Return the call that a tool's result is for: by `tool_call_id`, by `id`, by the tool's name, or the next one."""
     if isinstance(result.get("tool_call_id"), str):
         return str(result["tool_call_id"])
     if isinstance(result.get("id"), str) and result["id"] in unanswered:
         return str(result["id"])
-    by_name = (id for id, call in unanswered.items() if call["function"]["name"] == result.get("name"))
-    for id in chain(by_name, unanswered):
-        return id
+    named = result.get("name") in unanswered.values()
+    for id, tool in unanswered.items():
+        if not named or tool == result["name"]:
+            return id
     message = "a tool's message names its call, or follows one that is not answered"
     raise GatewayError(ErrorKind.INVALID, message, f"{field}.tool_call_id")
 

@@ -23,10 +23,24 @@ def without_repeated(stored: Sequence[Message], given: Sequence[Message]) -> Seq
     if not stored[-1].get("tool_calls"):
         return given
     results = next((at for at, message in enumerate(given) if message["role"] == "tool"), 0)
-    return [message for at, message in enumerate(given) if at >= results or sent[at] not in known]
+    repeated = set(known)
+    return [message for at, message in enumerate(given) if at >= results or sent[at] not in repeated]
 
 
 def _overlap(known: Sequence[bytes], sent: Sequence[bytes]) -> int:
-    """Return how many messages at the end of the first are the beginning of the second."""
-    lengths = range(min(len(known), len(sent)), 0, -1)
-    return next((length for length in lengths if known[-length:] == sent[:length]), 0)
+    """Return how many messages at the end of the first are the beginning of the second (Knuth-Morris-Pratt)."""
+    borders: list[int] = []
+    """For each beginning of `sent`, how many messages at its end are the beginning of it too."""
+
+    def extended(length: int, message: bytes) -> int:
+        """Return how many messages of `sent` end with this message, if so many end before it."""
+        while length and (length == len(sent) or sent[length] != message):
+            length = borders[length - 1]
+        return length + (sent[length] == message)
+
+    for message in sent:
+        borders.append(extended(borders[-1], message) if borders else 0)
+    length = 0
+    for message in known if sent else ():
+        length = extended(length, message)
+    return length
