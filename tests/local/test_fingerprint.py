@@ -124,6 +124,10 @@ def test_an_edited_function_of_a_notebook_is_an_edit_and_not_another_setting(con
     folder.check(second)
 
 
+def test_functions_of_a_notebook_in_the_root_folder_have_no_fingerprint(config: Config) -> None:
+    assert fingerprint(msgspec.structs.replace(config, base="/", agent="/runs/solve-a1.pkl", reward=None)) == {}
+
+
 def test_before_the_first_step_anything_may_change_and_the_store_begins_anew(config: Config) -> None:
     folder = RunFolder.of(config)
     with folder.acquire(config):

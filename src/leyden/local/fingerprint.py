@@ -18,9 +18,14 @@ Fingerprint = dict[str, str]
 
 
 def fingerprint(config: Config) -> Fingerprint:
-    """Compute the fingerprint of a run's agent and reward. Installed packages and endpoints have none."""
+    """Compute the fingerprint of a run's agent and reward.
+
+    Installed packages and endpoints have none, and functions of a notebook have a digest in the name of their file.
+    """
     base, found = Path(config.base), Fingerprint()
     for reference in filter(None, (config.agent, config.reward)):
+        if reference.endswith(".pkl"):
+            continue
         if kind_of(reference, config.base) is AgentKind.PYTHON:
             source, _, name = reference.rpartition(":")
             file = base / source if source.endswith(".py") else _module_file(source, (base,))
