@@ -519,6 +519,14 @@ def test_a_misspelt_command_and_an_unknown_run_get_a_hint(
         assert "no run 'nope': there are calc" in leyden(command, "nope", "--home", str(left)).mistake(1)
 
 
+@pytest.mark.parametrize("every", ["0", "-1", "nan", "often"])
+def test_an_interval_in_which_nothing_can_be_read_is_refused(every: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["top", f"--every={every}"])
+    assert end.value.code == 2
+    assert f"argument --every: write seconds from 0.1 to 3600, not '{every}'" in capsys.readouterr().err
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--help"], ["serve", "--help"], ["runs", "--help"], ["show", "--help"], ["--version"]):
         with pytest.raises(SystemExit) as end:

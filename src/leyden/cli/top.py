@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -45,10 +46,19 @@ def add_top(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser("top", help="watch runs and workers in the terminal")
     command.add_argument("name", metavar="RUN", type=identifier, nargs="?", help="only this run")
     command.add_argument("--once", action="store_true", help="print once and end")
-    command.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds between refreshes (default: 1)")
+    command.add_argument(
+        "--every", type=_interval, default=1.0, metavar="S", help="seconds between refreshes (default: 1)"
+    )
     add_source(command)
     command.set_defaults(run=_top)
     return command
+
+
+def _interval(text: str) -> float:
+    with suppress(ValueError):
+        if 0.1 <= float(text) <= 3600:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"write seconds from 0.1 to 3600, not {text!r}")
 
 
 async def _top(options: argparse.Namespace) -> None:
