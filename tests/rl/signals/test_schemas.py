@@ -39,6 +39,23 @@ def test_a_pattern_that_would_take_long_is_not_checked_and_the_rest_is(pattern: 
     assert time.thread_time() - started < 5
 
 
+def doubled(levels: int) -> dict[str, Any]:
+    """A schema each of whose parts refers to the next one twice."""
+    parts = {f"p{at}": {"allOf": [{"$ref": f"#/$defs/p{at + 1}"}] * 2} for at in range(levels)}
+    return {"$defs": {**parts, f"p{levels}": {"required": ["n"]}}, "$ref": "#/$defs/p0"}
+
+
+def test_a_schema_that_takes_long_is_not_checked_any_further() -> None:
+    assert violation({}, doubled(3)) is not None
+    started = time.thread_time()
+    many = {"items": {"allOf": [{"type": "integer"}] * 2000}}
+    large = {"properties": {f"p{number}": {"type": "integer"} for number in range(20_000)}, "required": ["n"]}
+    for schema in (doubled(60), {**doubled(60), "unevaluatedProperties": False}, {"properties": {"q": many}}, large):
+        assert violation({"q": list(range(5000))}, schema) is None
+    assert time.thread_time() - started < 10
+    assert violation({}, doubled(3)) is not None  # the next call is checked from the beginning
+
+
 def test_arguments_follow_a_schema_only_as_an_object() -> None:
     schema = {"type": "object", "required": ["a"]}
     assert follows('{"a": 1}', schema) and follows("{}", None)

@@ -1,12 +1,14 @@
 """Validates the arguments of a tool call against the tool's JSON schema, without fetching remote references.
 
-Agents send any schema, and Python cannot interrupt a regular expression, some of which take years on a short text. So
-patterns are not checked on texts that are too long for them.
+Agents send any schema, and some take years to check: regular expressions, which Python cannot interrupt, or references
+that repeat each other. So a pattern is not checked on a text that is too long for it, and a schema that is too large
+or takes too many steps is not checked any further.
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -20,14 +22,19 @@ _canonical = msgspec.json.Encoder(order="deterministic").encode
 _REPETITION, _REPEATED_GROUP = re.compile(r"[*+{]"), re.compile(r"\)[*+{]")
 _MAX_STEPS, _MAX_LENGTH = 1_000_000, 20
 """Steps of a pattern in a text; length of a text for a pattern that repeats a group, whose steps grow exponentially."""
+_MAX_BYTES, _MAX_KEYWORDS = 1 << 16, 10_000
+"""Size of a schema, and how many of its keywords are checked for one call."""
 _NAME_LENGTH = 100
 """The length of a property's name for which its pattern must be cheap."""
+
+_checked = threading.local()
 
 
 def violation(arguments: Mapping[str, Any], schema: Any) -> str | None:
     """Return how arguments break a schema; None if they do not, or if the schema itself cannot be used."""
     if not isinstance(schema, dict):
         return None
+    _checked.keywords = 0
     try:
         error = best_match(_validator(_canonical(schema)).iter_errors(dict(arguments)))
     except Exception:  # agents send any schema: invalid, recursive without end, or with remote references
@@ -47,13 +54,29 @@ def follows(arguments: str, schema: Any) -> bool:
 @lru_cache(maxsize=1024)
 def _validator(schema: bytes) -> Any:
     decoded = msgspec.json.decode(schema)
+    if len(schema) > _MAX_BYTES or b'"unevaluated' in schema:  # which follows references without checking keywords
+        raise ValueError("the schema may take long to check")
     if schema.count(b'"$schema"') > ("$schema" in decoded):  # a part of another draft has a validator of its own
         raise ValueError("a part of the schema is of another draft")
     if any(_may_take_long(pattern, _NAME_LENGTH) for pattern in _name_patterns(decoded)):
         raise ValueError("the pattern of a property's name may take long")
     validator = validator_for(decoded, default=Draft202012Validator)
     validator.check_schema(decoded)
-    return extend(validator, {"pattern": _check_pattern})(decoded, registry=Registry())
+    checks = {**validator.VALIDATORS, "pattern": _check_pattern}
+    bounded = extend(validator, {keyword: _bounded(check) for keyword, check in checks.items()})
+    return bounded(decoded, registry=Registry())
+
+
+def _bounded(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the check of a keyword that raises when too many keywords were checked for one call."""
+
+    def bounded(*arguments: Any) -> Any:
+        _checked.keywords += 1
+        if _checked.keywords > _MAX_KEYWORDS:
+            raise ValueError("the schema takes long to check")
+        return check(*arguments)
+
+    return bounded
 
 
 def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
