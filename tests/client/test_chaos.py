@@ -6,7 +6,9 @@ Each rollout still ends once, with the outcome of its own behaviour; no process 
 import asyncio
 import os
 import random
+import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -42,6 +44,15 @@ EXPECTED = {
 }
 RARE = {"exit": 1, "fall": 1, "die": 1, "block": 2, "burn": 1, "fork": 3, "print": 3, "raise": 3}
 """How many of fifty rollouts do this; the others only call the model."""
+TIME_LIMIT_S, KILL_EVERY_S = 8.0, 5.0
+"""On a machine that is not slow."""
+
+
+def slowness() -> float:
+    """How many times half a second a command takes to start, between 1 and 6: how much longer rollouts may take."""
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import urllib3"], check=True)
+    return min(max(1.0, 2 * (time.monotonic() - started)), 6.0)
 
 
 def shuffled_tasks(rollouts: int, rng: random.Random) -> list[tuple[str, str]]:
@@ -55,9 +66,9 @@ def shuffled_tasks(rollouts: int, rng: random.Random) -> list[tuple[str, str]]:
 
 @asynccontextmanager
 async def killed_at_random(
-    harness: WorkerHarness, rng: random.Random, every_s: float
+    harness: WorkerHarness, rng: random.Random, slower: float
 ) -> AsyncIterator[list[WorkerProcess]]:
-    """Run two workers for each run; now and then kill one and start another."""
+    """Run two workers for each run; now and then kill one and start another. `slower` stretches all times."""
 
     def start(run: str) -> WorkerProcess:
         key = harness.server.service.keyring.create(KeyKind.WORKER, 3600, run=run)[0]
@@ -67,7 +78,7 @@ async def killed_at_random(
             agent=RUNS[run],
             base=str(AGENTS),
             concurrency=8,
-            time_limit_s=8.0,
+            time_limit_s=slower * TIME_LIMIT_S,
             drain_s=3.0,
             name=f"w-{uuid4().hex[:8]}",
         )
@@ -75,7 +86,7 @@ async def killed_at_random(
 
     async def kill() -> None:
         while True:
-            await asyncio.sleep(rng.uniform(0.5, 1.5) * every_s)
+            await asyncio.sleep(rng.uniform(0.5, 1.5) * slower * KILL_EVERY_S)
             index = rng.randrange(len(workers))
             workers[index].process.kill()
             workers[index].process.wait()
@@ -126,7 +137,7 @@ async def test_every_rollout_ends_once_with_the_outcome_of_its_own_behaviour(
     for n, (run, kind) in enumerate(shuffled_tasks(rollouts, rng)):
         await harness.remote.enqueue(run, GroupSpec(f"{kind}-{n}", Task(f"t{n}", {"do": kind, "n": n})))
         expected[run][f"{kind}-{n}.0"] = EXPECTED[kind]
-    async with killed_at_random(harness, rng, every_s=5.0):
+    async with killed_at_random(harness, rng, await asyncio.to_thread(slowness)):
         for run in RUNS:
             after, left = 0, len(expected[run])
             while left:
