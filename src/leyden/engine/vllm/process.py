@@ -14,7 +14,6 @@ import tempfile
 import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -34,8 +33,8 @@ Transfer = Literal["ipc", "files"]
 MAX_LOGPROBS = 32
 _START_TIMEOUT_S = 900.0
 _POLL_S = 0.2
-_EXIT_TIMEOUT_S = 5.0
-"""How long after a lost connection the process may take to exit."""
+_EXIT_TIMEOUT_S = 30.0
+"""How long a server that is not healthy may take to exit: vLLM looks every 5 seconds whether its engine has died."""
 _MAX_CRASHES, _CRASHES_WITHIN_S = 4, 600.0
 """A server that crashes this often within this time of service is not restarted. Starting is no service."""
 _REASON_LINES, _REASON_CHARACTERS = 3, 600
@@ -140,12 +139,10 @@ class VllmProcess:
         raise AssertionError("only an error ends the supervisor")
 
     async def recovered(self) -> bool:
-        """Return False if the server has not crashed, else True once it is restarted. Raises as `wait_failed` does."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_EXIT_TIMEOUT_S):  # unlike `wait_for`, it cannot lose a cancellation
-                await self._down.wait()
-        if not self._down.is_set():
+        """Return False if the server is healthy, else True once it is restarted. Raises as `wait_failed` does."""
+        if not self._down.is_set() and not await self._ends():
             return False
+        await self._down.wait()
         failing = asyncio.create_task(self.wait_failed())
         up = asyncio.create_task(self._up.wait())
         try:
@@ -214,12 +211,17 @@ class VllmProcess:
         await on_restart()
 
     async def _ends(self) -> bool:
-        """Whether the server ends within a few seconds, as it does when it crashed during a call."""
-        assert self._process is not None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_EXIT_TIMEOUT_S):
-                await self._process.wait()
-        return self._process.returncode is not None
+        """Return False if the server is healthy, else True once it has ended."""
+        process, deadline = self._process, time.monotonic() + _EXIT_TIMEOUT_S
+        assert process is not None
+        async with control(str(self._private_socket)) as client:
+            while process.returncode is None:
+                if await is_healthy(client):
+                    return False
+                if time.monotonic() > deadline:
+                    self._close_lifeline()  # which ends it
+                await asyncio.sleep(_POLL_S)
+        return True
 
     @property
     def _private_socket(self) -> Path:
