@@ -42,7 +42,7 @@ def ask(n: int) -> float:
     body = {"model": "any", "messages": [{"role": "user", "content": f"Say number {n}"}]}
     headers = {"authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
     url = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
-    answer = urllib3.request("POST", url, json=body, headers=headers, retries=False)
+    answer = urllib3.request("POST", url, json=body, headers=headers, retries=False, timeout=600)  # its default is 3 s
     return float(json.loads(answer.data)["choices"][0]["message"]["content"] == f"{n}")
 
 
