@@ -6,6 +6,7 @@
 import ast
 import json
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 from openai import OpenAI
@@ -44,9 +45,9 @@ def solve_greedily(task: dict[str, Any]) -> str | None:
     return converse(task["question"], temperature=0)
 
 
-def converse(question: str, **sampling: float) -> str | None:
-    """Let the model use the calculator until it answers."""
-    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+def converse(question: str, examples: Sequence[dict[str, Any]] = (), **sampling: float) -> str | None:
+    """Let the model use the calculator until it answers. `examples` are messages that stand before the question."""
+    messages: list[Any] = [{"role": "system", "content": SYSTEM}, *examples, {"role": "user", "content": question}]
     for _ in range(4):
         reply = client.chat.completions.create(
             model="spark", messages=messages, tools=[CALCULATOR], max_tokens=80, **sampling

@@ -21,12 +21,14 @@ from leyden.trainer.report.metrics_log import read_metrics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ALONE = """
-import asyncio, json, sys
+import asyncio, inspect, json, sys
 task = json.loads(sys.argv[1])
 from {module} import {name} as solve
 async def run():
     agent = solve() if isinstance(solve, type) else solve
-    answer = await agent(task)
+    answer = agent(task)
+    if inspect.isawaitable(answer):
+        answer = await answer
     if agent is not solve:
         await agent.aclose()
     return answer

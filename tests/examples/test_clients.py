@@ -1,4 +1,4 @@
-"""The agents without a framework run unchanged outside Leyden and train: Node, Anthropic's SDK, and bare HTTP."""
+"""The agents without a framework run unchanged outside Leyden and train: Node, the clients' SDKs, and bare HTTP."""
 
 import asyncio
 import json
@@ -82,3 +82,18 @@ def test_node_trains_on_the_bundled_model(tmp_path: Path, node: Path) -> None:
     assert trained.step == 2
     for row in steps_of(trained):
         assert row["rollouts/succeeded"] == row["rollouts/requested"] == 8
+
+
+async def test_worked_examples_stand_before_the_question(tmp_path: Path) -> None:
+    """`few_shot.py` shows a model that was not taught tools how the calculator is called."""
+
+    def imitate(prompt: str) -> str:
+        shown, _, asked = prompt.partition(TASK["question"])
+        assert shown.count("<tool_call>\n") > 8 and "#### 58" in shown
+        return f"#### 42{END}" if "\n42\n" in asked else call("calculator", '{"expression": "3 * 14"}') + END
+
+    async with model_server(tmp_path) as server:
+        server.say = imitate
+        await server.new_attempt()
+        assert await run_alone(server, "calc_plain", TASK, "few_shot:solve") == "42"
+        await server.check(calls=2)
