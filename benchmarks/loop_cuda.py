@@ -6,8 +6,8 @@ One question, one answer, 256 completions a step by default; the same questions 
 tokens, temperature 1, one AdamW update a step, no KL, bfloat16 with float32 weights. Rewards are random on both sides,
 so that every completion is trained on and, at this learning rate, lengths stay as they are. Leyden is `leyden train`
 with its defaults: a server with a durable store, agents that ask with the `openai` client, the gateway, vLLM in a
-process of its own. TRL takes the number of micro-batches that is the fastest in a trial before. `--peer` is a Python
-that has TRL and vLLM.
+process of its own. TRL takes the number of micro-batches that is the fastest in a trial before, or the one that is
+given. `--peer` is a Python that has TRL and vLLM.
 
 The last line is one JSON object; `ratio` is the median of TRL's seconds for 1,000 completion tokens over the median of
 Leyden's, since completions end where they end.
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="at most, of each completion")
     parser.add_argument("--warmup", type=int, default=3, help="steps that do not count")
     parser.add_argument("--steps", type=int, default=8, help="steps that do")
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=MICRO_BATCHES, help="that TRL may take")
     parser.add_argument("--cpu", action="store_true", help="both sides on the CPU, to try the script")
     parser.add_argument("--set", type=json.loads, default={}, metavar="JSON", help="sections of Leyden's configuration")
     add_out(parser)
@@ -104,18 +105,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ours = measure_leyden(plan, Path(folder))
         print(f"leyden {summarise(ours)}", flush=True)
-        for parts in MICRO_BATCHES:
+        for parts in options.micro_batches if len(options.micro_batches) > 1 else ():
             trial = {**plan, "micro_batches": parts, "warmup": 1, "steps": 2}
             trials[parts] = min(peer.run(plan["peer"], trial, Path(folder))["step_s"])
             print(f"trial: trl {trials[parts]:.3f} s with {parts} micro-batches", flush=True)
-        best = {**plan, "micro_batches": min(trials, key=lambda one: trials[one])}
+        best = {**plan, "micro_batches": min(options.micro_batches, key=lambda one: trials.get(one, 0.0))}
         theirs = peer.run(plan["peer"], best, Path(folder))
     leyden, trl = summarise(ours), summarise(theirs)
     print(f"trl {trl}", flush=True)
     result = {
         "ratio": round(trl["s_per_1000_tokens"] / leyden["s_per_1000_tokens"], 2),
         "leyden": {**leyden, "parts_s": ours["parts_s"]},
-        "trl": {**trl, "generating_s": round(statistics.median(theirs["generating_s"]), 3), "micro_batches": trials},
+        "trl": {
+            **trl,
+            "generating_s": round(statistics.median(theirs["generating_s"]), 3),
+            "micro_batches": best["micro_batches"],
+            "trials_s": trials,
+        },
         **{name: plan[name] for name in ("tasks", "group", "tokens")},
     }
     report_result(result, options.out)
