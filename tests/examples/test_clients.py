@@ -89,7 +89,7 @@ async def test_worked_examples_stand_before_the_question(tmp_path: Path) -> None
 
     def imitate(prompt: str) -> str:
         shown, _, asked = prompt.partition(TASK["question"])
-        assert shown.count("<tool_call>\n") == 8 and "#### 58" in shown
+        assert shown.count("<tool_call>\n") == 8 and "#### 200" in shown
         return f"#### 42{END}" if "\n42\n" in asked else call("calculator", '{"expression": "3 * 14"}') + END
 
     async with model_server(tmp_path) as server:
