@@ -42,7 +42,7 @@ from leyden.engine.vllm.process import VllmOptions, VllmProcess
 from leyden.records import RunSettings, Sampling, Task
 from leyden.remote import Remote
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
+from leyden.wire import GroupSpec, KeySpec, Lease, LeaseRequest, RunSpec
 
 HERE = Path(__file__).parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,6 +71,8 @@ SHAPES = {
 }
 MAX_GENERATE = 256
 """Sequences that `model.generate` computes at once."""
+MAX_LEASES = 500
+"""Of one request to the server, which refuses more than 1,000."""
 HEADLINE = 256
 """Requests at once of the headline."""
 LONGEST_S = 3600.0
@@ -170,7 +172,9 @@ async def lease_rollouts(remote: Remote, count: int) -> list[dict[str, str]]:
     await remote.create_run(RunSpec("bench", RunSettings(lease_s=3600, sampling=Sampling(temperature=1.0))))
     pool = await remote.make_key(KeySpec("pool"))
     await remote.enqueue("bench", GroupSpec("g", Task("t", None), size=count))
-    leases = await remote.lease(LeaseRequest("w", count=count, pool=pool.pool))
+    leases: list[Lease] = []
+    while len(leases) < count:
+        leases += await remote.lease(LeaseRequest("w", count=min(MAX_LEASES, count - len(leases)), pool=pool.pool))
     return [
         {"authorization": f"Bearer {pool.key}", "baggage": f"leyden.attempt={lease.attempt.id}"} for lease in leases
     ]

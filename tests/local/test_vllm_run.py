@@ -1,6 +1,7 @@
 """A run with a real vLLM on the CPU: an agent with tools is trained, and a vLLM that is killed is started again."""
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("LEYDEN_VLLM_PYTHON", str(ROOT / ".venv-vllm/bin/python"))
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not Path(PYTHON).exists(), reason="there is no vLLM: run `make vllm-env`"),
+    pytest.mark.skipif(shutil.which(PYTHON) is None, reason="there is no vLLM: run `make vllm-env`"),
 ]
 ENGINE = {"kind": "vllm", "vllm_python": PYTHON, "vllm_arguments": ["--enforce-eager", "--max-num-seqs", "32"]}
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from leyden.engine.vllm.process import VllmOptions
 from leyden.records import Sampling
 
 PYTHON = os.environ.get("LEYDEN_VLLM_PYTHON", str(Path(__file__).parents[3] / ".venv-vllm/bin/python"))
-needs_vllm = pytest.mark.skipif(not Path(PYTHON).exists(), reason="there is no vLLM: run `make vllm-env`")
+needs_vllm = pytest.mark.skipif(shutil.which(PYTHON) is None, reason="there is no vLLM: run `make vllm-env`")
 SPARK = Path(__file__).parents[3] / "src/leyden/models/spark"
 TOLERANCE = 2e-3
 NEVER = 1023
