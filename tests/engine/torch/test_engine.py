@@ -13,6 +13,7 @@ from small_engines import CONTEXT, VOCABULARY, Answer, Update, check, complete, 
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from leyden.engine.protocol import EngineError, EngineRequest
+from leyden.engine.torch import batch
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.sampling import SampledBatch, SampledToken
@@ -281,6 +282,22 @@ async def sample_across_an_update(
         torch.testing.assert_close(got[:count], expected(old, answer)[:count], atol=1e-4, rtol=0)
         torch.testing.assert_close(got[count:], expected(model, answer)[count:], atol=1e-4, rtol=0)
     check(model, await complete(engine, make_request(prompt(0, 60), 20, "s0")))
+
+
+async def test_between_two_deliveries_tokens_are_collected(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "flush_interval", lambda requests: 3600.0 * requests)
+    engine = TorchEngine(llama)
+    requests = [make_request(prompt(seed, 5), 20 + 10 * seed, f"s{seed}", seed=seed) for seed in range(3)]
+    answers = await asyncio.gather(*(complete(engine, request) for request in requests))
+    engine.close()
+    # the first and the last token at once, the last with all between
+    assert [[len(chunk.ids) for chunk in answer.chunks] for answer in answers] == [[1, 19], [1, 29], [1, 39]]
+
+
+def test_the_interval_between_deliveries_bounds_their_number() -> None:
+    assert [batch.flush_interval(requests) for requests in (0, 1, 100, 10_000)] == [0.01, 0.01, 0.04, 0.2]
 
 
 async def test_tokens_after_an_update_are_of_the_new_weights(model: PreTrainedModel, engine: TorchEngine) -> None:

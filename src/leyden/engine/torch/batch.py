@@ -23,8 +23,10 @@ from leyden.engine.torch.sampling import SampledBatch, prompt_logprobs, sample_t
 from leyden.engine.torch.schedule import schedule_step
 from leyden.engine.torch.transfer import to_device
 
-FLUSH_INTERVAL_S = 0.01
-"""How often sampled tokens are delivered (first and last ones at once): waking a caller costs about one token."""
+MIN_FLUSH_INTERVAL_S, MAX_FLUSH_INTERVAL_S = 0.01, 0.2
+DELIVERIES_PER_S = 2_500
+"""Sampled tokens are delivered at most this often, all requests together (first and last ones at once). Each delivery
+wakes a caller and is handled by a server, which costs about as much as a token of a small model."""
 
 
 @dataclass
@@ -225,9 +227,9 @@ class ContinuousBatch:
         self._prefix_cache.release(finished)
 
     def _flush(self, everything: bool = False) -> None:
-        """Deliver sampled tokens: first and last ones at once, the others every `FLUSH_INTERVAL_S`."""
+        """Deliver sampled tokens: first and last ones at once, the others at an interval."""
         now = time.perf_counter()
-        if everything := everything or now - self._last_flush >= FLUSH_INTERVAL_S:
+        if everything := everything or now - self._last_flush >= flush_interval(len(self._prefix_cache.active)):
             self._last_flush = now
         outputs: Outputs = []
         for slot in self._prefix_cache.active:
@@ -237,6 +239,11 @@ class ContinuousBatch:
                 if chunk is not None:
                     outputs.append((request, chunk))
         deliver_outputs(outputs)
+
+
+def flush_interval(requests: int) -> float:
+    """Return how many seconds lie between two deliveries of the tokens of so many requests."""
+    return min(max(requests / DELIVERIES_PER_S, MIN_FLUSH_INTERVAL_S), MAX_FLUSH_INTERVAL_S)
 
 
 def _sampling_error(request: ActiveRequest) -> str:
