@@ -205,7 +205,8 @@ class TrainingConfig(_Section, frozen=True):
     """Rollouts per task."""
     min_group: AtLeastOne = 2
     """A group with fewer usable rollouts is dropped and replaced by another task."""
-    learning_rate: Positive = 1e-6
+    learning_rate: Positive | None = None
+    """The learning rate after the warm-up. Where unset: 1e-6, and with `lora` 1e-5."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """The learning-rate schedule after the warm-up; `linear` and `cosine` end at 0."""
     warmup_steps: Whole = 0
@@ -232,6 +233,13 @@ class TrainingConfig(_Section, frozen=True):
     """Train LoRA adapters; None: train all weights."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for about a third more computation."""
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The learning rate after the warm-up: as set, or its default."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1e-6 if self.lora is None else 1e-5
 
 
 class EvaluationConfig(_Section, frozen=True):

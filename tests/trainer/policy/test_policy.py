@@ -5,6 +5,7 @@ import torch
 from msgspec.structs import replace
 from smallpolicy import OBJECTIVE, small_policy, some_samples
 
+from leyden.config import AdapterConfig
 from leyden.rl.correction.masked import masked
 from leyden.rl.correction.truncated import truncated
 from leyden.trainer.batch.samples import Sample
@@ -148,3 +149,8 @@ def test_the_learning_rate_follows_its_schedule(schedule: str, expected: list[fl
         policy.apply(policy.accumulate(some_samples(2), OldLogprobs(), OBJECTIVE).grad_norm)
         assert policy.optimiser.param_groups[0]["lr"] == policy.learning_rate  # however many updates a step has
     assert rates == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("lora", "expected"), [(None, 1e-6), (AdapterConfig(rank=2), 1e-5)], ids=["weights", "lora"])
+def test_the_default_learning_rate_is_higher_for_adapters(lora: AdapterConfig | None, expected: float) -> None:
+    assert small_policy(lora=lora, learning_rate=None).learning_rate == expected

@@ -104,7 +104,7 @@ class Policy:
         self.trained = self.masters.by_name
         self.optimiser = AdamW(
             self.trained.values(),
-            lr=config.learning_rate,
+            lr=config.peak_learning_rate,
             betas=config.betas,
             weight_decay=config.weight_decay,
             fused=model.device.type == "cuda",
@@ -169,7 +169,7 @@ class Policy:
     @property
     def learning_rate(self) -> float:
         """The learning rate of this step."""
-        return self._config.learning_rate * learning_rate_factor(self._config, self.step)
+        return self._config.peak_learning_rate * learning_rate_factor(self._config, self.step)
 
     def logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Compute the logprob of each sampled token of each sample, temperature applied."""
@@ -255,7 +255,7 @@ class Policy:
             if not isfinite(norm):
                 raise TrainingError(_not_finite(self.step, whose, norm))
         factor = learning_rate_factor(self._config, self.step)
-        rates = (self._config.learning_rate, self._config.critic_learning_rate)
+        rates = (self._config.peak_learning_rate, self._config.critic_learning_rate)
         for group, rate in zip(self.optimiser.param_groups, rates, strict=False):
             group["lr"] = factor * rate
         self.optimiser.step()
