@@ -60,6 +60,19 @@ def test_others_write_too_or_say_what_to_install(name: str, tmp_path: Path, monk
     assert any(path.is_file() for path in tmp_path.rglob("*"))
 
 
+def test_a_resumed_run_goes_on_in_its_mlflow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")  # it remembers that of another test
+    for steps in ((0, 1), (1, 2)):
+        with opened_sinks(read_config({**CONFIG, "report": ["mlflow"]}), tmp_path) as (sink,):
+            for step in steps:
+                sink.write(step, {"reward/mean": step / 2})
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("leyden").experiment_id])
+    assert [each.step for each in client.get_metric_history(run.info.run_id, "reward/mean")] == [0, 1, 1, 2]
+
+
 def test_a_sink_is_closed_where_the_next_one_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[TensorBoard] = []
     monkeypatch.setattr(TensorBoard, "close", lambda sink: closed.append(sink))

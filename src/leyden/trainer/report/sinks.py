@@ -82,10 +82,12 @@ class WeightsAndBiases:
         self._run = wandb.init(
             project="leyden", name=config.run, id=config.run, resume="allow", dir=str(folder), config=_plain(config)
         )
+        # W&B's own step only rises: it would drop the steps that a resumed run repeats
+        self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
-        self._run.log(dict(metrics), step=step)
+        self._run.log({**metrics, "step": step})
 
     def close(self) -> None:
         """Flush and close."""
@@ -93,7 +95,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """An MLflow run, in the run's folder unless MLFLOW_TRACKING_URI says otherwise."""
+    """An MLflow run, in the run's folder unless MLFLOW_TRACKING_URI says otherwise. A resumed run goes on in it."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         mlflow = _require("mlflow", "mlflow", "mlflow")
@@ -101,8 +103,16 @@ class MLflow:
         if not mlflow.is_tracking_uri_set():
             mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').absolute()}")
         mlflow.set_experiment("leyden")
-        mlflow.start_run(run_name=config.run)
-        mlflow.log_text(to_toml(config), "config.toml")
+        known = folder / "mlflow_run_id"
+        run_id = known.read_text().strip() if known.exists() else None
+        try:
+            mlflow.start_run(run_id, run_name=config.run)
+        except mlflow.MlflowException:  # deleted, or the tracking server is another one
+            run_id = None
+            mlflow.start_run(run_name=config.run)
+        if run_id is None:
+            known.write_text(mlflow.active_run().info.run_id)
+            mlflow.log_text(to_toml(config), "config.toml")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
