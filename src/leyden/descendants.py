@@ -62,6 +62,19 @@ def kill_children(timeout_s: float, keep: Collection[int] = ()) -> dict[int, int
     return ended
 
 
+def memory_of_descendants() -> int:
+    """Return the memory in bytes that all descendants hold together, without files and pages that they share."""
+    pages = 0
+    pids = _children()
+    while pids:
+        pid = pids.pop()
+        pids += _children(pid)
+        with suppress(OSError):  # it has ended
+            resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+            pages += int(resident) - int(shared)
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def reap(pid: int = -1) -> dict[int, int]:
     """Return the wait status by pid of a child that has ended (-1: of all such children)."""
     ended: dict[int, int] = {}
@@ -71,9 +84,9 @@ def reap(pid: int = -1) -> dict[int, int]:
     return ended
 
 
-def _children() -> list[int]:
+def _children(pid: int | str = "self") -> list[int]:
     found: list[int] = []
     with suppress(OSError):
-        for thread in Path("/proc/self/task").iterdir():
+        for thread in Path(f"/proc/{pid}/task").iterdir():
             found += map(int, (thread / "children").read_text().split())
     return found

@@ -17,12 +17,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
-from leyden.descendants import adopt_orphans, die_with_parent, kill_children, reap, set_name
+from leyden.descendants import (
+    adopt_orphans,
+    die_with_parent,
+    kill_children,
+    memory_of_descendants,
+    reap,
+    set_name,
+)
 
 NAME = "leyden-guardian"
 TERMINATE, KILL = b"T", b"K"
 """Bytes on the control pipe: send SIGTERM to the program's group; kill the program and all its descendants."""
+OVER_MEMORY = b"over memory"
+"""What the report pipe receives when a program with its descendants is killed because they hold too much memory."""
 KILL_TIMEOUT_S = 10.0
+_MEMORY_CHECK_S = 1.0
 _CANNOT_RUN = 127
 MAX_PROCESSES = 4096
 """Processes and threads of a program that has its own user id."""
@@ -46,13 +56,15 @@ class Program(NamedTuple):
     """How long the program may continue when the control pipe closes."""
     terminate: bool = False
     """Whether it receives SIGTERM when the control pipe closes."""
+    memory_mb: int | None = None
+    """Memory that the program and all its descendants may hold together; checked every second."""
 
 
 def fork_guardian(program: Program, control: int, report: int) -> int:
     """Start a program under a guardian and return the guardian's pid. The calling process must have one thread.
 
     The guardian reads the pipe `control`. `report` is a pipe that receives the reason where the program cannot be
-    started, and that closes when the guardian ends. The caller closes its own copies.
+    started, or `OVER_MEMORY`, and that closes when the guardian ends. The caller closes its own copies.
     """
     if (pid := os.fork()) != 0:
         return pid
@@ -72,10 +84,10 @@ def _guard(program: Program, control: int, report: int) -> NoReturn:
     if pid == 0:
         _exec(program, report)
     _close_all_but((control, report, *woken))
-    end_like(_wait(pid, control, woken[0], program))
+    end_like(_wait(pid, control, report, woken[0], program))
 
 
-def _wait(pid: int, control: int, woken: int, program: Program) -> int:
+def _wait(pid: int, control: int, report: int, woken: int, program: Program) -> int:
     """Wait until the program ends or must end, kill what is left of it, and return its wait status."""
     poll = select.poll()
     poll.register(woken, select.POLLIN)
@@ -83,7 +95,9 @@ def _wait(pid: int, control: int, woken: int, program: Program) -> int:
     deadline: float | None = None
     ended: dict[int, int] = {}
     while pid not in ended and (deadline is None or time.monotonic() < deadline):
-        ready = poll.poll(None if deadline is None else max(0.0, 1e3 * (deadline - time.monotonic())))
+        waits = [] if deadline is None else [max(0.0, deadline - time.monotonic())]
+        waits += [] if program.memory_mb is None else [_MEMORY_CHECK_S]
+        ready = poll.poll(1e3 * min(waits) if waits else None)
         with suppress(BlockingIOError):
             os.read(woken, 4096)
         if any(fd == control for fd, _ in ready):
@@ -96,6 +110,10 @@ def _wait(pid: int, control: int, woken: int, program: Program) -> int:
             if message == TERMINATE or (not message and program.terminate):
                 _kill_group(pid, signal.SIGTERM)
         ended |= reap()
+        if program.memory_mb is not None and memory_of_descendants() > program.memory_mb << 20:
+            with suppress(OSError):
+                os.write(report, OVER_MEMORY)
+            break
     _kill_group(pid, signal.SIGKILL)
     ended |= kill_children(KILL_TIMEOUT_S)
     return ended.get(pid, signal.SIGKILL)

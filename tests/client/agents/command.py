@@ -53,6 +53,11 @@ match task["do"]:
     case "memory":
         hoard = bytearray(task["mb"] << 20)
         print(1.0)
+    case "memory of children":
+        script = f"hoard = bytearray(b'x') * ({task['mb']} << 20); input()"
+        children = [subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) for _ in range(task["n"])]
+        for child in children:
+            child.wait()
     case "burn":
         while True:
             pass

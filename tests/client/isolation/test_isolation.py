@@ -106,6 +106,18 @@ async def test_a_host_in_a_sandbox_has_limits_of_memory_and_processes(
 
 
 @needs_sandbox
+async def test_a_command_in_a_sandbox_has_limits_of_memory_and_cpu(harness: WorkerHarness) -> None:
+    await harness.open(max_attempts=1)
+    await harness.queue("memory", {"do": "memory of children", "mb": 200, "n": 3})
+    await harness.queue("cpu", {"do": "burn"})
+    with harness.worker(f"{sys.executable} command.py", isolation="sandbox", memory_mb=300, cpu_s=1.0):
+        outcomes = [(await harness.episode(name)).attempt.outcome for name in ("memory", "cpu")]
+    memory, cpu = [outcome.message for outcome in outcomes if outcome is not None]
+    assert "its processes together held more than 300 MB of memory (`memory_mb`)" in memory
+    assert "it used more than 1 s of CPU time (`cpu_s`)" in cpu
+
+
+@needs_sandbox
 async def test_the_forwarder_of_sandboxes_ends_with_a_worker_that_fails() -> None:
     options = WorkerOptions(
         server="http://127.0.0.1:9", agent="spying.py:spy", base=str(AGENTS), isolation="sandbox", name="w"

@@ -222,11 +222,16 @@ async def test_limits_of_memory_and_cpu_end_a_command_and_say_so(harness: Worker
     await harness.open()
     await harness.queue("within", {"do": "memory", "mb": 10})
     await harness.queue("memory", {"do": "memory", "mb": 1000})
+    await harness.queue("children", {"do": "memory of children", "mb": 200, "n": 3})
     await harness.queue("cpu", {"do": "burn"})
     with harness.worker(PYTHON, memory_mb=300, cpu_s=1.0):
-        within, memory, cpu = [await harness.episode(name) for name in ("within", "memory", "cpu")]
+        within, memory, children, cpu = [
+            await harness.episode(name) for name in ("within", "memory", "children", "cpu")
+        ]
     assert ending(within) is Ending.SUCCEEDED
     assert ending(memory) is Ending.AGENT_ERROR and "more than 300 MB of memory" in message(memory)
+    assert ending(children) is Ending.AGENT_ERROR
+    assert message(children).startswith("killed by SIGKILL: its processes together held more than 300 MB of memory")
     assert ending(cpu) is Ending.AGENT_ERROR
     assert message(cpu).startswith("killed by SIGXCPU: it used more than 1 s of CPU time")
 

@@ -17,7 +17,7 @@ from leyden.client.host_protocol import AttemptEnd
 from leyden.client.isolation.launcher import Launch
 from leyden.client.processes.limits import ResourceLimits
 from leyden.decoding import NotJson, decode_json, decode_text
-from leyden.guardian import KILL, TERMINATE, Program, exit_reason, fork_guardian
+from leyden.guardian import KILL, OVER_MEMORY, TERMINATE, Program, exit_reason, fork_guardian
 from leyden.outcomes import Ending, Outcome
 
 _TERM_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 1.0
@@ -36,7 +36,7 @@ class CommandProcess:
         """The process id of the guardian; None before `start` and after the end."""
         self._control: int | None = None
         self._pipes: tuple[int, int, int, int] = (-1, -1, -1, -1)
-        self._stopped = False
+        self._stopped = self._over_memory = False
         self._stderr_tail = b""
         self._result = LastJsonLine()
 
@@ -54,6 +54,7 @@ class CommandProcess:
                 (stdin[0], stdout[1], stderr[1]),
                 prepare=self._limits.apply,
                 user=launch.user,
+                memory_mb=self._limits.memory_mb,
             )
             self.pid = fork_guardian(program, control[0], report[1])
         except OSError:
@@ -78,7 +79,8 @@ class CommandProcess:
         _, unfinished = await asyncio.wait(pipes, timeout=_LAST_OUTPUT_S)
         for pipe in unfinished:  # a descendant that escaped may hold the pipe open
             pipe.cancel()
-        if report:
+        self._over_memory = report == OVER_MEMORY
+        if report and not self._over_memory:
             raise OSError(decode_text(bytes(report)).strip())
         end = self._read_end(attempt, status, has_reward_function)
         return msgspec.structs.replace(end, output=self.output.text())
@@ -118,8 +120,10 @@ class CommandProcess:
     def _describe_failure(self, status: int) -> str:
         stderr = decode_text(self._stderr_tail)
         message = exit_reason(status)
-        if -status == signal.SIGXCPU:
+        if status in (-signal.SIGXCPU, 128 + signal.SIGXCPU):  # the latter from a sandbox
             message += f": it used more than {self._limits.cpu_s:g} s of CPU time (`cpu_s`)"
+        elif self._over_memory:
+            message += f": its processes together held more than {self._limits.memory_mb} MB of memory (`memory_mb`)"
         elif self._limits.memory_mb is not None and any(text in stderr for text in _OUT_OF_MEMORY):
             message += f": it needed more than {self._limits.memory_mb} MB of memory (`memory_mb`)"
         return "\n".join([message, *stderr.rstrip().splitlines()[-_MAX_LINES:]])[:_MAX_MESSAGE]
