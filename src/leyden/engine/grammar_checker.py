@@ -91,7 +91,7 @@ class _CheckerProcess:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "leyden.engine.grammar_process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "leyden.engine.grammar_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
