@@ -59,12 +59,18 @@ class ContinuousBatch:
         kv_cache: KVCache,
         slots: int,
         prefill_tokens: int,
+        prefill_pause: int,
         prefix_caching: bool,
         overlap: bool,
         version: int,
     ) -> None:
-        """`slots` may be fewer than those of `kv_cache`, which has one more where steps are padded."""
-        self.forward, self._kv_cache, self._prefill_tokens = forward, kv_cache, prefill_tokens
+        """`slots` may be fewer than those of `kv_cache`, which has one more where steps are padded.
+
+        `prefill_pause` is how many steps a few prompts wait after a step that computed prompts.
+        """
+        self.forward, self._kv_cache = forward, kv_cache
+        self._prefill_tokens, self._prefill_pause = prefill_tokens, prefill_pause
+        self._steps_since_prefill = 0
         recomputes = isinstance(forward, RecomputeForward)  # it has no KV cache to reuse
         self._prefix_cache = PrefixCache(slots, kv_cache, prefix_caching and not recomputes)
         self.version = version
@@ -105,7 +111,8 @@ class ContinuousBatch:
     def step(self) -> None:
         """Start a step and read the tokens of the one before, or of the same one where steps do not overlap."""
         before, self._running = self._running, None
-        schedule = schedule_step(self._prefix_cache, self._prefill_tokens)
+        prompts_wait = self._steps_since_prefill < self._prefill_pause
+        schedule = schedule_step(self._prefix_cache, self._prefill_tokens, prompts_wait)
         if schedule:
             segments = [segment for _, segment in schedule]
             longest = max(segment.end for segment in segments)
@@ -116,10 +123,13 @@ class ContinuousBatch:
                 for slot, one in schedule
                 if one.needs_logits and slot.request is not None and slot.request.finish is None
             ]
+            prompt_tokens = 0
             for slot, segment in schedule:
                 slot.computed = segment.end
                 if len(segment.ids) > 1 or (slot.request and segment.start < len(slot.request.request.prompt_ids)):
-                    self.stats.prompt_computed += len(segment.ids)
+                    prompt_tokens += len(segment.ids)
+            self.stats.prompt_computed += prompt_tokens
+            self._steps_since_prefill = 0 if prompt_tokens else self._steps_since_prefill + 1
             if sampling:
                 self._running = self._start_sampling(logits, sampling)
             self.stats.steps += 1

@@ -32,6 +32,8 @@ DEFAULT_CONTEXT_LENGTH = 32_768
 """The longest sequence of a model that sets no limit."""
 CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 8192
 """Prompt tokens of one step: enough to fill the device, and few enough that decoding requests do not wait long."""
+GPU_PREFILL_PAUSE = 4
+"""Steps that a few prompts wait for while many requests decode, so that most steps replay a graph."""
 GPU_KV_CACHE_SHARE = 0.4
 """The part of a GPU's free memory that the KV cache may take: the trainer needs the rest."""
 _CLOSED = "the engine was closed"
@@ -50,6 +52,7 @@ class TorchEngine:
         slots: int = 64,
         version: int = 0,
         prefill_tokens: int | None = None,
+        prefill_pause: int | None = None,
         threads: int | None = None,
         prefix_caching: bool = True,
         tokenizer: str | None = None,
@@ -84,6 +87,7 @@ class TorchEngine:
             kv_cache,
             slots,
             prefill_tokens or (GPU_PREFILL_TOKENS if on_gpu else CPU_PREFILL_TOKENS),
+            (GPU_PREFILL_PAUSE if on_gpu else 0) if prefill_pause is None else prefill_pause,
             prefix_caching,
             on_gpu if overlap is None else overlap,
             version,

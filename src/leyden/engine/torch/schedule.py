@@ -1,4 +1,8 @@
-"""Chooses the tokens of a step: decoding requests never wait for prompts, and prompts get a fixed number of tokens."""
+"""Chooses the tokens of a step: decoding requests never wait for prompts, and prompts get a fixed number of tokens.
+
+On a GPU a step without prompts is the replay of a graph, which is several times faster than a step with prompts. A few
+prompts may therefore wait while many requests decode, and are then computed together.
+"""
 
 from leyden.engine.torch.forward import UNREAD, Segment
 from leyden.engine.torch.prefix_cache import PrefixCache, Slot
@@ -6,10 +10,14 @@ from leyden.engine.torch.prefix_cache import PrefixCache, Slot
 PROMPT_LOGITS = 512
 """Prompt tokens of one step whose logits are computed: those of a large vocabulary take much memory."""
 
+MAX_WAITING_SHARE = 0.25
+"""Prompts wait only while they are fewer than this part of the requests that decode."""
 
-def schedule_step(cache: PrefixCache, prefill_tokens: int) -> list[tuple[Slot, Segment]]:
+
+def schedule_step(cache: PrefixCache, prefill_tokens: int, prompts_wait: bool = False) -> list[tuple[Slot, Segment]]:
     """Return one token per decoding request, by slot, then up to `prefill_tokens` of prompts in order of admission.
 
+    With `prompts_wait`, prompts get no tokens in this step if they are few in comparison with decoding requests.
     A request whose last token is not read yet continues from the token on the device, unless that token fills its
     length, or its next token depends on it (penalties, grammars).
     """
@@ -29,4 +37,5 @@ def schedule_step(cache: PrefixCache, prefill_tokens: int) -> list[tuple[Slot, S
             budget -= len(ids)
             logits_budget -= len(ids) if needs_all else 0
     decode.sort(key=lambda one: one[1].slot)
-    return decode + prefill
+    waits = prompts_wait and len(cache.active) - len(decode) < MAX_WAITING_SHARE * len(decode)
+    return decode if waits else decode + prefill
