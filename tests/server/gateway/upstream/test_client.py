@@ -461,7 +461,7 @@ async def service(routes: dict[str, Any]) -> AsyncIterator[str]:
     """Another kind of service, on a port of its own."""
     app = web.Application()
     app.add_routes([web.route("*", path, handler) for path, handler in routes.items()])
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
