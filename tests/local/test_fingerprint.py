@@ -1,4 +1,4 @@
-"""An edit of the agent or the reward is noticed when a run goes on."""
+"""An edit of the agent, the reward or the tasks is noticed when a run goes on."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from trainings import AGENT, Training
 
 from leyden.config import Config, ConfigError, override, read_config, read_file
-from leyden.local.fingerprint import changed_code, fingerprint
+from leyden.local.fingerprint import changed_parts, fingerprint
 from leyden.local.run_folder import RunFolder
 
 
@@ -31,11 +31,11 @@ def test_what_a_function_uses_counts_and_comments_do_not(config: Config) -> None
     edit(config, "agent.py", "def solve(task):\n", 'def solve(task):\n    """Solve it."""\n')
     with Path(config.base, "agent.py").open("a") as file:
         file.write('if __name__ == "__main__":\n    task = {}\n    solve(task)\n')
-    assert changed_code(before, fingerprint(config)) == []
+    assert changed_parts(before, fingerprint(config)) == []
     edit(config, "scale.py", "UNIT = 2", "UNIT = 3")
-    assert changed_code(before, fingerprint(config)) == ["`UNIT` in scale.py"]
+    assert changed_parts(before, fingerprint(config)) == ["`UNIT` in scale.py"]
     edit(config, "agent.py", '"max_tokens": 8', '"max_tokens": 9')
-    assert changed_code(before, fingerprint(config)) == ["`UNIT` in scale.py", "`solve` in agent.py"]
+    assert changed_parts(before, fingerprint(config)) == ["`UNIT` in scale.py", "`solve` in agent.py"]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_module_counts_however_it_is_imported(agent: str, helper: str, config:
     config = msgspec.structs.replace(config, agent="agents/act.py:act")
     before = fingerprint(config)
     edit(config, f"agents/{helper}", "RATE = 2", "RATE = 3")
-    assert changed_code(before, fingerprint(config)) == [f"`RATE` in agents/{helper}"]
+    assert changed_parts(before, fingerprint(config)) == [f"`RATE` in agents/{helper}"]
 
 
 def test_relative_imports_of_a_package_count(config: Config) -> None:
@@ -69,7 +69,7 @@ def test_relative_imports_of_a_package_count(config: Config) -> None:
     config = msgspec.structs.replace(config, agent="kit.act:act")
     before = fingerprint(config)
     edit(config, "kit/tools.py", "return 2", "return 3")
-    assert changed_code(before, fingerprint(config)) == ["`price` in kit/tools.py"]
+    assert changed_parts(before, fingerprint(config)) == ["`price` in kit/tools.py"]
 
 
 def test_every_statement_that_changes_a_name_counts(config: Config) -> None:
@@ -77,14 +77,14 @@ def test_every_statement_that_changes_a_name_counts(config: Config) -> None:
     before = fingerprint(config)
     for old, new in (("= 2", "= 3"), ("+= 1", "+= 2"), ("= 4", "= 5")):
         edit(config, "scale.py", old, new)
-        assert changed_code(before, fingerprint(config)) == ["`UNIT` in scale.py"]
+        assert changed_parts(before, fingerprint(config)) == ["`UNIT` in scale.py"]
         before = fingerprint(config)
 
 
 def test_a_fingerprint_that_only_covers_more_shows_no_edit(config: Config) -> None:
     now = fingerprint(config)
     before = {name: digest for name, digest in now.items() if "scale.py" not in name}
-    assert before and changed_code(before, now) == []
+    assert before and changed_parts(before, now) == []
 
 
 def test_the_files_of_a_command_count(tmp_path: Path, config: Config) -> None:
@@ -92,7 +92,7 @@ def test_the_files_of_a_command_count(tmp_path: Path, config: Config) -> None:
     command = read_config(override(read_file(tmp_path / "small.toml"), ["agent=sh agent.sh --fast"]))
     before = fingerprint(command)
     (tmp_path / "agent.sh").write_text("echo 2")
-    assert changed_code(before, fingerprint(command)) == ["agent.sh"]
+    assert changed_parts(before, fingerprint(command)) == ["agent.sh"]
 
 
 def test_a_run_with_trained_steps_is_refused_until_the_change_is_accepted(config: Config) -> None:
@@ -101,7 +101,9 @@ def test_a_run_with_trained_steps_is_refused_until_the_change_is_accepted(config
         folder.metrics_file.write_text('{"step": 0, "held_out/reward": 0}\n{"step": 1}\n')
     edit(config, "agent.py", "% unit())", "% 3)")
     with (
-        pytest.raises(ConfigError, match=r"`reward` in agent\.py, `unit` in agent\.py.* changed: .*--accept-changes"),
+        pytest.raises(
+            ConfigError, match=r"`reward` in agent\.py, `unit` in agent\.py.* changed since .*--accept-changes"
+        ),
         folder.acquire(config),
     ):
         pass
@@ -111,12 +113,22 @@ def test_a_run_with_trained_steps_is_refused_until_the_change_is_accepted(config
         pass  # what was accepted is what the run now has
 
 
+@pytest.mark.parametrize("key", ["tasks", "held_out", "test"])
+def test_edited_tasks_are_noticed(key: str, config: Config, tmp_path: Path) -> None:
+    (tmp_path / "some.jsonl").write_text('{"q": "1 + 1"}\n')
+    config = msgspec.structs.replace(config, **{key: "some.jsonl"})
+    before = fingerprint(config)
+    assert changed_parts(before, fingerprint(config)) == []
+    edit(config, "some.jsonl", "1 + 1", "1 + 2")
+    assert changed_parts(before, fingerprint(config)) == ["some.jsonl"]
+
+
 def test_an_edited_function_of_a_notebook_is_an_edit_and_not_another_setting(config: Config) -> None:
     first, second = (msgspec.structs.replace(config, reward=f"/runs/reward-{digest}.pkl") for digest in ("a1", "b2"))
     folder = RunFolder.of(first)
     with folder.acquire(first):
         folder.metrics_file.write_text('{"step": 1}\n')
-    with pytest.raises(ConfigError, match="`reward` changed: continue with --accept-changes"):
+    with pytest.raises(ConfigError, match=r"`reward` changed since run .*: continue with --accept-changes"):
         folder.check(second)
     folder.check(second, accept_changes=True)
     with folder.acquire(second, accept_changes=True):

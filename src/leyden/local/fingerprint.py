@@ -1,24 +1,25 @@
-"""Fingerprints of the code of an agent and a reward, by which an edit between two starts of a run is noticed.
+"""Fingerprints of agent, reward and tasks, by which an edit between two starts of a run is noticed.
 
 A fingerprint covers the named function and everything that it uses in its file and in other files of the run's folder.
-Comments, docstrings and formatting do not count. For a command, it covers the files that the command names.
+Comments, docstrings and formatting do not count. For a command, it covers the files that the command names. Task files
+are covered whole: with other tasks, held-out ones may have been trained on.
 """
 
 import ast
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 
 from leyden.client.agent_reference import AgentKind, kind_of
 from leyden.config import Config
 
 Fingerprint = dict[str, str]
-"""Digests by what they are of: `solve in agent.py`, or a file."""
+"""Digests by what they are of: `` `solve` in agent.py ``, or a file."""
 
 
 def fingerprint(config: Config) -> Fingerprint:
-    """Compute the fingerprint of a run's agent and reward.
+    """Compute the fingerprint of a run's agent, reward and task files.
 
     Installed packages and endpoints have none, and functions of a notebook have a digest in the name of their file.
     """
@@ -35,11 +36,14 @@ def fingerprint(config: Config) -> Fingerprint:
         elif kind_of(reference, config.base) is AgentKind.COMMAND:
             for word in shlex.split(reference):
                 if (base / word).is_file():
-                    found[word] = _digest((base / word).read_bytes())
+                    found[word] = _file_digest(base / word)
+    for tasks in (config.tasks, config.held_out, config.test):
+        if isinstance(tasks, str) and (base / tasks).is_file():
+            found[tasks] = _file_digest(base / tasks)
     return found
 
 
-def changed_code(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def changed_parts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return what differs between two fingerprints.
 
     What only the later one has is no edit by itself: what begins to use it has changed too, unless it is the
@@ -138,6 +142,11 @@ def _module_file(module: str, folders: Iterable[Path]) -> Path | None:
     paths = (folder.joinpath(*module.split(".")) for folder in folders)
     files = (file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py"))
     return next((file for file in files if file.is_file()), None)
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
 
 
 def _digest(data: bytes) -> str:

@@ -5,7 +5,7 @@ runs/calc/config.toml      the whole configuration, including defaults
           metrics.jsonl    one line per step
           environment.json machine and packages
           curve.png        a plot of the reward
-          fingerprint.json a digest of the code of agent and reward
+          fingerprint.json digests of the code of agent and reward, and of the task files
           step-100/        a checkpoint, which is also a Hugging Face folder; policies/NAME/step-100 if `policy` is set
           server.log       warnings and errors of the server; worker.log: those of the worker
 """
@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from leyden.config import Config, ConfigError, read_stored_config, to_toml
-from leyden.local.fingerprint import Fingerprint, changed_code, fingerprint
+from leyden.local.fingerprint import Fingerprint, changed_parts, fingerprint
 
 _MAY_CHANGE = (
     *("training.steps", "training.time_limit_s", "evaluation", "checkpoints", "report", "home", "base"),
@@ -62,7 +62,7 @@ class RunFolder(Struct, frozen=True):
 
     @property
     def fingerprint_file(self) -> Path:
-        """The fingerprint of the code of agent and reward."""
+        """The fingerprint of agent, reward and tasks."""
         return self.path / "fingerprint.json"
 
     @property
@@ -74,7 +74,7 @@ class RunFolder(Struct, frozen=True):
     def acquire(self, config: Config, accept_changes: bool = False) -> Iterator[Path | None]:
         """Create the folder or resume in it, locked, if the configuration is the same in every key that matters.
 
-        So must the code of agent and reward be, unless changes of it are accepted. Where no step is trained yet,
+        So must agent, reward and tasks be, unless changes of them are accepted. Where no step is trained yet,
         everything may differ: the store is then archived. Yields the archive, or None.
         """
         with self.lock():
@@ -91,12 +91,12 @@ class RunFolder(Struct, frozen=True):
                 self._check_changes(config, accept_changes)
 
     def _check_changes(self, config: Config, accept_changes: bool) -> tuple[bool, bool]:
-        """Return whether configuration or code have changed, and whether a step is trained; raise if both forbid it."""
+        """Return whether configuration, code or tasks have changed, and whether a step is trained; raise if both."""
         differences = _differences(self.config_file, config)
         pickled = [key for key, values in differences.items() if all(str(value).endswith(".pkl") for value in values)]
         keys = [key for key in differences if not key.startswith(_MAY_CHANGE) and key not in pickled]
-        code = fingerprint(config)
-        edited = [*(f"`{key}`" for key in pickled), *changed_code(self._stored_fingerprint(code), code)]
+        parts = fingerprint(config)
+        edited = [*(f"`{key}`" for key in pickled), *changed_parts(self._stored_fingerprint(parts), parts)]
         trained = self._has_trained()
         if keys and trained:
             raise ConfigError(
@@ -105,7 +105,7 @@ class RunFolder(Struct, frozen=True):
             )
         if edited and trained and not accept_changes:
             raise ConfigError(
-                f"the code is not what run {config.run!r} was trained with, {', '.join(edited)} changed: continue "
+                f"{', '.join(edited)} changed since run {config.run!r} was trained: continue "
                 "with --accept-changes, or start over with --restart, or under another name with run=NAME"
             )
         resized = "evaluation.rollouts" in differences  # groups of the first evaluation may exist, with another size
