@@ -62,7 +62,7 @@ async def test_what_an_attempt_printed_before_its_time_was_up_is_kept(harness: W
     (tmp_path / "talking.py").write_text(AGENT)
     await harness.open()
     await harness.queue("g", {"n": 1, "lines": 2, "s": 600})
-    with harness.worker("talking.py:act", base=str(tmp_path), time_limit_s=2.0):
+    with harness.worker("talking.py:act", base=str(tmp_path), time_limit_s=4.0):
         episode = await harness.episode("g")
     assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.TIMEOUT
     assert episode.output.startswith("1 says 0\n1 says 1\n1 in a thread\n")

@@ -77,7 +77,7 @@ async def test_code_that_lets_no_thread_run_is_attributed_to_its_attempt(harness
     await harness.open(max_attempts=1)
     await harness.queue("hangs", {"do": "hold the lock"})
     await harness.queue("beside", {"do": "sleep", "s": 0.5}, size=2)
-    with harness.worker("hanging.py:act", time_limit_s=2.0, drain_s=0.0):
+    with harness.worker("hanging.py:act", time_limit_s=4.0, drain_s=0.0):
         beside, hangs = await harness.episodes("beside"), await harness.episode("hangs")
     assert (ending(hangs), hangs.attempt.number) == (Ending.TIMEOUT, 2)
     assert [ending(one) for one in beside] == [Ending.SUCCEEDED] * 2

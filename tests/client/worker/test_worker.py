@@ -146,16 +146,16 @@ async def test_a_time_limit_ends_tasks_and_threads_at_once(harness: WorkerHarnes
     await harness.open()
     file = tmp_path / "cancelled"
     await harness.queue("task", {"do": "sleep", "s": 600, "file": str(file)})
-    with harness.worker("moody.py:act_async", time_limit_s=1.5):
+    with harness.worker("moody.py:act_async", time_limit_s=3.0):
         task = await harness.episode("task")
         await eventually(file.exists)
     await harness.queue("thread", {"do": "sleep", "s": 600})
     await harness.queue("next", {"do": "return", "value": 1.0})
-    with harness.worker("moody.py:act", time_limit_s=1.5, concurrency=1):
+    with harness.worker("moody.py:act", time_limit_s=3.0, concurrency=1):
         thread, following = await harness.episode("thread"), await harness.episode("next")
     for late in (task, thread):
         assert late.attempt.outcome and late.attempt.outcome.ending is Ending.TIMEOUT
-        assert late.attempt.outcome.message == "the agent took longer than 1.5 s"
+        assert late.attempt.outcome.message == "the agent took longer than 3 s"
         assert late.attempt.ended and late.attempt.ended - late.attempt.started < 20  # not after 600
     assert following.final_reward(0.0) == 1.0
 
