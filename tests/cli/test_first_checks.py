@@ -109,7 +109,7 @@ def test_an_edited_reward_is_noticed_before_torch_is_imported(folder: Path) -> N
     command = [sys.executable, "-c", SCRIPT, "", "training.group_size=3", "--accept-changes model=nothing/at-all"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
     said, heavy = json.loads(done.stdout)
-    assert "`solve` in agent.py changed: continue with --accept-changes" in said[0][1]
+    assert "`solve` in agent.py changed since run 'small' was trained: continue with --accept-changes" in said[0][1]
     assert "`training.group_size` is not what run 'small' started with" in said[1][1]
     assert "`model` is not what run 'small' started with" in said[2][1]
     assert all(text.count("\n") == 1 for _, text in said) and not heavy

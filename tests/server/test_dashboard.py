@@ -199,7 +199,7 @@ def test_every_page_works_in_the_dark_on_a_phone(filled: ServerProcess, browser:
             await remote.record_calls(long, leased.attempt.id, [call])
             await remote.finish(long, leased.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR, long * 5)))
 
-    asyncio.run(fill_long())
+    asyncio_run_elsewhere(fill_long())
     of_long = (f"/runs/{long}", f"/runs/{long}/rollouts", f"/runs/{long}/rollouts/long-group.0")
     for path in (*PATHS, *of_long, f"/compare?runs=calc,{long}", "/compare?runs=calc,other"):
         opened.goto(path)
