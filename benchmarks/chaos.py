@@ -510,7 +510,12 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=60, help="faults under load")
     parser.add_argument("--training", type=int, default=12, help="kills in a training")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--vllm", metavar="PYTHON", help="train with the vLLM of this interpreter, and kill it too")
+    parser.add_argument(
+        "--vllm",
+        metavar="PYTHON",
+        type=os.path.abspath,
+        help="train with the vLLM of this interpreter, and kill it too",
+    )
     add_out(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
