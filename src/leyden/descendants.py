@@ -62,17 +62,17 @@ def kill_children(timeout_s: float, keep: Collection[int] = ()) -> dict[int, int
     return ended
 
 
-def memory_of_descendants() -> int:
-    """Return the memory in bytes that all descendants hold together, without files and pages that they share."""
-    pages = 0
-    pids = _children()
-    while pids:
-        pid = pids.pop()
-        pids += _children(pid)
-        with suppress(OSError):  # it has ended
-            resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
-            pages += int(resident) - int(shared)
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def descendants_exceed(memory: int) -> bool:
+    """Whether all descendants together hold more than so many bytes, without mapped files.
+
+    Pages that processes share after a fork count once. Only where they would be too many otherwise are they told apart,
+    which takes the kernel longer.
+    """
+    found, waiting = [], _children()
+    while waiting:
+        found.append(pid := waiting.pop())
+        waiting += _children(pid)
+    return sum(map(_resident_bytes, found)) > memory and sum(map(_proportional_bytes, found)) > memory
 
 
 def reap(pid: int = -1) -> dict[int, int]:
@@ -82,6 +82,22 @@ def reap(pid: int = -1) -> dict[int, int]:
         while (found := os.waitpid(pid, os.WNOHANG))[0]:
             ended[found[0]] = found[1]
     return ended
+
+
+def _resident_bytes(pid: int) -> int:
+    with suppress(OSError):  # it has ended
+        resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Return the resident memory of a process, each page divided by the number of processes that share it."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss_Anon:"):
+                return int(line.split()[1]) << 10
+    return _resident_bytes(pid)  # an older kernel, or one that does not show it
 
 
 def _children(pid: int | str = "self") -> list[int]:

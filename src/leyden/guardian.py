@@ -19,9 +19,9 @@ from typing import NamedTuple, NoReturn
 
 from leyden.descendants import (
     adopt_orphans,
+    descendants_exceed,
     die_with_parent,
     kill_children,
-    memory_of_descendants,
     reap,
     set_name,
 )
@@ -110,7 +110,7 @@ def _wait(pid: int, control: int, report: int, woken: int, program: Program) -> 
             if message == TERMINATE or (not message and program.terminate):
                 _kill_group(pid, signal.SIGTERM)
         ended |= reap()
-        if program.memory_mb is not None and memory_of_descendants() > program.memory_mb << 20:
+        if program.memory_mb is not None and descendants_exceed(program.memory_mb << 20):
             with suppress(OSError):
                 os.write(report, OVER_MEMORY)
             break

@@ -223,12 +223,13 @@ async def test_limits_of_memory_and_cpu_end_a_command_and_say_so(harness: Worker
     await harness.queue("within", {"do": "memory", "mb": 10})
     await harness.queue("memory", {"do": "memory", "mb": 1000})
     await harness.queue("children", {"do": "memory of children", "mb": 200, "n": 3})
+    await harness.queue("shared", {"do": "memory shared with children", "mb": 200, "n": 3})
     await harness.queue("cpu", {"do": "burn"})
     with harness.worker(PYTHON, memory_mb=300, cpu_s=1.0):
-        within, memory, children, cpu = [
-            await harness.episode(name) for name in ("within", "memory", "children", "cpu")
+        within, memory, children, shared, cpu = [
+            await harness.episode(name) for name in ("within", "memory", "children", "shared", "cpu")
         ]
-    assert ending(within) is Ending.SUCCEEDED
+    assert ending(within) is ending(shared) is Ending.SUCCEEDED, message(shared)
     assert ending(memory) is Ending.AGENT_ERROR and "more than 300 MB of memory" in message(memory)
     assert ending(children) is Ending.AGENT_ERROR
     assert message(children).startswith("killed by SIGKILL: its processes together held more than 300 MB of memory")
