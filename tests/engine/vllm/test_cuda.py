@@ -30,8 +30,9 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 MODEL = Path(os.environ.get("LEYDEN_TEST_MODEL", SPARK))
-TOLERANCE = 0.1
-"""Mean difference of logprobs between vLLM and Hugging Face, both in bfloat16; 0.035 was measured with a 1.5B model."""
+TOLERANCE = 0.3
+"""Mean difference of logprobs between vLLM and Hugging Face, both in bfloat16. Measured: 0.035 with a 1.5B model, 0.11
+with SmolLM2-135M under this noise, where the weights of the version before differ by 0.95 and more."""
 LIMIT_S = 2.0
 """For one publication."""
 
