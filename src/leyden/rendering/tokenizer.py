@@ -16,6 +16,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from leyden.rendering import chat_template
+from leyden.rendering.encoding_cache import EncodingCache
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTROL_TOKEN = re.compile(r"[<\[｜|].*[>\]｜|]", re.DOTALL)
@@ -111,11 +112,11 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
         """Encode a text and recognise control tokens in it."""
-        return _encode(self._backend, text, add_special_tokens).ids
+        return _encode(self._backend, text, True).ids if add_special_tokens else self._marked_ids(text)
 
     def text_ids(self, text: str) -> list[int]:
         """Encode a text as plain text, without control tokens."""
-        return _encode(self._plain_backend, text).ids
+        return self._text_ids(text)
 
     def encode_text(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Encode a text as plain text; return the ids and the character offsets of each."""
@@ -195,6 +196,15 @@ class Tokenizer:
         backend = Backend.from_str(self.control_json)
         backend.encode_special_tokens = True
         return backend
+
+    @cached_property
+    def _text_ids(self) -> EncodingCache:
+        return EncodingCache(lambda text: _encode(self._plain_backend, text).ids)
+
+    @cached_property
+    def _marked_ids(self) -> EncodingCache:
+        """Encodes texts with control tokens."""
+        return EncodingCache(lambda text: _encode(self._backend, text).ids)
 
 
 def _encode(backend: Backend, text: str, add_special_tokens: bool = False, offsets: bool = False) -> Encoding:
