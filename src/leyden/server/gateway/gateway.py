@@ -14,6 +14,7 @@ from leyden.episodes import chain_messages
 from leyden.outcomes import Ending
 from leyden.records import Event, EventKind, FixedAnswer, Purpose, RunSettings, Sampling
 from leyden.server.gateway.attempt_calls import AttemptCalls
+from leyden.server.gateway.call_pacer import CallPacer
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.base import StoredAnswer
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
@@ -53,6 +54,7 @@ class Gateway:
         self.times: defaultdict[str, CallTimes] = defaultdict(CallTimes)
         """Where the time of each run's calls went."""
         self._store, self._leases = store, leases
+        self._pacer = CallPacer()
         self._attempts: dict[str, AttemptCalls] = {}
         """The active attempts that have called a model."""
         self._started: set[str] = set()
@@ -83,7 +85,9 @@ class Gateway:
 
     async def answer(self, caller: Caller, request: GenerationRequest) -> AsyncGenerator[AnswerEvent, None]:
         """Answer a call; the first event is `AnswerStarted`. A caller that disconnects leaves an abandoned call."""
-        started, attempt = time.perf_counter(), await self._calls_by(caller)
+        started = time.perf_counter()
+        await self._pacer.turn()
+        attempt = await self._calls_by(caller)
         target = self._route(request.model, attempt.settings)
         caller = replace(caller, role=caller.role or _role(request, attempt.settings))
         if isinstance(target, ServedModel):
