@@ -1,4 +1,4 @@
-"""Remembers how recent texts were encoded: the rollouts of a group, and the turns of an agent, repeat most of theirs."""
+"""Remembers how recent texts were encoded: the rollouts of a group and the turns of an agent repeat most of theirs."""
 
 from array import array
 from collections import OrderedDict

@@ -1,7 +1,7 @@
 """Lets few calls begin in each iteration of the event loop.
 
-Building the prompt of a call takes milliseconds that nothing interrupts. When hundreds of calls arrive at once, the first
-reach the engine while the others are still prepared, and no other request waits for all of them.
+Building the prompt of a call takes milliseconds that nothing interrupts. When hundreds of calls arrive at once, the
+first reach the engine while the others are still prepared, and no other request waits for all of them.
 """
 
 import asyncio
