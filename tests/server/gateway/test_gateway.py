@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from leyden.outcomes import Ending, Outcome
 from leyden.remote import Remote
+from leyden.server.gateway.call_pacer import CallPacer
 from leyden.server.keys import KeyKind
 from leyden.store import queries
 from leyden.wire import FinishRequest
@@ -56,6 +57,21 @@ async def test_concurrent_calls_are_sampled_with_different_seeds(server: ModelSe
     async with client_of(server) as client:
         await asyncio.gather(*(client.chat.completions.create(**ASK, n=n) for n in (1, 2, 1, 2)))
     assert len({request.sampling.seed for request in server.engine.requests}) == 6
+
+
+async def test_calls_begin_in_turn(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, turn = 0, CallPacer.turn
+
+    async def counted(self: CallPacer) -> None:
+        nonlocal turns
+        turns += 1
+        await turn(self)
+
+    monkeypatch.setattr(CallPacer, "turn", counted)
+    await server.new_attempt()
+    async with client_of(server) as client:
+        await asyncio.gather(*(client.chat.completions.create(**ASK) for _ in range(3)))
+    assert turns == 3
 
 
 async def test_calls_made_at_the_same_time_share_a_budget(server: ModelServer) -> None:
