@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -220,6 +220,16 @@ def one_line(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames and len(frames) > 1 else ""
     return f"{type(error).__name__}: {error}{where}".replace("\n", " ")
+
+
+def add_current_folder() -> None:
+    """Let user code import modules of the current folder, before others, as `python -m` does.
+
+    A process that starts with `-P` calls it after its own imports, so that a file of the user, such as `queue.py`,
+    does not replace a module that Leyden needs to start.
+    """
+    with suppress(FileNotFoundError):  # the folder was removed
+        _add_path(str(Path.cwd()))
 
 
 def _add_path(folder: str) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import psutil
+import pytest
 from modelserving import eventually
 from worker_harness import WorkerHarness, gone, hosts_of, kill
 
@@ -255,3 +256,20 @@ async def test_what_cannot_be_loaded_is_one_line_before_any_work(harness: Worker
     assert error == (
         "leyden worker: the agent 'moody.py:no_parameters' has no parameter for the task: write def agent(task)\n"
     )
+
+
+async def test_a_file_of_the_user_replaces_no_module_that_leyden_needs_to_start(
+    harness: WorkerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents, project = tmp_path / "agents", tmp_path / "project"
+    agents.mkdir()
+    project.mkdir()
+    for name in ("queue", "logging", "socket", "helpers"):  # three that Leyden imports, and one that the agent does
+        (project / f"{name}.py").write_text("VALUE = 3\n")
+    (agents / "agent.py").write_text("import helpers\ndef solve(task):\n    return helpers.VALUE\n")
+    (agents / "reward.py").write_text("import helpers\ndef reward(task, result):\n    return result / helpers.VALUE\n")
+    monkeypatch.chdir(project)
+    await harness.open()
+    await harness.queue("g", {})
+    with harness.worker("agent.py:solve", reward="reward.py:reward", base=str(agents)):
+        assert (await harness.episode("g")).final_reward(0.0) == 1.0

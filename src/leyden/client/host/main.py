@@ -48,7 +48,7 @@ from leyden.client.services.registry import ServiceRegistry
 from leyden.client.tracing import context, instrumentation, propagation
 from leyden.client.tracing.exporter import AttemptSpanProcessor, SpanExport
 from leyden.client.user_code import wait_on
-from leyden.loading import LoadError, load_callable
+from leyden.loading import LoadError, add_current_folder, load_callable
 from leyden.outcomes import Ending, Outcome
 
 _log = logging.getLogger("leyden.host")
@@ -248,6 +248,7 @@ def main(fd: int, crash_fd: int) -> None:
     api.connect(lambda attempt, reward: pipe.send(StepReward(attempt, reward)))
     outputs = CapturedOutput()
     outputs.install()
+    add_current_folder()
     try:
         agent, instances = _load(setup)
         services = ServiceRegistry.objects(setup.services, agent.services, setup.base, max_count=setup.concurrency)

@@ -134,7 +134,7 @@ class HostProcess:
                 on_failure.callback(os.close, output_pipe)
                 inherited.callback(os.close, child_output)
             pass_fds = (theirs.fileno(), crash.fileno())
-            command = (sys.executable, "-m", module, *map(str, pass_fds))
+            command = (sys.executable, "-P", "-m", module, *map(str, pass_fds))
             launched = launch(
                 setup.isolation if module == AGENT_HOST else IsolationOptions(),  # others run no agent code
                 command,

@@ -14,7 +14,7 @@ import uvloop
 
 from leyden.client.worker.worker import WorkerOptions, work
 from leyden.descriptors import raise_file_limit
-from leyden.loading import LoadError
+from leyden.loading import LoadError, add_current_folder
 from leyden.remote import RemoteError
 
 
@@ -28,6 +28,7 @@ def main() -> int:
     os.set_inheritable(arguments.lifeline, False)
     key = b"".join(iter(lambda: os.read(arguments.lifeline, 1).strip(b"\n"), b"")).decode()
     raise_file_limit()
+    add_current_folder()
     threading.Thread(target=_exit_when_closed, args=(arguments.lifeline,), daemon=True).start()
     try:
         uvloop.run(_work(_read_options(arguments.options), key))

@@ -23,7 +23,7 @@ class WorkerProcess:
         try:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "leyden.client.worker"),
+                    *(sys.executable, "-P", "-m", "leyden.client.worker"),
                     *(msgspec.json.encode(options).decode(), str(child_end)),
                 ],
                 pass_fds=[child_end],

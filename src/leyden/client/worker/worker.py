@@ -215,7 +215,7 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingClient, isolatio
 def isolation_request(options: WorkerOptions) -> IsolationRequest:
     """Return what a worker's options say about isolation."""
     kind, base = kind_of(options.agent, options.base), str(Path(options.base).resolve())
-    probe = [sys.executable, "-c", _PYTHON_PROBE, base]
+    probe = [sys.executable, "-P", "-c", _PYTHON_PROBE, base]
     if kind is AgentKind.COMMAND:
         probe = ["/bin/sh", "-c", _COMMAND_PROBE, read_command(options.agent, base)[0], base]
     return IsolationRequest(
