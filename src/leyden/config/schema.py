@@ -234,6 +234,8 @@ class TrainingConfig(_Section, frozen=True):
     """Train LoRA adapters; None: train all weights."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for about a third more computation."""
+    compile: bool = True
+    """On a GPU, compile the layers of the model: the first steps take longer, all others less time."""
 
     @property
     def peak_learning_rate(self) -> float:

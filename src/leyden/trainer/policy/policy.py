@@ -22,6 +22,7 @@ from leyden.rl.statistics import Statistics
 from leyden.trainer.batch.microbatch import sequence_microbatches, tree_microbatches
 from leyden.trainer.batch.samples import Sample
 from leyden.trainer.errors import TrainingError
+from leyden.trainer.policy.compilation import compile_layers
 from leyden.trainer.policy.critic import Critic
 from leyden.trainer.policy.forward import PolicyForward
 from leyden.trainer.policy.gradient_checkpointing import GradientCheckpointing
@@ -130,6 +131,8 @@ class Policy:
         elif reference:
             self._reference = PolicyForward(deepcopy(self.model).requires_grad_(False), masks)
         self._checkpointing = GradientCheckpointing(self.model)
+        if config.compile and not on_cpu:
+            compile_layers(self.model)
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:

@@ -133,5 +133,6 @@ def _attend(
     heads_per_key = query.shape[1] // key.shape[1]
     if heads_per_key > 1:
         key, value = (each.repeat_interleave(heads_per_key, dim=1) for each in (key, value))
-    output = _compiled_flex_attention()(query, key, value, block_mask=attention_mask, scale=scaling)
+    attention = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
+    output = attention(query, key, value, block_mask=attention_mask, scale=scaling)
     return output.transpose(1, 2).contiguous(), None

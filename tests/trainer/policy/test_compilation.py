@@ -1,0 +1,54 @@
+"""Compiled layers compute what the layers compute, and equal layers are compiled once, for any number of tokens."""
+
+import pytest
+import torch
+from smallpolicy import OBJECTIVE, small_policy, some_samples
+from torch._dynamo.testing import CompileCounter
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from leyden.trainer.policy.compilation import compile_layers
+from leyden.trainer.policy.objective import OldLogprobs
+from leyden.trainer.policy.policy import Policy
+from leyden.trainer.policy.tree_attention import TreeMasks, _block_mask, _dense_mask
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> None:
+    torch._dynamo.reset()
+
+
+def gradients(policy: Policy) -> list[torch.Tensor]:
+    for number in (3, 7, 11):
+        policy.accumulate(some_samples(number, seed=number), OldLogprobs(), OBJECTIVE)
+    return [each.grad for each in policy.trained.values() if each.grad is not None]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_all_layers_share_what_is_compiled_and_have_the_same_gradient(checkpointing: bool) -> None:
+    as_written = small_policy(layout="rows", gradient_checkpointing=checkpointing)
+    compiled = small_policy(layout="rows", gradient_checkpointing=checkpointing)
+    counter = CompileCounter()
+    compile_layers(compiled.model, counter)
+    for ours, theirs in zip(gradients(compiled), gradients(as_written), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert counter.frame_count == 1  # of two layers and three batches of different shapes
+
+
+@torch.no_grad()
+def test_block_masks_of_different_trees_share_what_is_compiled() -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, **shape)).eval()
+    TreeMasks(model)
+    counter = CompileCounter()
+    compile_layers(model, counter)
+    for width in (256, 384, 512):
+        depths = torch.arange(width)[None]
+        ends = torch.where(depths < width // 2, width, depths + 1)  # a shared half, then leaves
+        ids = torch.randint(64, (1, width))
+        by_blocks, by_mask = (
+            model(ids, attention_mask=build(ends, depths, None), position_ids=depths, use_cache=False).logits
+            for build in (_block_mask, _dense_mask)
+        )
+        torch.testing.assert_close(by_blocks, by_mask, atol=1e-5, rtol=1e-4)
+    assert counter.frame_count == 2  # one for each kind of mask
