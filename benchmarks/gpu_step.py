@@ -93,6 +93,7 @@ def settings(options: argparse.Namespace, engine: str, home: Path) -> list[str]:
     chosen: dict[str, Any] = {
         "run": engine,
         "engine.kind": engine,
+        "engine.slots": rollouts,
         "home": home,
         "model": options.model,
         "tasks": (options.data / "train.jsonl").resolve(),
@@ -100,12 +101,12 @@ def settings(options: argparse.Namespace, engine: str, home: Path) -> list[str]:
         "training.steps": options.steps,
         "training.tasks_per_step": options.tasks,
         "training.group_size": options.group,
+        "training.updates_per_step": 1,
+        "training.schedule": "constant",
         "checkpoints.every": options.steps,
         "workers.processes": options.processes,
         "workers.concurrency": rollouts,
     }
-    if engine == "torch":
-        chosen["engine.slots"] = rollouts
     if options.reward == "noise":
         chosen["reward"] = f"{HERE / 'gpu_step_reward.py'}:noise"
     return [*(f"{key}={value}" for key, value in chosen.items()), *options.set]
