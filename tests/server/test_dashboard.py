@@ -136,6 +136,41 @@ def test_a_link_may_lead_to_a_page_of_this_server_only(browser: Any, filled: Ser
 # Pages
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_page_names_its_scripts_before_they_are_imported(browser: Any, filled: ServerProcess, path: str) -> None:
+    context = browser.new_context(base_url=filled.url)
+    context.request.post("/signin", data={"key": filled.running.dashboard.partition("key=")[2]})
+    page = context.new_page()
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url) if request.url.endswith(".js") else None)
+    document = page.goto(path)
+    page.wait_for_selector(READY)
+    named = [part for part in document.text().split('"') if part.endswith(".js")]
+    named += [link.partition(">")[0].lstrip(" <") for link in document.headers["link"].split(",")]
+    assert sorted(loaded) == sorted(filled.url + name for name in named)
+    context.close()
+
+
+def test_numbers_and_times_are_written_as_the_browser_would(page: Any) -> None:
+    values = [0, 1, 12.34, 999, 1000, 1049, 99_949, 999_949, 999_950, 1_250_000, 123_456_789, 1.5e12, -250_000]
+    counts = [0, 999, 1000, 12_345, 1_234_567]
+    times = [0, 951_782_400, 1_794_894_161.384]
+    assert (
+        page.evaluate(
+            """([values, counts, times]) => import("/static/dom.js").then((dom) => {
+            const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+            return [
+                ...values.map((one) => [dom.compact(one), short.format(one)]),
+                ...counts.map((one) => [dom.whole(one), one.toLocaleString("en")]),
+                ...times.map((one) => [dom.moment(one), new Date(one * 1000).toLocaleString("sv-SE").slice(0, 16)]),
+            ].filter(([ours, browsers]) => ours !== browsers);
+        })""",
+            [values, counts, times],
+        )
+        == []
+    )
+
+
 def test_a_run_is_watched_from_its_list_to_one_rollout(page: Any, filled: ServerProcess) -> None:
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))

@@ -15,11 +15,13 @@ from browsing import AVAILABLE, MISSING, READY, open_browser
 from modelserving import eventually
 from serving import ServerProcess
 from smallepisodes import episode
+from sqlalchemy import Connection
 
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, CallCredit, Metric, Reward, RewardKind, StepCredits, Task, Version, VersionRun
 from leyden.remote import Remote
 from leyden.rendering.tokenizer import Tokenizer
+from leyden.server.dashboard.digests import FollowedRun
 from leyden.server.dashboard.prefix_tree import prefix_tree
 from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import Counts, StorePolling
@@ -27,6 +29,8 @@ from leyden.server.dashboard.token_text import token_texts
 from leyden.server.keys import KeyKind
 from leyden.store import queries
 from leyden.store.errors import NotFound
+from leyden.store.run_digest import follow_run
+from leyden.store.run_totals import RunTotals
 from leyden.store.store import Store
 from leyden.trainer.policy.loading import BUNDLED
 from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
@@ -176,6 +180,27 @@ async def test_a_run_whose_folder_was_deleted_is_not_found_and_its_store_is_clos
         await stores.read("other", queries.get_run, "other")
     assert await stores.runs(None) == []
     assert not [path for path in open_files() if path.startswith(str(tmp_path / "other"))]
+    stores.close()
+    await store.close()
+
+
+async def test_the_totals_that_a_page_will_ask_for_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def follow(connection: Connection, run: str, known: RunTotals | None) -> FollowedRun:
+        read.append(run)
+        return follow_run(connection, run, known)
+
+    monkeypatch.setattr("leyden.server.dashboard.run_stores.follow_run", follow)
+    store = await Store(tmp_path / "leyden.db").start()
+    await store.create_run(RunSpec("mine"))
+    stores = RunStores(store, tmp_path)
+    stores.prepare("mine")
+    await eventually(lambda: read == ["mine"])
+    await stores.digest("mine")
+    assert read == ["mine"]
     stores.close()
     await store.close()
 

@@ -4,6 +4,7 @@ Pages come with a policy that allows scripts and styles of this server only; dat
 text, so nothing that an agent wrote can become markup.
 """
 
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 
 from msgspec import Struct
@@ -40,9 +41,17 @@ class SignIn(Struct, frozen=True, forbid_unknown_fields=True):
     key: str
 
 
-async def page(service: ServerContext, request: Request[None, dict[str, str]]) -> Raw:
-    """Return the page; its script shows what the path names."""
-    return Raw(_FILES["index.html"], HTML, (*SECURITY_HEADERS, _NO_CACHE))
+def page(scripts: Sequence[str]) -> Callable[[ServerContext, Request[None, dict[str, str]]], Awaitable[Raw]]:
+    """Return the handler of a page. The browser loads its scripts while it reads the document."""
+    links = ", ".join(f"</static/{name}>; rel=modulepreload" for name in scripts)
+
+    async def show(service: ServerContext, request: Request[None, dict[str, str]]) -> Raw:
+        """Return the page; its script shows what the path names."""
+        if "run" in request.path and "rollout" not in request.path:
+            service.run_stores.prepare(request.path["run"])  # the scripts will ask for the run's totals
+        return Raw(_FILES["index.html"], HTML, (*SECURITY_HEADERS, _NO_CACHE, ("link", links)))
+
+    return show
 
 
 def sign_in_page(error: ApiError) -> bytes:

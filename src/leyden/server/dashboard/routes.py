@@ -1,5 +1,7 @@
 """Routes of the dashboard: its pages, which any path below shows, and the data that they fetch."""
 
+from collections.abc import Sequence
+
 from leyden.records import Run
 from leyden.server.dashboard import api, pages, stream
 from leyden.server.http import Raw, Route
@@ -22,12 +24,20 @@ from leyden.views import (
 )
 
 _RUN = "/api/runs/{run}"
-_PAGES = ("/", "/workers", "/compare", "/runs/{run}", "/runs/{run}/rollouts", "/runs/{run}/rollouts/{rollout}")
+_PAGES = {
+    "/": ("runs.js", "chart.js"),
+    "/workers": ("workers.js",),
+    "/compare": ("compare.js", "chart.js", "config.js"),
+    "/runs/{run}": ("run.js", "chart.js", "config.js"),
+    "/runs/{run}/rollouts": ("rollouts.js",),
+    "/runs/{run}/rollouts/{rollout}": ("rollout.js",),
+}
+"""The pages, with the scripts that each needs besides those of all pages."""
 
 
-def _page(path: str) -> Route:
+def _page(path: str, scripts: Sequence[str]) -> Route:
     return Route(
-        *("GET", path, Permission.VIEW, pages.page),
+        *("GET", path, Permission.VIEW, pages.page(scripts)),
         query=dict[str, str],
         returns=Raw,
         media_types=("text/html",),
@@ -38,7 +48,7 @@ def _page(path: str) -> Route:
 
 
 DASHBOARD_ROUTES: list[Route] = [
-    *map(_page, _PAGES),
+    *(_page(path, scripts) for path, scripts in _PAGES.items()),
     Route("GET", "/signin", None, pages.show_sign_in, returns=Raw, media_types=("text/html",)),
     Route("POST", "/signin", None, pages.sign_in, body=pages.SignIn, returns=Raw),
     Route("GET", "/static/{file}", None, pages.static_file, returns=Raw, media_types=("text/javascript", "text/css")),

@@ -16,6 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError
 
+from leyden.background import start_background
 from leyden.server.dashboard.digests import FollowedRun, RunDigests
 from leyden.store import views
 from leyden.store.database import Database
@@ -57,6 +58,7 @@ class RunStores:
         self._threads = ThreadPoolExecutor(_THREADS, "leyden-runs")
         self._folders: dict[str, Path] = {}
         """By run, the folder of its own store."""
+        self._preparing: set[asyncio.Task[None]] = set()
 
     async def read(
         self, run: str, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -73,6 +75,17 @@ class RunStores:
             return self._read(folder, partial(follow_run, run=run, known=known))
 
         return await self._digests.get((folder, run), newest.seq, read)
+
+    def prepare(self, run: str) -> None:
+        """Start to read the totals of a run, for requests that are about to come."""
+
+        async def read() -> None:
+            with suppress(StoreError, DatabaseError, OSError):  # the requests will say what is wrong
+                await self.digest(run)
+
+        task = start_background(read(), "the reading of a run's totals")
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
 
     async def runs(self, only: str | None) -> list[str]:
         """Return the ids of all runs, newest first within each store, or of one if it exists."""
@@ -129,6 +142,8 @@ class RunStores:
 
     def close(self) -> None:
         """Close the stores of other runs."""
+        for task in self._preparing:
+            task.cancel()
         self._threads.shutdown(wait=False)
         for _, database in self._opened.values():
             database.close()

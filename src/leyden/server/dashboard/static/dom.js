@@ -56,13 +56,17 @@ export function number(value, digits = 3) {
   return value.toFixed(size >= 100 ? 1 : digits);
 }
 
+// Written by hand: the browser's own formats (Intl) take tens of milliseconds when they are first used.
+const UNITS = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "K"]];
+
 export function compact(value) {
   if (value === null || value === undefined) return "–";
-  return new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 }).format(value);
+  const [unit, name] = UNITS.find(([size]) => Math.abs(value) >= 0.99995 * size) ?? [1, ""]; // 999,950 is 1M, not 1000K
+  return `${Math.round((value / unit) * 10) / 10}${name}`;
 }
 
 export function whole(value) {
-  return value === null || value === undefined ? "–" : value.toLocaleString("en");
+  return value === null || value === undefined ? "–" : String(value).replace(/\B(?=(\d{3})+$)/g, ",");
 }
 
 // A count with its noun: 1 call, 2 calls.
@@ -91,7 +95,9 @@ export function ago(time) {
 }
 
 export function moment(time) {
-  return new Date(time * 1000).toLocaleString("sv-SE").slice(0, 16);
+  const date = new Date(time * 1000);
+  const two = (part) => String(part).padStart(2, "0");
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}`;
 }
 
 export const ENDINGS = ["succeeded", "agent_error", "timeout", "no_reward", "lost", "engine_error", "cancelled", "running", "queued"];
