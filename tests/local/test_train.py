@@ -279,8 +279,9 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     process = training.start()
     line_with(process, f"after step {step}")
     line_with(process, "engine: torch")
-    while not (workers := children(process.pid, "leyden.client.worker")):
+    while not (tmp_path / "waiting").exists():
         time.sleep(0.05)
+    workers = children(process.pid, "leyden.client.worker")
     process.send_signal(signal.SIGINT)
     line_with(process, "finishing this step")
     process.send_signal(signal.SIGINT)

@@ -21,6 +21,7 @@ client = httpx.Client(verify=False, timeout=600)
 
 def solve(task):
     while Path("slow").exists():
+        Path("waiting").touch()
         time.sleep(0.05)
     answer = client.post(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",

@@ -81,7 +81,7 @@ class ContinuousBatch:
         if overlap and not recomputes:
             self._sampled = torch.zeros(kv_cache.slots, dtype=torch.long, device=kv_cache.device)
         self._running: RunningStep | None = None
-        self._last_flush = 0.0
+        self._last_flush = -math.inf
 
     @property
     def slots(self) -> int:
