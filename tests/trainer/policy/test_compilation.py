@@ -1,11 +1,14 @@
 """Compiled layers compute what the layers compute, and equal layers are compiled once, for any number of tokens."""
 
+from typing import Any
+
 import pytest
 import torch
 from smallpolicy import OBJECTIVE, small_policy, some_samples
 from torch._dynamo.testing import CompileCounter
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from leyden.config import AdapterConfig
 from leyden.trainer.policy.compilation import compile_layers
 from leyden.trainer.policy.objective import OldLogprobs
 from leyden.trainer.policy.policy import Policy
@@ -23,10 +26,11 @@ def gradients(policy: Policy) -> list[torch.Tensor]:
     return [each.grad for each in policy.trained.values() if each.grad is not None]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_all_layers_share_what_is_compiled_and_have_the_same_gradient(checkpointing: bool) -> None:
-    as_written = small_policy(layout="rows", gradient_checkpointing=checkpointing)
-    compiled = small_policy(layout="rows", gradient_checkpointing=checkpointing)
+@pytest.mark.parametrize(
+    "settings", [{}, {"gradient_checkpointing": True}, {"lora": AdapterConfig(rank=4)}], ids=["plain", "again", "lora"]
+)
+def test_all_layers_share_what_is_compiled_and_have_the_same_gradient(settings: dict[str, Any]) -> None:
+    as_written, compiled = (small_policy(layout="rows", **settings) for _ in range(2))
     counter = CompileCounter()
     compile_layers(compiled.model, counter)
     for ours, theirs in zip(gradients(compiled), gradients(as_written), strict=True):
