@@ -136,19 +136,16 @@ def test_a_link_may_lead_to_a_page_of_this_server_only(browser: Any, filled: Ser
 # Pages
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_page_names_its_scripts_before_they_are_imported(browser: Any, filled: ServerProcess, path: str) -> None:
-    context = browser.new_context(base_url=filled.url)
-    context.request.post("/signin", data={"key": filled.running.dashboard.partition("key=")[2]})
-    page = context.new_page()
+def test_a_page_names_its_scripts_before_they_are_imported(page: Any, filled: ServerProcess) -> None:
     loaded: list[str] = []
     page.on("request", lambda request: loaded.append(request.url) if request.url.endswith(".js") else None)
-    document = page.goto(path)
-    page.wait_for_selector(READY)
-    named = [part for part in document.text().split('"') if part.endswith(".js")]
-    named += [link.partition(">")[0].lstrip(" <") for link in document.headers["link"].split(",")]
-    assert sorted(loaded) == sorted(filled.url + name for name in named)
-    context.close()
+    for path in PATHS:
+        loaded.clear()
+        document = page.goto(path)
+        page.wait_for_selector(READY)
+        named = [part for part in document.text().split('"') if part.endswith(".js")]
+        named += [link.partition(">")[0].lstrip(" <") for link in document.headers["link"].split(",")]
+        assert sorted(loaded) == sorted(filled.url + name for name in named)
 
 
 def test_numbers_and_times_are_written_as_the_browser_would(page: Any) -> None:
