@@ -1,6 +1,7 @@
 """On a GPU a tree goes through FlexAttention, or a dense mask where it is small, and has the gradient of samples."""
 
 from random import Random
+from typing import Literal
 
 import pytest
 import torch
@@ -58,9 +59,9 @@ def rollouts(turns: int) -> list[Sample]:
     return samples
 
 
-def gradient(kind: str, samples: list[Sample], layout: str, compiled: bool) -> torch.Tensor:
-    config = TrainingConfig(layout=layout, batch_tokens=8192, compile=compiled)  # type: ignore[arg-type]
-    policy = Policy(model := small(kind), config)
+def gradient(kind: str, samples: list[Sample], layout: Literal["tree", "rows"], compiled: bool) -> torch.Tensor:
+    policy = Policy(model := small(kind), TrainingConfig(layout=layout, batch_tokens=8192, compile=compiled))
+    assert (model.base_model.layers[0]._compiled_call_impl is not None) == compiled
     policy._cost = replace(policy._cost, tree_token=0.0)  # trees, whatever they share
     policy.accumulate(samples, OldLogprobs(), OBJECTIVE)
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
