@@ -25,10 +25,11 @@ def make_request(session: str, prompt: range | list[int]) -> ActiveRequest:
 
 def run(cache: PrefixCache, session: str, prompt: range | list[int]) -> int:
     """Admit, compute and finish one request; what it reused."""
-    reused = cache.admit(make_request(session, prompt))
+    before = cache.reused
+    cache.admit(make_request(session, prompt))
     cache.active[-1].computed = len(prompt)
     cache.release([cache.active[-1]])
-    return reused
+    return cache.reused - before
 
 
 def held(cache: PrefixCache) -> list[tuple[str, int]]:
@@ -55,7 +56,9 @@ def test_another_sessions_prefix_is_copied_from_active_slots_too() -> None:
     cache.admit(make_request("a", range(100)))
     cache.active[0].computed = 80
     cache._kv_cache.buffers[0][0, 0, :, 0] = torch.arange(1024)
-    assert cache.admit(make_request("b", [*range(60), *range(500, 600)])) == 60
+    cache.admit(make_request("b", [*range(60), *range(500, 600)]))
+    cache._kv_cache.finish_copies()
+    assert cache.reused == 60
     assert cache._kv_cache.buffers[0][1, 0, :60, 0].tolist() == list(range(60))
     assert cache._kv_cache.buffers[0][1, 0, 60] == 0
 
@@ -81,7 +84,7 @@ def test_ended_sessions_are_evicted_first_then_the_least_recently_used() -> None
 def test_requests_with_a_common_prefix_wait_for_the_first_to_compute_it() -> None:
     cache = make(3)
     for session in "abc":
-        assert cache.admit(make_request(session, range(100))) == 0
+        cache.admit(make_request(session, range(100)))
     first, second, third = cache.active
     assert [cache.must_wait(slot) for slot in cache.active] == [False, True, True]
     first.computed = 64
@@ -92,6 +95,7 @@ def test_requests_with_a_common_prefix_wait_for_the_first_to_compute_it() -> Non
     cache.release([first, second])
     assert not cache.must_wait(third)
     assert third.computed == 99
+    assert cache.reused == 2 * 99
 
 
 def test_a_request_that_waits_for_a_cancelled_one_computes_the_prefix_itself() -> None:
@@ -111,3 +115,31 @@ def test_invalidating_keeps_active_requests() -> None:
     cache.invalidate()
     assert held(cache) == [("", 0), ("b", 0)]
     assert [slot.session for slot in cache.active] == ["b"]
+
+
+def test_what_differs_after_a_common_prefix_is_computed_at_once_when_the_prefix_is() -> None:
+    cache = make(40)
+    for question in range(10):
+        prompt = [*range(50), 60 + question // 5, *range(1000 * question, 1000 * question + 100)]
+        for sample in "abcd":
+            cache.admit(make_request(f"{question}-{sample}", prompt))
+    assert [cache.must_wait(slot) for slot in cache.active] == [False, *[True] * 39]
+    cache.active[0].computed = 151
+    waiting = [cache.must_wait(slot) for slot in cache.active]
+    assert waiting == [False] * 4 + [False, True, True, True] * 9
+    assert [slot.computed for slot in cache.active[:4]] == [151, 150, 150, 150]
+    assert [slot.computed for slot in cache.active[4::4]] == [51] * 4 + [50] * 5
+    for slot in cache.active[4::4]:
+        slot.computed = 151
+    assert not any(cache.must_wait(slot) for slot in cache.active)
+    assert cache.reused == 4 * 51 + 5 * 50 + 30 * 150
+
+
+def test_a_prefix_can_be_copied_from_a_slot_that_is_still_to_be_written() -> None:
+    cache = make(4)
+    cache._kv_cache.buffers[0][0, 0, :, 0] = torch.arange(1024)
+    run(cache, "a", range(100))
+    for session in "bcd":
+        cache.admit(make_request(session, [*range(60), *range(500 * ord(session), 500 * ord(session) + 10)]))
+    cache._kv_cache.finish_copies()
+    assert cache._kv_cache.buffers[0][1:, 0, :60, 0].tolist() == [list(range(60))] * 3

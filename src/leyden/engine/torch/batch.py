@@ -106,16 +106,18 @@ class ContinuousBatch:
         while queue and not cache.full:
             request = queue.popleft()
             if not request.cancelled:
-                self.stats.prompt_reused += cache.admit(request)
+                cache.admit(request)
 
     def step(self) -> None:
         """Start a step and read the tokens of the one before, or of the same one where steps do not overlap."""
         before, self._running = self._running, None
         prompts_wait = self._steps_since_prefill < self._prefill_pause
         schedule = schedule_step(self._prefix_cache, self._prefill_tokens, prompts_wait)
+        self.stats.prompt_reused = self._prefix_cache.reused
         if schedule:
             segments = [segment for _, segment in schedule]
             longest = max(segment.end for segment in segments)
+            self._kv_cache.finish_copies()
             self._kv_cache.reserve(longest, [slot.computed for slot in self._prefix_cache.slots])
             logits = self._add_prompt_logprobs(schedule, self.forward(segments, self._sampled))
             sampling = [

@@ -101,19 +101,18 @@ class DeviceLlamaForward:
         if self._moves != self._kv_cache.moves or sampled is not self._sampled:
             self._moves, self._sampled = self._kv_cache.moves, sampled
             self._graphs.clear()
+        if self._graphs.fits(len(segments)) and all(len(one.ids) == 1 and one.needs_logits for one in segments):
+            inputs = np.array([(one.ids[0], one.slot, one.start) for one in segments], np.int64)
+            return self._graphs(np.ascontiguousarray(inputs.T))
         ids = np.concatenate([np.asarray(segment.ids, np.int64) for segment in segments])
         lengths = np.array([len(segment.ids) for segment in segments])
         starts = np.array([segment.start for segment in segments])
         ends = lengths.cumsum()
         slots = np.repeat(np.array([segment.slot for segment in segments]), lengths)
         positions = np.arange(len(ids)) - np.repeat(ends - lengths - starts, lengths)
-        inputs = np.stack((ids, slots, positions))
-        needed = np.array([segment.needs_logits for segment in segments])
-        if len(ids) == len(segments) and needed.all() and self._graphs.fits(len(ids)):
-            return self._graphs(inputs)
         device = self._kv_cache.device
         tiles = to_device(tile_segments(segments, self._tile_tokens), device)
-        hidden = self._hidden(to_device(inputs, device), tiles, self._tile_tokens)
+        hidden = self._hidden(to_device(np.stack((ids, slots, positions)), device), tiles, self._tile_tokens)
         return self._logits(hidden[to_device(logit_rows(segments), device)])
 
     def _decode(self, inputs: Tensor) -> Tensor:

@@ -6,8 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leyden.engine.torch.transfer import to_device
+
 INITIAL_LENGTH = 256
 """Positions per slot at first; doubled when needed."""
+COPIED_TOGETHER = 65_536
+"""Positions of all copies that a GPU makes at once, which limits the memory for it."""
 
 
 class KVCache:
@@ -23,6 +27,9 @@ class KVCache:
         self.buffers: list[Tensor] = []
         self.moves = 0
         """How often buffers may have moved: captured CUDA graphs hold their addresses."""
+        self._copies: dict[int, tuple[int, int]] = {}
+        """For each slot that `finish_copies` has to write: the slot to copy from, and the number of positions."""
+        self._sources: set[int] = set()
 
     def buffer(self, index: int, heads: int, size: int) -> Tensor:
         """Return the buffer with this index, allocated on first use; first uses come in order of index."""
@@ -53,9 +60,38 @@ class KVCache:
         return new
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot to another."""
-        for buffer in self.buffers:
-            buffer[target, :, :length] = buffer[source, :, :length]
+        """Copy the first `length` positions of one slot to another, at the next `finish_copies`."""
+        if target in self._sources:  # its contents are still to be copied
+            self.finish_copies()
+        source, _ = self._copies.get(source, (source, 0))
+        self._copies[target] = source, length
+        self._sources.add(source)
+
+    def finish_copies(self) -> None:
+        """Make the copies that were asked for; must come before anything else is written."""
+        copies = [(source, target, length) for target, (source, length) in self._copies.items()]
+        self.forget_copies()
+        if self.device.type == "cpu":
+            for source, target, length in copies:
+                for buffer in self.buffers:
+                    buffer[target, :, :length] = buffer[source, :, :length]
+        elif copies:
+            self._copy_together(np.array(copies))
+
+    def forget_copies(self) -> None:
+        """Do not make the copies that were asked for, because nobody needs the contents any more."""
+        self._copies.clear()
+        self._sources.clear()
+
+    def _copy_together(self, copies: "np.ndarray[tuple[int, int], np.dtype[np.int64]]") -> None:
+        """Make copies of [copy, (source, target, length)]: on a GPU one operation costs less than many small ones."""
+        lengths = copies[:, 2]
+        positions = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+        rows = np.stack((*np.repeat(copies[:, :2], lengths, 0).T, positions))
+        for first in range(0, rows.shape[1], COPIED_TOGETHER):
+            source, target, position = to_device(rows[:, first : first + COPIED_TOGETHER].copy(), self.device)
+            for buffer in self.buffers:
+                buffer[target, :, position] = buffer[source, :, position]
 
     def clear(self, slot: int) -> None:
         """Zero a slot that may hold NaN or infinity, which no mask hides."""

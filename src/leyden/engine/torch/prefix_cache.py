@@ -5,7 +5,7 @@ copies the longest prefix that any other slot shares with it. At least one token
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from leyden.engine.torch.kv_cache import KVCache
@@ -15,7 +15,7 @@ from leyden.engine.torch.sorted_sequences import SortedSequences, common_prefix_
 MIN_SAVED_TOKENS = 16
 """A request waits for another one that is computing their common prefix only if that saves this many tokens."""
 MAX_CANDIDATES = 16
-"""Slots that are considered for a request to take over: those with the longest common prefixes."""
+"""Slots that are considered for a request: those with the longest common prefixes."""
 
 
 class Slot:
@@ -49,83 +49,93 @@ class PrefixCache:
         self._index = SortedSequences()
         """The prompts of active slots, and all that idle ones hold."""
         self._clock = 0
+        self._idle: list[Slot] | None = None
+        """Slots without a request in the order of eviction; None when the order has to be determined anew."""
+        self.reused = 0
+        """Prompt tokens of all requests that did not have to be computed."""
 
     @property
     def full(self) -> bool:
         """Whether every slot has a request."""
         return len(self.active) == len(self.slots)
 
-    def admit(self, request: ActiveRequest) -> int:
-        """Assign a slot; must not be full. Returns how many tokens of the prompt are already computed."""
-        slot = self._slot_to_continue(request)
-        if slot is None:
-            slot = min((slot for slot in self.slots if slot.request is None), key=_eviction_order)
+    def admit(self, request: ActiveRequest) -> None:
+        """Assign a slot; must not be full."""
+        if self._idle is None:
+            self._idle = sorted((slot for slot in self.slots if slot.request is None), key=_eviction_order)
+        slot = self._slot_to_continue(request) or self._idle[0]
+        self._idle.remove(slot)
         self._clock += 1
         slot.session, slot.session_ended = request.request.session, False
         slot.computed = min(common_prefix_length(slot.tokens, request.tokens, slot.computed), len(request.tokens) - 1)
         slot.tokens, slot.request, slot.last_used = request.tokens, request, self._clock
         self.active.append(slot)
         self._index.set(slot.index, slot.tokens)
-        return self._reuse_prefix(slot)
+        self._reuse_prefix(slot, slot, slot.computed)
 
-    def _reuse_prefix(self, slot: Slot) -> int:
-        """Copy the longest prefix that another slot holds, or wait for a longer one that is being computed.
+    def must_wait(self, slot: Slot) -> bool:
+        """Whether a slot still waits for a common prefix; reuses the prefix once it is computed."""
+        if slot.waiting_for is None:
+            return False
+        other, request, length = slot.waiting_for
+        if other.request is not request:
+            self._reuse_prefix(slot, slot, slot.computed)
+        elif other.computed >= length:
+            self._reuse_prefix(slot, other, length)
+        return slot.waiting_for is not None
 
-        Returns how many tokens are computed now.
+    def _reuse_prefix(self, slot: Slot, best: Slot, length: int) -> None:
+        """Reuse the longest prefix that any slot holds, or wait for a longer one that is being computed.
+
+        `best` is known to hold `length` tokens.
         """
         slot.waiting_for = None
         if not self._enabled or (slot.request is not None and slot.request.needs_prompt_logprobs):
             slot.computed = 0
-            return 0
-        best, length = slot, slot.computed
-        computing: tuple[Slot, ActiveRequest] | None = None
+            return
         expected = length
-        for index, common in self._index.nearest(slot.tokens[:-1]):
-            if common <= max(length, expected):
+        for index, common in islice(self._index.nearest(slot.tokens[:-1]), MAX_CANDIDATES):
+            if common <= length or common + MIN_SAVED_TOKENS <= expected:
                 break
-            other = self.slots[index]
-            if (available := min(common, other.computed)) > length and other is not slot:
-                best, length = other, available
-            if other.request is not None and other.last_used < slot.last_used:
-                computing, expected = (other, other.request), common
+            for other, shared in _chain(self.slots[index], common):
+                if (available := min(shared, other.computed)) > length and other is not slot:
+                    best, length = other, available
+                if other.request is not None and other.last_used < slot.last_used and shared > expected:
+                    waits_for = other.waiting_for[2] if other.waiting_for is not None else 0
+                    if shared >= waits_for + MIN_SAVED_TOKENS:
+                        slot.waiting_for, expected = (other, other.request, shared), shared
+        if expected >= length + MIN_SAVED_TOKENS:
+            return
+        slot.waiting_for = None
         if best is not slot:
             self._kv_cache.copy(best.index, slot.index, length)
             slot.computed = length
-        if computing is not None and expected >= length + MIN_SAVED_TOKENS:
-            slot.waiting_for = *computing, expected
-        return length
-
-    def must_wait(self, slot: Slot) -> bool:
-        """Whether a slot still waits for a common prefix; copies the prefix once it is computed."""
-        if slot.waiting_for is None:
-            return False
-        other, request, length = slot.waiting_for
-        if other.request is request and other.computed < length:
-            return True
-        self._reuse_prefix(slot)
-        return slot.waiting_for is not None
+        self.reused += length
 
     def release(self, slots: Iterable[Slot]) -> None:
         """Detach the requests of some slots; the slots keep their contents."""
         for slot in slots:
             slot.request, slot.waiting_for, slot.unread = None, None, False
             self._index.set(slot.index, slot.tokens[: slot.computed])
+        self._idle = None
         self.active = [slot for slot in self.active if slot.request is not None]
 
     def end_session(self, session: str) -> None:
         """Let the slots of a session be evicted first."""
         for slot in self.slots:
             slot.session_ended |= slot.session == session
+        self._idle = None
 
     def invalidate(self) -> None:
         """Discard everything computed, because the weights changed. Active requests keep their slots and start anew."""
-        self._index = SortedSequences()
+        self._index, self._idle = SortedSequences(), None
+        self._kv_cache.forget_copies()
         for slot in self.slots:
             slot.computed = 0
             if slot.request is None:
                 slot.tokens, slot.session, slot.session_ended, slot.last_used = array("i"), "", True, 0
         for slot in self.active:
-            self._reuse_prefix(slot)
+            self._reuse_prefix(slot, slot, 0)
             self._index.set(slot.index, slot.tokens)
 
     def _slot_to_continue(self, request: ActiveRequest) -> Slot | None:
@@ -139,6 +149,18 @@ class PrefixCache:
             if idle and 2 * common >= slot.computed:
                 return slot
         return None
+
+
+def _chain(slot: Slot, common: int) -> Iterator[tuple[Slot, int]]:
+    """Yield a slot, the one that it waits for, and so on, with how many of `common` tokens each has or will have."""
+    while True:
+        yield slot, common
+        if slot.waiting_for is None:
+            return
+        other, request, length = slot.waiting_for
+        if other.request is not request:
+            return
+        slot, common = other, min(common, length)
 
 
 def _eviction_order(slot: Slot) -> tuple[bool, bool, int, int]:
