@@ -420,6 +420,18 @@ def test_a_user_function_that_fails_ends_the_run_in_one_line(tmp_path: Path) -> 
     assert "leyden: `algorithm.loss` returned a tensor of shape () " in done.stderr and "Traceback" not in done.stderr
 
 
+def test_garbage_collection_leaves_out_what_the_first_step_has_loaded(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=3", "algorithm.loss=own.py:loss", "held_out=0")
+    (tmp_path / "own.py").write_text(
+        "import gc\n\n\ndef loss(tokens, terms):\n"
+        "    with open('frozen', 'a') as file:\n        print(gc.get_freeze_count(), file=file)\n"
+        "    return -tokens.current * tokens.advantages, {}\n"
+    )
+    training.finish()
+    counts = [int(line) for line in (tmp_path / "frozen").read_text().split()]
+    assert counts[-1] > counts[0] + 1000
+
+
 def test_leyden_dev_says_what_was_caught_and_fails_where_nothing_could_be_trained(tmp_path: Path) -> None:
     training = Training(tmp_path)
     done = leyden(training.folder, "dev", "small.toml", "--json")

@@ -1,6 +1,7 @@
 """The training loop: collects the rollouts of a step, updates the policy, evaluates and saves checkpoints."""
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,12 @@ class Trainer:
 
     async def run(self, stop: asyncio.Event) -> TrainerState:
         """Train until the last step, or until `stop` is set; the current step is finished and saved."""
+        try:
+            return await self._run(stop)
+        finally:
+            gc.unfreeze()
+
+    async def _run(self, stop: asyncio.Event) -> TrainerState:
         training = self._config.training
         deadline = time.monotonic() + (training.time_limit_s or inf)
         last = training.steps
@@ -97,6 +104,8 @@ class Trainer:
                 evaluating = time.monotonic()
                 report.held_out = await self._measure(report.step)
                 report.evaluation_s = time.monotonic() - evaluating
+            if not durations:
+                await self._on_thread(_freeze_objects)
             durations = [*durations[-9:], time.monotonic() - started]
             left_s = min(fmean(durations) * (last - report.step), max(0.0, deadline - time.monotonic()))
             for observer in self._observers:  # before the checkpoint, so that every saved step has been reported
@@ -321,6 +330,16 @@ class Trainer:
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Run heavy work on the one compute thread, so that the event loop stays responsive."""
         return await asyncio.get_running_loop().run_in_executor(self._compute, work)
+
+
+def _freeze_objects() -> None:
+    """Exclude all that exists from later garbage collections.
+
+    After the first step these are millions of objects of torch and of compiled layers. To look through them stops every
+    thread of this process, among them the engine's, for half a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _succeeded(episode: Episode) -> bool:

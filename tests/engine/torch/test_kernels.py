@@ -49,3 +49,27 @@ def test_kernels_compute_what_torch_does(
     torch.testing.assert_close(written.cpu(), cache, atol=1e-5, rtol=1e-5)
     expected = slot_attention.attend(expected_query, cache, tiles, tile_tokens)
     torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="there is no CUDA device")
+def test_other_numbers_of_tokens_and_splits_compile_nothing_new() -> None:
+    def compute(tokens: int, splits: int) -> None:
+        segments = [Segment(0, 0, [0] * tokens, True)]
+        slots, positions = torch.zeros(2, tokens, dtype=torch.long, device=DEVICE)
+        angles = torch.zeros(100, 4, device=DEVICE)
+        query = kernels.store(
+            torch.zeros(tokens, 64, device=DEVICE), cache, slots, positions, angles, angles, None, 1e-6
+        )
+        tiles = torch.from_numpy(slot_attention.tile_segments(segments, 4)).to(DEVICE)
+        kernels.attend(query, cache, tiles, 4, splits)
+
+    def compiled() -> list[int]:
+        return [len(kernel.device_caches[0][0]) for kernel in (kernels._store_kernel, kernels._attention_kernel)]
+
+    cache = torch.zeros(2, 4, 100, 8, device=DEVICE)
+    compute(5, 2)
+    before = compiled()
+    for tokens in (1, 3, 8, 16, 17, 32, 50):
+        for splits in (2, 3, 16):
+            compute(tokens, splits)
+    assert compiled() == before

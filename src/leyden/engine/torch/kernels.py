@@ -2,6 +2,9 @@
 
 Attention reads only the positions that a token sees, whatever the length of the buffer, so a captured CUDA graph stays
 valid while sequences grow. `slot_attention` says what the kernels compute.
+
+Triton compiles a kernel, for a second or so, for every kind of its arguments. Arguments that change from step to step
+are therefore not specialised: numbers of tokens and splits, and addresses inside a tensor of indices.
 """
 
 import torch
@@ -12,7 +15,7 @@ from torch import Tensor
 KEYS_PER_BLOCK = 64
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])  # type: ignore[untyped-decorator]  # triton has no types
 def _store_kernel(  # type: ignore[no-untyped-def]  # Triton reads the arguments
     qkv,
     query,
@@ -61,7 +64,10 @@ def _store_kernel(  # type: ignore[no-untyped-def]  # Triton reads the arguments
         tl.store(target + HALF + at, second.to(cache.dtype.element_ty), mask=mask)
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+@triton.jit(  # type: ignore[untyped-decorator]  # triton has no types
+    do_not_specialize=["rows", "splits"],
+    do_not_specialize_on_alignment=["tile_rows", "tile_counts", "tile_slots", "tile_positions"],
+)
 def _attention_kernel(  # type: ignore[no-untyped-def]  # Triton reads the arguments
     query,
     cache,
@@ -73,6 +79,7 @@ def _attention_kernel(  # type: ignore[no-untyped-def]  # Triton reads the argum
     tile_positions,
     scale,
     rows,
+    splits,
     slot_stride,
     head_stride,
     position_stride,
@@ -82,7 +89,6 @@ def _attention_kernel(  # type: ignore[no-untyped-def]  # Triton reads the argum
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
 ):
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, count = tl.load(tile_rows + tile), tl.load(tile_counts + tile)
@@ -93,7 +99,7 @@ def _attention_kernel(  # type: ignore[no-untyped-def]  # Triton reads the argum
     heads = (row + token) * (KEY_HEADS * GROUP) + head * GROUP + m % GROUP
     q = tl.load(query + heads[:, None] * SIZE + d[None, :], mask=valid, other=0.0)
     end = position + count
-    share = tl.cdiv(tl.cdiv(end, SPLITS), BLOCK_N) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(end, splits), BLOCK_N) * BLOCK_N
     begin = split * share
     stop = tl.minimum(begin + share, end)
     keys = cache + slot * slot_stride + head * head_stride
@@ -120,7 +126,7 @@ def _attention_kernel(  # type: ignore[no-untyped-def]  # Triton reads the argum
     sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     split_heads = split * rows * KEY_HEADS * GROUP + heads
     tl.store(output + split_heads[:, None] * SIZE + d[None, :], sums.to(output.dtype.element_ty), mask=valid)
-    if SPLITS > 1:
+    if splits > 1:
         tl.store(logsumexp + split_heads, highest + tl.log(total), mask=token < count)
 
 
@@ -176,6 +182,7 @@ def attend(query: Tensor, cache: Tensor, tiles: Tensor, tile_tokens: int, splits
         *tiles.unbind(),
         size**-0.5,
         rows,
+        splits,
         *cache.stride()[:3],
         KEY_HEADS=key_heads,
         GROUP=group,
@@ -183,7 +190,6 @@ def attend(query: Tensor, cache: Tensor, tiles: Tensor, tile_tokens: int, splits
         BLOCK_M=max(16, triton.next_power_of_2(tile_tokens * group)),
         BLOCK_N=KEYS_PER_BLOCK,
         BLOCK_D=max(16, triton.next_power_of_2(size)),
-        SPLITS=splits,
     )
     if splits == 1:
         return parts[0].flatten(1)
