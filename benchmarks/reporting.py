@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def command() -> str:
     for option in ("--against", "--checkout"):
         if option in words:
             words[words.index(option) + 1] = "CHECKOUT"
-    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
 
 
 def machine() -> str:
