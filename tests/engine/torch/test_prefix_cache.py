@@ -1,14 +1,24 @@
 """Which slot a request is assigned, and which prefixes are reused."""
 
 import asyncio
+from random import Random
 
+import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from randomness import examples
 
 from leyden.engine.protocol import EngineRequest
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.prefix_cache import PrefixCache
 from leyden.engine.torch.request import ActiveRequest
+from leyden.engine.torch.sampling import SampledToken
+from leyden.engine.torch.schedule import schedule_step
 from leyden.records import Sampling
+
+LOOP = asyncio.new_event_loop()
+"""Of all requests, which nobody reads."""
 
 
 def make(count: int) -> PrefixCache:
@@ -20,7 +30,7 @@ def make(count: int) -> PrefixCache:
 
 def make_request(session: str, prompt: range | list[int]) -> ActiveRequest:
     request = EngineRequest(tuple(prompt), Sampling(), (), 8, session)
-    return ActiveRequest(request, 4096, 10_000, asyncio.new_event_loop())
+    return ActiveRequest(request, 4096, 10_000, LOOP)
 
 
 def run(cache: PrefixCache, session: str, prompt: range | list[int]) -> int:
@@ -143,3 +153,42 @@ def test_a_prefix_can_be_copied_from_a_slot_that_is_still_to_be_written() -> Non
         cache.admit(make_request(session, [*range(60), *range(500 * ord(session), 500 * ord(session) + 10)]))
     cache._kv_cache.finish_copies()
     assert cache._kv_cache.buffers[0][1:, 0, :60, 0].tolist() == [list(range(60))] * 3
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=examples(45), deadline=None)
+def test_every_slot_holds_the_tokens_that_it_says(rng: Random) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if rng.random() < 0.5:
+            patch.setattr(KVCache, "_copy_in_turn", KVCache._copy_together)  # as on a GPU
+        use_cache_at_random(rng)
+
+
+def use_cache_at_random(rng: Random) -> None:
+    cache = make(rng.randint(2, 12))
+    held = cache._kv_cache.buffers[0][:, 0, :, 0]
+    texts = [[rng.randrange(1, 9) for _ in range(120)] for _ in range(3)]
+    sessions = 0
+    for _ in range(40):
+        for _ in range(rng.randint(0, 4)):
+            if not cache.full:
+                text = rng.choice(texts)
+                own = [rng.randrange(1, 9) for _ in range(rng.randint(1, 30))]
+                sessions += rng.randrange(2)
+                cache.admit(make_request(str(sessions), [*text[: rng.randint(0, 120)], *own]))
+        for slot, segment in schedule_step(cache, rng.choice([16, 64, 512])):
+            cache._kv_cache.finish_copies()
+            held[slot.index, segment.start : segment.end] = torch.tensor([*segment.ids]).float()
+            slot.computed = segment.end
+            assert slot.request is not None
+            if segment.needs_logits and not slot.request.cancelled:
+                slot.request.append(SampledToken(rng.randrange(1, 9), -1.0, None, 1.0))
+        done = [slot for slot in cache.active if slot.request is not None and slot.request.finish is not None]
+        cache.release([*done, *(slot for slot in cache.active if slot not in done and rng.random() < 0.1)])
+        if rng.random() < 0.2:
+            cache.end_session(str(rng.randint(0, sessions)))
+        if rng.random() < 0.05:
+            cache.invalidate()
+        cache._kv_cache.finish_copies()
+        for slot in cache.slots:
+            assert held[slot.index, : slot.computed].tolist() == slot.tokens[: slot.computed].tolist()

@@ -13,6 +13,9 @@ INITIAL_LENGTH = 256
 COPIED_TOGETHER = 65_536
 """Positions of all copies that a GPU makes at once, which limits the memory for it."""
 
+Copies = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+"""[copy, (source, target, length)]."""
+
 
 class KVCache:
     """Buffers of [slot, head, position, size], one or two per layer, each with at least `length` positions.
@@ -69,22 +72,24 @@ class KVCache:
 
     def finish_copies(self) -> None:
         """Make the copies that were asked for; must come before anything else is written."""
-        copies = [(source, target, length) for target, (source, length) in self._copies.items()]
+        copies = np.array([(source, target, length) for target, (source, length) in self._copies.items()])
         self.forget_copies()
-        if self.device.type == "cpu":
-            for source, target, length in copies:
-                for buffer in self.buffers:
-                    buffer[target, :, :length] = buffer[source, :, :length]
-        elif copies:
-            self._copy_together(np.array(copies))
+        if len(copies):
+            copy = self._copy_in_turn if self.device.type == "cpu" else self._copy_together
+            copy(copies)
 
     def forget_copies(self) -> None:
         """Do not make the copies that were asked for, because nobody needs the contents any more."""
         self._copies.clear()
         self._sources.clear()
 
-    def _copy_together(self, copies: "np.ndarray[tuple[int, int], np.dtype[np.int64]]") -> None:
-        """Make copies of [copy, (source, target, length)]: on a GPU one operation costs less than many small ones."""
+    def _copy_in_turn(self, copies: Copies) -> None:
+        for source, target, length in copies.tolist():
+            for buffer in self.buffers:
+                buffer[target, :, :length] = buffer[source, :, :length]
+
+    def _copy_together(self, copies: Copies) -> None:
+        """Copy by index: on a GPU a few operations cost less than many small ones."""
         lengths = copies[:, 2]
         positions = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
         rows = np.stack((*np.repeat(copies[:, :2], lengths, 0).T, positions))
