@@ -3,6 +3,7 @@
 Requests are idempotent by group name: a trainer that is restarted gets the groups that already exist.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from leyden.episodes import Episode
@@ -12,6 +13,8 @@ from leyden.trainer.errors import TrainingError
 from leyden.wire import GroupSpec
 
 _WAIT_S = 60.0
+_AT_ONCE = 64
+"""Requests to the server that do not wait for each other: it writes those that arrive together in one transaction."""
 
 
 class RolloutCollector:
@@ -26,18 +29,18 @@ class RolloutCollector:
 
     async def gather(self, specs: Sequence[GroupSpec]) -> AsyncIterator[tuple[GroupSpec, list[Episode]]]:
         """Request groups; yield each with its episodes as soon as it is finished."""
-        waiting = {}
-        for spec in specs:
-            group = await self._enqueue(spec)
-            waiting[spec.id] = spec
-            if group.finished is not None:
-                self._finished.add(spec.id)
+        waiting = {spec.id: spec for spec in specs}
+        for start in range(0, len(specs), _AT_ONCE):
+            groups = await asyncio.gather(*map(self._enqueue, specs[start : start + _AT_ONCE]))
+            self._finished.update(group.id for group in groups if group.finished is not None)
         while waiting:
-            for name in [name for name in waiting if name in self._finished]:
-                self._finished.discard(name)
-                yield waiting.pop(name), await self._remote.group_episodes(self._run, name)
-            if waiting:
+            names = [name for name in waiting if name in self._finished][:_AT_ONCE]
+            if not names:
                 await self._listen()
+            found = await asyncio.gather(*(self._remote.group_episodes(self._run, name) for name in names))
+            self._finished.difference_update(names)
+            for name, episodes in zip(names, found, strict=True):
+                yield waiting.pop(name), episodes
 
     async def _enqueue(self, spec: GroupSpec) -> Group:
         try:

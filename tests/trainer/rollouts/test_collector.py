@@ -1,0 +1,37 @@
+"""Groups are requested and read together, and each is yielded once, with its own episodes."""
+
+import asyncio
+
+import pytest
+
+from leyden.outcomes import Ending, Outcome
+from leyden.records import Reward, Task
+from leyden.remote import Remote
+from leyden.trainer.rollouts import collector
+from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
+
+
+async def finish(remote: Remote, run: str, count: int) -> None:
+    """Finish so many rollouts, each with the number of its task as the reward."""
+    for _ in range(count):
+        (lease,) = await remote.lease(LeaseRequest("w", 1, 5.0, run))
+        rewards = (Reward("final", float(lease.task.id)),)
+        await remote.finish(run, lease.attempt.id, FinishRequest(Outcome(Ending.SUCCEEDED), None, rewards))
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 64])
+async def test_each_group_is_yielded_once_with_its_own_episodes(
+    remote: Remote, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "_AT_ONCE", at_once)
+    run = f"run-{at_once}"
+    specs = [GroupSpec(f"{run}-{number}", Task(str(number), {}), 2) for number in range(8)]
+    await remote.create_run(RunSpec(run))
+    await remote.enqueue(run, specs[0])
+    await finish(remote, run, 2)  # a group of an earlier start
+    finishing = asyncio.create_task(finish(remote, run, 14))
+    found = [one async for one in collector.RolloutCollector(remote, run).gather(specs)]
+    await finishing
+    assert sorted(spec.id for spec, _ in found) == [spec.id for spec in specs]
+    for spec, episodes in found:
+        assert [episode.final_reward(0.0) for episode in episodes] == [float(spec.task.id)] * 2
