@@ -80,3 +80,14 @@ def test_what_other_processes_use_is_not_planned_with(model: PreTrainedModel) ->
         ConfigError, match=r"of 140 GiB other processes use 100.0, training takes \d+\.\d and the engine"
     ):
         plan_memory(config(), model, 140 * GIB, training=True, reference=False, others=100 * GIB)
+
+
+def test_the_embedded_engine_has_what_training_leaves_and_does_not_sleep(model: PreTrainedModel) -> None:
+    plan = plan_memory(config(), model, 80 * GIB, training=True, reference=False, slots=256)
+    assert plan.training + plan.activations + plan.engine < 80 * GIB
+    assert plan.engine - plan.kv_cache == sum(parameter.nbytes for parameter in model.parameters())
+    with pytest.raises(ConfigError, match=r"of 72 GiB training takes .* lower `engine.slots`, or a smaller model"):
+        plan_memory(config(), model, 72 * GIB, training=True, reference=False, slots=512)
+    assert plan_memory(config(), model, 72 * GIB, training=True, reference=False).engine_sleeps
+    shared = plan_memory(config(memory=0.1), model, 80 * GIB, training=True, reference=False, slots=64)
+    assert shared.engine_share == pytest.approx(0.1)

@@ -279,7 +279,7 @@ class EngineConfig(_Section, frozen=True):
     slots: AtLeastOne | None = None
     """Requests that are computed at once; where unset: 64 on a CPU, 256 on a GPU, 1024 with vLLM."""
     memory: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    """The share of the GPU's memory that vLLM takes; where unset, what training leaves, up to 0.6."""
+    """The share of the GPU's memory for the engine's weights and KV cache; unset: what training leaves, up to 0.6."""
     vllm_python: str | None = None
     """The Python interpreter that has vLLM, where it is not the one that runs Leyden."""
     vllm_arguments: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from leyden.engine.vllm.adapters import adapter_arguments
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.installation import find_vllm
 from leyden.engine.vllm.process import VllmOptions
-from leyden.local.memory_plan import plan_memory
+from leyden.local.memory_plan import MemoryPlan, plan_memory
 from leyden.local.notes import print_note
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.trainer.policy.loading import ModelSource
@@ -43,23 +43,19 @@ async def running_engine(
     kind, why = choose_engine(config, model.device)
     slots, precision = _slots(config, kind, model.device), str(model.dtype).removeprefix("torch.")
     print_note(f"engine: {kind} ({why}), {slots} requests at once, {precision}")
+    plan: MemoryPlan | None = None
+    if model.device.type == "cuda" and config.engine.url is None:
+        plan = _plan(config, model, policy, slots if kind == "torch" else None)
+        print_note(str(plan))
     if kind == "torch":
-        engine = _torch_engine(config, model, source, version, slots)
+        engine = _torch_engine(config, model, source, version, slots, None if plan is None else plan.kv_cache)
         engine.start()
         try:
             yield engine
         finally:
             engine.close()
         return
-    on_gpu, url = model.device.type == "cuda", config.engine.url
-    share, sleeps = config.engine.memory or _VLLM_CPU_SHARE, False
-    if on_gpu and url is None:
-        free, total = torch.cuda.mem_get_info(model.device)
-        others = total - free - torch.cuda.memory_reserved(model.device)
-        reference = policy is not None and policy.has_reference
-        plan = plan_memory(config, model, total, policy is not None, reference, others)
-        print_note(str(plan))
-        share, sleeps = plan.engine_share, plan.engine_sleeps
+    share = config.engine.memory or _VLLM_CPU_SHARE if plan is None else plan.engine_share
     # On a CPU vLLM takes this for a share of the machine's memory.
     shared = ("--gpu-memory-utilization", f"{share:.3f}")
     streamed = ("--stream-interval", str(_VLLM_STREAM_INTERVAL))
@@ -69,7 +65,7 @@ async def running_engine(
         VllmOptions(
             model=source.folder,
             python=_vllm_python(config),
-            transfer="ipc" if on_gpu and url is None else "files",
+            transfer="ipc" if plan is not None else "files",
             dtype=precision,
             arguments=(
                 *shared,
@@ -87,8 +83,8 @@ async def running_engine(
         tokenizer=Tokenizer.load(source.folder).control_json,
         version=version,
         seeded=config.deterministic,
-        url=url,
-        sleeps_while_training=sleeps,
+        url=config.engine.url,
+        sleeps_while_training=plan is not None and plan.engine_sleeps,
     )
     try:
         await backend.start()
@@ -123,13 +119,24 @@ def _slots(config: Config, kind: str, device: torch.device) -> int:
     return 1 if config.deterministic else config.engine.slots or by_device
 
 
-def _torch_engine(config: Config, model: PreTrainedModel, source: ModelSource, version: int, slots: int) -> TorchEngine:
+def _plan(config: Config, model: PreTrainedModel, policy: Policy | None, slots: int | None) -> MemoryPlan:
+    """Plan the memory of the model's GPU; with `slots` for the embedded engine."""
+    free, total = torch.cuda.mem_get_info(model.device)
+    others = total - free - torch.cuda.memory_reserved(model.device)
+    reference = policy is not None and policy.has_reference
+    return plan_memory(config, model, total, policy is not None, reference, others, slots)
+
+
+def _torch_engine(
+    config: Config, model: PreTrainedModel, source: ModelSource, version: int, slots: int, kv_cache_bytes: int | None
+) -> TorchEngine:
     return TorchEngine(
         model,
         slots=slots,
         version=version,
         prefix_caching=not config.deterministic,
         tokenizer=Tokenizer.load(source.folder).control_json,
+        kv_cache_bytes=kv_cache_bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""Divides the memory of one GPU between the trainer and an engine in another process.
+"""Divides the memory of one GPU between the trainer and the engine.
 
 The plan is computed and printed before anything starts; a plan that cannot work raises a one-line `ConfigError`.
 """
@@ -19,6 +19,8 @@ _CONTEXT_BYTES = _GIB
 """The CUDA context of this process is smaller; the reserve has room for it."""
 _MAX_ENGINE_SHARE, _MIN_ENGINE_SHARE = 0.6, 0.1
 """More than the larger share of the device does not make sampling faster; less than the smaller makes it slow."""
+_MIN_SLOT_TOKENS = 1024
+"""The embedded engine has at least this many tokens of KV cache for each of its requests."""
 _ASLEEP_BYTES = 3 * _GIB
 """What a sleeping vLLM keeps beyond the reserve, such as its CUDA graphs."""
 
@@ -32,6 +34,8 @@ class MemoryPlan(Struct, frozen=True):
     activations: int
     engine: int
     """Weights and KV cache of the engine."""
+    kv_cache: int
+    """The part of the engine's that is its KV cache."""
     others: int = 0
     """In use by other processes."""
     engine_sleeps: bool = False
@@ -53,12 +57,19 @@ class MemoryPlan(Struct, frozen=True):
 
 
 def plan_memory(
-    config: Config, model: PreTrainedModel, device: int, training: bool, reference: bool, others: int = 0
+    config: Config,
+    model: PreTrainedModel,
+    device: int,
+    training: bool,
+    reference: bool,
+    others: int = 0,
+    slots: int | None = None,
 ) -> MemoryPlan:
     """Divide a device of so many bytes, of which other processes use some.
 
-    The engine sleeps during training where it would have too little memory beside it, or less than `engine.memory`.
-    Raises `ConfigError` where it does not fit even so.
+    vLLM sleeps during training where it would have too little memory beside it, or less than `engine.memory`. With
+    `slots`, the engine is the embedded one with so many requests, which cannot sleep.
+    Raises `ConfigError` where it does not fit.
     """
     if others < _CONTEXT_BYTES:  # what this process has outside of torch's allocator counts as another's
         others = 0
@@ -74,9 +85,9 @@ def plan_memory(
     used = f"other processes use {others / _GIB:.1f}, " if others else ""
     used = f"of {device / _GIB:.0f} GiB {used}training takes {(needed + activations) / _GIB:.1f}"
     kv_token = _kv_bytes(model)
-    least = weights + kv_token * text.max_position_embeddings
+    least = weights + kv_token * (text.max_position_embeddings if slots is None else slots * _MIN_SLOT_TOKENS)
     share = config.engine.memory
-    sleeps = beside < max(least, int((share or _MIN_ENGINE_SHARE) * device)) and alone > beside
+    sleeps = slots is None and beside < max(least, int((share or _MIN_ENGINE_SHARE) * device)) and alone > beside
     left = alone if sleeps else beside
     engine = min(left, int((share or _MAX_ENGINE_SHARE) * device))
     if share is not None and engine < int(share * device):
@@ -88,9 +99,10 @@ def plan_memory(
         raise ConfigError(
             f"`model`: {used} and the engine at least {least / _GIB:.1f}: "
             "lower `training.batch_tokens`, set `training.gradient_checkpointing = true` or `training.lora`, "
-            'take `engine.kind = "torch"`, or a smaller model'
+            + ('take `engine.kind = "torch"`' if slots is None else "lower `engine.slots`")
+            + ", or a smaller model"
         )
-    return MemoryPlan(device, needed, activations, engine, others, sleeps)
+    return MemoryPlan(device, needed, activations, engine, engine - weights, others, sleeps)
 
 
 def _activation_bytes(model: PreTrainedModel, config: Config) -> int:
