@@ -1,10 +1,16 @@
 """Copies between the slots of the KV cache, which are made later and together."""
 
-import numpy as np
 import pytest
 import torch
 
 from leyden.engine.torch.kv_cache import KVCache
+
+
+@pytest.fixture(autouse=True, params=["in turn", "together"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are made as on a CPU, and as on a GPU."""
+    if request.param == "together":
+        monkeypatch.setattr(KVCache, "_copy_in_turn", KVCache._copy_together)
 
 
 def make() -> KVCache:
@@ -58,10 +64,11 @@ def test_forgotten_copies_are_not_made() -> None:
     assert torch.equal(cache.buffers[0], expected())
 
 
-@pytest.mark.parametrize("together", [1, 6, 1000])
-def test_copies_made_together_are_those_made_one_by_one(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leyden.engine.torch.kv_cache.COPIED_TOGETHER", together)
-    copies, cache = [(0, 3, 7), (1, 4, 9), (0, 2, 1)], make()
-    cache._copy_together(np.array(copies))
-    for buffer in cache.buffers:
-        assert torch.equal(buffer, expected(*copies))
+@pytest.mark.parametrize("limit", [1, 6])
+def test_many_positions_are_copied_in_parts(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leyden.engine.torch.kv_cache.COPIED_TOGETHER", limit)
+    cache = make()
+    cache.copy(0, 3, 7)
+    cache.copy(1, 4, 9)
+    cache.finish_copies()
+    assert torch.equal(cache.buffers[0], expected((0, 3, 7), (1, 4, 9)))
