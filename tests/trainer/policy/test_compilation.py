@@ -1,9 +1,11 @@
 """Compiled layers compute what the layers compute, and equal layers are compiled once, for any number of tokens."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+from dense_mask import dense_mask
 from smallpolicy import OBJECTIVE, small_policy, some_samples
 from torch._dynamo.testing import CompileCounter
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -12,7 +14,7 @@ from leyden.config import AdapterConfig
 from leyden.trainer.policy.compilation import compile_layers
 from leyden.trainer.policy.objective import OldLogprobs
 from leyden.trainer.policy.policy import Policy
-from leyden.trainer.policy.tree_attention import TreeMasks, _block_mask, _dense_mask
+from leyden.trainer.policy.tree_attention import TreeMasks, _block_mask
 
 
 @pytest.fixture(autouse=True)
@@ -42,17 +44,19 @@ def test_all_layers_share_what_is_compiled_and_have_the_same_gradient(settings: 
 def test_block_masks_of_different_trees_share_what_is_compiled() -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, **shape)).eval()
-    TreeMasks(model)
+    compiled = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, **shape)).eval()
+    as_written = deepcopy(compiled)
+    for model in compiled, as_written:
+        TreeMasks(model)
     counter = CompileCounter()
-    compile_layers(model, counter)
+    compile_layers(compiled, counter)
     for width in (256, 384, 512):
         depths = torch.arange(width)[None]
         ends = torch.where(depths < width // 2, width, depths + 1)  # a shared half, then leaves
         ids = torch.randint(64, (1, width))
-        by_blocks, by_mask = (
+        ours, theirs = (
             model(ids, attention_mask=build(ends, depths, None), position_ids=depths, use_cache=False).logits
-            for build in (_block_mask, _dense_mask)
+            for model, build in ((compiled, _block_mask), (as_written, dense_mask))
         )
-        torch.testing.assert_close(by_blocks, by_mask, atol=1e-5, rtol=1e-4)
-    assert counter.frame_count == 2  # one for each kind of mask
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    assert counter.frame_count == 1

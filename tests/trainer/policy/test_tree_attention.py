@@ -1,13 +1,14 @@
-"""The mask in blocks, which only a GPU uses, is the dense mask; FlexAttention gives what dense attention gives."""
+"""The mask in blocks, which only a GPU uses, lets each token attend to its ancestors within the window."""
 
 from random import Random
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from dense_mask import dense_mask
+from torch.nn.attention.flex_attention import flex_attention
 
 from leyden.rl.tree import build_tree
-from leyden.trainer.policy.tree_attention import _block_mask, _dense_mask
+from leyden.trainer.policy.tree_attention import _block_mask
 
 
 def a_forest(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,8 +30,7 @@ def a_forest(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("seed", range(2))
 def test_blocks_attend_as_the_dense_mask_does(seed: int, window: int | None) -> None:
     ends, depths = a_forest(seed)
-    blocks, dense = _block_mask(ends, depths, window), _dense_mask(ends, depths, window)
-    assert isinstance(blocks, BlockMask) and isinstance(dense, torch.Tensor)
+    blocks, dense = _block_mask(ends, depths, window), dense_mask(ends, depths, window)
     torch.manual_seed(seed)
     query, key, value = torch.randn(3, 1, 2, ends.shape[1], 16, dtype=torch.float64)
     expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=dense)
@@ -40,8 +40,7 @@ def test_blocks_attend_as_the_dense_mask_does(seed: int, window: int | None) -> 
 @pytest.mark.parametrize("window", [None, 40, 700])
 def test_a_block_that_is_called_whole_is_whole_and_one_left_out_is_empty(window: int | None) -> None:
     ends, depths = a_forest(9)
-    blocks, dense = _block_mask(ends, depths, window), _dense_mask(ends, depths, window)
-    assert isinstance(blocks, BlockMask) and isinstance(dense, torch.Tensor)
+    blocks, dense = _block_mask(ends, depths, window), dense_mask(ends, depths, window)
     number = ends.shape[1] // 128
     tiles = dense[0, 0].view(number, 128, number, 128).transpose(1, 2)
     whole = set[tuple[int, int]]()

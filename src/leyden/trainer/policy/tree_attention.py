@@ -1,7 +1,7 @@
 """Attention over prefix trees: each token attends to its ancestors, within the window of layers that have one.
 
 On a CPU it is computed along paths (`path_attention`). On a GPU it is computed by FlexAttention, which skips blocks of
-128 x 128 tokens that are masked entirely, or with a dense mask if there are few tokens.
+128 x 128 tokens that are masked entirely.
 """
 
 from functools import cache
@@ -17,13 +17,11 @@ from transformers.masking_utils import sdpa_mask
 from leyden.trainer.batch.microbatch import TreeNodes
 from leyden.trainer.policy.path_attention import PathMask, path_attention
 
-Mask = Tensor | BlockMask
+Mask = PathMask | BlockMask
 NAME = "leyden"
 """Name under which the attention is registered in transformers."""
 BLOCK = 128
 """Block size of FlexAttention, in tokens."""
-_MAX_DENSE = 2048
-"""Up to this many tokens a dense mask is faster on a GPU."""
 _KINDS = {"full_attention", "sliding_attention"}
 
 
@@ -60,24 +58,14 @@ class TreeMasks:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _mask(self, nodes: TreeNodes, window: int | None) -> Mask:
-        width = nodes.ends.shape[1]
         if self._device.type == "cpu":
-            return PathMask.of(nodes.paths, nodes.kept, width, window)
-        build = _block_mask if width > _MAX_DENSE else _dense_mask
-        return build(
+            return PathMask.of(nodes.paths, nodes.kept, nodes.ends.shape[1], window)
+        return _block_mask(
             torch.from_numpy(nodes.ends).to(self._device), torch.from_numpy(nodes.depths).to(self._device), window
         )
 
 
-def _dense_mask(ends: Tensor, depths: Tensor, window: int | None) -> Mask:
-    node = torch.arange(ends.shape[1], device=ends.device)
-    attends = (node[None, None, :] <= node[None, :, None]) & (node[None, :, None] < ends[:, None, :])
-    if window is not None:
-        attends &= depths[:, :, None] - depths[:, None, :] < window
-    return attends[:, None]
-
-
-def _block_mask(ends: Tensor, depths: Tensor, window: int | None) -> Mask:
+def _block_mask(ends: Tensor, depths: Tensor, window: int | None) -> BlockMask:
     """Build the mask in blocks: FlexAttention evaluates `attends` only in partial blocks, not in full ones."""
     rows, width = ends.shape
     count = width // BLOCK
@@ -119,7 +107,7 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Mask | None,
+    attention_mask: Tensor | BlockMask | None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
