@@ -6,14 +6,15 @@
 Every model is measured with 1, 32, 256 and 1,024 requests that arrive at once, each with its own prompt, streamed, with
 token ids and logprobs, at temperature 1, all of the same lengths. The time includes the prompts, which are new in every
 round. The best of several rounds counts, after one that does not. On a GPU the model is in bfloat16. The embedded
-engine and `model.generate` run first, in this process, and are freed; then one vLLM server is asked directly and
-through the gateway, in turns. The gateway gets the text of each prompt as a chat message, so its prompts have the
-few tokens of the chat template more than those that vLLM gets as token ids. The name of a shape instead of a folder
-measures the first two with random weights, on which speed does not depend: nothing has to be downloaded.
+engine and `model.generate` run first, in this process, and are freed; then one vLLM server is asked in three ways, in
+turns: through the gateway with the text of each prompt as a chat message, with the same messages on its own chat route
+(without token ids and logprobs, which that request does not ask for), and with the token ids of the prompts, which
+nobody has to tokenise. The name of a shape instead of a folder measures the first two engines with random weights, on
+which speed does not depend: nothing has to be downloaded.
 
 The last line is one JSON object: by model and number of requests the tokens per second of each, `ratio_embedded` (the
-embedded engine over vLLM's server) and `ratio_gateway` (vLLM behind the gateway over vLLM's server). `ratio` is the
-smallest `ratio_gateway` of the models at 256 requests.
+embedded engine over vLLM with token ids), `ratio_gateway` (vLLM behind the gateway over vLLM asked the same way) and
+`ratio_gateway_ids` (over vLLM with token ids). `ratio` is the smallest `ratio_gateway` of the models at 256 requests.
 """
 
 import argparse
@@ -26,6 +27,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +79,8 @@ MAX_LEASES = 500
 HEADLINE = 256
 """Requests at once of the headline."""
 LONGEST_S = 3600.0
+VLLM_CHAT = {"model": "policy", "temperature": 1.0, "ignore_eos": True}
+"""Of a request to vLLM's chat route; the gateway has these from its run and from `EndlessEngine`."""
 
 
 def best(run: Callable[[], int], expected: int, rounds: int) -> float:
@@ -141,30 +146,34 @@ async def one_round(run: Callable[[], Awaitable[int]], expected: int) -> float:
     return rate
 
 
-class GatewayClient:
-    """Asks the gateway, as a process that hosts many rollouts does."""
+async def complete(session: aiohttp.ClientSession, body: dict[str, Any], headers: dict[str, str]) -> int:
+    """Stream one chat completion; return its number of tokens."""
+    sampled = 0
+    async with session.post("/v1/chat/completions", json=body, headers=headers) as reply:
+        if reply.status != 200:
+            raise SystemExit(f"a call was refused: {await reply.text()}")
+        async for line in reply.content:
+            if line.startswith(b"data: {") and (usage := json.loads(line[6:]).get("usage")):
+                sampled = usage["completion_tokens"]
+    return sampled
 
-    def __init__(self, url: str, headers: Sequence[dict[str, str]], session: aiohttp.ClientSession) -> None:
-        self._url, self._headers, self._session = url, headers, session
 
-    async def complete(self, number: int, content: str, tokens: int) -> int:
-        """Stream one chat completion; return its number of tokens."""
-        body = {
-            "model": "model",
-            "messages": [{"role": "user", "content": content}],
-            "max_tokens": tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        sampled = 0
-        url = f"{self._url}/v1/chat/completions"
-        async with self._session.post(url, json=body, headers=self._headers[number]) as reply:
-            if reply.status != 200:
-                raise SystemExit(f"the gateway refused a call: {await reply.text()}")
-            async for line in reply.content:
-                if line.startswith(b"data: {") and (usage := json.loads(line[6:]).get("usage")):
-                    sampled = usage["completion_tokens"]
-        return sampled
+async def ask_chat(
+    session: aiohttp.ClientSession, headers: Sequence[dict[str, str]], bodies: Sequence[dict[str, Any]]
+) -> int:
+    """Make every call at once, as a process that hosts many rollouts does; return the number of tokens."""
+    return sum(await asyncio.gather(*map(complete, repeat(session), bodies, headers)))
+
+
+def chat_body(text: str, tokens: int, **more: Any) -> dict[str, Any]:
+    """Return the request of one chat completion."""
+    return {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **more,
+    }
 
 
 async def lease_rollouts(remote: Remote, count: int) -> list[dict[str, str]]:
@@ -181,7 +190,7 @@ async def lease_rollouts(remote: Remote, count: int) -> list[dict[str, str]]:
 
 
 async def measure_vllm(folder: str, options: argparse.Namespace, home: Path) -> dict[int, dict[str, float]]:
-    """vLLM's server, asked directly and through the gateway."""
+    """vLLM's server, asked with token ids, on its chat route, and through the gateway."""
     tokenizer = Tokenizer.load(folder)
     config = AutoConfig.from_pretrained(folder)
     dtype = str(DTYPE).removeprefix("torch.")
@@ -199,18 +208,21 @@ async def measure_vllm(folder: str, options: argparse.Namespace, home: Path) -> 
         timeout = aiohttp.ClientTimeout(total=LONGEST_S)
         async with (
             Remote(running["url"], key.strip()) as remote,
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as client,
+            aiohttp.ClientSession(running["url"], connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as gateway,
             vllm_session(str(process.socket)) as direct,
         ):
-            gateway = GatewayClient(running["url"], await lease_rollouts(remote, max(options.requests)), client)
+            headers = await lease_rollouts(remote, max(options.requests))
             for requests in options.requests:
                 rates[requests] = {}
                 for number in range(options.rounds + 1):
-                    texts = [random_text(tokenizer, options.prompt) for _ in range(requests)]
-                    calls = [Call(tuple(tokenizer.encode(text)), options.tokens) for text in texts]
+                    new = [random_text(tokenizer, options.prompt) for _ in range(3 * requests)]  # none is cached
+                    calls = [Call(tuple(tokenizer.encode(text)), options.tokens) for text in new[::3]]
+                    theirs = [chat_body(text, options.tokens, **VLLM_CHAT) for text in new[1::3]]
+                    ours = [chat_body(text, options.tokens, model="model") for text in new[2::3]]
                     turns: dict[str, Callable[[], Awaitable[int]]] = {
-                        "vllm": lambda calls=calls: ask_directly(direct, calls),  # type: ignore[misc]
-                        "gateway": lambda texts=texts: ask_gateway(gateway, texts, options.tokens),  # type: ignore[misc]
+                        "vllm": partial(ask_directly, direct, calls),
+                        "vllm_chat": partial(ask_chat, direct, [{}] * requests, theirs),
+                        "gateway": partial(ask_chat, gateway, headers, ours),
                     }
                     for name, run in turns.items():
                         rate = await one_round(run, requests * options.tokens)
@@ -228,11 +240,6 @@ async def ask_directly(session: aiohttp.ClientSession, calls: Sequence[Call]) ->
     """Make every call at once; `generate_in_vllm` checks the length of each."""
     await asyncio.gather(*(generate_in_vllm(session, call) for call in calls))
     return sum(call.completion_tokens for call in calls)
-
-
-async def ask_gateway(gateway: GatewayClient, texts: Sequence[str], tokens: int) -> int:
-    """Make every call at once; return the number of tokens."""
-    return sum(await asyncio.gather(*(gateway.complete(at, text, tokens) for at, text in enumerate(texts))))
 
 
 def random_text(tokenizer: Tokenizer, tokens: int) -> str:
@@ -265,7 +272,8 @@ def main() -> None:
                 rates[requests] |= found
         for found in rates.values():
             found["ratio_embedded"] = round(found["embedded"] / found["vllm"], 3)
-            found["ratio_gateway"] = round(found["gateway"] / found["vllm"], 3)
+            found["ratio_gateway"] = round(found["gateway"] / found["vllm_chat"], 3)
+            found["ratio_gateway_ids"] = round(found["gateway"] / found["vllm"], 3)
     behind = [rates[HEADLINE]["ratio_gateway"] for rates in report.values() if "gateway" in rates.get(HEADLINE, {})]
     ratio = min(behind, default=None)
     result = {"ratio": ratio, "tokens_per_s": report, "prompt": options.prompt, "tokens": options.tokens}
