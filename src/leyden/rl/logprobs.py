@@ -32,7 +32,7 @@ def logprobs(
     keep_logits = len(targets) <= tokens
     chunks = [
         _chunk_logprobs(*chunk, head, keep_logits)
-        for chunk in zip(hidden.split(tokens), targets.split(tokens), temperatures.split(tokens), strict=True)
+        for chunk in zip(hidden.split(tokens), *(_split(each, tokens) for each in (targets, temperatures)), strict=True)
     ]
     entropies = torch.cat([entropy for _, entropy in chunks])
     return torch.cat([logprob for logprob, _ in chunks]), entropies if entropy_gradient else entropies.detach()
@@ -67,6 +67,11 @@ class _ChunkLogprobs(torch.autograd.Function):
 
 
 _chunk_logprobs: Callable[..., tuple[Tensor, Tensor]] = _ChunkLogprobs.apply
+
+
+def _split(tensor: Tensor, tokens: int) -> list[Tensor]:
+    """Return copies of the parts: code that is compiled for a view is compiled again for one of another tensor."""
+    return [part.clone() for part in tensor.split(tokens)]
 
 
 def _apply(head: Head, hidden: Tensor) -> tuple[Tensor, Tensor]:

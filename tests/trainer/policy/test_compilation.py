@@ -1,5 +1,6 @@
 """Compiled layers compute what the layers compute, and equal layers are compiled once, for any number of tokens."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -38,6 +39,24 @@ def test_all_layers_share_what_is_compiled_and_have_the_same_gradient(settings: 
     for ours, theirs in zip(gradients(compiled), gradients(as_written), strict=True):
         torch.testing.assert_close(ours, theirs)
     assert counter.frame_count == 1  # of two layers and three batches of different shapes
+
+
+def test_the_numbers_of_a_layer_are_constants_of_what_is_compiled() -> None:
+    policy = small_policy(layout="rows", lora=AdapterConfig(rank=4))
+    numbers: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        numbers.extend(node.name for node in module.graph.nodes if node.op == "placeholder" and is_number(node))
+        return module.forward
+
+    compile_layers(policy.model, backend)
+    policy.accumulate(some_samples(3, seed=0), OldLogprobs(), OBJECTIVE)
+    assert numbers == []
+
+
+def is_number(node: torch.fx.Node) -> bool:
+    value = node.meta["example_value"]
+    return isinstance(value, torch.Tensor) and value.ndim == 0
 
 
 @torch.no_grad()
