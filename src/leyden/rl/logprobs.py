@@ -60,7 +60,7 @@ class _ChunkLogprobs(torch.autograd.Function):
         inner, logits = ctx.kept or _apply(ctx.head, hidden)
         ctx.kept = None  # the caller may hold the graph while it computes the next one
         of_logits = _compiled(_logits_gradient, hidden)(
-            logits.detach(), targets, temperatures, entropy, normaliser, *gradients
+            logits.detach(), targets, temperatures, entropy, normaliser, *(each.clone() for each in gradients)
         )
         logits.backward(of_logits)
         return inner.grad, None, None, None, None
@@ -70,7 +70,7 @@ _chunk_logprobs: Callable[..., tuple[Tensor, Tensor]] = _ChunkLogprobs.apply
 
 
 def _split(tensor: Tensor, tokens: int) -> list[Tensor]:
-    """Return copies of the parts: code that is compiled for a view is compiled again for one of another tensor."""
+    """Return copies of the parts: what is compiled for a view is compiled again for a view of another tensor."""
     return [part.clone() for part in tensor.split(tokens)]
 
 
