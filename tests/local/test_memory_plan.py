@@ -55,6 +55,15 @@ def test_an_engine_with_too_little_memory_beside_training_sleeps_meanwhile(model
     assert not plan_memory(config(), model, 80 * GIB, training=True, reference=False).engine_sleeps
 
 
+def test_the_trainer_may_take_what_the_engine_does_not_have(model: PreTrainedModel) -> None:
+    beside = plan_memory(config(memory=0.2), model, 140 * GIB, training=True, reference=False, others=10 * GIB)
+    assert beside.trainer_share == pytest.approx(0.8 - 14 / 140)
+    asleep = plan_memory(config(), model, 72 * GIB, training=True, reference=False)
+    assert asleep.trainer_share == pytest.approx(65 / 72)
+    for plan in beside, asleep:
+        assert plan.training + plan.activations <= plan.trainer_share * plan.device
+
+
 def test_a_share_that_does_not_fit_beside_training_makes_the_engine_sleep(model: PreTrainedModel) -> None:
     assert not plan_memory(config(memory=0.15), model, 80 * GIB, training=True, reference=False).engine_sleeps
     plan = plan_memory(config(memory=0.5), model, 80 * GIB, training=True, reference=False)

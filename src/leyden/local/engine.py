@@ -55,6 +55,8 @@ async def running_engine(
         finally:
             engine.close()
         return
+    if plan is not None:  # torch keeps memory that it has freed: it must not keep what is vLLM's
+        torch.cuda.set_per_process_memory_fraction(plan.trainer_share, model.device)
     share = config.engine.memory or _VLLM_CPU_SHARE if plan is None else plan.engine_share
     # On a CPU vLLM takes this for a share of the machine's memory.
     shared = ("--gpu-memory-utilization", f"{share:.3f}")

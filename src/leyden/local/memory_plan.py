@@ -46,6 +46,12 @@ class MemoryPlan(Struct, frozen=True):
         """The engine's part of the device."""
         return self.engine / self.device
 
+    @property
+    def trainer_share(self) -> float:
+        """The part of the device that the trainer may take beside an engine in another process."""
+        beside = _ASLEEP_BYTES if self.engine_sleeps else self.engine
+        return (self.device - beside - self.others - _RESERVE_BYTES) / self.device
+
     def __str__(self) -> str:
         engine = "engine (asleep during training)" if self.engine_sleeps else "engine"
         parts = {"training": self.training, "activations": self.activations, engine: self.engine}

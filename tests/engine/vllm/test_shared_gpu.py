@@ -1,4 +1,4 @@
-"""After an update the trainer gives memory back to a GPU that it shares with vLLM. Needs neither of the two."""
+"""After an update the trainer gives memory back to a vLLM that slept meanwhile. Needs neither vLLM nor a GPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.backend import VllmBackend
-from leyden.engine.vllm.process import Transfer, VllmOptions
+from leyden.engine.vllm.process import VllmOptions
 
 
 class RecordedUpdate:
@@ -29,21 +29,24 @@ class RecordedUpdate:
 
 
 @pytest.mark.parametrize(
-    ("transfer", "expected"), [("ipc", ["applied", "cache emptied"]), ("files", ["applied"])], ids=["ipc", "files"]
+    ("sleeps", "expected"),
+    [(True, ["applied", "cache emptied"]), (False, ["applied"])],
+    ids=["slept", "beside"],
 )
 async def test_memory_is_given_back_after_the_update_is_applied(
-    transfer: Transfer, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sleeps: bool, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("cache emptied"))
     backend = VllmBackend(
-        VllmOptions(model=tmp_path, transfer=transfer),
+        VllmOptions(model=tmp_path, transfer="ipc"),
         tmp_path / "vllm.log",
         lambda: iter(()),
         context_length=8,
         vocab_size=8,
         concurrency=1,
         url="http://127.0.0.1:9",
+        sleeps_while_training=sleeps,
     )
     with pytest.raises(EngineError, match="connection"):  # no vLLM runs there
         await backend.publish(RecordedUpdate(events), 1)

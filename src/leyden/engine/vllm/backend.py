@@ -132,9 +132,9 @@ class VllmBackend:
         return Publication(time.monotonic() - started, sent)
 
     def _apply(self, update: WeightUpdate) -> None:
-        """Apply an update. On a GPU that is shared, the memory of its gradients and activations is given back."""
+        """Apply an update. Where vLLM slept meanwhile, it gets the memory of gradients and activations back."""
         update.apply()
-        if self._options.transfer == "ipc":
+        if self.sleeps_while_training:
             torch.cuda.empty_cache()
 
     async def _deliver_or_recover(self) -> int:
