@@ -1,6 +1,7 @@
 """Compiled layers compute what the layers compute, and equal layers are compiled once, for any number of tokens."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import Any
 
@@ -23,9 +24,15 @@ def nothing_compiled_before() -> None:
     torch._dynamo.reset()
 
 
+def accumulate(policy: Policy, number: int) -> None:
+    """Accumulate the gradient of so many samples on another thread than the policy's, as the trainer does."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(policy.accumulate, some_samples(number, seed=number), OldLogprobs(), OBJECTIVE).result()
+
+
 def gradients(policy: Policy) -> list[torch.Tensor]:
     for number in (3, 7, 11):
-        policy.accumulate(some_samples(number, seed=number), OldLogprobs(), OBJECTIVE)
+        accumulate(policy, number)
     return [each.grad for each in policy.trained.values() if each.grad is not None]
 
 
@@ -50,7 +57,7 @@ def test_the_numbers_of_a_layer_are_constants_of_what_is_compiled() -> None:
         return module.forward
 
     compile_layers(policy.model, backend)
-    policy.accumulate(some_samples(3, seed=0), OldLogprobs(), OBJECTIVE)
+    accumulate(policy, 3)
     assert numbers == []
 
 
