@@ -138,6 +138,7 @@ def _torch_engine(
         version=version,
         prefix_caching=not config.deterministic,
         tokenizer=Tokenizer.load(source.folder).control_json,
+        dtype=model.dtype,
         kv_cache_bytes=kv_cache_bytes,
     )
 
