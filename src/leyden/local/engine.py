@@ -55,12 +55,10 @@ async def running_engine(
         finally:
             engine.close()
         return
-    if plan is not None:  # torch keeps memory that it has freed: it must not keep what is vLLM's
-        torch.cuda.set_per_process_memory_fraction(plan.trainer_share, model.device)
     share = config.engine.memory or _VLLM_CPU_SHARE if plan is None else plan.engine_share
     # On a CPU vLLM takes this for a share of the machine's memory.
     shared = ("--gpu-memory-utilization", f"{share:.3f}")
-    streamed = ("--stream-interval", str(_VLLM_STREAM_INTERVAL))
+    batched = ("--max-num-seqs", str(slots), "--stream-interval", str(_VLLM_STREAM_INTERVAL))
     adapter = policy.adapter if policy is not None else None
     text = model.config.get_text_config()
     backend = VllmBackend(
@@ -71,7 +69,7 @@ async def running_engine(
             dtype=precision,
             arguments=(
                 *shared,
-                *streamed,
+                *batched,
                 *(adapter_arguments(adapter.rank) if adapter is not None else ()),
                 *config.engine.vllm_arguments,
             ),
@@ -89,12 +87,16 @@ async def running_engine(
         sleeps_while_training=plan is not None and plan.engine_sleeps,
     )
     try:
+        if plan is not None:  # torch keeps memory that it has freed: it must not keep what is vLLM's
+            torch.cuda.set_per_process_memory_fraction(plan.trainer_share, model.device)
         await backend.start()
         yield backend
     except EngineError as error:
         raise ConfigError(f"`engine`: {error}") from error
     finally:
         await backend.close()
+        if plan is not None:
+            torch.cuda.set_per_process_memory_fraction(1.0, model.device)
 
 
 def choose_engine(config: Config, device: torch.device) -> tuple[str, str]:
