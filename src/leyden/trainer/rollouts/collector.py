@@ -24,21 +24,19 @@ class RolloutCollector:
         self._remote, self._run = remote, run
         self._after = 0
         """The last event that was read."""
-        self._finished: set[str] = set()
-        """Groups that are finished and were not yielded yet."""
 
     async def gather(self, specs: Sequence[GroupSpec]) -> AsyncIterator[tuple[GroupSpec, list[Episode]]]:
         """Request groups; yield each with its episodes as soon as it is finished."""
         waiting = {spec.id: spec for spec in specs}
+        finished = set[str]()
         for start in range(0, len(specs), _AT_ONCE):
             groups = await asyncio.gather(*map(self._enqueue, specs[start : start + _AT_ONCE]))
-            self._finished.update(group.id for group in groups if group.finished is not None)
+            finished.update(group.id for group in groups if group.finished is not None)
         while waiting:
-            names = [name for name in waiting if name in self._finished][:_AT_ONCE]
+            names = [name for name in waiting if name in finished][:_AT_ONCE]
             if not names:
-                await self._listen()
+                finished.update(await self._listen())
             found = await asyncio.gather(*(self._remote.group_episodes(self._run, name) for name in names))
-            self._finished.difference_update(names)
             for name, episodes in zip(names, found, strict=True):
                 yield waiting.pop(name), episodes
 
@@ -53,7 +51,8 @@ class RolloutCollector:
                 "`evaluation.rollouts` back to what they were, or start over with --restart"
             ) from refused
 
-    async def _listen(self) -> None:
+    async def _listen(self) -> list[str]:
+        """Wait for groups that finish; return their names."""
         log = await self._remote.events(self._run, self._after, _WAIT_S, EventKind.GROUP_FINISHED)
         self._after = log.after
-        self._finished.update(event.subject for event in log.events)
+        return [event.subject for event in log.events]
