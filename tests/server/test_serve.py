@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from importlib.resources import files
 from pathlib import Path
 
 import aiohttp
@@ -16,9 +17,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import ServerProcess
 
 from leyden.cli import main
-from leyden.records import Call, RunSettings, Task, Version, Worker
+from leyden.engine.scripted import ScriptedEngine
+from leyden.records import Call, CallStatus, RunSettings, Task, Version, Worker
 from leyden.remote import Remote, RemoteError
+from leyden.rendering.factory import renderer_for
+from leyden.rendering.tokenizer import Tokenizer
+from leyden.server.gateway.scheduler import Scheduler
+from leyden.server.gateway.served_model import ServedModel
 from leyden.server.keys import KeyKind
+from leyden.server.options import ServeOptions
+from leyden.server.serve import open_server
+from leyden.store import queries
+from leyden.store.database import Database
+from leyden.store.queue import LeaseQuery
 from leyden.wire import EventLog, GroupSpec, LeaseRequest, RunSpec
 
 Refusal = Callable[..., str]
@@ -318,3 +329,31 @@ def test_an_admin_key_file_that_is_no_text_is_written_again(tmp_path: Path) -> N
     assert done.returncode == 1 and "is not the file of a key" in done.stderr and "Traceback" not in done.stderr
     with ServerProcess(tmp_path) as server:
         assert server.admin_key.startswith("leyden-")
+
+
+async def test_a_second_signal_cuts_calls_off_and_they_are_recorded(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(str(files("leyden") / "models" / "spark"))
+    engine = ScriptedEngine(lambda _: tokenizer.encode("a long answer " * 50), chunk_tokens=1, delay_s=10.0)
+    model = ServedModel("spark", engine, renderer_for(tokenizer), tokenizer, Scheduler())
+    body = {"model": "spark", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    async with (
+        asyncio.timeout(60),
+        aiohttp.ClientSession() as session,
+        open_server(ServeOptions(tmp_path, port=0), [model]) as server,
+    ):
+        store, keyring = server.service.store, server.service.keyring
+        await store.create_run(RunSpec("r", RunSettings()))
+        await store.enqueue("r", GroupSpec("g", Task("t", {})))
+        (grant,) = await store.lease(LeaseQuery("w", 1, "r", None))
+        scope = {"run": "r", "rollout": grant.attempt.rollout, "attempt": grant.attempt.id}
+        key = keyring.create(KeyKind.ATTEMPT, 3600, started=grant.attempt.started, **scope)[0]
+        headers = {"authorization": f"Bearer {key}"}
+        reply = await session.post(f"{server.running.url}/v1/chat/completions", json=body, headers=headers)
+        await reply.content.readline()
+        server.stop()
+        server.stop()
+    database = Database(tmp_path / "leyden.db", readonly=True)
+    with database.reader.begin() as look:
+        (call,) = queries.get_episode(look, "r", grant.attempt.id).calls
+    database.close()
+    assert call.status is CallStatus.ABANDONED

@@ -27,6 +27,8 @@ from leyden.server.service import ServerContext, ServerSettings
 from leyden.store.store import Store
 
 _SHUTDOWN_S = 30
+_RECORDING_S = 5.0
+"""How long requests that are cut off have to record that."""
 _MONTH = 30 * 86_400.0
 _TEN_YEARS = 10 * 365 * 86_400.0
 
@@ -97,6 +99,7 @@ async def open_server(
             finally:
                 server.stop()
                 await server.stopped
+                await server.cut_requests()
                 await service.close()
         finally:
             expiring.cancel()
@@ -142,6 +145,14 @@ class Server(uvicorn.Server):
         """Accept no more requests; called again, drop unfinished ones."""
         self.service.store.stop_waiting()  # requests that only wait are answered now
         self.handle_exit(signal.SIGINT, None)
+
+    async def cut_requests(self) -> None:
+        """Cancel the requests that were not finished in time, and let them record that."""
+        tasks = set(self.server_state.tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_RECORDING_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn; marks the server as listening."""

@@ -27,3 +27,7 @@ class NotStorable(StoreError):
 
 class StoreUnavailable(StoreError):
     """The database failed (a full disk, a lost connection); the operation was rolled back."""
+
+
+class StoreClosed(StoreUnavailable):
+    """The store was closed before the operation began: to try again is useless."""

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from leyden.records import Event, EventKind
 from leyden.store.codec import encode_json
 from leyden.store.database import Database
-from leyden.store.errors import StoreError, StoreUnavailable
+from leyden.store.errors import StoreClosed, StoreError, StoreUnavailable
 from leyden.store.schema import events
 from leyden.store.statements import Statement, insert
 
@@ -122,10 +122,10 @@ class Writer:
     async def run(self, operation: Callable[[Transaction], T]) -> T:
         """Run an operation in the next transaction; it is durable when this returns.
 
-        Raises `StoreUnavailable` after `close`.
+        Raises `StoreClosed` after `close`.
         """
         if self._closed:
-            raise StoreUnavailable("the store is closed")
+            raise StoreClosed("the store is closed")
         job: _Operation[T] = _Operation(operation, self._loop.create_future())
         self._jobs.put(job)
         return await job.future

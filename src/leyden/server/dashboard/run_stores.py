@@ -20,7 +20,7 @@ from leyden.background import start_background
 from leyden.server.dashboard.digests import FollowedRun, RunDigests
 from leyden.store import views
 from leyden.store.database import Database
-from leyden.store.errors import StoreError
+from leyden.store.errors import StoreClosed, StoreError
 from leyden.store.run_digest import RunDigest, follow_run
 from leyden.store.run_totals import RunTotals
 from leyden.store.store import Store
@@ -55,6 +55,7 @@ class RunStores:
         self._opened: dict[Path, tuple[int, Database]] = {}
         """By folder, the inode of the file and the database."""
         self._opening = threading.Lock()
+        self._closed = False
         self._threads = ThreadPoolExecutor(_THREADS, "leyden-runs")
         self._folders: dict[str, Path] = {}
         """By run, the folder of its own store."""
@@ -116,6 +117,8 @@ class RunStores:
     def _open(self, folder: Path) -> Database:
         path = folder / "leyden.db"
         with self._opening:  # threads read at the same time, and each store is opened once
+            if self._closed:
+                raise StoreClosed("the server stops")
             inode = path.stat().st_ino
             if folder in self._opened and self._opened[folder][0] != inode:  # the run was deleted and started again
                 self._opened.pop(folder)[1].close()
@@ -144,10 +147,12 @@ class RunStores:
         """Close the stores of other runs."""
         for task in self._preparing:
             task.cancel()
-        self._threads.shutdown(wait=False)
-        for _, database in self._opened.values():
-            database.close()
-        self._opened.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._opening:
+            self._closed = True
+            for _, database in self._opened.values():
+                database.close()
+            self._opened.clear()
 
     async def _read(self, folder: Path | None, query: Callable[[Connection], T]) -> T:
         if folder is None:

@@ -27,7 +27,7 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prompt import Prompt
 from leyden.server.gateway.structured_output import is_strict
-from leyden.store.errors import Conflict, NotFound, StoreError, StoreUnavailable
+from leyden.store.errors import Conflict, NotFound, StoreClosed, StoreError, StoreUnavailable
 from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
 
@@ -75,8 +75,8 @@ class Recorder:
             try:
                 await self._store.record_calls(lease.run, lease.attempt, calls)
                 return
-            except StoreUnavailable:
-                if time.monotonic() > deadline:
+            except StoreUnavailable as error:
+                if time.monotonic() > deadline or isinstance(error, StoreClosed):
                     raise
                 failures += 1
                 await _BACKOFF.wait(failures)
