@@ -22,6 +22,7 @@ from leyden.trainer.checkpoint import (
     restore_moments,
 )
 from leyden.trainer.checkpoint_files import CHECKSUMS_FILE
+from leyden.trainer.errors import TrainingError
 from leyden.trainer.policy.loading import ModelSource
 from leyden.trainer.policy.objective import OldLogprobs
 from leyden.trainer.policy.policy import Policy
@@ -188,6 +189,12 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Pat
     (message,) = said
     assert message.startswith("the checkpoint step-2 is damaged (") and "\n" not in message
     assert (tmp_path / "step-2.damaged").exists() and checkpoint_steps(tmp_path, DEFAULT_POLICY) == [1]
+
+
+def test_the_weights_of_a_best_checkpoint_that_is_gone_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=1)
+    with pytest.raises(TrainingError, match=r"step-3, is damaged \(its folder is missing\).* `leyden eval`"):
+        checkpoints.weights_of(3, small_policy())
 
 
 def test_a_flipped_byte_is_found_and_a_run_without_a_whole_checkpoint_does_not_begin_anew_unasked(

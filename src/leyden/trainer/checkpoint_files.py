@@ -33,6 +33,8 @@ def write_checksums(folder: Path) -> None:
 
 def find_damage(folder: Path) -> str | None:
     """Return what is wrong with the files of a checkpoint; None if nothing is, or if it has no checksums."""
+    if not folder.is_dir():
+        return "its folder is missing"
     file = folder / CHECKSUMS_FILE
     if not file.exists():  # written by an earlier Leyden
         return None
