@@ -16,7 +16,7 @@ from leyden.records import DEFAULT_POLICY, Call, Reward, RunSettings, Task
 from leyden.store import migrations, queries, views
 from leyden.store.codec import pack_ids
 from leyden.store.database import Database
-from leyden.store.errors import StoreUnusable
+from leyden.store.errors import StoreUnavailable, StoreUnusable
 from leyden.store.page_checksums import checksums_file
 from leyden.store.queue import LeaseQuery
 from leyden.store.schema import meta
@@ -333,3 +333,22 @@ async def test_a_copy_taken_while_the_store_is_in_use_is_a_sound_store(tmp_path:
     copy = await Store(tmp_path / "copy" / "leyden.db").start()
     assert await copy.read(queries.list_run_ids) == ["r"]
     await copy.close()
+
+
+async def test_space_is_given_back_while_the_writer_writes(store: Store) -> None:
+    if store.database.dialect == "sqlite":
+        pytest.skip("SQLite shrinks in short steps between transactions")
+    with store.database.transaction():  # the only connection of the writer
+        async with asyncio.timeout(20):
+            assert not await asyncio.to_thread(store.database.shrink)
+
+
+async def test_a_store_that_cannot_recover_lets_go_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_: Store) -> None:
+        raise StoreUnavailable("no space left")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "renew_leases", fail)
+        with pytest.raises(StoreUnavailable):
+            await Store(tmp_path / "leyden.db").start()
+    await (await Store(tmp_path / "leyden.db").start()).close()

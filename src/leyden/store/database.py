@@ -106,13 +106,12 @@ class Database:
 
     def shrink(self) -> bool:
         """Return some of the space of deleted rows to the file system; False when none is left."""
+        if self.dialect != "sqlite":  # on a connection of the readers: it may take minutes, and the writer has only one
+            with self.reader.connect().execution_options(isolation_level="AUTOCOMMIT") as reading:
+                reading.exec_driver_sql("VACUUM")
+            return False
         connection = self.writer.raw_connection()  # outside a transaction, and between those of the writer
         try:
-            if self.dialect != "sqlite":
-                assert connection.driver_connection is not None
-                connection.driver_connection.autocommit = True
-                connection.cursor().execute("VACUUM")
-                return False
             cursor: Any = connection.cursor()
             cursor.execute("PRAGMA incremental_vacuum(2000)")
             cursor.fetchall()  # each step frees a page

@@ -59,13 +59,20 @@ class Store:
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def start(self) -> Self:
-        """Recover the state of an earlier process: renew active leases in full and continue unfinished deletions."""
-        await self.renew_leases()
-        for run, moment in await self.read(queries.delayed_retries, self.clock()):
-            self._dispatcher.schedule(run, moment)
-        hidden = select(schema.runs.c.id).where(schema.runs.c.state == "deleting")
-        for run in await self.read(lambda connection: connection.scalars(hidden).all()):
-            self._delete_rows(run)
+        """Recover the state of an earlier process: renew active leases in full and continue unfinished deletions.
+
+        A store that cannot is closed.
+        """
+        try:
+            await self.renew_leases()
+            for run, moment in await self.read(queries.delayed_retries, self.clock()):
+                self._dispatcher.schedule(run, moment)
+            hidden = select(schema.runs.c.id).where(schema.runs.c.state == "deleting")
+            for run in await self.read(lambda connection: connection.scalars(hidden).all()):
+                self._delete_rows(run)
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     def stop_waiting(self) -> None:
