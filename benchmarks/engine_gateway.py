@@ -37,7 +37,10 @@ async def main(home: str, model: str, socket: str, context_length: str, vocab_si
     tokenizer = Tokenizer.load(model)
     engine = EndlessEngine(VllmAddress(socket, int(context_length), int(vocab_size), REQUESTS))
     served = ServedModel("model", engine, renderer_for(tokenizer), tokenizer, Scheduler(slots=REQUESTS))
-    await serve(ServeOptions(Path(home), port=0), started, [served])
+    try:
+        await serve(ServeOptions(Path(home), port=0), started, [served])
+    finally:
+        await engine.close()
 
 
 if __name__ == "__main__":

@@ -2,21 +2,31 @@
 
 import asyncio
 from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from leyden.engine.protocol import Engine, EngineAddress, VllmAddress
 from leyden.engine.remote import RemoteEngine
 from leyden.engine.vllm.engine import VllmEngine
 
 
-def connect(address: EngineAddress, reader: StreamReader, writer: StreamWriter) -> tuple[Engine, asyncio.Task[None]]:
-    """Return the engine at an address, and a task that ends when the process that owns the engine is gone.
+@asynccontextmanager
+async def connected(
+    address: EngineAddress, reader: StreamReader, writer: StreamWriter
+) -> AsyncIterator[tuple[Engine, asyncio.Task[None]]]:
+    """Yield the engine at an address, and a task that ends when the process that owns the engine is gone.
 
     The streams are the socket between that process and this one.
     """
-    if isinstance(address, VllmAddress):
-        return VllmEngine(address), asyncio.create_task(_end_of(reader, writer))
-    engine = RemoteEngine(reader, writer, address)
-    return engine, engine.ended
+    if not isinstance(address, VllmAddress):
+        remote = RemoteEngine(reader, writer, address)
+        yield remote, remote.ended
+        return
+    engine = VllmEngine(address)
+    try:
+        yield engine, asyncio.create_task(_end_of(reader, writer))
+    finally:
+        await engine.close()
 
 
 def describe_address(address: EngineAddress) -> str:

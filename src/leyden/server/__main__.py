@@ -17,7 +17,7 @@ import uvloop
 from msgspec.structs import replace
 
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
-from leyden.engine.connect import connect, describe_address
+from leyden.engine.connect import connected, describe_address
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 from leyden.server.gateway.scheduler import Scheduler
@@ -46,24 +46,25 @@ def main(stream: int) -> int:
 
 
 async def _serve(options: ServerProcessOptions, stream: socket.socket, announce: int) -> None:
-    engine, lost = connect(options.engine, *await asyncio.open_connection(sock=stream))
+    streams = await asyncio.open_connection(sock=stream)
     tokenizer = Tokenizer.load(options.model, options.name)
     scheduler = Scheduler(slots=options.engine.concurrency)
-    model = ServedModel(
-        options.policy, engine, renderer_for(tokenizer), tokenizer, scheduler, describe_address(options.engine)
-    )
-    if options.held:
-        model.hold()
-    serve = replace(options.serve, upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
-    async with open_server(serve, [model], _LOST_MESSAGE if options.release else None) as server:
-        with os.fdopen(announce, "wb") as output:
-            output.write(msgspec.json.encode(server.running) + b"\n")
-        input_closed = asyncio.create_task(_end_of_input())
-        await asyncio.wait({input_closed, server.stopped, lost}, return_when=asyncio.FIRST_COMPLETED)
-        if lost.done():
-            if (error := lost.exception()) is not None:
-                logging.error("the connection to the engine failed", exc_info=error)
-            os._exit(1)
+    async with connected(options.engine, *streams) as (engine, lost):
+        model = ServedModel(
+            options.policy, engine, renderer_for(tokenizer), tokenizer, scheduler, describe_address(options.engine)
+        )
+        if options.held:
+            model.hold()
+        serve = replace(options.serve, upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
+        async with open_server(serve, [model], _LOST_MESSAGE if options.release else None) as server:
+            with os.fdopen(announce, "wb") as output:
+                output.write(msgspec.json.encode(server.running) + b"\n")
+            input_closed = asyncio.create_task(_end_of_input())
+            await asyncio.wait({input_closed, server.stopped, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                if (error := lost.exception()) is not None:
+                    logging.error("the connection to the engine failed", exc_info=error)
+                os._exit(1)
 
 
 async def _end_of_input() -> None:

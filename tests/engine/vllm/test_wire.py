@@ -12,7 +12,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from msgspec.structs import replace
 
-from leyden.engine.connect import connect
+from leyden.engine.connect import connected
 from leyden.engine.protocol import EngineError, EngineRequest, Publication, VllmAddress
 from leyden.engine.vllm import wire
 from leyden.engine.vllm.backend import VllmBackend
@@ -173,13 +173,14 @@ async def test_a_server_process_reaches_vllm_by_its_address_until_the_trainer_is
     monkeypatch.setattr("leyden.engine.vllm.http._RESTART_LIMIT_S", 0.0)
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=theirs)
-    engine, lost = connect(VllmAddress("/s", 1024, 512, 32, version=4), reader, writer)
-    assert isinstance(engine, VllmEngine)
-    assert (engine.context_length, engine.vocab_size, engine.version) == (1024, 512, 4)
-    with pytest.raises(EngineError, match="the connection to vLLM is lost"):
-        [chunk async for chunk in engine.generate(REQUEST)]
-    assert not lost.done()
-    ours.close()
-    await lost
-    writer.close()
-    await engine.close()
+    async with connected(VllmAddress("/s", 1024, 512, 32, version=4), reader, writer) as (engine, lost):
+        assert isinstance(engine, VllmEngine)
+        assert (engine.context_length, engine.vocab_size, engine.version) == (1024, 512, 4)
+        with pytest.raises(EngineError, match="the connection to vLLM is lost"):
+            [chunk async for chunk in engine.generate(REQUEST)]
+        assert engine._session is not None and not engine._session.closed
+        assert not lost.done()
+        ours.close()
+        await lost
+        writer.close()
+    assert engine._session.closed
