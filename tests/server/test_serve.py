@@ -331,7 +331,11 @@ def test_an_admin_key_file_that_is_no_text_is_written_again(tmp_path: Path) -> N
         assert server.admin_key.startswith("leyden-")
 
 
-async def test_a_second_signal_cuts_calls_off_and_they_are_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_calls_that_a_stopping_server_cuts_off_are_recorded(
+    signals: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leyden.server.serve._SHUTDOWN_S", 1)
     tokenizer = Tokenizer.load(str(files("leyden") / "models" / "spark"))
     engine = ScriptedEngine(lambda _: tokenizer.encode("a long answer " * 50), chunk_tokens=1, delay_s=10.0)
     model = ServedModel("spark", engine, renderer_for(tokenizer), tokenizer, Scheduler())
@@ -350,10 +354,13 @@ async def test_a_second_signal_cuts_calls_off_and_they_are_recorded(tmp_path: Pa
         headers = {"authorization": f"Bearer {key}"}
         reply = await session.post(f"{server.running.url}/v1/chat/completions", json=body, headers=headers)
         await reply.content.readline()
-        server.stop()
-        server.stop()
+        for _ in range(signals):
+            server.stop()
+        await server.stopped  # after its time limit, or at once
     database = Database(tmp_path / "leyden.db", readonly=True)
     with database.reader.begin() as look:
         (call,) = queries.get_episode(look, "r", grant.attempt.id).calls
     database.close()
     assert call.status is CallStatus.ABANDONED
+    assert not [record for record in caplog.records if record.exc_info]
+    assert any("cut off" in message or "Cancel 1 running task" in message for message in caplog.messages)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import signal
 import socket
 import time
@@ -26,6 +27,7 @@ from leyden.server.options import RunningServer, ServeError, ServeOptions
 from leyden.server.service import ServerContext, ServerSettings
 from leyden.store.store import Store
 
+_log = logging.getLogger("leyden.server")
 _SHUTDOWN_S = 30
 _RECORDING_S = 5.0
 """How long requests that are cut off have to record that."""
@@ -131,6 +133,7 @@ class Server(uvicorn.Server):
         """Done when accepted requests are finished."""
         self.service = service
         self._listening = asyncio.Event()
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
 
     async def listen(self, listener: socket.socket) -> None:
         """Start listening."""
@@ -149,10 +152,13 @@ class Server(uvicorn.Server):
     async def cut_requests(self) -> None:
         """Cancel the requests that were not finished in time, and let them record that."""
         tasks = set(self.server_state.tasks)
+        if not tasks:
+            return
+        _log.warning("%d requests are cut off, because the server stops", len(tasks))
         for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_RECORDING_S)
+            if not task.cancelling():  # uvicorn cancels them where the first signal's time is over
+                task.cancel()
+        await asyncio.wait(tasks, timeout=_RECORDING_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn; marks the server as listening."""
@@ -163,6 +169,11 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signal handlers to the caller."""
         yield
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Leave the requests that are cut off when a server stops out of the log: uvicorn logs the stack of each."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def _upstream(options: ServeOptions) -> UpstreamClient | None:
