@@ -116,7 +116,7 @@ def test_the_critic_is_held_to_the_values_before_the_first_update() -> None:
     policy = small_policy(critic=True)
     asked = algorithm(credit="gae", advantage="ppo", value_clip=0.1)
     (update,) = prepare_updates(groups(), 1, policy, asked, StepAccounting())
-    assert [sample.old_value for sample in update.samples] == pytest.approx(policy.values(update.samples))
+    assert [sample.old_value for sample in update.samples] == pytest.approx(policy.evaluate(update.samples).values)
     first = policy.accumulate(update.samples, update.old_logprobs, asked.objective)
     free = policy.accumulate(update.samples, update.old_logprobs, replace(asked.objective, value_clip=None))
     assert first.critic_loss == pytest.approx(free.critic_loss)  # nothing has moved yet
@@ -124,6 +124,24 @@ def test_the_critic_is_held_to_the_values_before_the_first_update() -> None:
     held = policy.accumulate(far, update.old_logprobs, asked.objective)
     assert held.critic_loss is not None and first.critic_loss is not None
     assert held.critic_loss > first.critic_loss
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"credit": "gae", "advantage": "ppo"}, {"correction": "masked", "correction_level": "rollout", "entropy": 0.1}],
+    ids=["critic", "rollout"],
+)
+def test_values_and_logprobs_of_the_same_samples_are_computed_together(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, evaluated = small_policy(critic=settings.get("advantage") == "ppo"), list[int]()
+    evaluate = policy._evaluate
+    monkeypatch.setattr(policy, "_evaluate", lambda *args: evaluated.append(len(args[0])) or evaluate(*args))
+    (update, _) = prepare_updates(groups(), 1, policy, algorithm(**settings), StepAccounting(), epochs=2)
+    assert evaluated == [len(update.samples)]
+    assert update.old_logprobs.proximal is not None
+    for found, logprobs in zip(update.old_logprobs.proximal, policy.logprobs(update.samples), strict=True):
+        torch.testing.assert_close(found, logprobs)
 
 
 @pytest.mark.parametrize(

@@ -42,18 +42,25 @@ def _update(
 ) -> Update:
     """Prepare one update; `policy_changes`: whether the step has other updates, so that old logprobs must be kept."""
     all_samples, objective, penalty = make_samples(groups), algorithm.objective, algorithm.kl_penalty
+    by_rollout = objective.correction is not None and objective.level == "rollout"
+    evaluation = policy.evaluate(all_samples) if algorithm.critic or by_rollout else None
     inputs = StepInputs(
         penalties=None if penalty is None else _penalties(all_samples, policy, penalty, accounting),
-        values=policy.values(all_samples) if algorithm.critic else None,
+        values=evaluation.values if evaluation is not None and algorithm.critic else None,
     )
     with_credit = compute_advantages(groups, all_samples, inputs, algorithm.advantage_estimator, accounting)
     # Without an advantage a call has no gradient, unless something else gives it one.
     samples = [sample for sample in with_credit if sample.advantage or algorithm.critic or objective.needs_all]
     accounting.credits += _credits(groups, all_samples, with_credit, samples)
-    by_rollout = objective.correction is not None and objective.level == "rollout"
-    ratios_R = _ratios(all_samples, policy.logprobs(all_samples), objective.geometric) if by_rollout else None
+    ratios_R = None
+    if evaluation is not None and by_rollout:
+        ratios_R = _ratios(all_samples, evaluation.logprobs, objective.geometric)
+    proximal = None
+    if policy_changes:  # computed for the samples of the update, so that rounding is that of the update
+        same = [*map(_key, samples)] == [*map(_key, all_samples)]
+        proximal = evaluation.logprobs if evaluation is not None and same else policy.logprobs(samples)
     old_logprobs = OldLogprobs(
-        proximal=policy.logprobs(samples) if policy_changes else None,
+        proximal=proximal,
         reference=policy.reference_logprobs(samples) if objective.kl is not None else None,
         ratios=None
         if ratios_R is None
@@ -67,15 +74,20 @@ def _credits(
 ) -> Iterator[CallCredit]:
     """Yield what was computed for each sample, or why it is left out."""
     attempts = [rollout.episode.attempt.id for group in groups for rollout in group]
-    known = {(sample.rollout, sample.call_index): sample for sample in with_credit}
-    kept = {(sample.rollout, sample.call_index) for sample in trained}
+    known = {_key(sample): sample for sample in with_credit}
+    kept = set(map(_key, trained))
     for sample in samples:
-        attempt, key = attempts[sample.rollout], (sample.rollout, sample.call_index)
+        attempt, key = attempts[sample.rollout], _key(sample)
         if (found := known.get(key)) is None:
             yield CallCredit(attempt, sample.call, excluded="no credit")
             continue
         tokens, excluded = (len(found.token_indices), "") if key in kept else (0, "its advantage is 0")
         yield CallCredit(attempt, found.call, found.target, found.advantage, found.weight, tokens, excluded)
+
+
+def _key(sample: Sample) -> tuple[int, int]:
+    """Return what tells a sample of an update from the others."""
+    return sample.rollout, sample.call_index
 
 
 def _penalties(

@@ -236,7 +236,7 @@ def test_the_critics_values_are_those_of_one_sequence_per_call(samples: list[Sam
         policy = Policy(small("llama"), TrainingConfig(layout=layout), critic=True)  # type: ignore[arg-type]
         assert policy.critic is not None
         torch.nn.init.normal_(policy.critic.outer.weight)
-        found.append(policy.values(samples))
+        found.append(policy.evaluate(samples).values)
     assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-9)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from msgspec import Struct
@@ -57,6 +57,15 @@ class UpdateMetrics(Struct, frozen=True):
     statistics: dict[str, float]
     """See `leyden.rl.statistics`."""
     critic_loss: float | None = None
+
+
+class Evaluation(NamedTuple):
+    """What a policy computes of samples before an update, sample by sample."""
+
+    logprobs: list[Tensor]
+    """Of each sampled token, temperature applied."""
+    values: list[float]
+    """The critic's value of the state before the call; 0 without a critic."""
 
 
 class CurrentWeights:
@@ -174,24 +183,22 @@ class Policy:
         """The learning rate of this step."""
         return self._config.peak_learning_rate * learning_rate_factor(self._config, self.step)
 
+    def evaluate(self, samples: Sequence[Sample]) -> "Evaluation":
+        """Compute the logprobs of each sample, and with a critic the value of its state."""
+        return self._evaluate(samples, self._forward, self.critic)
+
     def logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Compute the logprob of each sampled token of each sample, temperature applied."""
-        return [logprobs for logprobs, _ in self._evaluate(samples, self._forward)]
+        return self._evaluate(samples, self._forward).logprobs
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Compute logprobs under the model that training started with; needs `reference=True`."""
         assert self._reference is not None
         with self.adapter.disabled() if self.adapter is not None else nullcontext():
-            return [logprobs for logprobs, _ in self._evaluate(samples, self._reference)]
-
-    def values(self, samples: Sequence[Sample]) -> list[float]:
-        """Compute the critic's value of the state of each sample."""
-        return [value for _, value in self._evaluate(samples, self._forward, self.critic)]
+            return self._evaluate(samples, self._reference).logprobs
 
     @torch.no_grad()
-    def _evaluate(
-        self, samples: Sequence[Sample], model: PolicyForward, critic: Critic | None = None
-    ) -> list[tuple[Tensor, float]]:
+    def _evaluate(self, samples: Sequence[Sample], model: PolicyForward, critic: Critic | None = None) -> "Evaluation":
         found: dict[int, tuple[Tensor, float]] = {}
         with self._explain_out_of_memory():
             for microbatch in self._microbatches(samples, self._cost):
@@ -199,7 +206,8 @@ class Policy:
                 logprobs = output.logprobs.split([len(samples[index].token_indices) for index in microbatch.samples])
                 values = [0.0] * len(microbatch.samples) if output.values is None else output.values.tolist()
                 found.update(zip(microbatch.samples, zip(logprobs, values, strict=True), strict=True))
-        return [found[index] for index in range(len(samples))]
+        ordered = [found[index] for index in range(len(samples))]
+        return Evaluation([logprobs for logprobs, _ in ordered], [value for _, value in ordered])
 
     def accumulate(self, samples: Sequence[Sample], old_logprobs: OldLogprobs, objective: Objective) -> UpdateMetrics:
         """Accumulate the gradient of an update's samples."""
