@@ -104,6 +104,7 @@ def settings(options: argparse.Namespace, engine: str, home: Path) -> list[str]:
         "training.updates_per_step": 1,
         "training.schedule": "constant",
         "checkpoints.every": options.steps,
+        "checkpoints.optimiser": "false",  # to write 14 GB more takes longer than two steps
         "workers.processes": options.processes,
         "workers.concurrency": rollouts,
     }
