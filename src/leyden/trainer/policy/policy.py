@@ -59,7 +59,7 @@ class UpdateMetrics(Struct, frozen=True):
     critic_loss: float | None = None
 
 
-class Evaluation(NamedTuple):
+class SampleEvaluation(NamedTuple):
     """What a policy computes of samples before an update, sample by sample."""
 
     logprobs: list[Tensor]
@@ -183,7 +183,7 @@ class Policy:
         """The learning rate of this step."""
         return self._config.peak_learning_rate * learning_rate_factor(self._config, self.step)
 
-    def evaluate(self, samples: Sequence[Sample]) -> "Evaluation":
+    def evaluate(self, samples: Sequence[Sample]) -> "SampleEvaluation":
         """Compute the logprobs of each sample, and with a critic the value of its state."""
         return self._evaluate(samples, self._forward, self.critic)
 
@@ -198,7 +198,9 @@ class Policy:
             return self._evaluate(samples, self._reference).logprobs
 
     @torch.no_grad()
-    def _evaluate(self, samples: Sequence[Sample], model: PolicyForward, critic: Critic | None = None) -> "Evaluation":
+    def _evaluate(
+        self, samples: Sequence[Sample], model: PolicyForward, critic: Critic | None = None
+    ) -> "SampleEvaluation":
         found: dict[int, tuple[Tensor, float]] = {}
         with self._explain_out_of_memory():
             for microbatch in self._microbatches(samples, self._cost):
@@ -207,7 +209,7 @@ class Policy:
                 values = [0.0] * len(microbatch.samples) if output.values is None else output.values.tolist()
                 found.update(zip(microbatch.samples, zip(logprobs, values, strict=True), strict=True))
         ordered = [found[index] for index in range(len(samples))]
-        return Evaluation([logprobs for logprobs, _ in ordered], [value for _, value in ordered])
+        return SampleEvaluation([logprobs for logprobs, _ in ordered], [value for _, value in ordered])
 
     def accumulate(self, samples: Sequence[Sample], old_logprobs: OldLogprobs, objective: Objective) -> UpdateMetrics:
         """Accumulate the gradient of an update's samples."""
