@@ -183,7 +183,7 @@ class Policy:
         """The learning rate of this step."""
         return self._config.peak_learning_rate * learning_rate_factor(self._config, self.step)
 
-    def evaluate(self, samples: Sequence[Sample]) -> "SampleEvaluation":
+    def evaluate(self, samples: Sequence[Sample]) -> SampleEvaluation:
         """Compute the logprobs of each sample, and with a critic the value of its state."""
         return self._evaluate(samples, self._forward, self.critic)
 
@@ -200,7 +200,7 @@ class Policy:
     @torch.no_grad()
     def _evaluate(
         self, samples: Sequence[Sample], model: PolicyForward, critic: Critic | None = None
-    ) -> "SampleEvaluation":
+    ) -> SampleEvaluation:
         found: dict[int, tuple[Tensor, float]] = {}
         with self._explain_out_of_memory():
             for microbatch in self._microbatches(samples, self._cost):
