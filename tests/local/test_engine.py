@@ -1,4 +1,4 @@
-"""The engine of a run has the precision of its model."""
+"""The engine of a run has the precision and the slots that the configuration says."""
 
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,18 @@ from small_engines import check, complete, make_request
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import leyden.local.engine
-from leyden.config import Config, read_config
+from leyden.config import Config, ConfigError, read_config
 from leyden.engine.torch.engine import TorchEngine
 from leyden.local.engine import running_engine
 from leyden.trainer.policy.loading import find_model
 
 SPARK = find_model("spark", ".")
+FAKE_VLLM = """#!/bin/sh
+[ "$1" = -c ] && echo '{"version": "0.25", "scale_out_flag": false}' && exit
+echo "$@"
+exit 1
+"""
+"""An interpreter whose vLLM logs its arguments and ends."""
 
 
 @pytest.fixture
@@ -38,3 +44,16 @@ async def test_the_embedded_engine_has_the_models_precision_whatever_the_devices
     async with running_engine(config(kind="torch"), tmp_path, model, SPARK, 0) as engine:
         assert isinstance(engine, TorchEngine)
         check(model, await complete(engine, make_request((1, 2, 3))))
+
+
+async def test_vllm_computes_as_many_requests_at_once_as_there_are_slots(
+    model: PreTrainedModel, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(FAKE_VLLM)
+    python.chmod(0o755)
+    chosen = config(kind="vllm", slots=12, vllm_python=str(python))
+    with pytest.raises(ConfigError, match="vLLM did not start"):
+        async with running_engine(chosen, tmp_path, model, SPARK, 0):
+            pass
+    assert " --max-num-seqs 12 " in (tmp_path / "vllm.log").read_text()
