@@ -1,4 +1,4 @@
-"""The engine of a run has the precision and the slots that the configuration says."""
+"""The engine of a run has the precision, the slots and the memory that configuration and plan say."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import leyden.local.engine
 from leyden.config import Config, ConfigError, read_config
+from leyden.engine.protocol import EngineError
 from leyden.engine.torch.engine import TorchEngine
+from leyden.engine.vllm.backend import VllmBackend
 from leyden.local.engine import running_engine
 from leyden.trainer.policy.loading import find_model
 
+GIB = 2**30
 SPARK = find_model("spark", ".")
 FAKE_VLLM = """#!/bin/sh
 [ "$1" = -c ] && echo '{"version": "0.25", "scale_out_flag": false}' && exit
@@ -57,3 +60,42 @@ async def test_vllm_computes_as_many_requests_at_once_as_there_are_slots(
         async with running_engine(chosen, tmp_path, model, SPARK, 0):
             pass
     assert " --max-num-seqs 12 " in (tmp_path / "vllm.log").read_text()
+
+
+@pytest.mark.parametrize("starts", [True, False])
+async def test_the_trainers_memory_is_limited_from_before_vllm_starts_until_it_has_ended(
+    starts: bool, model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    close = VllmBackend.close
+
+    async def recorded_start(backend: VllmBackend) -> None:
+        events.append("vLLM starts")
+        if not starts:
+            raise EngineError("no memory")
+
+    async def recorded_close(backend: VllmBackend) -> None:
+        await close(backend)
+        events.append("vLLM ended")
+
+    def limit(share: float, device: torch.device) -> None:
+        events.append(f"trainer limited to {share:.2f} of {device}")
+
+    monkeypatch.setattr(VllmBackend, "start", recorded_start)
+    monkeypatch.setattr(VllmBackend, "close", recorded_close)
+    monkeypatch.setattr(PreTrainedModel, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limit)
+    try:
+        async with running_engine(config(kind="vllm", memory=0.5), tmp_path, model, SPARK, 0):
+            events.append("sampling")
+    except ConfigError as error:
+        assert str(error) == "`engine`: no memory"
+    assert events == [
+        "trainer limited to 0.45 of cuda:0",  # 40 GiB of 80 are the engine's, 4 are in reserve
+        "vLLM starts",
+        *(["sampling"] if starts else []),
+        "vLLM ended",
+        "trainer limited to 1.00 of cuda:0",
+    ]
