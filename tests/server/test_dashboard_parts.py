@@ -1,12 +1,14 @@
 """The parts of a rollout's page: prefix tree, text of tokens, credit; the page of workers; runs of other folders."""
 
 import asyncio
+import gc
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
@@ -28,7 +30,8 @@ from leyden.server.dashboard.store_polling import Counts, StorePolling
 from leyden.server.dashboard.token_text import token_texts
 from leyden.server.keys import KeyKind
 from leyden.store import queries
-from leyden.store.errors import NotFound
+from leyden.store.database import Database
+from leyden.store.errors import NotFound, StoreClosed
 from leyden.store.run_digest import follow_run
 from leyden.store.run_totals import RunTotals
 from leyden.store.store import Store
@@ -181,6 +184,51 @@ async def test_a_run_whose_folder_was_deleted_is_not_found_and_its_store_is_clos
     assert await stores.runs(None) == []
     assert not [path for path in open_files() if path.startswith(str(tmp_path / "other"))]
     stores.close()
+    await store.close()
+
+
+class CountingLock:
+    """Counts how often it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked, self._lock = 0, Lock()
+
+    def __enter__(self) -> None:
+        self.asked += 1
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+async def test_a_store_that_a_thread_opens_while_the_server_stops_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, going, lock = Event(), Event(), CountingLock()
+
+    class SlowDatabase(Database):
+        def __init__(self, location: str, *, readonly: bool) -> None:
+            begun.set()
+            going.wait(120)
+            super().__init__(location, readonly=readonly)
+
+    await (await Store(tmp_path / "other" / "leyden.db").start()).close()
+    store = await Store(tmp_path / "leyden.db").start()
+    monkeypatch.setattr("leyden.server.dashboard.run_stores.Database", SlowDatabase)
+    stores = RunStores(store, tmp_path)
+    monkeypatch.setattr(stores, "_opening", lock)
+    read = partial(stores.read_other, tmp_path / "other", lambda connection: "read")
+    reading = asyncio.create_task(stores.in_thread(read))
+    await eventually(begun.is_set)
+    stopping = asyncio.create_task(asyncio.to_thread(stores.close))
+    await eventually(lambda: lock.asked == 2 or stopping.done())
+    going.set()
+    await stopping
+    assert await reading == "read"
+    gc.collect()  # a connection that was in use at the time ends with its pool
+    assert not [path for path in open_files() if path.startswith(str(tmp_path / "other"))]
+    with pytest.raises(StoreClosed):
+        read()
     await store.close()
 
 
