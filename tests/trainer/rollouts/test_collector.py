@@ -35,3 +35,15 @@ async def test_each_group_is_yielded_once_with_its_own_episodes(
     assert sorted(spec.id for spec, _ in found) == [spec.id for spec in specs]
     for spec, episodes in found:
         assert [episode.final_reward(0.0) for episode in episodes] == [float(spec.task.id)] * 2
+
+
+async def test_no_names_are_kept_of_groups_that_were_read(remote: Remote) -> None:
+    specs = [GroupSpec(f"group-{number}", Task(str(number), {}), 1) for number in range(2)]
+    await remote.create_run(RunSpec("names"))
+    await remote.enqueue("names", specs[0])
+    await finish(remote, "names", 1)  # its event is read after it was yielded
+    finishing = asyncio.create_task(finish(remote, "names", 1))
+    collecting = collector.RolloutCollector(remote, "names")
+    assert [spec.id async for spec, _ in collecting.gather(specs)] == ["group-0", "group-1"]
+    await finishing
+    assert "group-" not in str(vars(collecting))
