@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.rendering.chat_template import TemplateError, render
-from leyden.rendering.tokenizer import LONG_TEXT, Tokenizer, TokenizerError
+from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 
 SPARK = Path(__file__).parents[2] / "src/leyden/models/spark"
 tokenizer = Tokenizer.load(SPARK)
@@ -31,11 +31,13 @@ def test_no_text_becomes_a_control_token(text: str) -> None:
     assert all(0 <= start < end <= len(text) for start, end in offsets)
 
 
-@given(st.text(min_size=1, max_size=20) | st.sampled_from([f"a{mark} b" for mark in tokenizer.control_tokens]))
-@settings(deadline=None, max_examples=25)
-def test_a_long_text_has_the_tokens_it_would_have_in_any_case(part: str) -> None:
-    text = f"{part}\n" * (LONG_TEXT // len(part) + 1)
-    text = text.encode(errors="ignore").decode()
+@given(
+    st.text(min_size=1, max_size=20) | st.sampled_from([f"a{mark} b" for mark in tokenizer.control_tokens]),
+    st.sampled_from([1, 500]),
+)
+@settings(deadline=None, max_examples=50)
+def test_a_text_in_a_batch_has_the_tokens_that_it_has_alone(part: str, times: int) -> None:
+    text = (f"{part}\n" * times).encode(errors="ignore").decode()
     alone = tokenizer._plain_backend.encode(text, add_special_tokens=False)
     assert tokenizer.encode_text(text) == (alone.ids, alone.offsets)
     assert tokenizer.text_ids(text) == alone.ids

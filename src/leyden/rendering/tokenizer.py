@@ -25,9 +25,6 @@ _CONTROL_TOKEN = re.compile(r"[<\[｜|].*[>\]｜|]", re.DOTALL)
 RENDERER_FILE = "renderer.json"
 """In a checkpoint: which model of the `renderers` package it is rendered like (`leyden.rendering.known_models`)."""
 
-LONG_TEXT = 4096
-"""Texts of this many characters take milliseconds to encode: worth a thread, and an encoding that frees the GIL."""
-
 
 class TokenizerError(Exception):
     """The files of a tokenizer are missing or invalid."""
@@ -208,12 +205,9 @@ class Tokenizer:
 
 
 def _encode(backend: Backend, text: str, add_special_tokens: bool = False, offsets: bool = False) -> Encoding:
-    """Encode a text. Long ones go as a batch, for which the library releases the GIL."""
-    text = _valid_unicode(text)
-    if len(text) < LONG_TEXT:
-        return backend.encode(text, add_special_tokens=add_special_tokens)
+    """Encode a text, as a batch: for these the library lets other threads run."""
     batch = backend.encode_batch if offsets else backend.encode_batch_fast
-    return batch([text], add_special_tokens=add_special_tokens)[0]
+    return batch([_valid_unicode(text)], add_special_tokens=add_special_tokens)[0]
 
 
 def _backend(document: Mapping[str, Any]) -> Backend:

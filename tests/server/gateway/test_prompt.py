@@ -14,7 +14,7 @@ from modelserving import END, ModelServer, call, model_server
 from leyden.records import Call, PromptOrigin
 from leyden.rendering.chatml import ChatMLRenderer
 from leyden.rendering.factory import renderer_for
-from leyden.rendering.tokenizer import LONG_TEXT, Tokenizer
+from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.prompt import DROPS_REASONING
 from leyden.server.gateway.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
@@ -118,7 +118,7 @@ async def test_concurrent_calls_match_their_prefixes_when_long_prompts_are_built
     key = await server.new_attempt()
     numbers = itertools.count()
     server.say = lambda _: f"Answer {next(numbers)}" + END
-    long = "All the words. " * (LONG_TEXT // 10)
+    long = "All the words. " * 40
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
 
         async def say(history: list[Any], text: str) -> list[Any]:

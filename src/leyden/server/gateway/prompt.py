@@ -1,33 +1,25 @@
 """Builds the prompt of a call. Tokens that were sampled before stay as they are wherever that can be proven correct."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from itertools import takewhile
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.records import PromptOrigin
 from leyden.rendering.renderer import AttributingRenderer, ChatRenderer, ToolCallForcer
-from leyden.rendering.tokenizer import LONG_TEXT
 from leyden.server.gateway.dialects.types import GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prefix_index import PrefixIndex, PrefixMatch
 from leyden.server.gateway.served_model import ServedModel
+from leyden.server.gateway.tokenising import in_thread, within_memory
 
 NOT_EXTENDED = "the model's template does not extend this turn"
 DROPS_REASONING = "the model's template drops the reasoning of earlier turns"
 _PREFILL_AND_FORMAT = "an answer in a format cannot be continued: leave out the assistant's last message, or the format"
 CUT_BY_STOP = "a stop string cut the answer: its tokens say more than its text"
-
-_LARGE_TEXT = 256 << 10
-"""Prompts of this many bytes are built one at a time for an attempt, and two at a time for a model."""
-
-T = TypeVar("T")
 
 
 class Prompt(Struct, frozen=True):
@@ -59,8 +51,8 @@ async def build_prompt(
 
     `begin_call` is False where a grammar will constrain the answer to a required tool call.
 
-    The request is matched at once against the calls that have ended. Rendering depends only on that match and runs in a
-    thread for long texts, so calls of one attempt can be built at the same time.
+    The request is matched at once against the calls that have ended. Rendering depends only on that match and may run
+    in a thread, so calls of one attempt can be built at the same time.
     """
     renderer = model.renderer
     forces_call = begin_call and request.tool_choice.mode == "required"
@@ -75,11 +67,15 @@ async def build_prompt(
         why = "a beginning of the answer needs a message before it" if not asked.messages else _PREFILL_AND_FORMAT
         raise GatewayError(ErrorKind.INVALID, why, "messages")
     builder = _PromptBuilder(model, asked, to_match, index.match(to_match), history_mode == "exact")
-    async with memory_bound(model, index, history.sizes[-1]):
+
+    async def build() -> Prompt:
         prompt = await _build(builder)
-        if prefill is not None:
-            begun = await _in_thread_if_long(len(prefill), partial(model.tokenizer.text_ids, prefill))
-            prompt = replace(prompt, history=history, ids=[*prompt.ids, *begun])
+        if prefill is None:
+            return prompt
+        begun = await in_thread(len(prefill), partial(model.tokenizer.text_ids, prefill))
+        return replace(prompt, history=history, ids=[*prompt.ids, *begun])
+
+    prompt = await within_memory(model, index, history.sizes[-1], build)
     if not forces_call or not isinstance(renderer, ToolCallForcer):
         return prompt
     forced = tuple(renderer.begin_call(request.tool_choice.name))
@@ -100,20 +96,8 @@ async def count_tokens(
         return answered
     _refuse_too_long(model, request, history)
     messages, tools = list(request.messages), list(request.offered_tools) or None
-    async with memory_bound(model, index, history.sizes[-1]):
-        render = partial(model.renderer.render_ids, messages, tools=tools)
-        return len(await _in_thread_if_long(history.sizes[-1], render))
-
-
-def memory_bound(model: ServedModel, index: PrefixIndex, size: int) -> AbstractAsyncContextManager[None]:
-    """Return a context in which a text of this size may be tokenised: large ones wait for each other."""
-    return nullcontext() if size <= _LARGE_TEXT else _alone(model, index)
-
-
-@asynccontextmanager
-async def _alone(model: ServedModel, index: PrefixIndex) -> AsyncIterator[None]:
-    async with index.large_prompts, model.large_prompts:
-        yield
+    size, render = history.sizes[-1], partial(model.renderer.render_ids, messages, tools=tools)
+    return len(await within_memory(model, index, size, partial(in_thread, size, render)))
 
 
 def _refuse_too_long(model: ServedModel, request: GenerationRequest, history: History) -> None:
@@ -139,15 +123,10 @@ def longest_text(model: ServedModel) -> int:
 async def _build(builder: "_PromptBuilder") -> Prompt:
     sizes, match = builder.history.sizes, builder.match
     if match.origin is PromptOrigin.CONTINUED:
-        extended = await _in_thread_if_long(sizes[-1] - sizes[match.shared_messages], builder.extend)
+        extended = await in_thread(sizes[-1] - sizes[match.shared_messages], builder.extend)
         if extended is not None:
             return extended
-    return await _in_thread_if_long(sizes[-1], builder.render)
-
-
-async def _in_thread_if_long(size: int, work: Callable[[], T]) -> T:
-    """Run work on a text of this size; in a thread where it would block the event loop for milliseconds."""
-    return await asyncio.to_thread(work) if size > LONG_TEXT else work()
+    return await in_thread(sizes[-1], builder.render)
 
 
 class _PromptBuilder(Struct, frozen=True):

@@ -3,21 +3,22 @@
 A text that begins with the prompt and completion of an earlier call keeps their tokens; only the rest is tokenised.
 """
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from renderers import ParsedResponse
 
 from leyden.records import PromptOrigin
-from leyden.rendering.tokenizer import LONG_TEXT, Tokenizer
+from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.dialects.types import Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prefix_index import IndexedCall, PrefixIndex, PrefixMatch
-from leyden.server.gateway.prompt import CUT_BY_STOP, Prompt, longest_text, memory_bound
+from leyden.server.gateway.prompt import CUT_BY_STOP, Prompt, longest_text
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.text_index import TextMatch, joined, segment
+from leyden.server.gateway.tokenising import in_thread, within_memory
 
 _CONTEXT = 8
 """How many tokens before a text decide how its first characters are decoded."""
@@ -57,10 +58,8 @@ async def build_text_prompt(model: ServedModel, index: PrefixIndex, prompt: str 
         raise GatewayError(ErrorKind.INVALID, message, "prompt")
     found = index.texts.match(prompt)
     call = index.indexed(found.call) if found is not None else None
-    if len(prompt) <= LONG_TEXT:
-        return _build(model, found, call, prompt)
-    async with memory_bound(model, index, len(prompt)):
-        return await asyncio.to_thread(_build, model, found, call, prompt)
+    build = partial(_build, model, found, call, prompt)
+    return await within_memory(model, index, len(prompt), partial(in_thread, len(prompt), build))
 
 
 def _build(
