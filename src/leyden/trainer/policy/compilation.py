@@ -13,8 +13,8 @@ _SETTINGS = {
     "specialize_float": True,  # a layer's numbers are constants: as inputs they are computed on the CPU, in C++
 }
 """Of torch.compile. Since torch 2.13 they hold only for the thread that sets them, so every call of a layer does."""
-_OPTIONS = {"triton.mix_order_reduction": False}
-"""Used or not by the number of tokens, so that layers would be compiled again for small micro-batches."""
+_OPTIONS = {"triton.mix_order_reduction_non_strict_mode": True}
+"""Otherwise some sums are fused above a number of tokens only, and layers compiled again for small micro-batches."""
 
 
 def compile_layers(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor") -> None:
