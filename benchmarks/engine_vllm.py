@@ -6,15 +6,16 @@
 Every model is measured with 1, 32, 256 and 1,024 requests that arrive at once, each with its own prompt, streamed, with
 token ids and logprobs, at temperature 1, all of the same lengths. The time includes the prompts, which are new in every
 round. The best of several rounds counts, after one that does not. On a GPU the model is in bfloat16. The embedded
-engine and `model.generate` run first, in this process, and are freed; then one vLLM server is asked in three ways, in
-turns: through the gateway with the text of each prompt as a chat message, with the same messages on its own chat route
-(without token ids and logprobs, which that request does not ask for), and with the token ids of the prompts, which
-nobody has to tokenise. The name of a shape instead of a folder measures the first two engines with random weights, on
-which speed does not depend: nothing has to be downloaded.
+engine and `model.generate` run first, in this process, and are freed; then one vLLM server is asked in four ways, in
+turns: through the gateway, with the text of each prompt as a chat message; with the same messages on its own chat route
+for what the gateway records, token ids and logprobs; there for text alone, of which nothing can be trained; and with
+the token ids of the prompts, which nobody has to tokenise, for token ids and logprobs. The name of a shape instead of a
+folder measures the first two engines with random weights, on which speed does not depend: nothing has to be downloaded.
 
 The last line is one JSON object: by model and number of requests the tokens per second of each, `ratio_embedded` (the
-embedded engine over vLLM with token ids), `ratio_gateway` (vLLM behind the gateway over vLLM asked the same way) and
-`ratio_gateway_ids` (over vLLM with token ids). `ratio` is the smallest `ratio_gateway` of the models at 256 requests.
+embedded engine over vLLM with token ids), `ratio_gateway` (vLLM behind the gateway over its chat route, asked for the
+same), `ratio_gateway_text` (over its chat route for text alone) and `ratio_gateway_ids` (over vLLM with token ids).
+`ratio` is the smallest `ratio_gateway` of the models at 256 requests.
 """
 
 import argparse
@@ -42,6 +43,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Con
 
 from leyden.engine.vllm.http import session as vllm_session
 from leyden.engine.vllm.process import VllmOptions, VllmProcess
+from leyden.local.engine import VLLM_STREAM_INTERVAL
 from leyden.records import RunSettings, Sampling, Task
 from leyden.remote import Remote
 from leyden.rendering.tokenizer import Tokenizer
@@ -81,6 +83,8 @@ HEADLINE = 256
 LONGEST_S = 3600.0
 VLLM_CHAT = {"model": "policy", "temperature": 1.0, "ignore_eos": True}
 """Of a request to vLLM's chat route; the gateway has these from its run and from `EndlessEngine`."""
+RECORDED = {"logprobs": True, "return_token_ids": True}
+"""What the gateway asks for and records with every call."""
 
 
 def best(run: Callable[[], int], expected: int, rounds: int) -> float:
@@ -190,7 +194,7 @@ async def lease_rollouts(remote: Remote, count: int) -> list[dict[str, str]]:
 
 
 async def measure_vllm(folder: str, options: argparse.Namespace, home: Path) -> dict[int, dict[str, float]]:
-    """vLLM's server, asked with token ids, on its chat route, and through the gateway."""
+    """vLLM's server, asked with token ids, on its chat route in two ways, and through the gateway."""
     tokenizer = Tokenizer.load(folder)
     config = AutoConfig.from_pretrained(folder)
     dtype = str(DTYPE).removeprefix("torch.")
@@ -215,13 +219,15 @@ async def measure_vllm(folder: str, options: argparse.Namespace, home: Path) -> 
             for requests in options.requests:
                 rates[requests] = {}
                 for number in range(options.rounds + 1):
-                    new = [random_text(tokenizer, options.prompt) for _ in range(3 * requests)]  # none is cached
-                    calls = [Call(tuple(tokenizer.encode(text)), options.tokens) for text in new[::3]]
-                    theirs = [chat_body(text, options.tokens, **VLLM_CHAT) for text in new[1::3]]
-                    ours = [chat_body(text, options.tokens, model="model") for text in new[2::3]]
+                    new = [random_text(tokenizer, options.prompt) for _ in range(4 * requests)]  # none is cached
+                    calls = [Call(tuple(tokenizer.encode(text)), options.tokens) for text in new[::4]]
+                    recorded = [chat_body(text, options.tokens, **VLLM_CHAT, **RECORDED) for text in new[1::4]]
+                    text_alone = [chat_body(text, options.tokens, **VLLM_CHAT) for text in new[2::4]]
+                    ours = [chat_body(text, options.tokens, model="model") for text in new[3::4]]
                     turns: dict[str, Callable[[], Awaitable[int]]] = {
                         "vllm": partial(ask_directly, direct, calls),
-                        "vllm_chat": partial(ask_chat, direct, [{}] * requests, theirs),
+                        "vllm_chat": partial(ask_chat, direct, [{}] * requests, recorded),
+                        "vllm_chat_text": partial(ask_chat, direct, [{}] * requests, text_alone),
                         "gateway": partial(ask_chat, gateway, headers, ours),
                     }
                     for name, run in turns.items():
@@ -257,7 +263,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100, help="tokens sampled for each")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vllm", default=os.environ.get("LEYDEN_VLLM_PYTHON", sys.executable), help="its interpreter")
-    parser.add_argument("--vllm-arguments", default="--max-num-seqs 1024 --stream-interval 4", help="of its server")
+    vllm_arguments = f"--max-num-seqs 1024 --stream-interval {VLLM_STREAM_INTERVAL}"
+    parser.add_argument("--vllm-arguments", default=vllm_arguments, help="of its server")
     add_out(parser)
     options = parser.parse_args()
     report: dict[str, Any] = {}
@@ -273,6 +280,7 @@ def main() -> None:
         for found in rates.values():
             found["ratio_embedded"] = round(found["embedded"] / found["vllm"], 3)
             found["ratio_gateway"] = round(found["gateway"] / found["vllm_chat"], 3)
+            found["ratio_gateway_text"] = round(found["gateway"] / found["vllm_chat_text"], 3)
             found["ratio_gateway_ids"] = round(found["gateway"] / found["vllm"], 3)
     behind = [rates[HEADLINE]["ratio_gateway"] for rates in report.values() if "gateway" in rates.get(HEADLINE, {})]
     ratio = min(behind, default=None)

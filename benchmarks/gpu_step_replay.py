@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import aiohttp
 
+from leyden.local.engine import VLLM_STREAM_INTERVAL
+
 START_LIMIT_S = 600.0
 
 
@@ -37,6 +39,7 @@ async def vllm_server(
         socket = Path(folder) / "vllm.sock"
         words = [python, "-m", "vllm.entrypoints.openai.api_server", "--uds", str(socket), "--model", model]
         words += ["--logprobs-mode", "processed_logprobs", "--enable-prefix-caching", "--generation-config", "vllm"]
+        words += ["--stream-interval", str(VLLM_STREAM_INTERVAL)]
         variables = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600", "HF_HUB_OFFLINE": "1"}
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(

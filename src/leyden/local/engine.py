@@ -23,8 +23,8 @@ from leyden.trainer.policy.policy import Policy
 
 _CPU_SLOTS, _GPU_SLOTS, _VLLM_REQUESTS = 64, 256, 1024
 _VLLM_CPU_SHARE = 0.2
-_VLLM_STREAM_INTERVAL = 4
-"""Tokens that vLLM sends at once: one message for each token would keep its front end busy."""
+VLLM_STREAM_INTERVAL = 8
+"""Tokens that vLLM sends at once, after the first: one message for each would keep its front end and ours busy."""
 
 
 @asynccontextmanager
@@ -58,7 +58,7 @@ async def running_engine(
     share = config.engine.memory or _VLLM_CPU_SHARE if plan is None else plan.engine_share
     # On a CPU vLLM takes this for a share of the machine's memory.
     shared = ("--gpu-memory-utilization", f"{share:.3f}")
-    batched = ("--max-num-seqs", str(slots), "--stream-interval", str(_VLLM_STREAM_INTERVAL))
+    batched = ("--max-num-seqs", str(slots), "--stream-interval", str(VLLM_STREAM_INTERVAL))
     adapter = policy.adapter if policy is not None else None
     text = model.config.get_text_config()
     backend = VllmBackend(
