@@ -93,6 +93,23 @@ def test_tool_calls_arrive_complete_and_their_tokens_never_as_text(
     assert [call["function"]["arguments"] for call in parser.message["tool_calls"]] == ['{"x": 1}'] * calls
 
 
+@given(said=st.sampled_from(["", "Thought: look\n"]), size=st.integers(1, 50), streamed=st.booleans())
+def test_a_tool_call_before_a_stop_string_ends_the_answer(said: str, size: int, streamed: bool) -> None:
+    parser, events = write(said + CALL + "\nObservation: 3" + CALL, [size], stop=("Observation:",), streamed=streamed)
+    assert [event.call.name for event in events if isinstance(event, ToolCallFinished)] == ["f"]
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == parser.content == said
+    assert TOKENIZER.decode(parser.ids) == said + CALL
+    assert parser.context_tail == 0
+    assert len(parser.ids) == len(parser.logprobs) == sum(run.tokens for run in parser.versions)
+
+
+@given(size=st.integers(1, 50), streamed=st.booleans())
+def test_text_between_a_tool_call_and_a_stop_string_stays(size: int, streamed: bool) -> None:
+    parser, _ = write(CALL + "so Observation: 3", [size], stop=("Observation:",), streamed=streamed)
+    assert (parser.content, len(parser.calls)) == ("so ", 1)
+    assert TOKENIZER.decode(parser.ids) == CALL + "so Observation:"
+
+
 @given(thought=st.text("ab c\n", min_size=1, max_size=20), said=st.text("xy z", min_size=1, max_size=20))
 def test_reasoning_is_kept_apart(thought: str, said: str) -> None:
     parser, events = write(f"<think>\n{thought}\n</think>\n\n{said}", [3])

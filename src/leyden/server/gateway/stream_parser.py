@@ -135,9 +135,9 @@ class StreamParser:
         calls = list(parsed.tool_calls)
         found = [(at + len(stop), at, stop) for stop in self._stop if (at := self.content.find(stop)) >= 0]
         if found:  # the stop string that was complete first, even if one chunk held several
-            end, cut, self.stopped_by = min(found)
-            self._end_at(self.content, end)
+            _, cut, self.stopped_by = min(found)
             self.content = self.content[:cut]
+            calls = self._end_at(self.stopped_by)
         if (
             self._unmarked
             and self.finish == "stop"
@@ -148,18 +148,17 @@ class StreamParser:
             if found_call is not None:
                 self.content, calls = found_call.text, [found_call.call]
         if self.done or partial:
-            only_sent = partial or self.stopped_by is not None
-            self._known_call_events, self._new_call_events, unsent = self._tool_calls.finish(calls, only_sent)
+            self._known_call_events, self._new_call_events, unsent = self._tool_calls.finish(calls, only_sent=partial)
             for call in unsent:  # a malformed call is shown as text: nothing of an answer disappears
                 self.content += self._text_of_call(call)
         elif self._streamed and not in_reasoning:
             self._known_call_events, self._new_call_events = self._tool_calls.advance(calls)
             self._inside_call = self._tool_calls.is_open(len(calls) - 1)
 
-    def _parsed(self) -> ParsedResponse:
-        return self._renderer.parse_response(
-            self._forced + self.ids, tools=self._tools or None, prompt_ids=self._prompt_ids
-        )
+    def _parsed(self, length: int | None = None) -> ParsedResponse:
+        """Parse the answer, or so many of its tokens."""
+        ids = self._forced + self.ids[:length]
+        return self._renderer.parse_response(ids, tools=self._tools or None, prompt_ids=self._prompt_ids)
 
     def _end_after_call(self, calls: Sequence[ParsedToolCall]) -> bool:
         """End the answer after its first tool call if more than the end of the turn follows it.
@@ -187,20 +186,24 @@ class StreamParser:
         """Whether what looks like a tool call may turn out to be part of the reasoning."""
         return "</think>" not in self._decode(len(self.ids))
 
-    def _end_at(self, content: str, end: int) -> None:
-        """Drop the tokens after the one that completes a stop string, which ends at this index of the content.
+    def _end_at(self, stop: str) -> list[ParsedToolCall]:
+        """Drop the tokens after the one that completes a stop string; return the tool calls of those that stay.
 
         A chunk can hold several tokens, and the answer is not parsed after each, so how many follow is arbitrary. If
-        the text of the last token extends beyond the stop string, the model chose it for a longer text.
+        the text of the last token extends beyond the stop string, the model chose it for a longer text. Where nothing
+        but the stop string follows a tool call, the answer ends with the call, as its client sees it.
         """
-        text = self._decode(len(self.ids))
-        if (start := text.rfind(content)) < 0:  # the parser changed the text: which tokens belong to it is unknown
-            self.context_tail = len(self.ids)
-            return
-        wanted = text[: start + end]
-        length = bisect_left(range(len(self.ids)), True, key=lambda n: self._decode(n).startswith(wanted))
-        self._keep(length)
-        self.context_tail = int(self._decode(length) != wanted)
+        lengths = range(1, len(self.ids) + 1)
+        self._keep(lengths[bisect_left(lengths, True, key=lambda n: stop in (self._parsed(n).content or ""))])
+        self.context_tail = int(not self._decode(len(self.ids)).endswith(stop))
+        calls = list(self._parsed().tool_calls)
+        span = calls[-1].token_span if calls else None
+        if span is not None:
+            length = span[1] - len(self._forced)
+            if not self._tokenizer.decode(self.ids[length:]).partition(stop)[0].strip():
+                self._keep(length)
+                self.context_tail = 0
+        return calls
 
     def _decode(self, length: int) -> str:
         return self._tokenizer.decode(self._forced + self.ids[:length])
