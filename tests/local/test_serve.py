@@ -80,6 +80,17 @@ def test_every_dialect_is_answered_with_any_key_on_this_machine(served: ServerPr
     assert [model.id for model in client.models.list()] == ["mine"]
 
 
+def test_the_same_question_gets_different_answers_unless_a_seed_is_given(served: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=served.url + "/v1", api_key="anything")
+
+    def ask(**more: Any) -> str:
+        sampled = client.completions.create(model="mine", prompt="Tell", max_tokens=16, temperature=1.5, **more)
+        return sampled.choices[0].text
+
+    assert len({ask() for _ in range(4)}) > 1
+    assert len({ask(seed=7) for _ in range(4)}) == 1
+
+
 def test_only_model_calls_need_no_key(served: ServerProcess) -> None:
     assert requests.get(served.url + "/api/runs", timeout=30).status_code == 401
     assert requests.get(served.url + "/", timeout=30).status_code == 401

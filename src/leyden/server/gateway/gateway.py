@@ -125,7 +125,7 @@ class Gateway:
             raise GatewayError(ErrorKind.TOO_LONG, message, "messages" if request.prompt is None else "prompt")
         grammar = await _grammar(model, request, prompt, caller.lease.attempt, constrains_calls)
         model.scheduler.refuse_if_full()
-        sampling = _sampling(caller.lease, settings, request.sampling, attempt.start(request.n))
+        sampling = _sampling(caller, settings, request.sampling, attempt.start(request.n))
         max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
         budget = settings.max_tokens and max(1, (settings.max_tokens - index.sampled_tokens) // request.n)
         generation = Generation(self.recorder, attempt, caller, model, request, prompt, sampling, grammar)
@@ -277,13 +277,16 @@ def _role(request: GenerationRequest, settings: RunSettings) -> str | None:
     return next((role for role, rule in settings.roles.items() if re.search(rule, system)), None)
 
 
-def _sampling(lease: ActiveLease, settings: RunSettings, requested: Sampling, number: int) -> Sampling:
+def _sampling(caller: Caller, settings: RunSettings, requested: Sampling, number: int) -> Sampling:
     """Return the sampling of a call, the `number`-th of its attempt.
 
     Training uses the run's sampling, so that the rollouts of a group differ even if the agent requests temperature 0.
-    Evaluation uses what the agent requests. A seed that is not given follows from run, rollout and number.
+    Evaluation uses what the agent requests. A seed that is not given follows from run, rollout and number; that of a
+    call outside rollouts is random.
     """
-    digest = blake2b(f"{settings.sampling.seed}/{lease.rollout}/{number}".encode(), digest_size=4).digest()
+    lease = caller.lease
+    source = lease.attempt if caller.direct else lease.rollout
+    digest = blake2b(f"{settings.sampling.seed}/{source}/{number}".encode(), digest_size=4).digest()
     seed = int.from_bytes(digest, "little") >> 1
     if lease.purpose in (Purpose.EVAL, Purpose.TEST):
         return replace(requested, seed=seed if requested.seed is None else requested.seed)
