@@ -49,6 +49,22 @@ async def test_the_shortest_lease_sets_the_pace_and_an_attempt_that_the_server_e
     await asyncio.wait((running,))
 
 
+async def test_attempts_with_a_shorter_lease_that_come_and_go_do_not_delay_the_next_heartbeat() -> None:
+    client = Client(ended="")
+    heartbeat = Heartbeat(client, "w")  # type: ignore[arg-type]
+    running = asyncio.create_task(heartbeat.run())
+    heartbeat.track(leased(1, lease_s=0.3))
+    short = leased(2, lease_s=0.2)
+    async with asyncio.timeout(20):
+        while not client.renewed:
+            heartbeat.track(short)
+            await asyncio.sleep(0.001)
+            heartbeat.untrack(short)
+    assert "g.0.1" in client.renewed[0]
+    running.cancel()
+    await asyncio.wait((running,))
+
+
 async def test_a_cancellation_that_comes_together_with_a_new_attempt_is_not_lost() -> None:
     heartbeat = Heartbeat(Client(ended=""), "w")  # type: ignore[arg-type]
     heartbeat.track(leased(1, lease_s=600.0))

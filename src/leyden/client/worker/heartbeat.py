@@ -13,7 +13,9 @@ class Heartbeat:
     def __init__(self, client: RetryingClient, worker: str) -> None:
         self._client, self._worker = client, worker
         self._attempts: dict[str, ActiveAttempt] = {}
-        self._reschedule = asyncio.Event()
+        self._next_s: float | None = None
+        """When the next heartbeat is due, in the time of the event loop. A new attempt only moves it earlier."""
+        self._moved = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -23,10 +25,9 @@ class Heartbeat:
 
     def track(self, active: ActiveAttempt) -> None:
         """Keep an attempt alive from now on."""
-        if not self._attempts or active.lease.lease_s < self._shortest_lease_s():
-            self._reschedule.set()
         self._attempts[active.id] = active
         self._idle.clear()
+        self._schedule(active.lease.lease_s / 3)
 
     def untrack(self, active: ActiveAttempt) -> None:
         """Stop keeping an attempt alive: it is reported, or needs no report."""
@@ -44,14 +45,22 @@ class Heartbeat:
     async def run(self) -> None:
         """Send heartbeats until cancelled."""
         while True:
-            self._reschedule.clear()
-            interval_s = self._shortest_lease_s() / 3 if self._attempts else None
+            self._moved.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):  # wait_for would lose a cancellation that comes with the event
-                    await self._reschedule.wait()
-                continue  # a shorter lease was added: wait for its interval instead
+                async with asyncio.timeout_at(self._next_s):  # wait_for would lose a cancellation that comes with it
+                    await self._moved.wait()
+                continue
+            self._next_s = None
             if self._attempts:
-                await self._send(self._shortest_lease_s() / 3)
+                await self._send(self._interval_s())
+            if self._attempts:
+                self._schedule(self._interval_s())
+
+    def _schedule(self, delay_s: float) -> None:
+        due_s = asyncio.get_running_loop().time() + delay_s
+        if self._next_s is None or due_s < self._next_s:
+            self._next_s = due_s
+            self._moved.set()
 
     async def _send(self, interval_s: float) -> None:
         ids = list(self._attempts)
@@ -64,5 +73,5 @@ class Heartbeat:
             if (active := self._attempts.get(ended.attempt)) is not None:
                 active.resolve(None)
 
-    def _shortest_lease_s(self) -> float:
-        return min(active.lease.lease_s for active in self._attempts.values())
+    def _interval_s(self) -> float:
+        return min(active.lease.lease_s for active in self._attempts.values()) / 3
