@@ -223,12 +223,16 @@ class CancelReply(Struct, frozen=True):
     cancelled: Count
 
 
+MAX_KEY_TTL_S = 10 * 365 * 86_400.0
+"""The longest time that a key can be valid for."""
+
+
 class KeySpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A key to create. Attempt keys come with leases and cannot be requested."""
 
     kind: Annotated[str, Meta(pattern="^(admin|worker|pool|viewer|client)$")]
     run: Id | None = None
-    ttl_s: Annotated[float, Meta(gt=0, le=10 * 365 * 86_400)] = 30 * 86_400.0
+    ttl_s: Annotated[float, Meta(gt=0, le=MAX_KEY_TTL_S)] = 30 * 86_400.0
 
 
 class NewKey(Struct, frozen=True):

@@ -20,7 +20,7 @@ from leyden.episodes import Episode
 from leyden.records import Purpose, RunSettings, Task
 from leyden.remote import Remote
 from leyden.server.keys import KeyKind
-from leyden.wire import GroupSpec, RunSpec
+from leyden.wire import MAX_KEY_TTL_S, GroupSpec, RunSpec
 
 AGENTS = Path(__file__).parent / "agents"
 
@@ -75,7 +75,7 @@ class WorkerHarness:
         """Run a worker process; on exit, kill it and check that none of its processes is left."""
         fields = {"server": self.server.url, "run": "r", "agent": agent, "base": str(AGENTS), "grace_s": 0.0, **options}
         scope = {} if kind is KeyKind.ADMIN else {"run": "r"}
-        key = self.server.service.keyring.create(kind, 600, **scope)[0]  # type: ignore[arg-type]
+        key = self.server.service.keyring.create(kind, MAX_KEY_TTL_S, **scope)[0]  # type: ignore[arg-type]
         worker = WorkerProcess(WorkerOptions(**fields), key)
         try:
             yield worker
@@ -129,6 +129,6 @@ async def worker_harness(home: Path) -> AsyncIterator[WorkerHarness]:
     async with model_server(home) as server:
         server.say = echo
         expiring = asyncio.create_task(server.service.store.expire_loop())
-        async with Remote(server.url, server.service.keyring.create(KeyKind.ADMIN, 7200)[0]) as remote:
+        async with Remote(server.url, server.service.keyring.create(KeyKind.ADMIN, MAX_KEY_TTL_S)[0]) as remote:
             yield WorkerHarness(server, remote)
         expiring.cancel()

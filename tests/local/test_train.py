@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyden.config import ConfigError, override, read_config, read_file
 from leyden.local.train import train
+from leyden.server.keys import KeyKind, Keyring
 from leyden.store import queries
 from leyden.store.database import Database
 from leyden.trainer.checkpoint import read_state
@@ -486,6 +487,8 @@ def test_agents_may_run_elsewhere(tmp_path: Path) -> None:
     line_with(process, "engine: torch")
     waiting = line_with(process, "waiting for workers")
     assert waiting.startswith("waiting for workers: leyden worker CONFIG.toml --server http://127.0.0.1:")
+    in_nine_years = Keyring.from_file(training.run / "secret", lambda: time.time() + 9 * 365 * 86_400)
+    assert in_nine_years.verify((training.run / "worker.key").read_text().strip()).kind is KeyKind.WORKER
     elsewhere = shlex.split(waiting.partition("CONFIG.toml ")[2])
     worker = start_command("worker", "small.toml", *elsewhere, cwd=tmp_path, stderr=subprocess.PIPE)
     try:

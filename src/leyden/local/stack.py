@@ -31,7 +31,7 @@ from leyden.server.options import ServeOptions, ServerProcessOptions
 from leyden.trainer.policy.loading import ModelSource
 from leyden.trainer.policy.policy import Policy
 from leyden.trainer.report.progress_line import ProgressLine
-from leyden.wire import KeySpec, RunSpec
+from leyden.wire import MAX_KEY_TTL_S, KeySpec, RunSpec
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ async def local_stack(
         RetryingRemote(server.running.url, admin_key(folder), lambda: server.is_gone) as remote,
     ):
         await _create_run(remote, config, run)
-        key = (await remote.make_key(KeySpec("worker", run))).key
+        key = (await remote.make_key(KeySpec("worker", run, MAX_KEY_TTL_S))).key
         if config.workers.processes == 0:
             write_private(folder / "worker.key", key)
             yield LocalStack(remote, engine, server, None)

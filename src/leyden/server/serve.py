@@ -26,13 +26,13 @@ from leyden.server.loop_watchdog import LoopWatchdog
 from leyden.server.options import RunningServer, ServeError, ServeOptions
 from leyden.server.service import ServerContext, ServerSettings
 from leyden.store.store import Store
+from leyden.wire import MAX_KEY_TTL_S
 
 _log = logging.getLogger("leyden.server")
 _SHUTDOWN_S = 30
 _RECORDING_S = 5.0
 """How long requests that are cut off have to record that."""
 _MONTH = 30 * 86_400.0
-_TEN_YEARS = 10 * 365 * 86_400.0
 
 
 async def serve(
@@ -211,5 +211,5 @@ def _ensure_key(keyring: Keyring, kind: KeyKind, path: Path) -> Path:
     try:
         keyring.verify(path.read_text().strip())
     except (FileNotFoundError, UnicodeDecodeError, KeyRefused):
-        write_private(path, keyring.create(kind, _TEN_YEARS)[0])
+        write_private(path, keyring.create(kind, MAX_KEY_TTL_S)[0])
     return path

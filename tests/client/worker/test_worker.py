@@ -1,6 +1,7 @@
 """Real workers, real hosts, real clients: each call lands on its attempt, each attempt ends once and as it should."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import psutil
@@ -40,6 +41,16 @@ async def test_tasks_and_threads_of_async_agents_keep_their_attempt(harness: Wor
             assert episode.final_reward(0.0) == 1.0
             assert [call.response["content"] for call in episode.calls] == [f"{n}"] * 4
         assert len(hosts_of(worker)) == 2
+
+
+async def test_agents_may_call_models_for_as_long_as_the_key_of_their_worker_is_valid(harness: WorkerHarness) -> None:
+    await harness.open(max_attempts=1)
+    with harness.worker("asking.py:solve", reward="asking.py:reward"):
+        for group, years in (("now", 0), ("later", 9)):
+            harness.server.service.keyring.clock = lambda: time.time() + years * 365 * 86_400  # noqa: B023
+            await harness.queue(group, {"n": 1})
+            episode = await harness.episode(group)
+            assert episode.final_reward(0.0) == 1.0, episode.attempt.outcome
 
 
 async def test_every_way_an_agent_can_end_has_its_outcome(harness: WorkerHarness) -> None:

@@ -8,7 +8,7 @@ from leyden.client.retrying_client import RetryingClient
 from leyden.client.runners.base import Runner
 from leyden.client.runners.host_process import AGENT_HOST, COMMAND_HOST, HostProcess
 from leyden.client.runners.http_endpoint import HttpEndpoint
-from leyden.wire import KeySpec, Lease, NewKey
+from leyden.wire import MAX_KEY_TTL_S, KeySpec, Lease, NewKey
 
 _COMMAND_STOP_TIMEOUT_S = 10.0
 """A command that is stopped has two seconds to end by itself before it is killed; the rest is for a busy machine."""
@@ -45,6 +45,8 @@ class RunnerFactory:
                 return await HostProcess.start(AGENT_HOST, replace(self._setup, key=pool.key), pool=pool.pool)
 
     async def _pool_key(self) -> NewKey:
+        """Return the key of the pool, which expires together with the worker's own."""
         if self._pool is None:
-            self._pool = await self._client.retry(lambda: self._client.remote.make_key(KeySpec("pool", self._run)))
+            spec = KeySpec("pool", self._run, MAX_KEY_TTL_S)
+            self._pool = await self._client.retry(lambda: self._client.remote.make_key(spec))
         return self._pool
