@@ -112,11 +112,14 @@ class StepReward(Struct, frozen=True, tag="rewarded"):
 
 
 class StopReply(Struct, frozen=True, tag="stopping"):
-    """The output so far of an attempt that is being stopped, and the attempt that blocked the event loop, if any."""
+    """The output so far of an attempt that is being stopped."""
 
     attempt: str
     output: str = ""
     blocked_by: str | None = None
+    """The attempt that blocks the event loop now, if any."""
+    blocked_s: float = 0.0
+    """For how long the event loop was blocked, by any code, since the attempt was started."""
 
 
 class Pong(Struct, frozen=True, tag="pong"):

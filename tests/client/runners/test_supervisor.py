@@ -10,10 +10,13 @@ import pytest
 from modelserving import eventually
 from worker_harness import AGENTS, WorkerHarness, alive
 
+from leyden.client.attempt.active_attempt import ActiveAttempt
+from leyden.client.host_protocol import StopReply
+from leyden.client.runners.supervisor import RunnerSupervisor, TimeLimits
 from leyden.client.worker.worker import WorkerOptions, work
 from leyden.episodes import Episode
-from leyden.outcomes import Ending
-from leyden.records import State
+from leyden.outcomes import Ending, Retry
+from leyden.records import Attempt, Purpose, State, Task
 from leyden.remote import Remote
 from leyden.server.keys import KeyKind
 from leyden.wire import Lease, LeaseRequest
@@ -106,6 +109,38 @@ async def test_an_attempt_that_another_keeps_from_running_has_not_timed_out(harn
     (lost, _) = (await harness.remote.rollout("r", "innocent.0")).attempts
     assert lost.outcome and lost.outcome.ending is Ending.LOST
     assert lost.outcome.message.startswith("attempt blocks.0.1 blocked the event loop")
+
+
+class BlockedRunner:
+    """A runner whose event loop is blocked by another attempt when an attempt is stopped."""
+
+    stop_timeout_s = 60.0
+
+    def __init__(self, blocked_s: float) -> None:
+        self.blocked_s = blocked_s
+
+    def start_attempt(self, lease: Lease, addresses: dict[str, str]) -> None:
+        pass
+
+    async def stop(self, attempt: str) -> StopReply:
+        return StopReply(attempt, "printed", "other.0.1", self.blocked_s)
+
+
+@pytest.mark.parametrize(
+    ("blocked_s", "ends", "retry"), [(0.02, Ending.TIMEOUT, Retry.CHARGED), (0.1, Ending.LOST, Retry.ALONE)]
+)
+async def test_a_timeout_is_excused_once_and_only_where_the_loop_was_blocked_for_most_of_the_time(
+    blocked_s: float, ends: Ending, retry: Retry
+) -> None:
+    async def time_out(lease: Lease, ran_s: float) -> float:
+        return 0.0
+
+    attempt = Attempt("g.0.1", "r", "g.0", 1, "w", None, 0.0, 60.0)
+    active = ActiveAttempt(Lease(attempt, Task("t", {}), Purpose.TRAIN, 60.0, "", "", ""))
+    supervisor = RunnerSupervisor(BlockedRunner(blocked_s), TimeLimits(0.1, 1.0, 1.0), time_out)  # type: ignore[arg-type]
+    end = await supervisor.run_attempt(active, {})
+    assert end and (end.outcome.ending, end.retry, end.output) == (ends, retry, "printed")
+    assert supervisor.retired.is_set() is (ends is Ending.LOST)
 
 
 async def test_a_blocked_event_loop_is_noticed_and_its_blocker_retried_alone(harness: WorkerHarness) -> None:

@@ -1,4 +1,4 @@
-"""Finds the attempt whose code blocks the event loop.
+"""Finds the attempt whose code blocks the event loop, and measures for how long the loop was blocked.
 
 A blocked loop cannot run a callback, but its thread can run a signal handler, which executes between two bytecode
 instructions, in the context of the blocking code. Only code that does not return from C cannot be found.
@@ -7,6 +7,7 @@ instructions, in the context of the blocking code. Only code that does not retur
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -16,6 +17,8 @@ from leyden.client.tracing.context import current_attempt
 
 _SIGNAL = signal.SIGUSR2
 _TIMEOUT_S = 0.25
+"""A loop that runs nothing for longer is blocked."""
+_TICK_S = 0.25
 
 
 class WatchedLoop:
@@ -27,6 +30,19 @@ class WatchedLoop:
         self._lock = threading.Lock()
         self._answers: SimpleQueue[str | None] = SimpleQueue()
         signal.signal(_SIGNAL, self._on_signal)
+        self._measured = (0.0, time.monotonic())
+        """Seconds blocked until the last tick, and when the next one is due; replaced as one, for other threads."""
+        self._tick()
+
+    def blocked_s(self) -> float:
+        """Return for how many seconds in all the loop was blocked so far. Callable from any thread."""
+        blocked_s, due = self._measured
+        late_s = time.monotonic() - due
+        return blocked_s + (late_s if late_s > _TIMEOUT_S else 0.0)
+
+    def _tick(self) -> None:
+        self._measured = (self.blocked_s(), time.monotonic() + _TICK_S)
+        self._loop.call_later(_TICK_S, self._tick)
 
     def find_blocker(self, on_found: Callable[[str | None], None]) -> None:
         """Find the blocking attempt in a thread; None if the loop runs or the attempt cannot be determined."""

@@ -72,6 +72,8 @@ class Host:
         self._threads = ThreadPoolExecutor(setup.concurrency, thread_name_prefix="agent")
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopped: set[str] = set()
+        self._blocked_before_s: dict[str, float] = {}
+        """For how long the event loop had been blocked when each attempt was started."""
         self._services, self._instances = services, instances
 
     async def serve(self, serving: "Future[Host]") -> None:
@@ -91,10 +93,12 @@ class Host:
     def on_message(self, message: ToHost) -> None:
         """Handle a message of the worker. Called from the listening thread."""
         match message:
-            case StartAttempt() if self._agent.is_async:
-                self._loop.call_soon_threadsafe(self._start_task, message)
             case StartAttempt():
-                self._start_thread(message)
+                self._blocked_before_s[message.attempt] = self._blocking.blocked_s()
+                if self._agent.is_async:
+                    self._loop.call_soon_threadsafe(self._start_task, message)
+                else:
+                    self._start_thread(message)
             case StopAttempt(attempt):
                 self._spans.end_open(attempt)
                 self._loop.call_soon_threadsafe(self._stop, attempt)
@@ -106,7 +110,9 @@ class Host:
 
     def _answer_stop(self, attempt: str, blocked_by: str | None) -> None:
         """Reply with the output so far once the spans are exported, because the worker then ends the attempt."""
-        reply = StopReply(attempt, self._outputs.so_far(attempt), blocked_by)
+        blocked_s = self._blocking.blocked_s()
+        blocked_s -= self._blocked_before_s.get(attempt, blocked_s)
+        reply = StopReply(attempt, self._outputs.so_far(attempt), blocked_by, blocked_s)
         sent = self._spans.flush(attempt)
         if sent is None:
             self._pipe.send(reply)
@@ -128,6 +134,7 @@ class Host:
         except BaseException as error:  # also SystemExit: an agent that calls sys.exit ends only its own attempt
             end = self._failed(start.attempt, error)
         del self._tasks[start.attempt]
+        self._blocked_before_s.pop(start.attempt, None)
         self._stopped.discard(start.attempt)
         try:
             if (sent := self._spans.flush(start.attempt)) is not None:
@@ -149,6 +156,7 @@ class Host:
                 end = end_of_attempt(start.attempt, value, self._setup.has_reward_function)
         except BaseException as error:
             end = self._failed(start.attempt, error)
+        self._blocked_before_s.pop(start.attempt, None)
         if (sent := self._spans.flush(start.attempt)) is not None:
             sent.result()
         self._pipe.send(replace(end, output=self._outputs.end(start.attempt)))

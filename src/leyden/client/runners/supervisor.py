@@ -24,6 +24,8 @@ from leyden.records import RewardKind
 _log = logging.getLogger("leyden.worker")
 _OUTPUT_LINES, _MAX_MESSAGE = 20, 4000
 _MAX_STEP_REWARDS = 10_000
+_EXCUSED_SHARE = 0.5
+"""Part of the time limit for which the event loop must have been blocked where a time-out is excused."""
 _ENDED_UNRESPONSIVE = "its process was ended because code of one attempt let nothing else run"
 
 
@@ -82,7 +84,7 @@ class RunnerSupervisor:
         asyncio.get_running_loop().call_later(self.runner.stop_timeout_s, self._check_returned, active)
         reply = await self.runner.stop(active.id)
         output = reply.output if reply is not None else self.runner.output()
-        if reply is None or reply.blocked_by is not None:
+        if reply is None or self._was_blocked(reply):
             self._unresponsive = True
             self._retire("code in it lets nothing else run")
             if end is limit.timeout:
@@ -169,14 +171,19 @@ class RunnerSupervisor:
             active.released.set()
         self._attempts.clear()
 
+    def _was_blocked(self, reply: StopReply) -> bool:
+        """Whether the loop is blocked and was so for long. Code that computes for a moment between awaits is normal."""
+        return reply.blocked_by is not None and reply.blocked_s >= _EXCUSED_SHARE * self._limits.attempt_s
+
     def _excuse_timeout(self, attempt: str, reply: StopReply | None) -> AttemptEnd | None:
         """Return the end of an attempt that another kept from running in time; None where it was itself at fault.
 
-        Where the process lets no thread run, the attempt at fault is unknown, unless there is only one.
+        Where the process lets no thread run, the attempt at fault is unknown, unless there is only one. An excused
+        attempt is retried alone, where no other can keep it from running: it is excused once.
         """
         if reply is not None and reply.blocked_by != attempt:
             message = f"attempt {reply.blocked_by} blocked the event loop of the process that both ran in"
-            return AttemptEnd(attempt, Outcome(Ending.LOST, message), retry=Retry.FREE)
+            return AttemptEnd(attempt, Outcome(Ending.LOST, message), retry=Retry.ALONE)
         if reply is None and len(self._attempts) > 1:
             return AttemptEnd(attempt, Outcome(Ending.LOST, _ENDED_UNRESPONSIVE), retry=Retry.ALONE)
         return None
