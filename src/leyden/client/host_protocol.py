@@ -65,6 +65,12 @@ class StopAttempt(Struct, frozen=True, tag="stop"):
     attempt: str
 
 
+class FlushSpans(Struct, frozen=True, tag="flush"):
+    """Export the spans of an attempt now. `SpansFlushed` follows when the server has them, or they have failed."""
+
+    attempt: str
+
+
 class Ping(Struct, frozen=True, tag="ping"):
     """Ask whether the event loop runs. `Pong` follows when it does."""
 
@@ -102,6 +108,8 @@ class AttemptEnd(Struct, frozen=True, tag="ended"):
     output: str = ""
     """What it printed."""
     retry: Retry = Retry.CHARGED
+    has_spans: bool = False
+    """Whether `FlushSpans` must come before the end is reported: the server accepts no spans afterwards."""
 
 
 class StepReward(Struct, frozen=True, tag="rewarded"):
@@ -120,6 +128,14 @@ class StopReply(Struct, frozen=True, tag="stopping"):
     """The attempt that blocks the event loop now, if any."""
     blocked_s: float = 0.0
     """For how long the event loop was blocked, by any code, since the attempt was started."""
+    has_spans: bool = False
+    """As for `AttemptEnd`."""
+
+
+class SpansFlushed(Struct, frozen=True, tag="flushed"):
+    """The spans of an attempt are exported, or have failed to."""
+
+    attempt: str
 
 
 class Pong(Struct, frozen=True, tag="pong"):
@@ -134,8 +150,8 @@ class BlockerFound(Struct, frozen=True, tag="blocked"):
     attempt: str | None
 
 
-ToHost = StartAttempt | StopAttempt | Ping | FindBlocker
-ToWorker = HostReady | HostFailed | AttemptEnd | StopReply | StepReward | Pong | BlockerFound
+ToHost = StartAttempt | StopAttempt | FlushSpans | Ping | FindBlocker
+ToWorker = HostReady | HostFailed | AttemptEnd | StopReply | SpansFlushed | StepReward | Pong | BlockerFound
 
 
 class InvalidMessage(Exception):

@@ -39,6 +39,8 @@ async def solve(task):
         time.sleep(1)
     elif task == "wait":
         await asyncio.sleep(60)
+    elif task == "trace":
+        trace.get_tracer("agent").start_span("work").end()
     elif task == "leave a cancellation behind":
         trace.get_tracer("agent").start_span("work").end()  # nobody receives it, so that exporting it takes long
         asyncio.get_running_loop().call_later(0.3, asyncio.current_task().cancel)
@@ -79,6 +81,50 @@ async def test_an_attempt_that_is_stopped_before_it_begins_has_an_end(tmp_path: 
 async def test_an_attempt_whose_task_is_cancelled_after_its_code_returned_has_its_result(tmp_path: Path) -> None:
     ends = await ends_of(tmp_path, start("a.1", "leave a cancellation behind"))
     assert ends["a.1"].outcome.ending is Ending.SUCCEEDED
+
+
+async def test_an_end_and_the_reply_to_a_stop_do_not_wait_for_spans(tmp_path: Path) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await answer.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    (tmp_path / "agent.py").write_text(AGENT)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    setup = replace(SETUP, agent="agent.py:solve", base=str(tmp_path), server=address)
+    host = await HostProcess.start(AGENT_HOST, setup)
+    ends: asyncio.Queue[AttemptEnd] = asyncio.Queue()
+    listening = asyncio.create_task(host.listen(ends.put_nowait))  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(20):  # an export may take 30 s
+            host._stream.send(start("a.1", "trace"))
+            assert (await ends.get()).has_spans
+            flushing = asyncio.create_task(host.flush_spans("a.1"))
+            await asked.wait()
+            stopped = await host.stop("a.1")
+            assert stopped is not None and stopped.has_spans and not flushing.done()
+            answer.set()
+            await flushing
+    finally:
+        await host.close(kill=True)
+        await listening
+        server.close()
+
+
+async def test_what_is_asked_of_a_host_that_has_died_is_answered_at_once() -> None:
+    host = await HostProcess.start(AGENT_HOST, SETUP)
+    listening = asyncio.create_task(host.listen(lambda event: None))
+    flushing = asyncio.create_task(host.flush_spans("a.1"))
+    await host.close(kill=True)
+    async with asyncio.timeout(20):  # spans are awaited for 30 s
+        await listening
+        await flushing
+        await host.flush_spans("a.1")
 
 
 async def test_a_host_ends_when_it_receives_a_frame_over_the_limit() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from modelserving import eventually
 from worker_harness import AGENTS, WorkerHarness, alive
 
 from leyden.client.attempt.active_attempt import ActiveAttempt
-from leyden.client.host_protocol import StopReply
+from leyden.client.host_protocol import AttemptEnd, StopReply
 from leyden.client.runners.supervisor import RunnerSupervisor, TimeLimits
 from leyden.client.worker.worker import WorkerOptions, work
 from leyden.episodes import Episode
-from leyden.outcomes import Ending, Retry
+from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Attempt, Purpose, State, Task
 from leyden.remote import Remote
 from leyden.server.keys import KeyKind
@@ -28,6 +29,11 @@ def ending(episode: Episode) -> Ending | None:
 
 def message(episode: Episode) -> str:
     return episode.attempt.outcome.message if episode.attempt.outcome else ""
+
+
+def active_attempt() -> ActiveAttempt:
+    attempt = Attempt("g.0.1", "r", "g.0", 1, "w", None, 0.0, 60.0)
+    return ActiveAttempt(Lease(attempt, Task("t", {}), Purpose.TRAIN, 60.0, "", "", ""))
 
 
 async def processes_in(file: Path) -> list[psutil.Process]:
@@ -111,6 +117,51 @@ async def test_an_attempt_that_another_keeps_from_running_has_not_timed_out(harn
     assert lost.outcome.message.startswith("attempt blocks.0.1 blocked the event loop")
 
 
+class TracedRunner:
+    """A runner whose only attempt returns at once, and whose spans the server has when the test says so."""
+
+    stop_timeout_s = 60.0
+
+    def __init__(self) -> None:
+        self.flushing, self.flushed, self.closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.ends: asyncio.Queue[AttemptEnd] = asyncio.Queue()
+
+    def start_attempt(self, lease: Lease, addresses: dict[str, str]) -> None:
+        self.ends.put_nowait(AttemptEnd(lease.attempt.id, Outcome(Ending.SUCCEEDED), has_spans=True))
+
+    async def listen(self, on_event: Callable[[AttemptEnd], None]) -> None:
+        while True:
+            on_event(await self.ends.get())
+
+    async def flush_spans(self, attempt: str) -> None:
+        self.flushing.set()
+        await self.flushed.wait()
+
+    async def close(self, *, kill: bool = False) -> None:
+        self.closed.set()
+
+
+async def never(lease: Lease, ran_s: float) -> float:
+    raise AssertionError("no attempt reaches its time limit")
+
+
+async def test_an_attempt_has_returned_before_its_spans_are_exported_and_its_runner_stays_until_they_are() -> None:
+    runner, active = TracedRunner(), active_attempt()
+    supervisor = RunnerSupervisor(runner, TimeLimits(60.0, 0.0, 60.0), never)  # type: ignore[arg-type]
+    supervising = asyncio.create_task(supervisor.run())
+    running = asyncio.create_task(supervisor.run_attempt(active, {}))
+    async with asyncio.timeout(20):
+        await runner.flushing.wait()
+        assert active.released.is_set()
+        supervisor.retired.set()
+        _, waiting = await asyncio.wait((supervising, running), timeout=0.1)
+        assert len(waiting) == 2 and not runner.closed.is_set()
+        runner.flushed.set()
+        end = await running
+        await supervising
+    assert end and end.outcome.ending is Ending.SUCCEEDED and runner.closed.is_set()
+
+
 class BlockedRunner:
     """A runner whose event loop is blocked by another attempt when an attempt is stopped."""
 
@@ -135,10 +186,8 @@ async def test_a_timeout_is_excused_once_and_only_where_the_loop_was_blocked_for
     async def time_out(lease: Lease, ran_s: float) -> float:
         return 0.0
 
-    attempt = Attempt("g.0.1", "r", "g.0", 1, "w", None, 0.0, 60.0)
-    active = ActiveAttempt(Lease(attempt, Task("t", {}), Purpose.TRAIN, 60.0, "", "", ""))
     supervisor = RunnerSupervisor(BlockedRunner(blocked_s), TimeLimits(0.1, 1.0, 1.0), time_out)  # type: ignore[arg-type]
-    end = await supervisor.run_attempt(active, {})
+    end = await supervisor.run_attempt(active_attempt(), {})
     assert end and (end.outcome.ending, end.retry, end.output) == (ends, retry, "printed")
     assert supervisor.retired.is_set() is (ends is Ending.LOST)
 
@@ -184,12 +233,26 @@ async def test_an_attempt_that_kills_its_process_is_blamed_and_no_other_is(
     assert lost.outcome and lost.outcome.ending is Ending.LOST and says in lost.outcome.message
 
 
-async def test_spans_that_are_open_at_the_time_limit_are_recorded_as_failed(harness: WorkerHarness) -> None:
-    await harness.open()
+@pytest.mark.parametrize("export_s", [0.0, 3.0])
+async def test_spans_that_are_open_at_the_time_limit_are_recorded_as_failed(
+    harness: WorkerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export_s: float
+) -> None:
+    store = harness.server.service.store
+    record = store.record_spans
+
+    async def record_slowly(*spans: Any) -> Any:
+        await asyncio.sleep(export_s)  # 3 s is longer than a host may take to reply
+        return await record(*spans)
+
+    monkeypatch.setattr(store, "record_spans", record_slowly)
+    await harness.open(max_attempts=1)
     await harness.queue("g", {"do": "think"})
     with harness.worker("hanging.py:act", time_limit_s=8):
+        await harness.event("attempt.started", "g.0.1")
+        await harness.queue("beside", {"do": "wait", "for": str(tmp_path / "never")})
         episode = await harness.episode("g")
-    assert ending(episode) is Ending.TIMEOUT and episode.output == "about to think\n"
+    assert (ending(episode), episode.attempt.number) == (Ending.TIMEOUT, 1), message(episode)
+    assert episode.output == "about to think\n"
     assert [(span.name, span.status) for span in episode.spans] == [("thinking", "error")]
     assert [episode.role(call) for call in episode.calls] == ["thinker"]
 

@@ -29,12 +29,14 @@ from leyden.client.host_protocol import (
     AttemptEnd,
     BlockerFound,
     FindBlocker,
+    FlushSpans,
     HostFailed,
     HostReady,
     HostSetup,
     MessagePipe,
     Ping,
     Pong,
+    SpansFlushed,
     StartAttempt,
     StepReward,
     StopAttempt,
@@ -103,21 +105,25 @@ class Host:
                 self._spans.end_open(attempt)
                 self._loop.call_soon_threadsafe(self._stop, attempt)
                 self._blocking.find_blocker(lambda by: self._answer_stop(attempt, by))
+            case FlushSpans(attempt):
+                self._flush_spans(attempt)
             case Ping(number):
                 self._loop.call_soon_threadsafe(self._pipe.send, Pong(number))
             case FindBlocker():
                 self._blocking.find_blocker(lambda by: self._pipe.send(BlockerFound(by)))
 
     def _answer_stop(self, attempt: str, blocked_by: str | None) -> None:
-        """Reply with the output so far once the spans are exported, because the worker then ends the attempt."""
         blocked_s = self._blocking.blocked_s()
         blocked_s -= self._blocked_before_s.get(attempt, blocked_s)
-        reply = StopReply(attempt, self._outputs.so_far(attempt), blocked_by, blocked_s)
+        output, has_spans = self._outputs.so_far(attempt), self._spans.drop_open(attempt)
+        self._pipe.send(StopReply(attempt, output, blocked_by, blocked_s, has_spans))
+
+    def _flush_spans(self, attempt: str) -> None:
         sent = self._spans.flush(attempt)
         if sent is None:
-            self._pipe.send(reply)
+            self._pipe.send(SpansFlushed(attempt))
         else:
-            sent.add_done_callback(lambda _: self._pipe.send(reply))
+            sent.add_done_callback(lambda _: self._pipe.send(SpansFlushed(attempt)))
 
     def _start_task(self, start: StartAttempt) -> None:
         self._outputs.begin(start.attempt)
@@ -134,13 +140,8 @@ class Host:
         except BaseException as error:  # also SystemExit: an agent that calls sys.exit ends only its own attempt
             end = self._failed(start.attempt, error)
         del self._tasks[start.attempt]
-        self._blocked_before_s.pop(start.attempt, None)
         self._stopped.discard(start.attempt)
-        try:
-            if (sent := self._spans.flush(start.attempt)) is not None:
-                await asyncio.wrap_future(sent)
-        finally:  # the agent may have left something behind that cancels its task
-            self._pipe.send(replace(end, output=self._outputs.end(start.attempt)))
+        self._send_end(end)
 
     def _start_thread(self, start: StartAttempt) -> None:
         self._outputs.begin(start.attempt)
@@ -156,10 +157,13 @@ class Host:
                 end = end_of_attempt(start.attempt, value, self._setup.has_reward_function)
         except BaseException as error:
             end = self._failed(start.attempt, error)
-        self._blocked_before_s.pop(start.attempt, None)
-        if (sent := self._spans.flush(start.attempt)) is not None:
-            sent.result()
-        self._pipe.send(replace(end, output=self._outputs.end(start.attempt)))
+        self._send_end(end)
+
+    def _send_end(self, end: AttemptEnd) -> None:
+        """Tell the worker at once that the code has returned; it then has the spans flushed."""
+        self._blocked_before_s.pop(end.attempt, None)
+        output, has_spans = self._outputs.end(end.attempt), self._spans.drop_open(end.attempt)
+        self._pipe.send(replace(end, output=output, has_spans=has_spans))
 
     @contextmanager
     def _acquire_in_thread(self) -> Iterator[dict[str, Any]]:

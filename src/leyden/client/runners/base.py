@@ -28,6 +28,9 @@ class Runner(Protocol):
         None: the runner does not respond.
         """
 
+    async def flush_spans(self, attempt: str) -> None:
+        """Wait until the server has the spans of an attempt, but not for long. Called where `has_spans` says so."""
+
     async def listen(self, on_event: Callable[[AttemptEnd | StepReward], None]) -> None:
         """Call `on_event` for every step reward and every attempt whose code has returned, until the runner is gone."""
 

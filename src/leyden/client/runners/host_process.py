@@ -21,6 +21,7 @@ from leyden.client.host_protocol import (
     AttemptEnd,
     BlockerFound,
     FindBlocker,
+    FlushSpans,
     HostFailed,
     HostReady,
     HostSetup,
@@ -28,6 +29,7 @@ from leyden.client.host_protocol import (
     MessageStream,
     Ping,
     Pong,
+    SpansFlushed,
     StartAttempt,
     StepReward,
     StopAttempt,
@@ -43,10 +45,14 @@ from leyden.guardian import KILL, exit_reason, guarded
 from leyden.loading import LoadError
 from leyden.wire import Lease
 
+Reply = StopReply | SpansFlushed | Pong | BlockerFound
+"""Answers to requests of the worker."""
 AGENT_HOST, COMMAND_HOST = "leyden.client.host.main", "leyden.client.runners.command_host"
 """The modules of the two kinds of host."""
 _log = logging.getLogger("leyden.worker")
 _EXIT_TIMEOUT_S, _LAST_OUTPUT_S, _REPLY_TIMEOUT_S = 5.0, 0.2, 2.0
+_FLUSH_TIMEOUT_S = 30.0
+"""How long the end of an attempt is held back for its spans: as long as one export may take."""
 _GRACE_S = 6.0
 """How long a host may take to end by itself after its worker has died."""
 _START_BACKOFF, _MAX_START_TRIES = Backoff(first_s=0.1, max_s=1.0), 3
@@ -85,7 +91,8 @@ class HostProcess:
             if output_pipe is None
             else start_background(_read_output(output_pipe, self._output), "reading the output of a host process")
         )
-        self._replies: dict[Any, asyncio.Future[Any]] = {}
+        self._replies: dict[Any, asyncio.Future[Reply | None]] = {}
+        self._listening = True
         self._pings = 0
 
     @classmethod
@@ -186,8 +193,13 @@ class HostProcess:
 
     async def stop(self, attempt: str) -> StopReply | None:
         """Stop an attempt and return its output; None where code in the host lets no other thread run."""
-        reply = await self._request(StopAttempt(attempt), attempt, _REPLY_TIMEOUT_S)
+        reply = await self._request(StopAttempt(attempt), (StopReply, attempt), _REPLY_TIMEOUT_S)
         return reply if isinstance(reply, StopReply) else None
+
+    async def flush_spans(self, attempt: str) -> None:
+        """Wait until the server has the spans of an attempt, but not for longer than one export may take."""
+        if await self._request(FlushSpans(attempt), (SpansFlushed, attempt), _FLUSH_TIMEOUT_S) is None:
+            _log.warning("attempt %s ends without its last spans: they were not exported in time", attempt)
 
     async def is_responsive(self, timeout_s: float) -> bool:
         """Whether its event loop runs."""
@@ -199,9 +211,11 @@ class HostProcess:
         reply = await self._request(FindBlocker(), BlockerFound, _REPLY_TIMEOUT_S)
         return reply.attempt if isinstance(reply, BlockerFound) else None
 
-    async def _request(self, request: Any, key: Any, timeout_s: float) -> StopReply | Pong | BlockerFound | None:
+    async def _request(self, request: Any, key: Any, timeout_s: float) -> Reply | None:
         """Send a request and wait for the reply with the same key; None where it does not arrive in time."""
-        reply: asyncio.Future[StopReply | Pong | BlockerFound] = asyncio.get_running_loop().create_future()
+        if not self._listening:
+            return None
+        reply: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
         self._replies[key] = reply
         self._stream.send(request)
         try:
@@ -221,14 +235,18 @@ class HostProcess:
             await asyncio.wait((reading,), timeout=_LAST_OUTPUT_S)
         finally:
             reading.cancel()
+            self._listening = False  # no reply comes any more
+            for reply in self._replies.values():
+                if not reply.done():
+                    reply.set_result(None)
 
     async def _read(self, on_event: Callable[[AttemptEnd | StepReward], None]) -> None:
         while (message := await self._receive()) is not None:
             match message:
                 case AttemptEnd() | StepReward():
                     on_event(message)
-                case StopReply():
-                    self._resolve(message.attempt, message)
+                case StopReply() | SpansFlushed():
+                    self._resolve((type(message), message.attempt), message)
                 case Pong():
                     self._resolve(message.number, message)
                 case BlockerFound():
@@ -249,7 +267,7 @@ class HostProcess:
             with suppress(BrokenPipeError):
                 os.write(self._control, KILL)
 
-    def _resolve(self, key: Any, message: Any) -> None:
+    def _resolve(self, key: Any, message: Reply) -> None:
         reply = self._replies.get(key)
         if reply is not None and not reply.done():
             reply.set_result(message)

@@ -54,6 +54,9 @@ class HttpEndpoint:
             task.cancel()
         return StopReply(attempt)
 
+    async def flush_spans(self, attempt: str) -> None:
+        """Do nothing: the agent exports its spans itself."""
+
     async def listen(self, on_event: Callable[[AttemptEnd], None]) -> None:
         """Call `on_event` for every attempt that has ended."""
         self._on_event = on_event

@@ -52,6 +52,8 @@ class RunnerSupervisor:
         self._attempts: dict[str, ActiveAttempt] = {}
         """Attempts whose code has not returned."""
         self._hanging: set[str] = set()
+        self._flushing: set[str] = set()
+        """Attempts whose spans are awaited before their ends are reported. The runner is not closed until then."""
         self._unresponsive = False
         self._blocker: str | None = None
         self._changed = asyncio.Event()
@@ -78,18 +80,29 @@ class RunnerSupervisor:
         self._attempts[active.id] = active
         self.runner.start_attempt(active.lease, addresses)
         limit = TimeLimit(active, self._limits.attempt_s, self._time_out)
-        end = await limit.wait_end()
-        if active.released.is_set():
+        try:
+            end = await limit.wait_end()
+            if not active.released.is_set():
+                end = await self._stop(active, end, is_timeout=end is limit.timeout)
+            if end is not None and end.has_spans:
+                self._flushing.add(active.id)
+                await self.runner.flush_spans(active.id)
             return end
+        finally:
+            self._flushing.discard(active.id)
+            self._changed.set()
+
+    async def _stop(self, active: ActiveAttempt, end: AttemptEnd | None, is_timeout: bool) -> AttemptEnd | None:
+        """Stop an attempt that has ended before its code returned; return its end with its output."""
         asyncio.get_running_loop().call_later(self.runner.stop_timeout_s, self._check_returned, active)
         reply = await self.runner.stop(active.id)
         output = reply.output if reply is not None else self.runner.output()
         if reply is None or self._was_blocked(reply):
             self._unresponsive = True
             self._retire("code in it lets nothing else run")
-            if end is limit.timeout:
+            if is_timeout:
                 end = self._excuse_timeout(active.id, reply) or end
-        return end and replace(end, output=output)
+        return end and replace(end, output=output, has_spans=reply is not None and reply.has_spans)
 
     async def wait_released(self, active: ActiveAttempt) -> None:
         """Wait until the code of an ended attempt has returned, or the runner is retired."""
@@ -113,6 +126,8 @@ class RunnerSupervisor:
             return
         self.any_returned = True
         self._hanging.discard(event.attempt)
+        if event.has_spans and not active.end.done():
+            self._flushing.add(event.attempt)
         active.resolve(replace(event, retry=Retry.CHARGED))  # only the worker decides that a retry is free
         active.released.set()
         self._changed.set()
@@ -145,12 +160,12 @@ class RunnerSupervisor:
         self._changed.set()
 
     async def _drain(self) -> None:
-        """Wait until a retired runner has no attempts, or the drain time is over and something in it hangs."""
+        """Wait until a retired runner is not needed, or the drain time is over and something in it hangs."""
         await self.retired.wait()
         deadline = asyncio.get_running_loop().time() + self._limits.drain_s
-        while self._attempts:
+        while self._attempts or self._flushing:
             over = asyncio.get_running_loop().time() >= deadline
-            if over and (self._hanging or self._unresponsive):
+            if over and not self._flushing and (self._hanging or self._unresponsive):
                 self._blocker = await self.runner.find_blocker() if self._unresponsive else None
                 return
             self._changed.clear()

@@ -41,7 +41,7 @@ class TimeLimit:
             end = await self._active.end
             if end is None or end is self.timeout or self._asking is None or await self._asking > 0:
                 return end
-            return replace(self.timeout, output=end.output)
+            return replace(self.timeout, output=end.output, has_spans=end.has_spans)
         finally:
             waiting.cancel()
 

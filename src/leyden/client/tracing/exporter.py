@@ -1,4 +1,4 @@
-"""Exports the spans of attempts to the server over OTLP, in batches; all spans of an attempt before it ends.
+"""Exports the spans of attempts to the server over OTLP, in batches; all spans of an attempt when it is flushed.
 
 If the agent sets a tracer provider, a processor is added to it; otherwise a provider is created. An attempt without
 spans has no overhead.
@@ -82,10 +82,15 @@ class AttemptSpanProcessor(SpanProcessor):
             if not spans:
                 del self._open[attempt]
 
-    def flush(self, attempt: str) -> Future[None] | None:
-        """Export an attempt's ended spans now; None if there are none. Open spans are dropped."""
+    def drop_open(self, attempt: str) -> bool:
+        """Drop the open spans of an attempt; return whether it has ended ones that are not exported yet."""
         with self._changed:
             self._open.pop(attempt, None)
+            return attempt in self._pending
+
+    def flush(self, attempt: str) -> Future[None] | None:
+        """Export an attempt's ended spans now; None if there are none."""
+        with self._changed:
             if not self._pending[attempt]:
                 del self._pending[attempt]
                 return None
