@@ -180,11 +180,43 @@ async def test_commands_have_user_ids_of_their_own_that_cannot_read_the_run(
     await harness.queue("g", {}, size=3)
     with harness.worker("./spy.sh", base=str(open_folder), isolation="user", concurrency=2):
         episodes = await harness.episodes("g")
+        homes = {episode.attempt.result["home"] for episode in episodes if isinstance(episode.attempt.result, dict)}
+        await eventually(lambda: not set(map(str, scratch_folders())) & homes)
     results = [episode.attempt.result for episode in episodes]
     assert all(isinstance(result, dict) for result in results), [e.attempt.outcome for e in episodes]
     assert [episode.final_reward(0.0) for episode in episodes] == [1.0] * 3
     assert all(result["user"] >= user_ids.FIRST for result in results)
-    assert not set(map(str, scratch_folders())) & {result["home"] for result in results}
+
+
+KEEPING = """#!/bin/sh
+read task
+echo "a note" > "$HOME/note"
+echo "{\\"result\\": \\"$HOME\\", \\"reward\\": 1}"
+"""
+SLOW_RM = """#!/bin/sh
+while [ ! -e "$MAY_REMOVE" ]; do sleep 0.05; done
+exec /bin/rm "$@"
+"""
+
+
+@needs_root
+async def test_commands_run_while_the_scratch_folder_of_an_earlier_one_is_removed(
+    harness: WorkerHarness, open_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, name, text in ((open_folder, "keep.sh", KEEPING), (tmp_path, "rm", SLOW_RM)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("MAY_REMOVE", str(tmp_path / "go"))
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    await harness.open(max_attempts=1)
+    with harness.worker("./keep.sh", base=str(open_folder), isolation="user", concurrency=1):
+        homes = []
+        for group in ("first", "second"):
+            await harness.queue(group, {})
+            homes.append(Path((await harness.episode(group)).attempt.result))
+        assert all(home.exists() for home in homes) and homes[0].name.split("-")[2] != homes[1].name.split("-")[2]
+        (tmp_path / "go").touch()
+        await eventually(lambda: not any(home.exists() for home in homes))
 
 
 def public_python(folder: Path) -> str:

@@ -1,16 +1,20 @@
 """A host reports the end of every attempt, and ends when its connection to the worker is corrupt."""
 
 import asyncio
+import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from modelserving import eventually
 from msgspec.structs import replace
 from worker_harness import AGENTS
 
 from leyden.client.host_protocol import AttemptEnd, HostSetup, StartAttempt, StopAttempt
+from leyden.client.isolation.launcher import Launch
 from leyden.client.isolation.options import SandboxUnavailable
 from leyden.client.runners import host_process
 from leyden.client.runners.host_process import AGENT_HOST, HostProcess
@@ -159,6 +163,27 @@ async def test_a_host_that_cannot_be_isolated_leaves_no_descriptor_open(monkeypa
     with pytest.raises(SandboxUnavailable):
         await HostProcess.start(AGENT_HOST, SETUP, keep_output=True)
     assert psutil.Process().num_fds() == before
+
+
+async def test_a_worker_goes_on_while_the_scratch_folder_of_a_host_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    removing, went_on = threading.Event(), threading.Event()
+    found: list[bool] = []
+
+    class SlowLaunch(Launch, frozen=True):
+        def release(self) -> None:
+            removing.set()
+            found.append(went_on.wait(20))
+
+    def launch(options: Any, command: Sequence[str], folder: str, environment: Mapping[str, str]) -> Launch:
+        return SlowLaunch(command, environment)
+
+    monkeypatch.setattr(host_process, "launch", launch)
+    host = await HostProcess.start(AGENT_HOST, SETUP)
+    closing = asyncio.create_task(host.close(kill=True))
+    await eventually(removing.is_set)
+    went_on.set()
+    await closing
+    assert found == [True]
 
 
 async def test_more_hosts_than_the_event_loop_has_threads_are_ended_one_by_one() -> None:

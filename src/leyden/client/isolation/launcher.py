@@ -28,6 +28,10 @@ class Launch(Struct, frozen=True):
         if self.allocated is not None:
             self.allocated.release()
 
+    def release_in_child(self) -> "subprocess.Popen[bytes] | None":
+        """Do the same without waiting where it takes long: a child process then has the user id until it ends."""
+        return self.allocated.release_in_child() if self.allocated is not None else None
+
 
 def agents_server(options: IsolationOptions) -> str:
     """Return the gateway's URL for the agents' processes."""

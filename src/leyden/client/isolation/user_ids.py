@@ -4,6 +4,7 @@ import fcntl
 import os
 import pwd
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,24 @@ class AllocatedUser(NamedTuple):
         """Remove the scratch folder and free the id. No process of the user may run any more."""
         shutil.rmtree(self.scratch, ignore_errors=True)
         os.close(self.lock)
+
+    def release_in_child(self) -> "subprocess.Popen[bytes] | None":
+        """Do the same in a child process, which has the id until the folder is gone; None where that was so at once."""
+        try:
+            self.scratch.rmdir()
+        except FileNotFoundError:
+            pass
+        except OSError:  # it is not empty
+            command = ("rm", "-rf", "--", str(self.scratch))
+            try:
+                child = subprocess.Popen(command, pass_fds=(self.lock,), stderr=subprocess.DEVNULL)
+            except OSError:  # no process can be started
+                self.release()
+                return None
+            os.close(self.lock)  # the child holds the lock too
+            return child
+        os.close(self.lock)
+        return None
 
 
 def allocate_user() -> AllocatedUser:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import socket
+import subprocess
 import sys
 from typing import NoReturn
 
@@ -57,6 +58,8 @@ class CommandHost:
         self._limits = ResourceLimits(setup.memory_mb, setup.cpu_s)
         self._processes: dict[str, CommandProcess] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._removers: list[subprocess.Popen[bytes]] = []
+        """Child processes that remove the scratch folders of ended attempts."""
 
     async def serve(self) -> None:
         """Handle messages until the worker is gone."""
@@ -73,6 +76,9 @@ class CommandHost:
                     self._stream.send(Pong(number))
                 case FindBlocker():
                     self._stream.send(BlockerFound(None))
+        if not self._processes:  # nothing else waits for the end of this process
+            for remover in self._removers:
+                remover.wait()
 
     async def _run(self, start: StartAttempt) -> None:
         task = msgspec.json.encode(start.task)
@@ -89,11 +95,13 @@ class CommandHost:
             _log.exception("attempt %s failed in its host process", start.attempt)
             end = AttemptEnd(start.attempt, Outcome(Ending.LOST, f"the host failed: {type(error).__name__}: {error}"))
         del self._processes[start.attempt]
-        guardians = [process.pid for process in self._processes.values() if process.pid is not None]
-        kill_children(_KILL_TIMEOUT_S, keep=guardians)  # there are others only where a command has killed its guardian
-        if started is not None:
-            started.release()
+        self._removers = [remover for remover in self._removers if remover.poll() is None]
+        keep = [process.pid for process in self._processes.values() if process.pid is not None]
+        keep += [remover.pid for remover in self._removers]
+        kill_children(_KILL_TIMEOUT_S, keep=keep)  # there are others only where a command has killed its guardian
         self._stream.send(end)
+        if started is not None and (remover := started.release_in_child()) is not None:
+            self._removers.append(remover)
 
     def _stop(self, attempt: str) -> None:
         process = self._processes.get(attempt)

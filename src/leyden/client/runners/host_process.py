@@ -291,7 +291,7 @@ class HostProcess:
         if self._control is not None:
             os.close(self._control)
             self._control = None
-            self._launched.release()
+            await asyncio.to_thread(self._launched.release)  # it may remove many files
         if self._reading_output is not None:
             await asyncio.wait((self._reading_output,), timeout=_LAST_OUTPUT_S)
             self._reading_output.cancel()
