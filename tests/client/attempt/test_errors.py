@@ -54,6 +54,16 @@ async def test_failures_of_the_engine_are_distinguished_from_those_of_the_agent(
         await claude.close()
 
 
+async def test_an_agent_may_use_another_name_of_the_loopback_address(tmp_path: Path) -> None:
+    async with model_server(tmp_path) as server:
+        key = await server.new_attempt()
+        server.engine.script = lambda _: (-1,)
+        url = server.url.replace("127.0.0.1", "localhost")
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+            error = await _raised(lambda: client.chat.completions.create(model="m", messages=MESSAGES))
+    assert outcome_of_error(error, server.url).ending is Ending.ENGINE_ERROR
+
+
 async def test_no_connection_to_the_server_is_not_the_agents_fault() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen

@@ -8,7 +8,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from worker_harness import WorkerHarness
 
-from leyden.client.tracing.propagation import ServerOrigin
 from leyden.records import trace_id
 
 
@@ -86,10 +85,3 @@ async def test_the_context_is_sent_to_processes_and_not_to_other_servers(
     assert f"BAGGAGE=leyden.attempt={episode.attempt.id}" in process
     assert any(line.startswith("PATH=") for line in process)
     assert f"TRACEPARENT=00-{trace_id(episode.attempt.id)}-" in told["own"] and "BAGGAGE=mine=1\n" in told["own"]
-
-
-def test_an_origin_is_scheme_host_and_port() -> None:
-    assert ServerOrigin("http://127.0.0.1:8484").matches("http", "localhost", 8484)
-    assert ServerOrigin("https://Train.example").matches("https", "train.example", 443)
-    assert not ServerOrigin("http://127.0.0.1:8484").matches("http", "127.0.0.1", 8485)
-    assert not ServerOrigin("http://a").matches("https", "a", None)

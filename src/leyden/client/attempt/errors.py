@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from leyden.client.server_origin import ServerOrigin
 from leyden.outcomes import Ending, Outcome
 
 _MAX_LENGTH = 4000
@@ -23,8 +23,9 @@ _SERVER_ERROR_TYPES = {"server_error", "api_error", "overloaded_error", "rate_li
 
 def outcome_of_error(error: BaseException, server: str) -> Outcome:
     """Return the outcome of an attempt whose agent raised this exception."""
+    origin = ServerOrigin(server)
     for link in _chain(error):
-        if _is_infrastructure(link, server):
+        if _is_infrastructure(link, origin):
             return Outcome(Ending.ENGINE_ERROR, f"{type(link).__name__}: {link}"[:_MAX_LENGTH])
     return Outcome(Ending.AGENT_ERROR, describe(error))
 
@@ -54,8 +55,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             todo += link.exceptions
 
 
-def _is_infrastructure(error: BaseException, server: str) -> bool:
-    if _host_and_port(_request_url(error)) != _host_and_port(server):
+def _is_infrastructure(error: BaseException, server: ServerOrigin) -> bool:
+    if not server.matches_url(_request_url(error)):
         return False
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(status, int) and (status >= 500 or status == 429):
@@ -75,14 +76,6 @@ def _request_url(error: BaseException) -> str:
         except (AttributeError, RuntimeError):
             continue
     return ""
-
-
-def _host_and_port(url: str) -> tuple[str | None, int]:
-    try:
-        parts = urlsplit(url)
-        return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:  # an agent's exception may hold anything
-        return None, 0
 
 
 def _error_type(body: Any) -> str | None:

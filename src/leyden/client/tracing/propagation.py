@@ -12,36 +12,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlsplit
 
 from opentelemetry import context
 
+from leyden.client.server_origin import ServerOrigin
 from leyden.client.tracing import latest_call
 from leyden.client.tracing.context import current_attempt, inject
 from leyden.client.tracing.import_hook import when_imported
 
 CALL_HEADER = "x-leyden-call"
 """Response header with the recorded id of the call."""
-
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_PORTS = {"http": 80, "https": 443}
-
-
-class ServerOrigin:
-    """Scheme, host and port of a server. All names of the loopback address are equal."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self._origin = _normalize(parts.scheme, parts.hostname or "", parts.port)
-
-    def matches(self, scheme: str, host: str | None, port: int | None) -> bool:
-        """Whether a request goes to this server."""
-        return _normalize(scheme, host or "", port) == self._origin
-
-
-def _normalize(scheme: str, host: str, port: int | None) -> tuple[str, str, int | None]:
-    host = host.lower().strip("[]")
-    return scheme, "localhost" if host in _LOOPBACK else host, port or _PORTS.get(scheme)
 
 
 def install(server: str) -> None:
