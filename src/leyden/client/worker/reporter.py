@@ -91,7 +91,7 @@ class Reporter:
             if request.rewards or request.result is not None or request.awaits_group:
                 failed = request.outcome.ending is not Ending.SUCCEEDED
                 outcome = request.outcome if failed else Outcome(Ending.AGENT_ERROR, str(refused))
-                await self._send(lease, FinishRequest(outcome, output=request.output))
+                await self._send(lease, FinishRequest(outcome, output=request.output, retry=request.retry))
             elif refused.status == 404:
                 _log.warning("the server no longer knows attempt %s: %s", attempt, refused)
             else:

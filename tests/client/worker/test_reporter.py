@@ -1,0 +1,22 @@
+"""What the server learns of an attempt's end, also where it refuses what comes with it."""
+
+from worker_harness import WorkerHarness
+
+from leyden.client.host_protocol import AttemptEnd
+from leyden.client.retrying_client import RetryingClient
+from leyden.client.worker.reporter import Reporter
+from leyden.outcomes import Ending, Outcome, Retry
+from leyden.records import Reward, RewardKind, State
+from leyden.wire import LeaseRequest
+
+
+async def test_a_free_retry_stays_free_where_a_step_reward_is_refused(harness: WorkerHarness) -> None:
+    await harness.open(max_attempts=1)
+    await harness.queue("g", {})
+    (lease,) = await harness.remote.lease(LeaseRequest("w", run="r"))
+    reward = Reward("step", 1.0, kind=RewardKind.STEP, call="no-such-call")
+    end = AttemptEnd(lease.attempt.id, Outcome(Ending.LOST, "another attempt hung"), retry=Retry.FREE)
+    await Reporter(RetryingClient(harness.remote), None).report(lease, end, [reward])
+    detail = await harness.remote.rollout("r", lease.attempt.rollout)
+    assert detail.rollout.state is State.QUEUED
+    assert detail.attempts[0].outcome == end.outcome
