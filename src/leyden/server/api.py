@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from sqlalchemy.exc import SQLAlchemyError
 
 from leyden.episodes import Episode
-from leyden.outcomes import Ending, Retry
 from leyden.records import Call, Group, Metric, Reward, RewardKind, Run, Span, StepCredits, Version, Worker
 from leyden.server import otlp
 from leyden.server.errors import ApiError
@@ -175,9 +174,7 @@ async def finish(service: ServerContext, request: Request[FinishRequest, None]) 
     """End an attempt. A repeated or late report is logged and changes nothing."""
     run, attempt, report = request.path["run"], request.path["attempt"], request.body
     if service.gateway is not None:
-        await service.gateway.end_calls(run, attempt, report.outcome.ending)
-        if report.outcome.ending is Ending.ENGINE_ERROR and service.gateway.lost_engine(run, attempt):
-            report = replace(report, retry=Retry.FREE)  # the rollout did not cause the crash
+        report = await service.gateway.end_attempt(run, attempt, report)
     finished = await service.store.finish(run, attempt, report)
     return replace(finished, queue_pressure=service.gateway.queue_pressure() if service.gateway else None)
 

@@ -123,6 +123,19 @@ async def test_an_endpoint_receives_all_it_needs_and_every_response_has_its_outc
     assert told["traceparent"] == told["header"] and asked.attempt.trace_id in told["header"]
 
 
+async def test_an_endpoint_is_not_charged_for_a_failure_of_the_engine(harness: WorkerHarness) -> None:
+    await harness.open(max_attempts=1, failure_reward=-1.0)
+    harness.server.engine.script = lambda _: (-1,)
+    await harness.queue("g", {"do": "ask", "n": 5})
+    listener, url = bind_endpoint()
+    async with serving(listener):
+        with harness.worker(url):
+            episode = await harness.episode("g")
+    outcome = episode.attempt.outcome
+    assert outcome and outcome.ending is Ending.ENGINE_ERROR and episode.final_reward(-1.0) is None
+    assert outcome.message.startswith("the engine failed: ") and f"\n{url} answered 500" in outcome.message
+
+
 async def test_a_task_is_sent_once_in_an_attempt_even_if_the_endpoint_crashes(harness: WorkerHarness) -> None:
     await harness.open(max_attempts=2)
     await harness.queue("g", {"do": "crash"})

@@ -1,6 +1,7 @@
-"""The model calls of one attempt: its budget, the calls in flight, and how long they waited for the model."""
+"""The model calls of one attempt: its budget, the calls in flight, how long they waited, and what failed them."""
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -46,6 +47,9 @@ class AttemptCalls:
         """Whether a call was refused or cut because the rollout had reached a limit."""
         self.engine_lost = False
         """Whether a call failed because the engine crashed."""
+        self.failure: str | None = None
+        """How the infrastructure failed a call; None once a call that started after the failure is answered."""
+        self._failed_at = 0.0
         self._in_flight: set[CallInFlight] = set()
         self._closed: GatewayError | None = None
 
@@ -88,6 +92,13 @@ class AttemptCalls:
         self.index.add(call, history)
         self._waits += call.waits
         self.limit_reached |= call.status is CallStatus.CUT
+        if call.status in (CallStatus.OK, CallStatus.CUT) and call.started > self._failed_at:
+            self.failure = None
+
+    def fail(self, message: str, *, engine_lost: bool = False) -> None:
+        """Remember that the infrastructure failed a call. Called before the agent learns of it, and can end."""
+        self.failure, self._failed_at = message, time.time()
+        self.engine_lost |= engine_lost
 
     async def cut(self, message: str) -> None:
         """Stop the calls in flight and refuse further ones; what was sampled is durable when this returns.

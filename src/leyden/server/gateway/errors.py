@@ -32,6 +32,9 @@ STATUS: dict[ErrorKind, int] = {
 }
 
 
+_INFRASTRUCTURE = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.FAILED})
+
+
 class GatewayError(Exception):
     """A model call that cannot be answered; `param` names the field to change."""
 
@@ -40,6 +43,11 @@ class GatewayError(Exception):
     ) -> None:
         super().__init__(message)
         self.kind, self.message, self.param, self.retry_after = kind, message, param, retry_after
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """Whether the engine, its queue, an upstream or the store failed: nothing is wrong with the call."""
+        return self.kind in _INFRASTRUCTURE
 
 
 def no_model(name: str) -> GatewayError:

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from msgspec.structs import replace
 
 from leyden.episodes import chain_messages
-from leyden.outcomes import Ending
+from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Event, EventKind, FixedAnswer, Purpose, RunSettings, Sampling
 from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.call_pacer import CallPacer
@@ -34,7 +34,7 @@ from leyden.server.leases import ActiveLeases
 from leyden.store import queries
 from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
-from leyden.wire import CallTimes
+from leyden.wire import CallTimes, FinishRequest
 
 
 class Gateway:
@@ -100,6 +100,10 @@ class Gateway:
             async with aclosing(answering) as events:
                 async for event in events:
                     yield event
+        except GatewayError as error:
+            if error.is_infrastructure:
+                attempt.fail(error.message)
+            raise
         finally:
             attempt.times.total_s += time.perf_counter() - started
 
@@ -152,16 +156,23 @@ class Gateway:
         await attempt.cut(f"this rollout has used its {limit_s:g} s (time_limit_s)")
         return 0.0
 
-    async def end_calls(self, run: str, attempt: str, ending: Ending) -> None:
-        """Cut the calls in flight of an attempt that is about to end, where a limit of its rollout is the reason."""
-        calls = self._attempts.get(attempt)
-        if calls is not None and calls.lease.run == run and (ending is Ending.TIMEOUT or calls.limit_reached):
-            await calls.cut("this rollout has ended")
+    async def end_attempt(self, run: str, attempt: str, report: FinishRequest) -> FinishRequest:
+        """Return how an active attempt ends that a worker reports; cut its calls in flight where it reached a limit.
 
-    def lost_engine(self, run: str, attempt: str) -> bool:
-        """Whether a call of an active attempt failed because the engine crashed."""
+        An agent error is an engine error where the infrastructure failed a call and none was answered afterwards: most
+        agents do not say why they fail. One that fails for a reason of its own at that point is retried too.
+        """
         calls = self._attempts.get(attempt)
-        return calls is not None and calls.lease.run == run and calls.engine_lost
+        if calls is None or calls.lease.run != run:
+            return report
+        if report.outcome.ending is Ending.TIMEOUT or calls.limit_reached:
+            await calls.cut("this rollout has ended")
+        if report.outcome.ending is Ending.AGENT_ERROR and calls.failure is not None:
+            message = f"{calls.failure}\n{report.outcome.message}".rstrip()
+            report = replace(report, outcome=Outcome(Ending.ENGINE_ERROR, message))
+        if report.outcome.ending is Ending.ENGINE_ERROR and calls.engine_lost:
+            report = replace(report, retry=Retry.FREE)  # the rollout did not cause the crash
+        return report
 
     async def count_tokens(self, caller: Caller, request: GenerationRequest) -> int:
         """Return the number of tokens in the prompt of a call."""

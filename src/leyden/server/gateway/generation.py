@@ -97,8 +97,7 @@ class Generation:
                 async for event in events:
                     yield event
         except EngineError as error:
-            self._attempt.engine_lost |= isinstance(error, EngineLost)
-            raise GatewayError(ErrorKind.FAILED, f"the engine failed: {error}") from error
+            raise GatewayError(ErrorKind.FAILED, _failure(error)) from error
         if self._grammar is None:
             self._recorder.count_strict(self._request, [call for parser in self._parsers for call in parser.calls])
         for parser, id in zip(self._parsers, self._recording.ids, strict=True):
@@ -184,6 +183,9 @@ class Generation:
                                 yield event
                             if parser.done:
                                 return
+            except EngineError as error:  # known before the call is recorded, which may take long
+                self._attempt.fail(_failure(error), engine_lost=isinstance(error, EngineLost))
+                raise
             finally:
                 ended = time.perf_counter()
                 times.prompt_s += ((first or ended) - started) * share
@@ -218,6 +220,10 @@ class Generation:
         if self._grammar is None:
             return None
         return tuple(parser.allowed) if len(parser.allowed) == len(parser.ids) else (0.0,) * len(parser.ids)
+
+
+def _failure(error: EngineError) -> str:
+    return f"the engine failed: {error}"
 
 
 def _seed(seed: int | None, choice: int) -> int | None:

@@ -27,7 +27,7 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prompt import Prompt
 from leyden.server.gateway.structured_output import is_strict
-from leyden.store.errors import Conflict, NotFound, StoreClosed, StoreError, StoreUnavailable
+from leyden.store.errors import Conflict, NotFound, NotStorable, StoreClosed, StoreError, StoreUnavailable
 from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
 
@@ -58,6 +58,8 @@ class Recorder:
             await self._record(lease, calls)
         except (Conflict, NotFound) as error:
             raise GatewayError(ErrorKind.FORBIDDEN, str(error)) from error
+        except NotStorable as error:
+            raise GatewayError(ErrorKind.INVALID, str(error)) from error
         except StoreError as error:
             raise GatewayError(ErrorKind.FAILED, str(error), retry_after=1.0) from error
         attempt.times.store_s += time.perf_counter() - started
