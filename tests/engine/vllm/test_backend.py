@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from leyden import guardian
-from leyden.engine.protocol import EngineError
+from leyden.engine.protocol import EngineError, EngineLost
 from leyden.engine.vllm import process as vllm_process
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
@@ -132,13 +132,14 @@ async def test_text_of_a_grammar_never_matches_a_control_token(backend: VllmBack
 async def test_a_killed_server_is_restarted_with_the_published_weights(backend: VllmBackend, part: str) -> None:
     engine = VllmEngine(replace(backend.address, version=5))
     await backend.publish(ModelUpdate(changed(5)), 5)
+    before = _restarts(backend)
     generation = asyncio.create_task(collect(engine, request(prompt(2), 900)))
     await asyncio.sleep(0.2)
     os.kill(_server_pid(backend) if part == "server" else _engine_core_pid(backend), signal.SIGKILL)
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineLost):
         await generation
-    assert await backend._server.recovered()
-    chunks = await collect(engine, request(prompt(2)))
+    chunks = await collect(engine, request(prompt(2)))  # it waits for the restart
+    assert _restarts(backend) == before + 1
     assert close(logprobs(chunks), scored(changed(5), prompt(2), ids(chunks)))
     await engine.close()
 
@@ -204,6 +205,11 @@ async def test_a_server_that_crashes_again_while_it_gets_the_weights_is_restarte
     chunks = await collect(engine, request(prompt(6)))
     assert close(logprobs(chunks), scored(changed(6), prompt(6), ids(chunks)))
     await engine.close()
+
+
+def _restarts(backend: VllmBackend) -> int:
+    assert isinstance(backend._server, VllmProcess)
+    return backend._server.restarts
 
 
 def _server_pid(backend: VllmBackend) -> int:

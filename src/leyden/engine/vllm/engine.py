@@ -13,9 +13,9 @@ from contextlib import aclosing
 
 import aiohttp
 
-from leyden.engine.protocol import EngineError, EngineRequest, FinishReason, TokenChunk, VllmAddress
+from leyden.engine.protocol import EngineError, EngineLost, EngineRequest, FinishReason, TokenChunk, VllmAddress
 from leyden.engine.vllm import wire
-from leyden.engine.vllm.http import HttpStream, session
+from leyden.engine.vllm.http import HttpStream, is_healthy, session
 
 _HOLD_TIMEOUT_S = 30.0
 """How long after vLLM aborted a request `hold` must be called; an abort without it is an error."""
@@ -122,7 +122,12 @@ class VllmEngine:
         try:
             async with aclosing(running.read()) as batches:
                 async for data in batches:
-                    chunk = _chunk(wire.events(data), version, request.top_logprobs)
+                    try:
+                        chunk = _chunk(wire.events(data), version, request.top_logprobs)
+                    except EngineError as error:
+                        if await is_healthy(self._open()):
+                            raise
+                        raise EngineLost(str(error)) from error  # its engine core has died
                     if chunk is not None and chunk.finish is not None:
                         async for _ in batches:  # to the end, so that the connection can be used again
                             pass

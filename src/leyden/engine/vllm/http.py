@@ -22,7 +22,9 @@ _HEALTH_TIMEOUT_S = 20.0
 _TRIES = 3
 """A pooled connection may be closed just when it is used: a request that got no answer at all is sent again."""
 _RESTART_LIMIT_S, _RECONNECT_S = 900.0, 0.5
-"""While vLLM is restarted nothing listens at its socket: how long requests wait for it, and how often they try."""
+"""While vLLM is restarted nothing listens at its socket: how long requests wait for it, and how often they try.
+
+Before that, a vLLM whose engine core has died answers every request with a 5xx, for up to 5 seconds."""
 _EVENT_END = b"\n\n"
 
 
@@ -103,14 +105,14 @@ class HttpStream:
         """Send the request, and wait for a vLLM that is being restarted; None if the request was aborted meanwhile."""
         tries, deadline = _TRIES, time.monotonic() + _RESTART_LIMIT_S
         while not self.aborted:
-            self._posting = asyncio.create_task(_post(self._session, _GENERATE, self._body))
+            self._posting = asyncio.create_task(_post(self._session, self._body))
             try:
                 response = await self._posting
             except asyncio.CancelledError:
                 if self.aborted and not _is_cancelling():
                     return None
                 raise
-            except aiohttp.ClientConnectorError:
+            except (aiohttp.ClientConnectorError, EngineLost):
                 if time.monotonic() >= deadline:
                     raise
                 await asyncio.sleep(_RECONNECT_S)
@@ -138,8 +140,14 @@ async def call(session: aiohttp.ClientSession, path: str, body: Any = None, **qu
     return msgspec.json.decode(answer) if answer and response.content_type == "application/json" else None
 
 
-async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> aiohttp.ClientResponse:
-    return await session.post(url, data=body, headers=_JSON)
+async def _post(session: aiohttp.ClientSession, body: bytes) -> aiohttp.ClientResponse:
+    """Send a request for a generation. Raises `EngineLost` if vLLM fails it because its engine core has died."""
+    response = await session.post(_GENERATE, data=body, headers=_JSON)
+    if response.status >= 500:
+        answer = await response.read()  # which frees the connection
+        if not await is_healthy(session):
+            raise EngineLost(f"vLLM is not healthy: {error_message(answer)}")
+    return response
 
 
 def _is_cancelling() -> bool:
