@@ -44,3 +44,11 @@ def test_a_log_that_cannot_be_written_blocks_nobody(tmp_path: Path) -> None:
     log = RotatingLog(tmp_path / "missing" / "worker.log")
     write(log, "print('x' * 1_000_000 + '\\nlast')")
     assert log.last_line() == "last"
+
+
+def test_a_function_is_called_when_a_text_is_written_in_parts(tmp_path: Path) -> None:
+    log, seen = RotatingLog(tmp_path / "worker.log"), []
+    log.call_when_written("a warning", lambda: seen.append(log.path))
+    write(log, "import os, time; os.write(1, b'x' * 100_000 + b'a war'); time.sleep(0.2); os.write(1, b'ning' * 2)")
+    write(log, "print('a warning')")
+    assert log.last_line() == "a warning" and seen == [log.path]

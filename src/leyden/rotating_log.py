@@ -6,6 +6,7 @@ they write. A full disk loses output and never blocks a child.
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +29,11 @@ class RotatingLog:
         self._tail = b""
         self._lock = threading.Lock()
         self._copying: threading.Thread | None = None
+        self._awaited: dict[bytes, Callable[[], None]] = {}
+
+    def call_when_written(self, text: str, call: Callable[[], None]) -> None:
+        """Call a function the first time that a text is written, from the thread that copies."""
+        self._awaited[text.encode()] = call
 
     def open(self) -> int:
         """Return a new pipe that is copied to the log. The caller closes it after its child has inherited it."""
@@ -57,6 +63,8 @@ class RotatingLog:
                 self._tail = (self._tail + data)[-_TAIL_BYTES:]
                 with suppress(OSError):
                     self._write(data)
+            for text in [text for text in self._awaited if text in self._tail[-len(data) - len(text) :]]:
+                self._awaited.pop(text)()
         os.close(pipe)
 
     def _write(self, data: bytes) -> None:

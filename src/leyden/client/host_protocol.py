@@ -110,6 +110,8 @@ class AttemptEnd(Struct, frozen=True, tag="ended"):
     retry: Retry = Retry.CHARGED
     has_spans: bool = False
     """Whether `FlushSpans` must come before the end is reported: the server accepts no spans afterwards."""
+    loop_error: bool = False
+    """Whether a sync agent failed with something that belongs to the event loop of another thread."""
 
 
 class StepReward(Struct, frozen=True, tag="rewarded"):

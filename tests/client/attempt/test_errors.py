@@ -1,5 +1,6 @@
 """Whose failure an exception is, with real clients against a server that fails in every way it can."""
 
+import asyncio
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from modelserving import model_server
 
-from leyden.client.attempt.errors import describe, outcome_of_error
+from leyden.client.attempt.errors import describe, is_loop_error, outcome_of_error
 from leyden.outcomes import Ending
 
 MESSAGES: Any = [{"role": "user", "content": "Say number 1"}]
@@ -104,3 +106,27 @@ def test_an_error_with_a_url_that_cannot_be_read_is_the_agents() -> None:
     error = RuntimeError("no such page")
     error.request = SimpleNamespace(url="http://[no-address:99999999")  # type: ignore[attr-defined]
     assert outcome_of_error(error, "http://127.0.0.1:8484").ending is Ending.AGENT_ERROR
+
+
+def test_an_object_of_another_event_loop_is_recognised_anywhere_in_the_chain() -> None:
+    event = asyncio.Event()
+
+    async def wait() -> None:
+        async with asyncio.timeout(0):
+            await event.wait()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(wait())
+    with pytest.raises(RuntimeError, match="bound to a different event loop") as other_loop:
+        asyncio.run(wait())
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with pytest.raises(RuntimeError, match="Event loop is closed") as closed:
+        loop.call_soon(print)
+    request = httpx.Request("POST", "http://127.0.0.1:1/v1/chat/completions")
+    for error in (other_loop.value, closed.value):
+        wrapped = openai.APIConnectionError(request=request)
+        wrapped.__cause__ = httpx.ReadError("")
+        wrapped.__cause__.__context__ = error
+        assert is_loop_error(error) and is_loop_error(wrapped) and is_loop_error(ExceptionGroup("", [wrapped]))
+    assert not any(map(is_loop_error, (RuntimeError("no"), ValueError("Event loop is closed"), TimeoutError())))

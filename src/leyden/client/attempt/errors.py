@@ -18,6 +18,12 @@ _MAX_FRAMES = 5
 _LEYDEN_CLIENT = str(Path(__file__).parents[1])
 _LIBRARY_PATHS = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, "<frozen")
 _CONNECTION_ERRORS = {"APIConnectionError", "NetworkError", "RemoteProtocolError", "ConnectTimeout", "ConnectionError"}
+_LOOP_ERRORS = (
+    "is bound to a different event loop",
+    "attached to a different loop",
+    "Event loop is closed",
+    "This event loop is already running",
+)
 _SERVER_ERROR_TYPES = {"server_error", "api_error", "overloaded_error", "rate_limit_error", "rate_limit_exceeded"}
 
 
@@ -38,6 +44,13 @@ def describe(error: BaseException) -> str:
     lines = [f"  in {f.name}, {f.filename}:{f.lineno}: {f.line}" for f in reversed(own[-_MAX_FRAMES:])]
     message = "".join(traceback.format_exception_only(error)).strip()
     return "\n".join([message[: _MAX_LENGTH // 2], *lines])[:_MAX_LENGTH].encode(errors="backslashreplace").decode()
+
+
+def is_loop_error(error: BaseException) -> bool:
+    """Whether something was used in two event loops, such as a client that several threads share."""
+    return any(
+        isinstance(link, RuntimeError) and any(words in str(link) for words in _LOOP_ERRORS) for link in _chain(error)
+    )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

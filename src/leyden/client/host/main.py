@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from msgspec.structs import replace
 
 from leyden.client import api
-from leyden.client.attempt.errors import outcome_of_error
+from leyden.client.attempt.errors import is_loop_error, outcome_of_error
 from leyden.client.attempt.outcome import end_of_attempt
 from leyden.client.host.callable_agent import CallableAgent, Invocation
 from leyden.client.host.captured_output import CapturedOutput
@@ -156,7 +156,7 @@ class Host:
                     value = wait_on(value, self._loop)
                 end = end_of_attempt(start.attempt, value, self._setup.has_reward_function)
         except BaseException as error:
-            end = self._failed(start.attempt, error)
+            end = replace(self._failed(start.attempt, error), loop_error=is_loop_error(error))
         self._send_end(end)
 
     def _send_end(self, end: AttemptEnd) -> None:

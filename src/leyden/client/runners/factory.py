@@ -25,8 +25,8 @@ class RunnerFactory:
         self._kind, self._setup, self._client, self._run = kind, setup, client, run
         self._pool: NewKey | None = None
 
-    async def start(self, alone: Lease | None) -> Runner:
-        """Start a runner; `alone` is the only attempt that it will run."""
+    async def start(self, alone: Lease | None, one_at_a_time: bool) -> Runner:
+        """Start a runner; `alone` is the only attempt that it will run. A Python agent can run `one_at_a_time`."""
         match self._kind:
             case AgentKind.COMMAND:
                 return await HostProcess.start(
@@ -42,7 +42,10 @@ class RunnerFactory:
                 return await HostProcess.start(AGENT_HOST, setup, keep_output=True)
             case AgentKind.PYTHON:
                 pool = await self._pool_key()
-                return await HostProcess.start(AGENT_HOST, replace(self._setup, key=pool.key), pool=pool.pool)
+                setup = replace(self._setup, key=pool.key)
+                if one_at_a_time:
+                    setup = replace(setup, concurrency=1)
+                return await HostProcess.start(AGENT_HOST, setup, pool=pool.pool)
 
     async def _pool_key(self) -> NewKey:
         """Return the key of the pool, which expires together with the worker's own."""

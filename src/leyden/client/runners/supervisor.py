@@ -26,6 +26,8 @@ _OUTPUT_LINES, _MAX_MESSAGE = 20, 4000
 _MAX_STEP_REWARDS = 10_000
 _EXCUSED_SHARE = 0.5
 """Part of the time limit for which the event loop must have been blocked where a time-out is excused."""
+_LOOP_ERROR = "it ran beside others that used the same objects in the event loops of other threads"
+_ENDED_HANGING = "its process was ended because another attempt in it hung"
 _ENDED_UNRESPONSIVE = "its process was ended because code of one attempt let nothing else run"
 
 
@@ -43,12 +45,19 @@ class TimeLimits(Struct, frozen=True):
 class RunnerSupervisor:
     """Runs attempts in a runner until it is retired. If `alone`, it runs a single one, which is blamed for a crash."""
 
-    def __init__(self, runner: Runner, limits: TimeLimits, time_out: TimeOut, *, alone: bool = False) -> None:
+    def __init__(
+        self, runner: Runner, limits: TimeLimits, time_out: TimeOut, *, slots: int = 1, alone: bool = False
+    ) -> None:
         self.runner, self._limits, self._time_out, self._alone = runner, limits, time_out, alone
+        self.slots = asyncio.Semaphore(slots)
+        """One for each attempt that may run in it at the same time."""
+        self._one_at_a_time = slots == 1
         self.retired = asyncio.Event()
         """Set when the runner takes no new attempts."""
         self.any_returned = False
         """Whether the code of any attempt has returned in this runner."""
+        self.has_loop_errors = False
+        """Whether attempts that ran at the same time used the same objects in different event loops."""
         self._attempts: dict[str, ActiveAttempt] = {}
         """Attempts whose code has not returned."""
         self._hanging: set[str] = set()
@@ -102,6 +111,8 @@ class RunnerSupervisor:
             self._retire("code in it lets nothing else run")
             if is_timeout:
                 end = self._excuse_timeout(active.id, reply) or end
+        if is_timeout and self.has_loop_errors:  # an object of another loop may never wake its waiter
+            end = AttemptEnd(active.id, Outcome(Ending.LOST, _LOOP_ERROR), retry=Retry.FREE)
         return end and replace(end, output=output, has_spans=reply is not None and reply.has_spans)
 
     async def wait_released(self, active: ActiveAttempt) -> None:
@@ -128,7 +139,8 @@ class RunnerSupervisor:
         self._hanging.discard(event.attempt)
         if event.has_spans and not active.end.done():
             self._flushing.add(event.attempt)
-        active.resolve(replace(event, retry=Retry.CHARGED))  # only the worker decides that a retry is free
+        event = replace(event, retry=Retry.CHARGED)  # only the worker decides that a retry is free
+        active.resolve(self._excuse_loop_error(event) if event.loop_error and not self._alone else event)
         active.released.set()
         self._changed.set()
 
@@ -165,7 +177,8 @@ class RunnerSupervisor:
         deadline = asyncio.get_running_loop().time() + self._limits.drain_s
         while self._attempts or self._flushing:
             over = asyncio.get_running_loop().time() >= deadline
-            if over and not self._flushing and (self._hanging or self._unresponsive):
+            hangs = self._hanging or self._unresponsive or self.has_loop_errors
+            if over and not self._flushing and hangs:
                 self._blocker = await self.runner.find_blocker() if self._unresponsive else None
                 return
             self._changed.clear()
@@ -190,6 +203,15 @@ class RunnerSupervisor:
         """Whether the loop is blocked and was so for long. Code that computes for a moment between awaits is normal."""
         return reply.blocked_by is not None and reply.blocked_s >= _EXCUSED_SHARE * self._limits.attempt_s
 
+    def _excuse_loop_error(self, end: AttemptEnd) -> AttemptEnd:
+        """Return the end of an attempt that is retried where no other runs: in the next runner, or alone."""
+        outcome = Outcome(Ending.LOST, f"{_LOOP_ERROR}: {end.outcome.message}"[:_MAX_MESSAGE])
+        if self._one_at_a_time:
+            return replace(end, outcome=outcome, retry=Retry.ALONE)
+        self.has_loop_errors = True
+        self._retire("its attempts use the same objects in different event loops")
+        return replace(end, outcome=outcome, retry=Retry.FREE)
+
     def _excuse_timeout(self, attempt: str, reply: StopReply | None) -> AttemptEnd | None:
         """Return the end of an attempt that another kept from running in time; None where it was itself at fault.
 
@@ -211,7 +233,7 @@ class RunnerSupervisor:
         if not died and self._unresponsive and self._blocker is None:
             return AttemptEnd(attempt, Outcome(Ending.LOST, _ENDED_UNRESPONSIVE), retry=Retry.ALONE)
         if not died:
-            message = "its process was ended because another attempt in it hung"
+            message = _LOOP_ERROR if self.has_loop_errors else _ENDED_HANGING
             return AttemptEnd(attempt, Outcome(Ending.LOST, message), retry=Retry.FREE)
         if self._alone:
             output = self.runner.output()

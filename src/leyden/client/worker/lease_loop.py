@@ -5,6 +5,7 @@ died gets its own runner: there it cannot take others down, and if that process 
 """
 
 import asyncio
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -28,6 +29,14 @@ from leyden.outcomes import Ending, Outcome
 from leyden.remote import RemoteError
 from leyden.wire import Lease, LeaseRequest, TimeoutRequest
 
+LOOP_ERRORS = (
+    "rollouts of a sync agent that ran at the same time used the same objects, such as a model client, in different "
+    "event loops and failed. They are run again, and each process now runs one rollout at a time, which is slow. "
+    "To run many, make the agent `async def` and await the framework's async call (`await Runner.run(...)` instead of "
+    "`Runner.run_sync(...)`), or run the agent as a command (docs/frameworks.md)"
+)
+"""Logged once by a worker in which this happened."""
+_log = logging.getLogger("leyden.worker")
 _LONG_POLL_S = 30.0
 _TIME_OUT_REPLY_S = 30.0
 """How long the code of an attempt may continue at its time limit while the server cannot be reached."""
@@ -43,8 +52,10 @@ class LeaseLoopOptions(Struct, frozen=True, kw_only=True):
     run: str | None
     concurrency: int
     limits: TimeLimits
-    start_runner: Callable[[Lease | None], Awaitable[Runner]]
-    """Starts a runner for any attempts, or for the single one that is given."""
+    start_runner: Callable[[Lease | None, bool], Awaitable[Runner]]
+    """Starts a runner for any attempts, or for the single one that is given; with True, for one at a time."""
+    one_at_a_time: asyncio.Event
+    """Set when new runners of this worker are to run one attempt at a time."""
 
 
 class LeaseLoop:
@@ -65,7 +76,6 @@ class LeaseLoop:
         self._concurrency = ConcurrencyLimit(options.concurrency)
         self._alone_slots = asyncio.Semaphore(_MAX_ALONE)
         self._scoring_slots = asyncio.Semaphore(options.concurrency)
-        self._runner_slots = asyncio.Semaphore(options.concurrency)
         self._service_names: tuple[str, ...] = ()
         self._supervisor: RunnerSupervisor | None = None
         self._supervisor_started = asyncio.Event()
@@ -82,12 +92,12 @@ class LeaseLoop:
                 self._supervisor = supervisor
                 self._supervisor_started.set()
                 if self._leasing is None and not self._stopping:
-                    runner = supervisor.runner
-                    self._service_names = runner.services
-                    slots = min(self._options.concurrency, runner.max_concurrency or sys.maxsize)
-                    self._runner_slots = asyncio.Semaphore(slots)
-                    self._leasing = self._tasks.create_task(self._lease(runner.pool))
+                    self._service_names = supervisor.runner.services
+                    self._leasing = self._tasks.create_task(self._lease(supervisor.runner.pool))
                 await supervisor.retired.wait()
+                if supervisor.has_loop_errors and not self._options.one_at_a_time.is_set():
+                    self._options.one_at_a_time.set()
+                    _log.warning(LOOP_ERRORS)
                 failures = 0 if supervisor.any_returned else failures + 1
                 if failures:
                     await _RESTART_BACKOFF.wait(failures)
@@ -138,8 +148,11 @@ class LeaseLoop:
                     async with self._alone_slots:
                         await self._run_alone(active, addresses, acquired)
                 else:
-                    async with self._runner_slots:
-                        await self._run_on(await self._current_supervisor(), active, addresses, acquired)
+                    supervisor = await self._acquire_slot()
+                    try:
+                        await self._run_on(supervisor, active, addresses, acquired)
+                    finally:
+                        supervisor.slots.release()
         except ServiceFailed as error:
             await self._report(active, AttemptEnd(active.id, Outcome(Ending.LOST, str(error))))
         finally:
@@ -209,13 +222,24 @@ class LeaseLoop:
         return 0.0
 
     async def _start_supervisor(self, alone: Lease | None) -> tuple[RunnerSupervisor, asyncio.Task[None]]:
-        runner = await self._options.start_runner(alone)
+        one_at_a_time = alone is not None or self._options.one_at_a_time.is_set()
+        runner = await self._options.start_runner(alone, one_at_a_time)
         limits = self._options.limits if alone is None else replace(self._options.limits, drain_s=0.0)
-        supervisor = RunnerSupervisor(runner, limits, self._time_out, alone=alone is not None)
+        slots = 1 if one_at_a_time else min(self._options.concurrency, runner.max_concurrency or sys.maxsize)
+        supervisor = RunnerSupervisor(runner, limits, self._time_out, slots=slots, alone=alone is not None)
         supervising = self._tasks.create_task(supervisor.run())
         self._supervising.add(supervising)
         supervising.add_done_callback(self._supervising.discard)
         return supervisor, supervising
+
+    async def _acquire_slot(self) -> RunnerSupervisor:
+        """Wait for a slot of the runner that takes new attempts, and return its supervisor."""
+        while True:
+            supervisor = await self._current_supervisor()
+            await supervisor.slots.acquire()
+            if not supervisor.retired.is_set():
+                return supervisor
+            supervisor.slots.release()
 
     async def _current_supervisor(self) -> RunnerSupervisor:
         """Return the supervisor that takes new attempts; wait until there is one."""

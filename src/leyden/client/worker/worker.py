@@ -185,6 +185,7 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingClient, isolatio
     kind = kind_of(options.agent, options.base)
     loops = options.processes if kind is AgentKind.PYTHON else 1
     all_options = []
+    one_at_a_time = asyncio.Event()
     for index in range(loops):
         concurrency = _share(options.concurrency, index, loops)
         setup = HostSetup(
@@ -207,6 +208,7 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingClient, isolatio
                 concurrency=concurrency,
                 limits=TimeLimits(options.time_limit_s, options.drain_s, options.unresponsive_s),
                 start_runner=RunnerFactory(kind, setup, client, options.run).start,
+                one_at_a_time=one_at_a_time,
             )
         )
     return all_options
