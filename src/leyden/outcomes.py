@@ -4,6 +4,7 @@ Every attempt ends exactly once. Whether it is retried, whether it counts in its
 gets is defined by the table `MEANING` and nowhere else.
 """
 
+import re
 from enum import StrEnum
 from typing import Literal
 
@@ -64,6 +65,15 @@ MEANING: dict[Ending, Meaning] = {
     Ending.NO_REWARD: Meaning(retried=False, counted=False, reward="none"),
     Ending.CANCELLED: Meaning(retried=False, counted=False, reward="none"),
 }
+
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
+"""Parts of a message that differ between failures of the same kind: numbers, addresses and ids."""
+
+
+def general_message(message: str) -> str:
+    """Return the first line of a message, with numbers and ids replaced by #; messages of one cause are equal then."""
+    return _VARIABLE.sub("#", message.strip().partition("\n")[0])[:500]
+
 
 RETRY_BACKOFF = Backoff(first_s=0.5, max_s=60.0)
 """How long a rollout waits before its next attempt. The store keeps the time, so that a restarted server knows it."""

@@ -505,3 +505,13 @@ def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:
     Training(tmp_path)
     assert "no server: name it with --server" in leyden(tmp_path, "worker", "small.toml").stderr
     assert "needs a key" in leyden(tmp_path, "worker", "small.toml", "--server", "http://127.0.0.1:9").stderr
+
+
+def test_a_step_in_which_most_rollouts_failed_is_a_warning(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=2", "held_out=0", "workers.processes=1", "training.group_size=6")
+    fails = 'def solve(task):\n    if next(rollouts) % 6 > 1:\n        raise KeyError("no luck")\n'
+    agent = AGENT.replace("def solve(task):\n", fails).replace("client =", "rollouts = itertools.count()\nclient =")
+    (tmp_path / "agent.py").write_text(f"import itertools\n{agent}")
+    printed = training.finish()
+    assert re.search(r"step 1: \d+ of 12 rollouts failed and have `failure_reward`; .* KeyError: 'no luck'", printed)
+    assert printed.count("rollouts failed") == 1 and "leyden show small --outcome agent_error" in printed

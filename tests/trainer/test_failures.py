@@ -1,4 +1,4 @@
-"""When a training gives up on its agent."""
+"""When a training warns of its agent, and when it gives up on it."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Task
 from leyden.trainer.errors import TrainingError
-from leyden.trainer.failures import FailureStreak, no_calls
+from leyden.trainer.failures import FailureShare, FailureStreak, count_alike, no_calls
 
 
 def rollouts(task: int, *endings: Ending, message: str = "ValueError: no") -> list[Episode]:
@@ -76,3 +76,22 @@ def test_an_agent_that_fails_before_its_first_call_is_named_with_its_error() -> 
     said = no_calls("KeyError: 'q'")
     assert said.startswith("the agent failed before a model call reached the gateway: KeyError: 'q'. If")
     assert "OPENAI_BASE_URL" in said
+
+
+def test_most_rollouts_that_fail_are_a_warning_once_and_again_after_it_stopped() -> None:
+    share = FailureShare("calc")
+    failed, fine = [Ending.AGENT_ERROR] * 3, [Ending.SUCCEEDED] * 3
+    most = [*rollouts(0, *failed, message="KeyError: 'q'\n  in solve"), *rollouts(1, Ending.TIMEOUT, Ending.SUCCEEDED)]
+    assert share.add([*rollouts(0, *failed), *rollouts(1, *fine)]) is None  # a half
+    said = share.add(most)
+    assert said is not None and said.startswith("4 of 5 rollouts failed")
+    assert "3 of them ended agent_error: KeyError: 'q' (leyden show calc --outcome agent_error)" in said
+    assert share.add(most) is None
+    assert share.add(rollouts(0, *fine)) is None
+    assert share.add(rollouts(0, *failed)) is not None
+
+
+def test_messages_that_differ_only_in_addresses_and_numbers_are_counted_together() -> None:
+    texts = ("<Event at 0x7f12a8779050> is bound", "no", "<Event at 0x7f12a876c350> is bound\n  in solve:3")
+    counted = count_alike(Outcome(Ending.AGENT_ERROR, text) for text in texts)
+    assert [(outcome.message, count) for outcome, count in counted] == [(texts[0], 2), ("no", 1)]

@@ -1,13 +1,12 @@
 """Queries of the dashboard about rollouts: filtered and sorted lists, failures by message, the values to filter by."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, exists, func, select
 
-from leyden.outcomes import Ending
+from leyden.outcomes import Ending, general_message
 from leyden.store.mapping import listed_rollout_from_row
 from leyden.store.queries import require_run
 from leyden.store.run_digest import RunDigest
@@ -17,8 +16,6 @@ from leyden.wire import ListedRollout
 
 _FAILURES_EXAMINED = 20_000
 _MAX_ROLES = 100
-_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
-"""Parts of a message that differ between failures of the same kind: numbers, addresses and ids."""
 
 
 def _has_role(run: str, role: str) -> ColumnElement[bool]:
@@ -89,7 +86,7 @@ def _with_message(
 ) -> list[int]:
     query = select(rollouts.c.seq, rollouts.c.message).where(*conditions, _FAILED).order_by(rollouts.c.seq.desc())
     rows = connection.execute(query.limit(_FAILURES_EXAMINED))
-    return [row.seq for row in rows if general_message(row.message) == message]
+    return [row.seq for row in rows if _general(row.message) == message]
 
 
 _FAILED = rollouts.c.ending.is_not(None) & (rollouts.c.ending != str(Ending.SUCCEEDED))
@@ -103,7 +100,7 @@ def failures(connection: Connection, run: str) -> Failures:
     counts: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
     for row in connection.execute(query.order_by(rollouts.c.seq.desc()).limit(_FAILURES_EXAMINED)):
-        key = row.ending, general_message(row.message)
+        key = row.ending, _general(row.message)
         counts[key] += 1
         examples.setdefault(key, row.id)
     total = connection.scalar(select(func.count()).select_from(rollouts).where(*conditions)) or 0
@@ -111,10 +108,8 @@ def failures(connection: Connection, run: str) -> Failures:
     return Failures(tuple(groups), counts.total(), total)
 
 
-def general_message(message: bytes | None) -> str:
-    """Return the first line of a message, with numbers and ids replaced by #."""
-    first = (message or b"").decode(errors="replace").strip().partition("\n")[0]
-    return _VARIABLE.sub("#", first)[:500]
+def _general(message: bytes | None) -> str:
+    return general_message((message or b"").decode(errors="replace"))
 
 
 def facets(connection: Connection, run: str, digest: RunDigest) -> Facets:

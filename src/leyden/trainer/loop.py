@@ -26,7 +26,7 @@ from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, select
 from leyden.trainer.checkpoint import Checkpoints, TrainerState, is_disk_full
 from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.errors import TrainingError
-from leyden.trainer.failures import NO_CALLS, FailureStreak
+from leyden.trainer.failures import NO_CALLS, FailureShare, FailureStreak
 from leyden.trainer.mismatch import MismatchDetector
 from leyden.trainer.policy.policy import CurrentWeights, Policy, PolicyUpdate, UpdateMetrics
 from leyden.trainer.report.observer import TrainingObserver
@@ -79,6 +79,7 @@ class Trainer:
         self._rewards_before: TaskRewards | None = None
         self._changing_weights, self._held = changing_weights, ExitStack()
         self._failures = FailureStreak(len({task.id for task in (*tasks.train, *tasks.held_out)}))
+        self._failure_share = FailureShare(config.run)
         self.state = state
 
     async def run(self, stop: asyncio.Event) -> TrainerState:
@@ -202,7 +203,7 @@ class Trainer:
                     kept[missing[spec.id]] = group
             collected += done
             report.add_episodes(done, self.state.version, self._config, self._algorithm.signals.enabled)
-            self._failures.add(done)
+            self._add_failures(f"step {step}", done)
             succeeded = succeeded or any(_succeeded(episode) for episode in done)
             if step == 1 and again == 0:
                 self._warn(shared_weights(done, self._config.training.roles, self._config.policy))
@@ -227,7 +228,7 @@ class Trainer:
         if not self._tasks.held_out:
             return None
         measured, episodes = await self._evaluate("eval", step, self._tasks.held_out, "held-out rollouts")
-        self._failures.add(episodes)
+        self._add_failures(f"evaluation after step {step}" if step else "evaluation before training", episodes)
         if step > 0:
             measured = replace(measured, change=compare(await self._read_rewards_before(), measured.rewards))
         best = self.state.best_reward
@@ -274,6 +275,12 @@ class Trainer:
             step,
             purpose,
         )
+
+    def _add_failures(self, what: str, episodes: Sequence[Episode]) -> None:
+        """Warn if most of these rollouts failed; raise if too many tasks have failed in a row."""
+        message = self._failure_share.add(episodes)
+        self._warn(None if message is None else f"{what}: {message}.")
+        self._failures.add(episodes)
 
     def _warn_of_mismatch(self, report: StepReport) -> None:
         """Warn if the engine sampled from other probabilities than those of the policy at the start of the step."""
