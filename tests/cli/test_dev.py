@@ -1,9 +1,17 @@
 """What `leyden dev` shows of a rollout: every conversation, and the reward that counted."""
 
+from io import StringIO
+from pathlib import Path
+
+from msgspec.structs import replace
+from rich.console import Console
 from smallepisodes import call, episode
 
-from leyden.cli.dev import format_counts, transcript
-from leyden.outcomes import Ending
+from leyden.cli.dev import format_counts, print_report, transcript
+from leyden.config import read_config
+from leyden.episodes import Episode
+from leyden.local.dev import summarise
+from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Reward, RewardKind
 
 
@@ -46,3 +54,26 @@ def test_a_failure_has_the_reward_that_counted() -> None:
 def test_several_calls_are_calls() -> None:
     left = {"no call to train on": 2, "call: chosen by a grammar": 4, "call: no logprobs": 1}
     assert format_counts(left) == "2 no call to train on, 4 calls: chosen by a grammar, 1 call: no logprobs"
+
+
+CONFIG = read_config(
+    {"run": "dev", "agent": "agent.py:solve", "tasks": "tasks.jsonl", "reward": "agent.py:score", "model": "spark"}
+)
+
+
+def printed(episodes: list[Episode]) -> str:
+    output = StringIO()
+    print_report(Console(file=output, width=200), summarise(CONFIG, episodes, Path("runs/dev")), episodes)
+    return output.getvalue()
+
+
+def failing(index: int, message: str) -> Episode:
+    failed = episode(index, None, [said(f"c{index}", "hello", "hi")], Ending.AGENT_ERROR)
+    return replace(failed, attempt=replace(failed.attempt, outcome=Outcome(Ending.AGENT_ERROR, message)))
+
+
+def test_errors_that_differ_only_in_an_address_are_printed_once_with_a_count() -> None:
+    errors = [failing(n, f"RuntimeError: <Event at 0x7f12a87{n}> is bound\n  in solve") for n in range(5)]
+    lines = printed([failing(9, "KeyError: 'q'"), *errors]).splitlines()
+    said = [line for line in lines if "Error: " in line]
+    assert said == ["5 × RuntimeError: <Event at 0x7f12a870> is bound", "1 × KeyError: 'q'"]

@@ -52,8 +52,8 @@ def print_report(console: Console, report: "DevReport", episodes: Sequence[Episo
     for name, value in rows.items():
         table.add_row(name, value)
     print_table(console, table)
-    for message in report.messages:
-        console.print(f"[yellow]{escape(message)}[/]", highlight=False, soft_wrap=True)
+    for message, count in report.messages.items():
+        console.print(f"[yellow]{count} × {escape(message)}[/]", highlight=False, soft_wrap=True)
     if mean is not None and len(set(report.rewards)) == 1 and report.failures < len(report.rewards):
         console.print(f"[yellow]every reward is {mean:g}: a group with equal rewards has no learning signal[/]")
     home = report.folder.parent

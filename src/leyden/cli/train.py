@@ -216,7 +216,7 @@ async def _dev(options: argparse.Namespace) -> None:
         if not report.calls:
             from leyden.trainer.failures import no_calls
 
-            raise ConfigError(no_calls(report.messages[0].partition("\n")[0] if report.failures else None))
+            raise ConfigError(no_calls(next(iter(report.messages)).partition("\n")[0] if report.failures else None))
         raise ConfigError(f"no call can be trained on ({format_counts(report.left_out)})")
 
 

@@ -22,6 +22,7 @@ from leyden.rl.signals import find as find_signals
 from leyden.rl.signals.tool_calls import tool_calls_of
 from leyden.trainer.algorithm.resolve import algorithm_of
 from leyden.trainer.batch.samples import StepAccounting, select_rollouts
+from leyden.trainer.failures import count_alike
 from leyden.trainer.policy.loading import check_tokenizer, find_model, load_model
 from leyden.trainer.report.progress_line import ProgressLine
 from leyden.trainer.rollouts.collector import RolloutCollector
@@ -35,8 +36,11 @@ class DevReport(Struct, frozen=True):
     rollouts: int
     outcomes: dict[str, int]
     """Rollouts by ending."""
-    messages: tuple[str, ...]
-    """The distinct messages of rollouts that did not succeed."""
+    messages: dict[str, int]
+    """The messages of rollouts that did not succeed and how many had each, the commonest first.
+
+    Of messages that differ only in numbers and addresses it is the first.
+    """
     calls: int
     roles: dict[str, int]
     """Calls by role."""
@@ -104,15 +108,16 @@ def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevR
     trained = [transition.call for rollout in selected for _, transition in rollout.transitions]
     outcomes, roles, prompts = Counter[str](), Counter[str](), Counter[str]()
     called, failed = Counter[str](), Counter[str]()
-    messages: dict[str, None] = {}
+    messages = Counter[str]()
     rewards: dict[str, list[float]] = defaultdict(list)
     failures = 0
+    for example, count in count_alike(episode.attempt.outcome for episode in episodes if episode.attempt.outcome):
+        if example.message:
+            messages[example.message] += count
     for episode in episodes:
         outcome = episode.attempt.outcome
         assert outcome is not None
         outcomes[str(outcome.ending)] += 1
-        if outcome.message:
-            messages[outcome.message] = None
         reward = episode.final_reward(config.rollout.failure_reward)
         if reward is not None:
             rewards[episode.rollout.task].append(reward)
@@ -125,7 +130,7 @@ def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevR
     return DevReport(
         rollouts=len(episodes),
         outcomes=dict(outcomes),
-        messages=tuple(messages),
+        messages=dict(messages.most_common()),
         calls=sum(len(episode.calls) for episode in episodes),
         roles=dict(roles),
         prompts=dict(prompts),
