@@ -451,6 +451,16 @@ def test_leyden_dev_says_what_was_caught_and_fails_where_nothing_could_be_traine
     assert "no model call reached the gateway: does the agent set its own base URL?" in silent.stderr
 
 
+def test_leyden_dev_fails_where_no_rollout_succeeded(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    fails = AGENT.replace("    return answer.raise", "    raise KeyError(task['q'])\n    return answer.raise")
+    (tmp_path / "agent.py").write_text(fails)
+    failed = leyden(training.folder, "dev", "small.toml", "--json")
+    assert failed.returncode == 1
+    assert json.loads(failed.stdout)["calls"] == 8
+    assert "leyden: no rollout succeeded; 8 of 8 ended with: KeyError: 'q'" in failed.stderr
+
+
 def test_the_same_from_python(tmp_path: Path) -> None:
     script = """
 import leyden

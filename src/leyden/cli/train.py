@@ -19,6 +19,7 @@ from leyden.config import Config, ConfigError, override, read_config, read_file
 from leyden.local.openmp import configure_openmp
 from leyden.local.preflight import check_inputs
 from leyden.local.run_folder import RunFolder
+from leyden.outcomes import Ending
 from leyden.rl.registry import KINDS
 
 if TYPE_CHECKING:
@@ -218,6 +219,10 @@ async def _dev(options: argparse.Namespace) -> None:
 
             raise ConfigError(no_calls(next(iter(report.messages)).partition("\n")[0] if report.failures else None))
         raise ConfigError(f"no call can be trained on ({format_counts(report.left_out)})")
+    if Ending.SUCCEEDED not in report.outcomes:
+        message, count = next(iter(report.messages.items()), ("", report.rollouts))
+        first, _, _ = message.partition("\n")
+        raise ConfigError(f"no rollout succeeded; {count} of {report.rollouts} ended with: {first}")
 
 
 async def _export(options: argparse.Namespace) -> None:
