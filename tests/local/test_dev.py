@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from smallepisodes import call, episode
 
 from leyden.config import read_config
+from leyden.episodes import Episode
 from leyden.local.dev import summarise
 from leyden.records import Call, Span
 
@@ -36,3 +37,26 @@ def test_a_failed_tool_is_what_the_signals_call_one() -> None:
     report = summarise(CONFIG, [replace(episode(0, 1.0, calls), spans=(ran,))], Path("runs/dev"))
     assert report.tools == {"search": 2, "count": 1}
     assert report.tools_failed == {"search": 1, "count": 1}
+
+
+def grouped(group: str, *rewards: float) -> list[Episode]:
+    found = [episode(index, reward, [call(f"{group}{index}")]) for index, reward in enumerate(rewards)]
+    return [replace(one, rollout=replace(one.rollout, group=group, task=group)) for one in found]
+
+
+def test_nothing_is_trained_of_a_group_with_equal_rewards() -> None:
+    episodes = [*grouped("a", 1.0, 1.0), *grouped("b", 0.0, 1.0, 1.0), *grouped("c", 0.0, 0.0), *grouped("d", 1.0)]
+    report = summarise(CONFIG, episodes, Path("runs/dev"))
+    assert (report.groups, report.groups_flat) == (4, 2)
+    assert (report.trained, report.calls_trained, report.tokens_trained) == (
+        4,
+        4,
+        12,
+    )  # one rollout has no other to equal
+    assert report.left_out == {"in a flat group": 4}
+
+
+def test_a_group_with_equal_rewards_is_trained_if_other_terms_have_a_gradient() -> None:
+    config = replace(CONFIG, algorithm=replace(CONFIG.algorithm, entropy=0.01))
+    report = summarise(config, grouped("a", 1.0, 1.0), Path("runs/dev"))
+    assert (report.trained, report.groups_flat, report.left_out) == (2, 0, {})

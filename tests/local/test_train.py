@@ -439,7 +439,8 @@ def test_leyden_dev_says_what_was_caught_and_fails_where_nothing_could_be_traine
     assert done.returncode == 0, done.stderr
     caught = json.loads(done.stdout)
     assert caught["outcomes"] == {"succeeded": 8}
-    assert (caught["calls"], caught["calls_trained"], caught["prompts"]) == (8, 8, {"fresh": 8})
+    assert (caught["calls"], caught["prompts"]) == (8, {"fresh": 8})
+    assert caught["calls_trained"] == 8 - caught["left_out"].get("in a flat group", 0) == 8 - 2 * caught["groups_flat"]
     shown = leyden(training.folder, "dev", "small.toml", "--tasks", "1", "--rollouts", "1")
     assert shown.returncode == 0
     assert "would be trained" in shown.stdout

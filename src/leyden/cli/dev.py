@@ -54,8 +54,9 @@ def print_report(console: Console, report: "DevReport", episodes: Sequence[Episo
     print_table(console, table)
     for message, count in report.messages.items():
         console.print(f"[yellow]{count} × {escape(message)}[/]", highlight=False, soft_wrap=True)
-    if mean is not None and len(set(report.rewards)) == 1 and report.failures < len(report.rewards):
-        console.print(f"[yellow]every reward is {mean:g}: a group with equal rewards has no learning signal[/]")
+    if report.groups_flat and report.failures < len(report.rewards):
+        flat = f"{report.groups_flat} of {report.groups} groups flat"
+        console.print(f"[yellow]{flat}: a group with equal rewards has no learning signal[/]", highlight=False)
     home = report.folder.parent
     where = "" if home == default_home().absolute() else f" --home {home}"
     console.print(f"leyden show {report.run}{where}", highlight=False, soft_wrap=True)

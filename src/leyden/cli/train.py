@@ -213,7 +213,7 @@ async def _dev(options: argparse.Namespace) -> None:
         print_json(report)
     else:
         print_report(stdout_console(), report, episodes)
-    if not report.calls_trained:
+    if not report.calls_trained and not report.groups_flat:
         if not report.calls:
             from leyden.trainer.failures import no_calls
 

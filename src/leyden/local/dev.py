@@ -16,12 +16,13 @@ from leyden.local.notes import stderr_console
 from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
 from leyden.outcomes import MEANING
-from leyden.records import Purpose
+from leyden.records import Call, Purpose
 from leyden.rl.signals import SignalKind
 from leyden.rl.signals import find as find_signals
 from leyden.rl.signals.tool_calls import tool_calls_of
-from leyden.trainer.algorithm.resolve import algorithm_of
-from leyden.trainer.batch.samples import StepAccounting, select_rollouts
+from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of
+from leyden.trainer.batch.advantages import StepInputs, compute_advantages
+from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, make_samples, select_rollouts
 from leyden.trainer.failures import count_alike
 from leyden.trainer.policy.loading import check_tokenizer, find_model, load_model
 from leyden.trainer.report.progress_line import ProgressLine
@@ -60,6 +61,9 @@ class DevReport(Struct, frozen=True):
     """Rollouts that training would use."""
     calls_trained: int
     tokens_trained: int
+    groups: int
+    groups_flat: int
+    """Groups of several rollouts without an advantage, such as those with equal rewards: nothing of them is trained."""
     left_out: dict[str, int]
     """Rollouts and calls that training would not use, by reason."""
     folder: Path
@@ -102,10 +106,23 @@ async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[De
 
 def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevReport:
     """Count what the episodes contain and what training would use of them."""
-    accounting = StepAccounting()
-    sample_filter = replace(algorithm_of(config).sample_filter, min_group=1)  # a report needs no complete groups
-    selected = select_rollouts(episodes, sample_filter, accounting) or []
-    trained = [transition.call for rollout in selected for _, transition in rollout.transitions]
+    accounting, algorithm = StepAccounting(), algorithm_of(config)
+    sample_filter = replace(algorithm.sample_filter, min_group=1)  # a report needs no complete groups
+    members: dict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        members[episode.rollout.group].append(episode)
+    groups = [found for each in members.values() if (found := select_rollouts(each, sample_filter, accounting))]
+    flat = _flat_groups(groups, algorithm)
+    trained: list[Call] = []
+    in_flat = 0
+    for rollout in (rollout for group in groups for rollout in group):
+        calls = [transition.call for _, transition in rollout.transitions]
+        if rollout.episode.rollout.group in flat:
+            in_flat += bool(calls)
+        else:
+            trained += calls
+    if in_flat:
+        accounting.excluded["in a flat group"] = in_flat
     outcomes, roles, prompts = Counter[str](), Counter[str](), Counter[str]()
     called, failed = Counter[str](), Counter[str]()
     messages = Counter[str]()
@@ -140,10 +157,23 @@ def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevR
         reward_error=estimated.error if (estimated := estimate(rewards)) is not None else None,
         failures=failures,
         failure_reward=config.rollout.failure_reward,
-        trained=accounting.trained,
+        trained=accounting.trained - in_flat,
         calls_trained=len(trained),
         tokens_trained=sum(len(call.chosen) for call in trained),
+        groups=len(members),
+        groups_flat=len(flat),
         left_out={**accounting.excluded, **{f"call: {why}": count for why, count in accounting.calls_excluded.items()}},
         folder=folder,
         run=folder.name,
     )
+
+
+def _flat_groups(groups: Sequence[Sequence[SelectedRollout]], algorithm: Algorithm) -> set[str]:
+    """Return the groups of several rollouts in which no call has an advantage, if training would leave them out."""
+    if algorithm.critic or algorithm.kl_penalty or algorithm.objective.needs_all or algorithm.signals.enabled:
+        return set()
+    compared = [group for group in groups if len(group) > 1]
+    samples = make_samples(compared)
+    estimated = compute_advantages(compared, samples, StepInputs(), algorithm.advantage_estimator, StepAccounting())
+    group_R = [rollout.episode.rollout.group for group in compared for rollout in group]
+    return set(group_R) - {group_R[sample.rollout] for sample in estimated if sample.advantage}
