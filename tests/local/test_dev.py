@@ -1,14 +1,18 @@
-"""What `leyden dev` counts in the episodes of its rollouts."""
+"""What `leyden dev` counts in the episodes of its rollouts, and what it prints meanwhile."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 from smallepisodes import call, episode
+from trainings import Training
 
-from leyden.config import read_config
+from leyden.config import read_config, read_file
 from leyden.episodes import Episode
-from leyden.local.dev import summarise
+from leyden.local import dev
+from leyden.local.dev import run_dev, summarise
 from leyden.records import Call, Span
 
 CONFIG = read_config(
@@ -60,3 +64,23 @@ def test_a_group_with_equal_rewards_is_trained_if_other_terms_have_a_gradient() 
     config = replace(CONFIG, algorithm=replace(CONFIG.algorithm, entropy=0.01))
     report = summarise(config, grouped("a", 1.0, 1.0), Path("runs/dev"))
     assert (report.trained, report.groups_flat, report.left_out) == (2, 0, {})
+
+
+async def test_without_a_terminal_it_prints_how_far_it_is_while_agents_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev, "_PROGRESS_EVERY_S", 0.2)
+    Training(tmp_path)
+    (tmp_path / "slow").touch()
+    agent = (tmp_path / "agent.py").read_text()
+    (tmp_path / "agent.py").write_text(agent.replace('Path("', f'Path("{tmp_path}/'))
+    config = read_config({**read_file(tmp_path / "small.toml"), "home": str(tmp_path / "runs")})
+    running = asyncio.create_task(run_dev(config, tasks=2, rollouts=2))
+    printed = ""
+    while "0 of 4 rollouts done; the limit is 600 s" not in printed:
+        await asyncio.wait((running,), timeout=0.05)
+        assert not running.done(), running.result()
+        printed += capsys.readouterr().err
+    (tmp_path / "slow").unlink()
+    report, _ = await running
+    assert report.rollouts == 4

@@ -1,18 +1,20 @@
 """`leyden dev`: runs a few rollouts without training and reports exactly what was recorded and what was not."""
 
+import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leyden.background import start_background
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.estimates import estimate
-from leyden.local.notes import stderr_console
+from leyden.local.notes import print_note, stderr_console
 from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
 from leyden.outcomes import MEANING
@@ -29,6 +31,8 @@ from leyden.trainer.report.progress_line import ProgressLine
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.tasks import read_tasks
 from leyden.wire import GroupSpec
+
+_PROGRESS_EVERY_S = 30.0
 
 
 class DevReport(Struct, frozen=True):
@@ -91,9 +95,13 @@ async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[De
         specs = [GroupSpec(f"dev-{number}", task, rollouts, Purpose.DEV) for number, task in enumerate(chosen)]
         total = len(specs) * rollouts
         line.show(f"0 of {total} rollouts")
-        async for _, group in collector.gather(specs):
-            episodes.extend(group)
-            line.show(f"{len(episodes)} of {total} rollouts")
+        printing = start_background(print_progress(lambda: len(episodes), total, config), "printing the progress")
+        try:
+            async for _, group in collector.gather(specs):
+                episodes.extend(group)
+                line.show(f"{len(episodes)} of {total} rollouts")
+        finally:
+            printing.cancel()
 
     with folder.acquire(config):
         async with local_stack(config, folder.path, model, source, 0, run) as stack:
@@ -102,6 +110,13 @@ async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[De
             finally:
                 line.close()
     return summarise(config, episodes, folder.path), episodes
+
+
+async def print_progress(done: Callable[[], int], total: int, config: Config) -> None:
+    """Print from time to time how many rollouts are done, where no terminal shows it."""
+    while not stderr_console().is_terminal:
+        await asyncio.sleep(_PROGRESS_EVERY_S)
+        print_note(f"{done()} of {total} rollouts done; the limit is {config.rollout.time_limit_s:g} s")
 
 
 def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevReport:
