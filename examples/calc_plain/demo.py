@@ -42,16 +42,7 @@ def main(**settings: Any) -> None:
     console.print(f"  greedy, at temperature 0                   {greedy[0]:.2f}  {greedy[1]:.2f}")
     console.print(f"curve    {trained.folder / 'curve.png'}", highlight=False, soft_wrap=True)
     console.print(f"the run  {trained.folder}", highlight=False, soft_wrap=True)
-    config = f"{HERE.relative_to(Path.cwd()) if HERE.is_relative_to(Path.cwd()) else HERE}/calc.toml"
-    for command, about in (
-        (f"leyden show {RUN}", "look at the rollouts"),
-        (
-            f"leyden eval {config} --model {trained.checkpoint} --tasks unseen.jsonl",
-            "numbers and phrasings it never saw",
-        ),
-        (f"leyden export {RUN} --to my-spark", "a folder that transformers loads"),
-        (f"leyden dev {config}", "then put your own agent into that file"),
-    ):
+    for command, about in next_commands(trained.checkpoint):
         console.print(f"  .venv/bin/{command}   [dim]# {about}[/]", highlight=False, soft_wrap=True)
     report = {
         "before": trained.before,
@@ -62,6 +53,18 @@ def main(**settings: Any) -> None:
         "seconds": round(trained.seconds, 1),
     }
     sys.stdout.write(json.dumps(report) + "\n")
+
+
+def next_commands(checkpoint: Path | None) -> list[tuple[str, str]]:
+    """Return commands to go on with and what each is for; their paths are relative to the current folder."""
+    here = HERE.relative_to(Path.cwd()) if HERE.is_relative_to(Path.cwd()) else HERE
+    config, unseen = here / "calc.toml", here / "unseen.jsonl"
+    return [
+        (f"leyden show {RUN}", "look at the rollouts"),
+        (f"leyden eval {config} --model {checkpoint} --tasks {unseen}", "numbers and phrasings it never saw"),
+        (f"leyden export {RUN} --to my-spark", "a folder that transformers loads"),
+        (f"leyden dev {config}", "then put your own agent into that file"),
+    ]
 
 
 def transcript(episode: Episode) -> str:
