@@ -39,7 +39,7 @@ from leyden.local.train import TrainingResult, train
 from leyden.records import Sampling
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.trainer.policy.loading import find_model
+from leyden.trainer.policy.model_source import find_model
 from leyden.trainer.report.metrics_log import read_metrics
 
 _LISTED = (

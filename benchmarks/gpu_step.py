@@ -45,7 +45,7 @@ from leyden.episodes import Episode
 from leyden.records import DEFAULT_POLICY
 from leyden.store import queries
 from leyden.store.database import Database
-from leyden.trainer.policy.loading import find_model
+from leyden.trainer.policy.model_source import find_model
 from leyden.trainer.report.metrics_log import read_metrics
 
 HERE = Path(__file__).parent

@@ -49,7 +49,8 @@ from leyden.trainer.algorithm.resolve import algorithm_of
 from leyden.trainer.checkpoint import Checkpoints, TrainerState
 from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.loop import Trainer
-from leyden.trainer.policy.loading import find_model, load_model
+from leyden.trainer.policy.loading import load_model
+from leyden.trainer.policy.model_source import find_model
 from leyden.trainer.policy.policy import Policy, UpdateMetrics
 from leyden.trainer.report.metrics_log import MetricsLog
 from leyden.trainer.report.step_report import StepReport

@@ -72,24 +72,25 @@ def load_callable(reference: str, base: str) -> AnyCallable:
     return cast(AnyCallable, found)
 
 
-def check_reference(reference: str, base: str) -> None:
+def check_reference(reference: str, base: str) -> AnyCallable | None:
     """Raise `LoadError` where a reference names a file, module or name that does not exist, without importing it.
 
     Names that code creates when it is imported are not known here: only a module that creates none is searched.
+    Returns an empty function with the signature of the named one, or None where the text does not show a signature.
     """
     source, colon, name = reference.rpartition(":")
     if reference.endswith(".pkl") or not colon or not source or not name:
-        return  # `load_callable` says what is wrong
+        return None  # `load_callable` says what is wrong
     path = Path(base, source)
     if not source.endswith(".py"):
         if source in sys.modules:
-            return
+            return None
         package = source.partition(".")[0]
         found = importlib.machinery.PathFinder.find_spec(package, [str(Path(base).resolve()), *sys.path])
         if found is None and package not in sys.builtin_module_names:
             raise LoadError(f"{reference!r}: there is no module {package!r} in {base} or on the path")
         if found is None or found.origin is None or not found.origin.endswith(".py") or source != package:
-            return
+            return None
         path = Path(found.origin)
     if not path.is_file():
         raise LoadError(f"{reference!r}: there is no file {path.resolve()}")
@@ -101,22 +102,46 @@ def check_reference(reference: str, base: str) -> None:
     first = name.partition(".")[0]
     if names is not None and first not in names:
         raise LoadError(f"{reference!r}: {path.stem} has no {first!r}{_nearest(first, names)}")
+    return _empty_function(tree, name) if names is not None else None
+
+
+def _empty_function(tree: ast.Module, name: str) -> AnyCallable | None:
+    """Return a function with the parameters of a function in the text, but without its body, defaults and annotations.
+
+    None where the name is not that of one undecorated function.
+    """
+    bound = [node for node in ast.walk(tree) if name in _names_bound_by(node)]
+    found = bound[0] if len(bound) == 1 and bound[0] in tree.body else None
+    if not isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) or found.decorator_list:
+        return None
+    parameters = found.args
+    every = [*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs, parameters.vararg, parameters.kwarg]
+    for parameter in every:
+        if parameter is not None:
+            parameter.annotation = None
+    parameters.defaults = [ast.Constant(None) for _ in parameters.defaults]
+    parameters.kw_defaults = [default and ast.Constant(None) for default in parameters.kw_defaults]
+    empty = ast.Lambda(parameters, ast.Constant(None))
+    return cast(AnyCallable, eval(compile(ast.fix_missing_locations(ast.Expression(empty)), name, "eval")))
 
 
 def _top_level_names(tree: ast.Module) -> set[str] | None:
     """Return the names that a module binds; None if some may be bound in a way that the text does not show."""
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
+        names |= _names_bound_by(node)
     dynamic = names & {"*", "__getattr__"} or any(
         isinstance(node, ast.Name) and node.id in ("globals", "setattr", "exec") for node in ast.walk(tree)
     )
     return None if dynamic else names
+
+
+def _names_bound_by(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else set()
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

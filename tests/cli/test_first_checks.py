@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,22 @@ from leyden.local.preflight import check_inputs
 from leyden.local.run_folder import RunFolder
 from leyden.rl.registry import KINDS
 
+WIDE = """
+from functools import cache
+
+def solve(task, tools):
+    return 1.0
+
+def score(prompt, completion):
+    return 1.0
+
+def fine(*, result: float = unknown, group_size=4, task):
+    return 1.0
+
+@cache
+def chosen(first, second):
+    return 1.0
+"""
 AGENT = "def solve(task):\n    return 1.0\n"
 SCRIPT = """
 import contextlib, io, json, sys
@@ -41,6 +58,14 @@ MISTAKES = {
     "training.steps=many": "`training.steps`: expected a whole number, got text",
     "training.grup_size=4": "did you mean `training.group_size`?",
     "held_out=9": "`held_out`: 9 of 4 tasks leave none to train on",
+    "algorithm.advantage=gpro": "`algorithm.advantage`: there is no 'gpro'; did you mean 'grpo'?",
+    "algorithm.loss=agent.py:los": "agent.py:los': agent has no 'los'",
+    "agent=wide.py:solve": "wide.py:solve' takes task, tools: it is called with the task",
+    "reward=wide.py:score": "wide.py:score' takes prompt, completion: it may take any of task, result",
+    "reward=wide.py:fine agent=wide.py:chosen model=runs/none/step-3": "there is no folder",
+    "model=models/none": "there is no folder",
+    "home=/proc/runs": "`home`: /proc/runs cannot be written to",
+    "server.port=PORT": "cannot listen on 127.0.0.1:PORT (Address already in use): choose another port",
 }
 
 
@@ -48,16 +73,21 @@ MISTAKES = {
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "broken.py").write_text("def score(task:\n")
+    (tmp_path / "wide.py").write_text(WIDE)
+    (tmp_path / "models").mkdir()
     (tmp_path / "small.toml").write_text('agent = "agent.py:solve"\ntasks = "tasks.jsonl"\n')
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(4)))
     return tmp_path
 
 
 def test_mistakes_are_one_line_before_torch_is_imported(folder: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, *MISTAKES]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-c", SCRIPT, *(setting.replace("PORT", port) for setting in MISTAKES)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
     said, heavy = json.loads(done.stdout)
-    for (status, text), expected in zip(said, MISTAKES.values(), strict=True):
+    assert not (folder / "runs").exists()
+    for (status, text), expected in zip(said, (text.replace("PORT", port) for text in MISTAKES.values()), strict=True):
         assert status in (1, 2) and expected in text and text.count("\n") == 1, (text, expected)
     assert not heavy
 

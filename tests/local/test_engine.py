@@ -14,7 +14,7 @@ from leyden.engine.protocol import EngineError
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.local.engine import running_engine
-from leyden.trainer.policy.loading import find_model
+from leyden.trainer.policy.model_source import find_model
 
 GIB = 2**30
 SPARK = find_model("spark", ".")

@@ -19,7 +19,7 @@ from leyden.config import Config, ConfigError, EngineConfig, to_toml
 from leyden.local.serve import find_served
 from leyden.server.keys import KeyKind
 from leyden.trainer.checkpoint import TrainerState
-from leyden.trainer.policy.loading import BUNDLED
+from leyden.trainer.policy.model_source import BUNDLED
 
 
 def make_run(home: Path, best_step: int) -> Path:

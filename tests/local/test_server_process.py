@@ -18,7 +18,8 @@ from leyden.records import DEFAULT_POLICY, RunSettings, Task, Version
 from leyden.remote import ServerUnreachable
 from leyden.server.options import ServeOptions, ServerProcessOptions
 from leyden.trainer.errors import TrainingError
-from leyden.trainer.policy.loading import BUNDLED, find_model, load_model
+from leyden.trainer.policy.loading import load_model
+from leyden.trainer.policy.model_source import BUNDLED, find_model
 from leyden.wire import GroupSpec, LeaseRequest, RunSpec
 
 

@@ -25,7 +25,7 @@ from leyden.server.keys import KeyKind, Keyring
 from leyden.store import queries
 from leyden.store.database import Database
 from leyden.trainer.checkpoint import read_state
-from leyden.trainer.policy.loading import BUNDLED
+from leyden.trainer.policy.model_source import BUNDLED
 
 
 def leyden(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ from leyden.rendering.factory import renderer_for
 from leyden.rendering.known_models import find_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE, Tokenizer
 from leyden.trainer.checkpoint import Checkpoints, TrainerState
-from leyden.trainer.policy.loading import ModelSource
+from leyden.trainer.policy.model_source import ModelSource
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "tests/data/templates"

@@ -35,7 +35,7 @@ from leyden.store.errors import NotFound, StoreClosed
 from leyden.store.run_digest import follow_run
 from leyden.store.run_totals import RunTotals
 from leyden.store.store import Store
-from leyden.trainer.policy.loading import BUNDLED
+from leyden.trainer.policy.model_source import BUNDLED
 from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 
 SPARK = Path(str(BUNDLED["spark"]))

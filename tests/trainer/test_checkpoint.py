@@ -23,7 +23,7 @@ from leyden.trainer.checkpoint import (
 )
 from leyden.trainer.checkpoint_files import CHECKSUMS_FILE
 from leyden.trainer.errors import TrainingError
-from leyden.trainer.policy.loading import ModelSource
+from leyden.trainer.policy.model_source import ModelSource
 from leyden.trainer.policy.objective import OldLogprobs
 from leyden.trainer.policy.policy import Policy
 

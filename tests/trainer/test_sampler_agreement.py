@@ -8,7 +8,7 @@ from leyden.engine.protocol import EngineRequest
 from leyden.engine.torch.engine import TorchEngine
 from leyden.records import Sampling
 from leyden.trainer.batch.samples import Sample
-from leyden.trainer.policy.loading import BUNDLED
+from leyden.trainer.policy.model_source import BUNDLED
 from leyden.trainer.policy.policy import Policy
 
 

@@ -26,7 +26,8 @@ from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of
 from leyden.trainer.batch.advantages import StepInputs, compute_advantages
 from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, make_samples, select_rollouts
 from leyden.trainer.failures import count_alike
-from leyden.trainer.policy.loading import check_tokenizer, find_model, load_model
+from leyden.trainer.policy.loading import check_tokenizer, load_model
+from leyden.trainer.policy.model_source import find_model
 from leyden.trainer.report.progress_line import ProgressLine
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.tasks import read_tasks

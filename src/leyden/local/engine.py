@@ -18,7 +18,7 @@ from leyden.engine.vllm.process import VllmOptions
 from leyden.local.memory_plan import MemoryPlan, plan_memory
 from leyden.local.notes import print_note
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.trainer.policy.loading import ModelSource
+from leyden.trainer.policy.model_source import ModelSource
 from leyden.trainer.policy.policy import Policy
 
 _CPU_SLOTS, _GPU_SLOTS, _VLLM_REQUESTS = 64, 256, 1024

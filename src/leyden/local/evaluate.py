@@ -9,7 +9,8 @@ from leyden.config import Config, ConfigError
 from leyden.local.notes import stderr_console
 from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
-from leyden.trainer.policy.loading import check_tokenizer, find_model, load_model
+from leyden.trainer.policy.loading import check_tokenizer, load_model
+from leyden.trainer.policy.model_source import find_model
 from leyden.trainer.report.progress_line import ProgressLine
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate

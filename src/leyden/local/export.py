@@ -12,7 +12,7 @@ from leyden.config import ConfigError
 from leyden.local.run_folder import stored_config
 from leyden.trainer.checkpoint import read_state, tokenizer_files
 from leyden.trainer.checkpoint_files import find_damage
-from leyden.trainer.policy.loading import find_model
+from leyden.trainer.policy.model_source import find_model
 
 
 def export(run: Path, to: Path, which: str = "best") -> Path:

@@ -2,11 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from leyden.client.agent_reference import AgentKind, kind_of, read_command
+from leyden.client.host.callable_agent import CallableAgent
+from leyden.client.rewards.function import RetryPolicy, RewardFunction
 from leyden.config import Config, ConfigError
 from leyden.loading import LoadError, check_reference
 from leyden.local.notes import print_note
+from leyden.rl.registry import KINDS, UnknownAlgorithm, check_name
+from leyden.server.address import bind_port
+from leyden.server.options import ServeError
+from leyden.trainer.policy.model_source import find_local_model
 from leyden.trainer.rollouts.tasks import read_task_file, read_tasks
 
 ResumeCheck = Callable[[Config], None]
@@ -15,7 +22,7 @@ ResumeCheck = Callable[[Config], None]
 def check_inputs(
     config: Config, evaluated: str | None = None, model: str | None = None, resuming: ResumeCheck | None = None
 ) -> None:
-    """Check tasks, agent and reward, and print how many tasks there are and which model is loaded next.
+    """Check what a configuration names, and print how many tasks there are and which model is loaded next.
 
     `evaluated` is a file whose tasks are all evaluated; `model` replaces the configuration's. `resuming` checks last
     whether an earlier run can go on.
@@ -25,14 +32,15 @@ def check_inputs(
     else:
         tasks = read_tasks(config)
         counted = f"{len(tasks.train)} to train on, {len(tasks.held_out)} held out"
-    for name, reference in (("agent", config.agent), ("reward", config.reward)):
-        try:
-            if reference:
-                _check(reference, config.base, name == "agent")
-        except LoadError as error:
-            raise ConfigError(f"`{name}`: {error}") from error
+    _check_algorithm(config)
+    for name, reference in (("agent", config.agent), ("reward", config.reward), ("signals.rule", config.signals.rule)):
+        if reference:
+            _check_code(name, reference, config)
     if resuming is not None:
         resuming(config)
+    find_local_model(model or config.model, config.base)
+    _check_writable(Path(config.home).absolute())
+    _check_port(config)
     print_loading(model or config.model, f"tasks: {counted}; ")
 
 
@@ -41,9 +49,46 @@ def print_loading(model: str, before: str = "") -> None:
     print_note(f"{before}loading torch and {model}")
 
 
-def _check(reference: str, base: str, agent: bool) -> None:
-    kind = kind_of(reference, base) if agent else AgentKind.PYTHON
-    if kind is AgentKind.COMMAND:
-        read_command(reference, base)
-    elif kind is AgentKind.PYTHON:
-        check_reference(reference, base)
+def _check_algorithm(config: Config) -> None:
+    for kind in KINDS:
+        name: str = getattr(config.algorithm, kind)
+        if ":" in name:
+            _check_code(f"algorithm.{kind}", name, config)
+        elif not (kind == "correction" and name == "none"):
+            try:
+                check_name(kind, name)
+            except UnknownAlgorithm as error:
+                raise ConfigError(str(error)) from error
+
+
+def _check_code(key: str, reference: str, config: Config) -> None:
+    """Check that a reference leads to code, and the parameters of an agent or a reward that is a plain function."""
+    services = tuple(config.services)
+    try:
+        kind = kind_of(reference, config.base) if key == "agent" else AgentKind.PYTHON
+        if kind is AgentKind.COMMAND:
+            read_command(reference, config.base)
+        if kind is not AgentKind.PYTHON or (function := check_reference(reference, config.base)) is None:
+            return
+        if key == "agent":
+            CallableAgent(function, reference, services)
+        elif key == "reward":
+            RewardFunction(function, reference, RetryPolicy(), services)
+    except LoadError as error:
+        raise ConfigError(f"`{key}`: {error}") from error
+
+
+def _check_writable(home: Path) -> None:
+    """Write a temporary file into a folder, or into the nearest folder above it that exists."""
+    nearest = next(folder for folder in (home, *home.parents) if folder.exists())
+    try:
+        TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        raise ConfigError(f"`home`: {home} cannot be written to ({error.strerror}): name another folder") from error
+
+
+def _check_port(config: Config) -> None:
+    try:
+        bind_port(config.server.host, config.server.port).close()
+    except ServeError as error:
+        raise ConfigError(str(error)) from error

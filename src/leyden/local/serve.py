@@ -15,7 +15,8 @@ from leyden.local.run_folder import stored_config
 from leyden.local.server_process import running_server
 from leyden.local.stack import run_with
 from leyden.server.options import RunningServer, ServeOptions, ServerProcessOptions
-from leyden.trainer.policy.loading import ModelSource, check_tokenizer, find_model, load_model
+from leyden.trainer.policy.loading import check_tokenizer, load_model
+from leyden.trainer.policy.model_source import ModelSource, find_model
 
 
 class ServedSource(Struct, frozen=True):

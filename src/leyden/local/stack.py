@@ -28,7 +28,7 @@ from leyden.records import RunSettings, Sampling
 from leyden.remote import Remote, read_key
 from leyden.server.keys import write_private
 from leyden.server.options import ServeOptions, ServerProcessOptions
-from leyden.trainer.policy.loading import ModelSource
+from leyden.trainer.policy.model_source import ModelSource
 from leyden.trainer.policy.policy import Policy
 from leyden.trainer.report.progress_line import ProgressLine
 from leyden.wire import MAX_KEY_TTL_S, KeySpec, RunSpec

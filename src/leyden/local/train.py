@@ -28,7 +28,8 @@ from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of, unused_set
 from leyden.trainer.checkpoint import Checkpoints, TrainerState, restore_latest
 from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.loop import Trainer
-from leyden.trainer.policy.loading import ModelSource, check_tokenizer, find_model, load_model
+from leyden.trainer.policy.loading import check_tokenizer, load_model
+from leyden.trainer.policy.model_source import ModelSource, find_model
 from leyden.trainer.policy.policy import Policy
 from leyden.trainer.report.console import ConsoleReport
 from leyden.trainer.report.metrics_log import MetricsLog, read_metrics

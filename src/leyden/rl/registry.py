@@ -98,8 +98,8 @@ def names(kind: Kind) -> list[str]:
     return sorted(module.name for module in iter_modules(spec.submodule_search_locations))
 
 
-def load(kind: Kind, name: str) -> Callable[..., Any]:
-    """Import the function that a name stands for."""
+def check_name(kind: Kind, name: str) -> None:
+    """Raise `UnknownAlgorithm` unless there is an algorithm of this name."""
     known = names(kind)
     if name not in known:
         known += ["none"] if kind == "correction" else []
@@ -108,6 +108,11 @@ def load(kind: Kind, name: str) -> Callable[..., Any]:
         raise UnknownAlgorithm(
             f"`algorithm.{kind}`: there is no {name!r}; {hint} are {', '.join(known)}, or {USER_FUNCTION}"
         )
+
+
+def load(kind: Kind, name: str) -> Callable[..., Any]:
+    """Import the function that a name stands for."""
+    check_name(kind, name)
     function = getattr(import_module(f"leyden.rl.{kind}.{name}"), name, None)
     found = getattr(function, "declaration", None)
     if function is None or not isinstance(found, Declaration) or found.kind != kind:

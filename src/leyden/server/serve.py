@@ -14,7 +14,7 @@ import uvicorn
 
 from leyden.background import start_background
 from leyden.descriptors import raise_file_limit
-from leyden.server.address import is_loopback, is_wildcard
+from leyden.server.address import bind_port, is_loopback, is_wildcard
 from leyden.server.app import application
 from leyden.server.connections import KEEP_ALIVE_S, ConnectionLimits
 from leyden.server.engine_reports import writing_reports
@@ -65,7 +65,7 @@ async def open_server(
             f"workers cannot use the address {options.host}: set their URL with --advertise (server.advertise)"
         )
     raise_file_limit()
-    with _listen(options.host, options.port) as listener:
+    with bind_port(options.host, options.port) as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         store = await Store(options.location).start()
@@ -181,22 +181,6 @@ def _upstream(options: ServeOptions) -> UpstreamClient | None:
     if options.upstream is None:
         return None
     return UpstreamClient(options.upstream, options.upstream_key, options.upstream_timeout_s)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Connections inherit it; without it a response can take 40 ms.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ServeError(
-            f"cannot listen on {host}:{port} ({error.strerror}): choose another port (--port, or server.port)"
-        ) from error
-    return listener
 
 
 def _keyring(path: Path) -> Keyring:

@@ -26,7 +26,7 @@ from leyden.rendering.known_models import remember_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE
 from leyden.trainer.checkpoint_files import CHECKSUMS_FILE, find_damage, write_checksums
 from leyden.trainer.errors import TrainingError
-from leyden.trainer.policy.loading import ModelSource
+from leyden.trainer.policy.model_source import ModelSource
 from leyden.trainer.policy.policy import CurrentWeights, Policy
 
 _OPTIMISER = "optimiser.safetensors"

@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from leyden.config import AdapterConfig, ConfigError, TrainingConfig
-from leyden.trainer.policy.loading import ModelSource, load_model, memory_for_training
+from leyden.trainer.policy.loading import load_model, memory_for_training
+from leyden.trainer.policy.model_source import ModelSource
 from leyden.trainer.policy.policy import Policy
 
 SHAPE: dict[str, Any] = {

@@ -1,51 +1,19 @@
-"""Finds, checks and loads the model to train; a `ConfigError` before any work starts says what is wrong."""
+"""Checks and loads the model to train; a `ConfigError` before any work starts says what is wrong."""
 
 import os
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from msgspec import Struct
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from leyden.config import AdapterConfig, ConfigError
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
+from leyden.trainer.policy.model_source import ModelSource
 
-BUNDLED = {"spark": files("leyden") / "models" / "spark"}
 _TRAINED_BYTES = 16
 """Bytes of a trained parameter in float32: (master) weight, gradient, and two moments of the optimiser."""
-
-
-class ModelSource(Struct, frozen=True):
-    """A model's name and the folder of its files."""
-
-    name: str
-    folder: Path
-
-
-def find_model(name: str, base: str) -> ModelSource:
-    """Find a model by name: a bundled one, a folder (relative to `base` or the current one), or on Hugging Face."""
-    if name in BUNDLED:
-        return ModelSource(name, Path(str(BUNDLED[name])))
-    for folder in (Path(base) / name, Path(name)):
-        if (folder / "config.json").is_file():
-            return ModelSource(name, folder.absolute())
-        if folder.is_dir():
-            raise ConfigError(f"`model`: {folder} has no config.json: name the folder of a Hugging Face model")
-    try:
-        from huggingface_hub import snapshot_download
-
-        return ModelSource(
-            name, Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
-        )
-    except Exception as error:  # of many kinds: no such name, no network, no access
-        reason = str(error).splitlines()[0][:160]
-        raise ConfigError(
-            f"`model`: {name!r} is neither bundled ({', '.join(BUNDLED)}) nor a folder, "
-            f"and cannot be downloaded from Hugging Face: {reason}"
-        ) from error
 
 
 def check_tokenizer(source: ModelSource) -> None:

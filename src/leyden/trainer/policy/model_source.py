@@ -1,0 +1,55 @@
+"""Finds the files of a model by its name, without importing torch."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from msgspec import Struct
+
+from leyden.config import ConfigError
+
+BUNDLED = {"spark": files("leyden") / "models" / "spark"}
+
+
+class ModelSource(Struct, frozen=True):
+    """A model's name and the folder of its files."""
+
+    name: str
+    folder: Path
+
+
+def find_local_model(name: str, base: str) -> ModelSource | None:
+    """Find a bundled model or a folder (relative to `base` or the current one); None if only a download is left.
+
+    A name that can only be a path is refused where there is no such folder.
+    """
+    if name in BUNDLED:
+        return ModelSource(name, Path(str(BUNDLED[name])))
+    for folder in (Path(base) / name, Path(name)):
+        if (folder / "config.json").is_file():
+            return ModelSource(name, folder.absolute())
+        if folder.is_dir():
+            raise ConfigError(f"`model`: {folder} has no config.json: name the folder of a Hugging Face model")
+    folder = Path(base) / name
+    if name.startswith(("/", ".")) or name.count("/") > 1 or ("/" in name and folder.parent.is_dir()):
+        siblings = sorted(path.name for path in folder.parent.glob("step-*"))
+        there = f"; there are {', '.join(siblings)}" if siblings else ""
+        raise ConfigError(f"`model`: there is no folder {folder}{there}")
+    return None
+
+
+def find_model(name: str, base: str) -> ModelSource:
+    """Find a model by name: a bundled one, a folder, or on Hugging Face, from where it is downloaded."""
+    if (found := find_local_model(name, base)) is not None:
+        return found
+    try:
+        from huggingface_hub import snapshot_download
+
+        return ModelSource(
+            name, Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
+        )
+    except Exception as error:  # of many kinds: no such name, no network, no access
+        reason = str(error).splitlines()[0][:160]
+        raise ConfigError(
+            f"`model`: {name!r} is neither bundled ({', '.join(BUNDLED)}) nor a folder, "
+            f"and cannot be downloaded from Hugging Face: {reason}"
+        ) from error
