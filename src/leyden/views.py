@@ -332,9 +332,13 @@ class Fleet(Struct, frozen=True):
     refused: dict[str, int]
     """Requests that the server refused since it started, by reason."""
 
+    def present_workers(self) -> list[WorkerView]:
+        """Return the workers that were seen in the last two minutes."""
+        return [worker for worker in self.workers if worker.seen > self.now - 120]
+
     def has_worker(self) -> bool:
-        """Whether a worker was seen in the last two minutes: a store without one is of a run that has ended."""
-        return any(worker.seen > self.now - 120 for worker in self.workers)
+        """Whether a worker is present: a store without one is of a run that has ended."""
+        return bool(self.present_workers())
 
 
 def join_fleets(first: Fleet, others: Sequence[Fleet]) -> Fleet:

@@ -17,10 +17,13 @@ import pytest
 from serving import ServerProcess
 
 from leyden.cli import main
+from leyden.local.run_folder import RunFolder
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Call, CallCredit, Purpose, Reward, RewardKind, StepCredits, Task, VersionRun
 from leyden.remote import Remote
 from leyden.server.keys import KeyKind
+from leyden.store.queue import LeaseQuery
+from leyden.store.store import Store
 from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 
 SLY = "\x1b[31mred [bold]loud[/bold] \x9b2J"
@@ -373,6 +376,36 @@ def test_ids_are_whole_however_narrow_and_attempts_are_there_where_it_took_sever
 )
 def test_a_command_that_makes_no_sense_is_answered_in_one_line(leyden: Leyden, arguments: list[str], said: str) -> None:
     assert said in leyden(*arguments).mistake(2)
+
+
+async def leave_open(folder: Path) -> None:
+    """Leave a run with a rollout that a worker has started and one in the queue."""
+    store = await Store(folder / "leyden.db").start()
+    await store.create_run(RunSpec("mine"))
+    await store.enqueue("mine", GroupSpec("sums", Task("add", {}), size=2))
+    await store.lease(LeaseQuery("worker-1", 1, "mine", None))
+    await store.close()
+
+
+def test_a_run_that_no_process_holds_is_not_shown_as_running(leyden: Leyden, tmp_path: Path) -> None:
+    home = tmp_path / "runs"
+    folder = RunFolder(home / "mine")
+    asyncio.run(leave_open(folder.path))
+    with folder.lock():
+        assert leyden("top", "--once", "--json").document["runs"][0]["state"] == "running"
+        assert "1 worker, 1 running, 1 queued" in leyden("top", "--once").text
+        assert "1 queued, 1 running" in leyden("runs").text
+    with ServerProcess(home) as server:
+        for where in ([], ["--server", server.url, "--key", server.key(KeyKind.VIEWER)]):
+            view = leyden("top", "--once", "--json", *where).document
+            assert [(card["state"], card["rollouts"]) for card in view["runs"]] == [("idle", {"interrupted": 2})]
+            assert "0 workers, 0 running, 0 queued" in leyden("top", "--once", *where).text
+    assert "2 interrupted" in leyden("runs").text
+    shown = leyden("show", "mine").text
+    assert shown.count("interrupted") == 3 and "running" not in shown and "queued" not in shown
+    assert "attempt 1: interrupted" in leyden("show", "mine", "sums.0").text
+    with folder.lock():
+        assert "interrupted" not in leyden("show", "mine").text
 
 
 @pytest.mark.parametrize("command", [["runs"], ["show", "calc"]])

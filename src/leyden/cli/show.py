@@ -21,10 +21,11 @@ from leyden.cli.source import add_source, all_runs, open_source
 from leyden.config import ConfigError
 from leyden.episodes import Episode
 from leyden.local.run_folder import folder_size
-from leyden.local.stored_runs import RunSource
+from leyden.local.stored_runs import RunSource, StoredRuns
 from leyden.outcomes import Ending
 from leyden.records import Attempt, Call, CallCredit, Rollout, Span, StepCredits
 from leyden.remote import RemoteError
+from leyden.store.run_lock import INTERRUPTED
 from leyden.views import RolloutQuery, RunCard
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
 
@@ -142,7 +143,7 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
     console.print(f"{sampled}, {found}", highlight=False, soft_wrap=True)
     settings = msgspec.to_builtins(run.settings)
     console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()), highlight=False)
-    print_table(console, _rollouts(listed))
+    print_table(console, _rollouts(listed, _is_interrupted(source)))
     if filtered:
         console.print(f"{len(listed)} of {total} that match", highlight=False)
     elif len(listed) == options.limit:
@@ -181,10 +182,11 @@ async def _show_rollout(source: RunSource, options: argparse.Namespace) -> None:
         print_json({"rollout": detail.rollout, "task": detail.task, "episodes": episodes, "credits": credits})
         return
     console = stdout_console()
-    _print_head(console, detail)
+    interrupted = _is_interrupted(source)
+    _print_head(console, detail, interrupted)
     for episode in episodes:
         reward = episode.final_reward(run.settings.failure_reward)
-        ending = f"{_ending(episode.attempt)}, reward {_number(reward)}"
+        ending = f"{_ending(episode.attempt, interrupted)}, reward {_number(reward)}"
         console.rule(f"attempt {episode.attempt.number}: {ending}", align="left")
         _print_episode(console, episode, credits)
 
@@ -198,7 +200,12 @@ def _outcomes(text: str) -> str:
     return text
 
 
-def _rollouts(listed: Sequence[ListedRollout]) -> Table:
+def _is_interrupted(source: RunSource) -> bool:
+    """Whether no process works on a run any more, so that none of its rollouts is running."""
+    return isinstance(source, StoredRuns) and source.held is False
+
+
+def _rollouts(listed: Sequence[ListedRollout], interrupted: bool) -> Table:
     """Build the table of rollouts. It has a column of attempts only if one was retried."""
     retried = any(rollout.attempts > 1 for rollout in listed)
     columns = ("rollout", "task", "for", "state", "reward", "calls", *(("attempts",) if retried else ()), "message")
@@ -209,7 +216,7 @@ def _rollouts(listed: Sequence[ListedRollout]) -> Table:
             rollout.id,
             rollout.task,
             rollout.purpose,
-            _state(rollout),
+            _state(rollout, interrupted),
             _number(rollout.reward),
             "-" if rollout.calls is None else str(rollout.calls),
             *((attempts,) if retried else ()),
@@ -218,9 +225,9 @@ def _rollouts(listed: Sequence[ListedRollout]) -> Table:
     return table
 
 
-def _print_head(console: Console, detail: RolloutDetail) -> None:
+def _print_head(console: Console, detail: RolloutDetail, interrupted: bool) -> None:
     rollout = detail.rollout
-    head = f"[bold]{rollout.id}[/]  {_state(rollout)}, task {rollout.task}, for {rollout.purpose}"
+    head = f"[bold]{rollout.id}[/]  {_state(rollout, interrupted)}, task {rollout.task}, for {rollout.purpose}"
     console.print(head, soft_wrap=True)
     console.print(Text("input  " + _short(detail.task.input)))
 
@@ -315,12 +322,14 @@ def _counts(run: RunSummary) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(run.rollouts.items()))
 
 
-def _state(rollout: Rollout) -> str:
-    return str(rollout.outcome.ending) if rollout.outcome else str(rollout.state)
+def _state(rollout: Rollout, interrupted: bool) -> str:
+    if rollout.outcome:
+        return str(rollout.outcome.ending)
+    return INTERRUPTED if interrupted else str(rollout.state)
 
 
-def _ending(attempt: Attempt) -> str:
-    return str(attempt.outcome.ending) if attempt.outcome else "running"
+def _ending(attempt: Attempt, interrupted: bool) -> str:
+    return str(attempt.outcome.ending) if attempt.outcome else INTERRUPTED if interrupted else "running"
 
 
 def _message(message: Any) -> str:

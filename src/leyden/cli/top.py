@@ -17,6 +17,7 @@ from leyden.cli.arguments import identifier
 from leyden.cli.printing import plural, print_json, print_table, stdout_console, with_error
 from leyden.cli.source import Watched, add_source, open_watched
 from leyden.config import ConfigError
+from leyden.store.run_lock import INTERRUPTED
 from leyden.views import EngineView, Fleet, RunCard
 
 _METRICS = (
@@ -100,7 +101,7 @@ def _table(view: TopView) -> Table:
     table = Table("run", "state", "step", "reward", "of", "best", "rollouts", "failed", "tokens", box=box.SIMPLE)
     for card in view.runs:
         total = sum(card.rollouts.values())
-        failed = total - sum(card.rollouts.get(name, 0) for name in ("succeeded", "running", "queued"))
+        failed = total - sum(card.rollouts.get(name, 0) for name in ("succeeded", "running", "queued", INTERRUPTED))
         best = f"{with_error(card.best, card.best_error)} at {card.best_step}" if card.best_step is not None else "-"
         table.add_row(
             card.id,
@@ -123,7 +124,7 @@ def _lines(view: TopView) -> Sequence[str]:
         lines.append(f"last step of {newest.id}: " + ", ".join(_latest(view.latest)))
     if view.fleet is not None:
         fleet = view.fleet
-        workers = plural(len(fleet.workers), "worker")
+        workers = plural(len(fleet.present_workers()), "worker")
         lines.append(
             f"{workers}, {fleet.running} running, {fleet.queued} queued; in ten minutes "
             f"{plural(fleet.ended, 'attempt')} ended, {fleet.tokens / 600:.0f} sampled tokens a second"

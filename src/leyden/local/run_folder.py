@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from leyden.config import Config, ConfigError, read_stored_config, to_toml
 from leyden.local.fingerprint import Fingerprint, changed_parts, fingerprint
+from leyden.store.run_lock import LOCK_NAME
 
 _MAY_CHANGE = (
     *("training.steps", "training.time_limit_s", "evaluation", "checkpoints", "report", "home", "base"),
@@ -152,7 +153,7 @@ class RunFolder(Struct, frozen=True):
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config_file.exists():
             self.path.chmod(0o700)  # keys and recorded calls are for its user only
-        with (self.path / "lock").open("a") as lock:
+        with (self.path / LOCK_NAME).open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from leyden.episodes import Episode
@@ -14,6 +15,7 @@ from leyden.store import fleet_queries, queries, rollout_search, views
 from leyden.store.database import Database
 from leyden.store.engine_file import read_report
 from leyden.store.errors import NotFound
+from leyden.store.run_lock import count_interrupted, is_run_held
 from leyden.views import Fleet, RolloutListing, RolloutQuery, RunCard, Series, add_engines
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
 
@@ -64,13 +66,18 @@ class StoredRuns:
         url = self._database.url
         return url.database or "" if self._database.dialect == "sqlite" else url.render_as_string(hide_password=False)
 
+    @property
+    def held(self) -> bool | None:
+        """Whether a process works on the run of this store; None where that is not known, as for a server's store."""
+        return is_run_held(Path(self.location).parent) if self._database.dialect == "sqlite" else None
+
     def _read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         with self._database.reader.begin() as connection:
             return query(connection, *args, **kwargs)
 
     async def runs(self) -> list[RunSummary]:
         """Return the counts and mean reward of every run."""
-        return self._read(lambda reader: [queries.summarise_run(reader, run) for run in queries.list_run_ids(reader)])
+        return [await self.summary(run) for run in self._read(queries.list_run_ids)]
 
     async def run(self, run: str) -> Run:
         """Return a run with its configuration."""
@@ -78,7 +85,8 @@ class StoredRuns:
 
     async def summary(self, run: str) -> RunSummary:
         """Return the counts and mean reward of a run."""
-        return self._read(queries.summarise_run, run)
+        found = self._read(queries.summarise_run, run)
+        return replace(found, rollouts=count_interrupted(found.rollouts, self.held))
 
     async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
         """List rollouts in the order in which they were queued."""
@@ -94,11 +102,11 @@ class StoredRuns:
 
     async def card(self, run: str) -> RunCard:
         """Return state, step and reward of a run."""
-        return self._read(views.run_card, run, time.time())
+        return self._read(views.run_card, run, time.time(), held=self.held)
 
     async def fleet(self) -> Fleet:
         """Return workers and queue, and the engines that the server of the store's folder reports."""
-        found = self._read(fleet_queries.read_fleet, time.time())
+        found = self._read(fleet_queries.read_fleet, time.time(), self.held)
         report = read_report(Path(self.location).parent) if self._database.dialect == "sqlite" else None
         return found if report is None else add_engines(found, [report])
 

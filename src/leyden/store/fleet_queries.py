@@ -12,10 +12,15 @@ from leyden.views import MAX_LEASES, Fleet, LeaseView, WorkerView
 _RECENT_S = 600.0
 
 
-def read_fleet(connection: Connection, now: float) -> Fleet:
-    """Return workers, active attempts and the queue; a server adds its engines."""
-    queued, delayed = count_queue(connection, now)
+def read_fleet(connection: Connection, now: float, held: bool | None = None) -> Fleet:
+    """Return workers, active attempts and the queue; a server adds its engines.
+
+    The store of a run that no process holds (`held` is False) has none of them.
+    """
     ended, tokens = recent_throughput(connection, now)
+    if held is False:
+        return Fleet(now, (), (), (), 0, 0, 0, ended, tokens, {})
+    queued, delayed = count_queue(connection, now)
     return Fleet(
         now=now,
         workers=tuple(list_workers(connection, now)),

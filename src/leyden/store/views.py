@@ -14,6 +14,7 @@ from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.queries import require_run
 from leyden.store.run_digest import RunDigest, best_step, digest_run
+from leyden.store.run_lock import count_interrupted
 from leyden.store.schema import events, metrics, runs, versions
 from leyden.views import RunCard, Series, StepRewards
 
@@ -101,8 +102,13 @@ def count_events(connection: Connection, after: int) -> tuple[int, dict[tuple[st
     return max((row[3] for row in found), default=after), {(run, kind): count for run, kind, count, _ in found}
 
 
-def run_card(connection: Connection, run: str, now: float, digest: RunDigest | None = None) -> RunCard:
-    """Return state, step and rewards of a run; `digest` saves reading its totals again."""
+def run_card(
+    connection: Connection, run: str, now: float, digest: RunDigest | None = None, held: bool | None = None
+) -> RunCard:
+    """Return state, step and rewards of a run; `digest` saves reading its totals again.
+
+    `held` says whether a process works on it; where that is not known (None), a silent run is idle after two minutes.
+    """
     row = connection.execute(
         select(runs.c.created, runs.c.config).where(runs.c.id == run, runs.c.state == "open")
     ).first()
@@ -126,7 +132,8 @@ def run_card(connection: Connection, run: str, now: float, digest: RunDigest | N
     if not active and (digest.trains_nothing or (steps is not None and step >= steps)):
         state = "finished"
     else:
-        state = "running" if now - last_event < _IDLE_AFTER_S else "idle"
+        alive = held if held is not None else now - last_event < _IDLE_AFTER_S
+        state = "running" if alive else "idle"
     return RunCard(
         id=run,
         created=row.created,
@@ -135,7 +142,7 @@ def run_card(connection: Connection, run: str, now: float, digest: RunDigest | N
         model=config.get("model") if isinstance(config.get("model"), str) else None,
         step=step,
         steps=steps if isinstance(steps, int) else None,
-        rollouts=digest.states,
+        rollouts=count_interrupted(digest.states, held),
         calls=digest.calls,
         tokens=digest.tokens,
         held_out=bool(digest.held_out),

@@ -17,6 +17,7 @@ from leyden.server.service import ServerContext
 from leyden.store import fleet_queries, queries, rollout_search, views
 from leyden.store.engine_file import read_reports
 from leyden.store.errors import NotFound
+from leyden.store.run_lock import is_run_held
 from leyden.views import (
     AttemptQuery,
     Facets,
@@ -50,7 +51,10 @@ async def run_card(service: ServerContext, request: Plain) -> RunCard:
 
 
 async def _card(service: ServerContext, run: str) -> RunCard:
-    return await service.run_stores.read(run, views.run_card, run, time.time(), await service.run_stores.digest(run))
+    digest = await service.run_stores.digest(run)
+    folder = await service.run_stores.folder_of(run) or service.settings.home
+    held = is_run_held(folder) if folder is not None else None
+    return await service.run_stores.read(run, views.run_card, run, time.time(), digest, held)
 
 
 async def view_run(service: ServerContext, request: Plain) -> Run:

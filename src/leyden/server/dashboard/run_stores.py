@@ -22,6 +22,7 @@ from leyden.store import views
 from leyden.store.database import Database
 from leyden.store.errors import StoreClosed, StoreError
 from leyden.store.run_digest import RunDigest, follow_run
+from leyden.store.run_lock import is_run_held
 from leyden.store.run_totals import RunTotals
 from leyden.store.store import Store
 
@@ -127,13 +128,16 @@ class RunStores:
             return self._opened[folder][1]
 
     async def read_active(self, query: Callable[[Connection], T]) -> list[T]:
-        """Run a query in each other store that was written to in the last ten minutes."""
+        """Run a query in each other store that was written to in the last ten minutes, unless its process has ended."""
 
         def read() -> list[T]:
             found = []
             for folder in self.folders():
                 with suppress(StoreError, DatabaseError, OSError):  # damaged, of a newer version, or just deleted
-                    if time.time() - max(modified for modified, _, _ in signature(folder)) / 1e9 < _ACTIVE_S:
+                    if (
+                        is_run_held(folder) is not False
+                        and time.time() - max(modified for modified, _, _ in signature(folder)) / 1e9 < _ACTIVE_S
+                    ):
                         found.append(self.read_other(folder, query))
             return found
 

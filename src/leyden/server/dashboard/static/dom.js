@@ -114,7 +114,7 @@ export function fact(name, ...value) {
 // How many rollouts there are, and how many of them failed; `counts` has them by state or ending.
 export function totals(counts) {
   const all = Object.values(counts).reduce((sum, one) => sum + one, 0);
-  const sound = ["succeeded", "running", "queued"].reduce((sum, name) => sum + (counts[name] ?? 0), 0);
+  const sound = ["succeeded", "running", "queued", "interrupted"].reduce((sum, name) => sum + (counts[name] ?? 0), 0);
   return { all, failed: all - sound };
 }
 
