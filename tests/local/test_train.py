@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from forked_commands import run_command, start_command
-from trainings import AGENT, Training, after_lines, children, line_with
+from trainings import AGENT, Training, children, line_with
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyden.config import ConfigError, override, read_config, read_file
@@ -261,7 +261,7 @@ def test_a_run_that_somebody_is_at_is_left_alone(tmp_path: Path) -> None:
 def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path: Path) -> None:
     training = Training(tmp_path, "training.steps=50", "checkpoints.every=50", "evaluation.every=0")
     process = training.start()
-    after_lines(process, 1)
+    line_with(process, " 1/50")
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0
@@ -293,6 +293,21 @@ def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path
     wait_ended(worker)
     rows = [row["step"] for row in training.metrics()]
     assert rows == list(range(len(rows)))
+
+
+def test_an_interrupt_in_the_first_evaluation_does_not_wait_for_its_agents(tmp_path: Path) -> None:
+    training = Training(tmp_path, "training.steps=1")
+    (tmp_path / "slow").touch()
+    process = training.start()
+    while not (tmp_path / "waiting").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, printed
+    assert "stopping the evaluation; the next start uses the rollouts that are finished" in printed
+    assert "run small stopped at step 0 of 1" in printed
+    (tmp_path / "slow").unlink()
+    assert "step 1/1" in training.finish()
 
 
 def test_a_second_interrupt_does_not_wait_for_the_update_that_is_computed(tmp_path: Path) -> None:

@@ -91,4 +91,4 @@ def _check_port(config: Config) -> None:
     try:
         bind_port(config.server.host, config.server.port).close()
     except ServeError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"`server`: {error}") from error

@@ -97,6 +97,8 @@ async def train(
 ) -> TrainingResult:
     """Train until the last step or SIGINT: the first one finishes the step and saves, the second one stops at once.
 
+    The first one abandons an evaluation before the first step or after the last one: there is nothing to save.
+
     The thread that computes updates cannot be stopped: it ends when it has computed what it was given.
     """
     started = time.monotonic()
@@ -117,9 +119,10 @@ async def train(
             )
         state = await _train(config, tasks, algorithm, source, folder, on_second_interrupt)
     metrics = read_metrics(folder.metrics_file, config.policy)
-    draw_image(metrics, f"{config.run}: {config.model}", folder.curve)
-    print_note(draw_text(metrics))
-    print_note(time_summary(metrics))
+    if metrics:
+        draw_image(metrics, f"{config.run}: {config.model}", folder.curve)
+        print_note(draw_text(metrics))
+        print_note(time_summary(metrics))
     measured = metric_points(metrics, "held_out/reward")
     return TrainingResult(
         run=config.run,
@@ -209,7 +212,7 @@ async def _train(
             stack.server.starting_held,
         )
         try:
-            with _interruptible(on_second_interrupt) as stop:
+            with _interruptible(on_second_interrupt, lambda: trainer.waits_for_evaluation) as stop:
                 state = await stack.run(trainer.run(stop))
         finally:
             display.close()
@@ -218,7 +221,9 @@ async def _train(
 
 
 @contextmanager
-def _interruptible(on_second_interrupt: Callable[[], None]) -> Iterator[asyncio.Event]:
+def _interruptible(
+    on_second_interrupt: Callable[[], None], waits_for_evaluation: Callable[[], bool]
+) -> Iterator[asyncio.Event]:
     """Yield an event that SIGINT or SIGTERM sets; a second signal cancels the current task."""
     stop = asyncio.Event()
     if threading.current_thread() is not threading.main_thread():  # as in a notebook: signals go to the main thread
@@ -232,7 +237,10 @@ def _interruptible(on_second_interrupt: Callable[[], None]) -> Iterator[asyncio.
             on_second_interrupt()
             task.cancel()
         else:
-            print_note("finishing this step, then saving; press Ctrl-C again to stop at once")
+            if waits_for_evaluation():
+                print_note("stopping the evaluation; the next start uses the rollouts that are finished")
+            else:
+                print_note("finishing this step, then saving; press Ctrl-C again to stop at once")
             stop.set()
 
     loop = asyncio.get_running_loop()

@@ -3,13 +3,13 @@
 import asyncio
 import gc
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from math import inf
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -81,9 +81,14 @@ class Trainer:
         self._failures = FailureStreak(len({task.id for task in (*tasks.train, *tasks.held_out)}))
         self._failure_share = FailureShare(config.run)
         self.state = state
+        self.waits_for_evaluation = False
+        """Whether `stop` is followed at once, because nothing is to be saved."""
 
     async def run(self, stop: asyncio.Event) -> TrainerState:
-        """Train until the last step, or until `stop` is set; the current step is finished and saved."""
+        """Train until the last step, or until `stop` is set; the current step is finished and saved.
+
+        An evaluation before the first step or after the last one is abandoned.
+        """
         try:
             return await self._run(stop)
         finally:
@@ -95,7 +100,7 @@ class Trainer:
         last = training.steps
         durations: list[float] = []
         if self.state.step == 0:
-            await self._measure(0)
+            await self._unless_stopped(stop, self._measure(0))
         while self.state.step < last and not stop.is_set():
             started = time.monotonic()
             report = await self._step(self.state.step + 1)
@@ -118,8 +123,22 @@ class Trainer:
                 save = partial(self._on_thread, lambda: self._checkpoints.save(self._policy, self.state))
                 await self._when_there_is_room("the checkpoint", save)
         if self.state.step == last and self._tasks.test:
-            await self._measure_test()
+            await self._unless_stopped(stop, self._measure_test())
         return self.state
+
+    async def _unless_stopped(self, stop: asyncio.Event, evaluation: Coroutine[Any, Any, object]) -> None:
+        """Await an evaluation that the next start repeats with the rollouts in the store; abandon it at `stop`."""
+        self.waits_for_evaluation = True
+        evaluating, stopping = asyncio.create_task(evaluation), asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({evaluating, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if evaluating.done():
+                evaluating.result()
+        finally:
+            self.waits_for_evaluation = False
+            for task in (evaluating, stopping):
+                task.cancel()
+            await asyncio.wait({evaluating, stopping})
 
     async def _step(self, step: int) -> StepReport:
         report = StepReport(step, [], StepAccounting(), started=time.time())
