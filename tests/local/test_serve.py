@@ -16,6 +16,7 @@ from forked_commands import run_command
 from serving import ServerProcess
 
 from leyden.config import Config, ConfigError, EngineConfig, to_toml
+from leyden.local.run_checkpoints import find_checkpoint
 from leyden.local.serve import find_served
 from leyden.server.keys import KeyKind
 from leyden.trainer.checkpoint import TrainerState
@@ -44,6 +45,29 @@ def test_the_best_checkpoint_of_a_run_is_found_by_its_folder_or_its_name(tmp_pat
     assert find_served(str(run / "step-4"), tmp_path).name == "step-4"
     with pytest.raises(ConfigError, match="best, last, or the number of a step"):
         find_served("mine", tmp_path / "runs", "newest")
+
+
+def test_a_model_that_is_not_found_is_answered_with_names_that_are_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    make_run(tmp_path / "runs", best_step=2)
+    (tmp_path / "small.toml").write_text('agent = "a.py:solve"\ntasks = "t.jsonl"\n')
+    (tmp_path / "a.py").write_text("def solve(task): ...\n")
+    (tmp_path / "t.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
+    evaluate = ("eval", "small.toml", "held_out=1", "--model")
+    for command, said in (
+        ((*evaluate, "mine", "--step", "7"), "runs/mine has no checkpoint of step 7; there are 2, 4"),
+        ((*evaluate, "runs/mine", "--step", "7"), "runs/mine has no checkpoint of step 7; there are 2, 4"),
+        ((*evaluate, "runs/mine/step-7"), "runs/mine/step-7; there are step-2, step-4"),
+        ((*evaluate, "mien"), "nor a run, and cannot be downloaded from Hugging Face (did you mean 'mine'?)"),
+        (("serve", "--port", "0", "--model", "mien"), "(did you mean 'mine'?)"),
+        (("train", "small.toml", "model=Spark"), "(did you mean 'spark'?)"),
+    ):
+        done = run_command(*command, cwd=tmp_path)
+        assert done.returncode == 1 and said in done.stderr, done.stderr
+    assert find_checkpoint("mine", tmp_path / "runs") == str(tmp_path / "runs" / "mine" / "step-2")
+    assert find_checkpoint("other/model", tmp_path / "runs") is None
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.config import Config, ConfigError, override, read_config, read_file
 from leyden.local.openmp import configure_openmp
 from leyden.local.preflight import check_inputs
+from leyden.local.run_checkpoints import find_checkpoint
 from leyden.local.run_folder import RunFolder
 from leyden.outcomes import Ending
 from leyden.rl.registry import KINDS
@@ -43,7 +44,8 @@ def add_train(commands: Any) -> argparse.ArgumentParser:
 def add_eval(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden eval`."""
     command = add_configuration(commands, "eval", "evaluate a model on the held-out tasks")
-    command.add_argument("--model", help="the model, such as runs/NAME/step-N (default: the configuration's)")
+    command.add_argument("--model", help="a model, a run, or runs/NAME/step-N (default: the configuration's model)")
+    command.add_argument("--step", help="with --model RUN: best, last, or a number (default: best)")
     command.add_argument("--tasks", metavar="FILE", type=_absolute_file, help="evaluate on these tasks instead")
     command.set_defaults(run=_eval)
     return command
@@ -183,7 +185,11 @@ def resume_command(options: argparse.Namespace) -> str:
 
 
 async def _eval(options: argparse.Namespace) -> None:
-    config, model = configuration(options), options.model and absolute(options.model)
+    config, model = configuration(options), None
+    if options.model:
+        model = find_checkpoint(options.model, Path(config.home), options.step) or absolute(options.model)
+    elif options.step is not None:
+        raise ConfigError("--step is for --model RUN")
     check_inputs(config, options.tasks, model)
     needs_torch()
     from leyden.local.evaluate import evaluate_model

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from leyden.config import Config, ConfigError
 from leyden.local.notes import stderr_console
+from leyden.local.run_checkpoints import known_runs
 from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
 from leyden.trainer.policy.loading import check_tokenizer, load_model
@@ -41,7 +42,7 @@ async def evaluate_model(config: Config, model: str | None = None, tasks: str | 
     chosen = read_task_file(Path(config.base) / tasks) if tasks is not None else read_tasks(config).held_out
     if not chosen:
         raise ConfigError("`held_out` leaves no tasks to measure on: raise it, or name a file with --tasks")
-    source = find_model(model or config.model, config.base)
+    source = find_model(model or config.model, config.base, known_runs(Path(config.home)))
     check_tokenizer(source)
     loaded = load_model(source, config.engine.dtype, training=False)
     folder = RunFolder.of(config, f".eval-{time.strftime('%Y%m%d-%H%M%S')}")

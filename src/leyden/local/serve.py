@@ -8,9 +8,9 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from leyden.config import Config, ConfigError
+from leyden.config import Config
 from leyden.local.engine import running_engine
-from leyden.local.export import choose_checkpoint
+from leyden.local.run_checkpoints import find_checkpoint, find_run, known_runs
 from leyden.local.run_folder import stored_config
 from leyden.local.server_process import running_server
 from leyden.local.stack import run_with
@@ -29,14 +29,11 @@ class ServedSource(Struct, frozen=True):
 
 def find_served(model: str, home: Path, step: str | None = None) -> ServedSource:
     """Find a model to serve: the folder or the name of a run (its best checkpoint, or `step`), or any other model."""
-    for folder in (Path(model), home / model):
-        if (folder / "config.toml").is_file():
-            config = stored_config(folder)
-            checkpoint = choose_checkpoint(folder, step or "best")
-            return ServedSource(config.run, find_model(str(checkpoint.absolute()), "."), config)
-    if step is not None:
-        raise ConfigError(f"--step is for runs, and {model} is not the folder of one")
-    source = find_model(model, ".")
+    run, checkpoint = find_run(model, home), find_checkpoint(model, home, step)
+    if run is not None and checkpoint is not None:
+        config = stored_config(run)
+        return ServedSource(config.run, find_model(checkpoint, "."), config)
+    source = find_model(model, ".", known_runs(home))
     name = source.folder.name if Path(model).is_dir() else model
     return ServedSource(name, source, Config(run="serve", agent="", tasks=""))
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from leyden.config import ConfigError
+
 CHECKSUMS_FILE = "checksums.json"
 
 
@@ -23,6 +25,15 @@ def read_best_steps(state_file: Path) -> set[int]:
     """Return the steps whose checkpoints a run keeps besides the newest: the best, and one from before a collapse."""
     state = msgspec.json.decode(state_file.read_bytes(), type=dict[str, object])
     return {step for name in ("best_step", "kept_step") if isinstance(step := state.get(name), int)}
+
+
+def read_best_step(state_file: Path) -> int | None:
+    """Return the step with the highest held-out reward; 0 is the model before training."""
+    try:
+        step = msgspec.json.decode(state_file.read_bytes(), type=dict[str, object]).get("best_step")
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{state_file.parent} is not a checkpoint: {error}") from error
+    return step if isinstance(step, int) else None
 
 
 def write_checksums(folder: Path) -> None:

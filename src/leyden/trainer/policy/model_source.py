@@ -1,5 +1,7 @@
 """Finds the files of a model by its name, without importing torch."""
 
+import difflib
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -37,8 +39,11 @@ def find_local_model(name: str, base: str) -> ModelSource | None:
     return None
 
 
-def find_model(name: str, base: str) -> ModelSource:
-    """Find a model by name: a bundled one, a folder, or on Hugging Face, from where it is downloaded."""
+def find_model(name: str, base: str, runs: Sequence[str] = ()) -> ModelSource:
+    """Find a model by name: a bundled one, a folder, or on Hugging Face, from where it is downloaded.
+
+    `runs` are names that may have been meant, too.
+    """
     if (found := find_local_model(name, base)) is not None:
         return found
     try:
@@ -49,7 +54,9 @@ def find_model(name: str, base: str) -> ModelSource:
         )
     except Exception as error:  # of many kinds: no such name, no network, no access
         reason = str(error).splitlines()[0][:160]
+        near = difflib.get_close_matches(name, [*BUNDLED, *runs], 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ConfigError(
-            f"`model`: {name!r} is neither bundled ({', '.join(BUNDLED)}) nor a folder, "
-            f"and cannot be downloaded from Hugging Face: {reason}"
+            f"`model`: {name!r} is neither bundled ({', '.join(BUNDLED)}) nor a folder{' nor a run' if runs else ''}, "
+            f"and cannot be downloaded from Hugging Face{hint}: {reason}"
         ) from error
