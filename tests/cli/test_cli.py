@@ -411,7 +411,8 @@ def test_a_run_that_no_process_holds_is_not_shown_as_running(leyden: Leyden, tmp
 @pytest.mark.parametrize("command", [["runs"], ["show", "calc"]])
 def test_a_home_folder_without_a_store_is_a_failure(leyden: Leyden, tmp_path: Path, command: list[str]) -> None:
     said = leyden(*command, "--home", tmp_path / "nowhere").mistake(1)
-    assert str(tmp_path / "nowhere") in said and "--home" in said
+    assert f"no runs in {tmp_path / 'nowhere'}: `leyden train` writes them there; --home names another folder" in said
+    assert "nowhere.db does not exist" in leyden(*command, "--store", tmp_path / "nowhere.db").mistake(1)
     assert not (tmp_path / "nowhere").exists()
 
 

@@ -14,7 +14,7 @@ from leyden.records import Run, StepCredits
 from leyden.store import fleet_queries, queries, rollout_search, views
 from leyden.store.database import Database
 from leyden.store.engine_file import read_report
-from leyden.store.errors import NotFound
+from leyden.store.errors import NotFound, StoreUnusable
 from leyden.store.run_lock import count_interrupted, is_run_held
 from leyden.views import Fleet, RolloutListing, RolloutQuery, RunCard, Series, add_engines
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
@@ -132,6 +132,8 @@ def open_stores(home: Path, location: str | None = None) -> Iterator[list[Stored
     """Open the store of a server and those of runs trained in its home folder, or the one at `location`."""
     common = location or str(home / "leyden.db")
     own = [] if location else sorted(str(path) for path in home.glob("*/leyden.db"))
+    if location is None and not own and not Path(common).exists():
+        raise StoreUnusable(f"no runs in {home}: `leyden train` writes them there; --home names another folder")
     with ExitStack() as stack:
         stores = []
         for found in own if own and not Path(common).exists() else [common, *own]:

@@ -127,7 +127,7 @@ class Database:
     def _open_sqlite(self, path: Path) -> None:
         exists = path.exists()
         if self.readonly and not exists:
-            raise StoreUnusable("does not exist: start a server there, or name another with --home")
+            raise StoreUnusable("does not exist: name another database")
         if exists and path.stat().st_size == 0:
             raise StoreUnusable("has 0 bytes, so what it held is lost: restore it, or delete it to start an empty one")
         if not self.readonly:
