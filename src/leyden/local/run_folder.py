@@ -76,8 +76,20 @@ class RunFolder(Struct, frozen=True):
         """Create the folder or resume in it, locked, if the configuration is the same in every key that matters.
 
         So must agent, reward and tasks be, unless changes of them are accepted. Where no step is trained yet,
-        everything may differ: the store is then archived. Yields the archive, or None.
+        everything may differ: the store is then archived. Yields the archive, or None. A new folder is deleted again if
+        a `ConfigError` is raised before it has a store.
         """
+        created = not self.path.exists()
+        try:
+            with self._acquired(config, accept_changes) as archive:
+                yield archive
+        except ConfigError:
+            if created and not (self.path / "leyden.db").exists():
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
+
+    @contextmanager
+    def _acquired(self, config: Config, accept_changes: bool) -> Iterator[Path | None]:
         with self.lock():
             changed, trained = self._check_changes(config, accept_changes)
             archive = self._archive_store() if changed and not trained else None
