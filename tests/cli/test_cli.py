@@ -313,7 +313,9 @@ def test_rollouts_are_shown_by_outcome_step_and_reward(leyden: Leyden, where: li
     assert shown("--step", 1) == []
     assert shown("--newest", "--limit", 2) == ["sums.2", "sums.1"]
     assert shown("--limit", 5000) == ["sums.0", "sums.1", "sums.2"]
-    assert "1 of 2 that match" in leyden("show", "calc", "--outcome", "succeeded,queued", "--limit", 1, *where).text
+    two = ("show", "calc", "--outcome", "succeeded,queued", *where)
+    assert "1 of 2 that match (--limit 2 shows all)\n" in leyden(*two, "--limit", 1).text
+    assert "2 of 2 that match\n" in leyden(*two).text
     assert "--after" in leyden("show", "calc", "--newest", "--after", "sums.1", *where).mistake(1)
 
 

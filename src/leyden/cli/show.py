@@ -145,7 +145,8 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
     console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()), highlight=False)
     print_table(console, _rollouts(listed, _is_interrupted(source)))
     if filtered:
-        console.print(f"{len(listed)} of {total} that match", highlight=False)
+        onward = f" (--limit {total} shows all)" if len(listed) < total else ""
+        console.print(f"{len(listed)} of {total} that match{onward}", highlight=False)
     elif len(listed) == options.limit:
         console.print(f"more: leyden show {run.id} --after {listed[-1].id}", highlight=False, soft_wrap=True)
 
