@@ -76,6 +76,7 @@ def test_an_agent_that_fails_before_its_first_call_is_named_with_its_error() -> 
     said = no_calls("KeyError: 'q'")
     assert said.startswith("the agent failed before a model call reached the gateway: KeyError: 'q'. If")
     assert "OPENAI_BASE_URL" in said
+    assert "Connection error. If that" in no_calls("APIConnectionError: Connection error.")
 
 
 def test_most_rollouts_that_fail_are_a_warning_once_and_again_after_it_stopped() -> None:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from leyden.config.schema import Config
+from leyden.records import ID_PATTERN, ID_RULE
 
 Document = dict[str, Any]
 
@@ -199,6 +200,10 @@ def _explain(message: str) -> str:
         return f"`{missing['name']}` is missing: set it"
     wrong = _WRONG.fullmatch(message)
     assert wrong is not None
+    if wrong["at"] in ("held_out", "test"):
+        return f"`{wrong['at']}`: expected a file of tasks, a whole number of tasks, or a fraction of them below 1"
+    if repr(ID_PATTERN) in wrong["what"]:
+        return f"`{wrong['at']}`: expected {ID_RULE}"
     what = _TYPES.sub(_in_words, wrong["what"][:1].lower() + wrong["what"][1:])
     return f"`{wrong['at']}`: {what}" if wrong["at"] else what
 

@@ -195,7 +195,9 @@ async def _train(
         metrics = MetricsLog(folder.metrics_file, config.policy, state.step, stack.remote, config.run, sinks)
         lines = read_metrics(folder.metrics_file, config.policy)
         measured = metric_points(lines, "held_out/reward")
-        display = ConsoleReport(stderr_console(), config.training.steps, measured[-1][1] if measured else None)
+        step, reward = measured[-1] if measured else (0, None)
+        error = _at(lines, "held_out/error", step)
+        display = ConsoleReport(stderr_console(), config.training.steps, reward, error)
         if any(line["step"] == config.training.steps and "test/reward" in line for line in lines):
             tasks = replace(tasks, test=())  # they are measured once
         trainer = Trainer(

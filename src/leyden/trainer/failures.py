@@ -19,7 +19,7 @@ def no_calls(error: str | None) -> str:
     """Say why no model call was recorded, with the error that ended the agent, if one did."""
     if error is None:
         return NO_CALLS
-    failed = f"the agent failed before a model call reached the gateway: {error}"
+    failed = f"the agent failed before a model call reached the gateway: {error.rstrip('.')}"
     return f"{failed}. If that was its call of the model, the agent sets its own base URL: {_BASE_URL}"
 
 

@@ -21,10 +21,12 @@ def line(report: StepReport, held_out: float | None = None) -> str:
 def test_a_resumed_run_shows_its_last_evaluation_until_the_next() -> None:
     assert "held-out 0.625 " in line(StepReport(1, [1.0], StepAccounting()), 0.625)
     console = Console(file=io.StringIO())
-    display = ConsoleReport(console, 9, 0.625)
+    display = ConsoleReport(console, 9, 0.625, 0.125)
+    display.step(StepReport(1, [1.0], StepAccounting()), 0.0)
+    assert isinstance(console.file, io.StringIO)
+    assert "held-out 0.625 ± 0.125 " in console.file.getvalue()
     display.measured(2, EvaluationResult(0.75, None, 1, {}), [])
     display.step(StepReport(2, [1.0], StepAccounting(), held_out=EvaluationResult(0.75, None, 1, {})), 0.0)
-    assert isinstance(console.file, io.StringIO)
     assert "held-out 0.750*" in console.file.getvalue()
 
 

@@ -14,10 +14,10 @@ from leyden.trainer.rollouts.evaluation import EvaluationResult
 
 
 class ConsoleReport:
-    """Writes to a console. `held_out` is the last evaluation of a run that resumes."""
+    """Writes to a console. `held_out` and `error` are of the last evaluation of a run that resumes."""
 
-    def __init__(self, console: Console, steps: int, held_out: float | None = None) -> None:
-        self._console, self._steps, self._held_out = console, steps, _number(held_out)
+    def __init__(self, console: Console, steps: int, held_out: float | None = None, error: float | None = None) -> None:
+        self._console, self._steps, self._held_out = console, steps, _reward(held_out, error)
         self._line = ProgressLine(console)
 
     def progress(self, step: int, done: int, total: int, what: str) -> None:
@@ -26,13 +26,15 @@ class ConsoleReport:
 
     def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
         """Print the evaluation before training; later ones come with their steps."""
-        self._held_out = _reward(measured)
+        self._held_out = _reward(measured.reward, measured.error)
         if step == 0:
-            self._print(f"before  held-out reward {_reward(measured)}  {_counts(measured.outcomes)}")
+            self._print(f"before  held-out reward {self._held_out}  {_counts(measured.outcomes)}")
 
     def tested(self, step: int, measured: EvaluationResult) -> None:
         """Print the evaluation on the test tasks."""
-        self._print(f"test    reward {_reward(measured)} of step {step}  {_counts(measured.outcomes)}")
+        self._print(
+            f"test    reward {_reward(measured.reward, measured.error)} of step {step}  {_counts(measured.outcomes)}"
+        )
 
     def warn(self, message: str) -> None:
         """Print a warning."""
@@ -71,8 +73,8 @@ class ConsoleReport:
         self._console.print(text, highlight=False, soft_wrap=True)
 
 
-def _reward(measured: EvaluationResult) -> str:
-    return _number(measured.reward) + (f" ± {measured.error:.3f}" if measured.error is not None else "")
+def _reward(reward: float | None, error: float | None) -> str:
+    return _number(reward) + (f" ± {error:.3f}" if error is not None else "")
 
 
 def _entropy(report: StepReport) -> str:
