@@ -102,6 +102,17 @@ def test_commands_have_the_arguments_that_the_pages_say(command: str) -> None:
     assert all("=" in word for word in rest), rest
 
 
+def test_the_configurations_of_the_readme_exist() -> None:
+    named = {word for command in commands(ROOT / "README.md") for word in command.split() if word.endswith(".toml")}
+    assert named and all((ROOT / name).is_file() for name in named), named
+
+
+def test_the_files_of_a_run_are_listed() -> None:
+    text = (DOCS / "training.md").read_text()
+    for name in ("environment.json", "admin.key", "secret", "worker.key", "url", "lock", "before-DATE/"):
+        assert f"| `{name}` |" in text, name
+
+
 RUN_ELSEWHERE = {
     "examples/": "tests/examples train the examples",
     "serve": "tests/local/test_serve.py and tests/server start servers",
@@ -135,7 +146,10 @@ def test_the_commands_of_the_pages_run(tmp_path: Path) -> None:
         )
     wanted = [c.replace("[]", "") for c in commands(ROOT / "README.md", *sorted(DOCS.glob("*.md")))]
     runnable = [c for c in wanted if not any(part in c for part in RUN_ELSEWHERE)]
-    trainings = ["train before.toml", "train after.toml", *(c for c in runnable if c.startswith("train"))]
+    trainings = [
+        *(f"train {name}.toml" for name in ("before", "after", "calc")),
+        *(c for c in runnable if c.startswith("train")),
+    ]
     others = sorted((c for c in runnable if not c.startswith("train")), key=lambda c: c.startswith("delete"))
     for number, command in enumerate([*trainings, *others]):
         for shown, here in (*SMALLER.items(), ("my-model", f"my-{number}")):
