@@ -11,7 +11,7 @@ from leyden.config import Config, ConfigError
 from leyden.loading import LoadError, check_reference
 from leyden.local.notes import print_note
 from leyden.rl.registry import KINDS, UnknownAlgorithm, check_name
-from leyden.server.address import bind_port
+from leyden.server.listener import bind_port
 from leyden.server.options import ServeError
 from leyden.trainer.policy.model_source import find_local_model
 from leyden.trainer.rollouts.tasks import read_task_file, read_tasks

@@ -14,7 +14,7 @@ import uvicorn
 
 from leyden.background import start_background
 from leyden.descriptors import raise_file_limit
-from leyden.server.address import bind_port, is_loopback, is_wildcard
+from leyden.server.address import is_loopback, is_wildcard
 from leyden.server.app import application
 from leyden.server.connections import KEEP_ALIVE_S, ConnectionLimits
 from leyden.server.engine_reports import writing_reports
@@ -22,6 +22,7 @@ from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.upstream.client import UpstreamClient
 from leyden.server.keys import KeyKind, KeyRefused, Keyring, write_private
+from leyden.server.listener import bind_port
 from leyden.server.loop_watchdog import LoopWatchdog
 from leyden.server.options import RunningServer, ServeError, ServeOptions
 from leyden.server.service import ServerContext, ServerSettings
