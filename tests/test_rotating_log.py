@@ -46,9 +46,17 @@ def test_a_log_that_cannot_be_written_blocks_nobody(tmp_path: Path) -> None:
     assert log.last_line() == "last"
 
 
+def test_a_function_that_fails_does_not_end_the_copying(tmp_path: Path) -> None:
+    log = RotatingLog(tmp_path / "worker.log")
+    log.call_when_written("a warning", sys.exit)
+    write(log, "print('a warning'); print('x' * 1_000_000 + '\\nlast')")
+    assert log.last_line() == "last"
+
+
 def test_a_function_is_called_when_a_text_is_written_in_parts(tmp_path: Path) -> None:
     log, seen = RotatingLog(tmp_path / "worker.log"), []
     log.call_when_written("a warning", lambda: seen.append(log.path))
-    write(log, "import os, time; os.write(1, b'x' * 100_000 + b'a war'); time.sleep(0.2); os.write(1, b'ning' * 2)")
+    write(log, "import os, time; os.write(1, b'x' * 100_000 + b'a war'); time.sleep(0.2); os.write(1, b'ning\\n')")
+    assert log.last_line() is not None  # all is copied
     write(log, "print('a warning')")
     assert log.last_line() == "a warning" and seen == [log.path]

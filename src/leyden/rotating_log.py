@@ -32,7 +32,10 @@ class RotatingLog:
         self._awaited: dict[bytes, Callable[[], None]] = {}
 
     def call_when_written(self, text: str, call: Callable[[], None]) -> None:
-        """Call a function the first time that a text is written, from the thread that copies."""
+        """Call a function the first time that a text is written, from the thread that copies.
+
+        Its errors are ignored.
+        """
         self._awaited[text.encode()] = call
 
     def open(self) -> int:
@@ -64,7 +67,8 @@ class RotatingLog:
                 with suppress(OSError):
                     self._write(data)
             for text in [text for text in self._awaited if text in self._tail[-len(data) - len(text) :]]:
-                self._awaited.pop(text)()
+                with suppress(Exception, SystemExit):  # which rich raises where the terminal is gone
+                    self._awaited.pop(text)()
         os.close(pipe)
 
     def _write(self, data: bytes) -> None:

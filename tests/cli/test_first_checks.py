@@ -63,7 +63,7 @@ MISTAKES = {
     "agent=wide.py:solve": "wide.py:solve' takes task, tools: it is called with the task",
     "reward=wide.py:score": "wide.py:score' takes prompt, completion: it may take any of task, result",
     "reward=wide.py:fine agent=wide.py:chosen model=runs/none/step-3": "there is no folder",
-    "model=models/none": "there is no folder",
+    "model=./models/none": "there is no folder",
     "home=/proc/runs": "`home`: /proc/runs cannot be written to",
     "server.port=PORT": "cannot listen on 127.0.0.1:PORT (Address already in use): choose another port",
 }

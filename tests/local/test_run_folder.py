@@ -1,5 +1,9 @@
 """The folder of a run: what a start that fails leaves behind."""
 
+import fcntl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,3 +31,34 @@ def test_a_start_that_fails_before_there_is_a_store_leaves_no_new_folder(tmp_pat
     (folder.path / "leyden.db").unlink()
     fail(folder, config)
     assert folder.config_file.exists()  # the folder is of an earlier start
+
+
+def test_a_start_that_another_was_faster_than_leaves_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(run="mine", agent="a.py:solve", tasks="t.jsonl", home=str(tmp_path / "runs"))
+    folder = RunFolder.of(config)
+
+    @contextmanager
+    def lost(self: RunFolder) -> Iterator[None]:
+        self.path.mkdir(parents=True)  # by the other, after this one looked
+        raise ConfigError("another process uses it")
+        yield
+
+    monkeypatch.setattr(RunFolder, "lock", lost)
+    with pytest.raises(ConfigError, match="another process"), folder.acquire(config):
+        pass
+    assert folder.path.exists()
+
+
+def test_a_start_waits_for_who_only_asks_whether_the_run_is_held(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "mine")
+    with folder.lock():
+        pass
+    with (folder.path / "lock").open() as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        released = threading.Timer(0.02, fcntl.flock, (asking, fcntl.LOCK_UN))
+        released.start()
+        with folder.lock():
+            pass
+        released.join()

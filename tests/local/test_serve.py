@@ -45,6 +45,8 @@ def test_the_best_checkpoint_of_a_run_is_found_by_its_folder_or_its_name(tmp_pat
     assert find_served(str(run / "step-4"), tmp_path).name == "step-4"
     with pytest.raises(ConfigError, match="best, last, or the number of a step"):
         find_served("mine", tmp_path / "runs", "newest")
+    run.rename(tmp_path / "runs" / "spark")
+    assert find_served("spark", tmp_path / "runs").source.folder == Path(str(BUNDLED["spark"]))
 
 
 def test_a_model_that_is_not_found_is_answered_with_names_that_are_near(

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from leyden.config import Config, ConfigError
 from leyden.local.notes import stderr_console
-from leyden.local.run_checkpoints import known_runs
+from leyden.local.run_checkpoints import find_checkpoint, known_runs
 from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
 from leyden.trainer.policy.loading import check_tokenizer, load_model
@@ -37,12 +37,19 @@ class EvaluatedModel(Struct, frozen=True):
 
 
 async def evaluate_model(config: Config, model: str | None = None, tasks: str | None = None) -> EvaluatedModel:
-    """Run the agent on every held-out task (or every task of a file) with a model (default: the configuration's)."""
+    """Run the agent on every held-out task (or every task of a file) with a model (default: the configuration's).
+
+    The name or the folder of a run stands for its best checkpoint.
+    """
     started = time.monotonic()
     chosen = read_task_file(Path(config.base) / tasks) if tasks is not None else read_tasks(config).held_out
     if not chosen:
         raise ConfigError("`held_out` leaves no tasks to measure on: raise it, or name a file with --tasks")
-    source = find_model(model or config.model, config.base, known_runs(Path(config.home)))
+    if model is not None:
+        home = Path(config.home)
+        source = find_model(find_checkpoint(model, home) or model, config.base, known_runs(home))
+    else:
+        source = find_model(config.model, config.base)
     check_tokenizer(source)
     loaded = load_model(source, config.engine.dtype, training=False)
     folder = RunFolder.of(config, f".eval-{time.strftime('%Y%m%d-%H%M%S')}")

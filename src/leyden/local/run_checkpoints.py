@@ -6,10 +6,16 @@ from leyden.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_
 from leyden.config import ConfigError
 from leyden.local.run_folder import stored_config
 from leyden.trainer.checkpoint_files import find_damage, read_best_step
+from leyden.trainer.policy.model_source import BUNDLED
 
 
 def find_run(model: str, home: Path) -> Path | None:
-    """Return the folder of the run that a model is named after: by its path, or by its name in the home folder."""
+    """Return the folder of the run that a model is named after: by its path, or by its name in the home folder.
+
+    The name of a bundled model is never that of a run.
+    """
+    if model in BUNDLED:
+        return None
     return next((folder for folder in (Path(model), home / model) if (folder / "config.toml").is_file()), None)
 
 

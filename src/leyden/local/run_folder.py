@@ -33,6 +33,8 @@ _MAY_CHANGE = (
     *("engine", "workers", "server", "services", "upstream", "rollout.reward_time_limit_s", "rollout.reward_tries"),
 )
 """Keys that may change when a run is resumed: none of them changes the meaning of the steps so far."""
+_LOCK_TRIES, _LOCK_RETRY_S = 5, 0.05
+"""Who asks whether a run is held has its lock for an instant."""
 _STEP = re.compile(rb'{"step": (\d+)')
 
 
@@ -80,22 +82,17 @@ class RunFolder(Struct, frozen=True):
         a `ConfigError` is raised before it has a store.
         """
         created = not self.path.exists()
-        try:
-            with self._acquired(config, accept_changes) as archive:
-                yield archive
-        except ConfigError:
-            if created and not (self.path / "leyden.db").exists():
-                shutil.rmtree(self.path, ignore_errors=True)
-            raise
-
-    @contextmanager
-    def _acquired(self, config: Config, accept_changes: bool) -> Iterator[Path | None]:
         with self.lock():
-            changed, trained = self._check_changes(config, accept_changes)
-            archive = self._archive_store() if changed and not trained else None
-            _replace(self.config_file, to_toml(config).encode())
-            _replace(self.fingerprint_file, msgspec.json.encode(fingerprint(config)))
-            yield archive
+            try:
+                changed, trained = self._check_changes(config, accept_changes)
+                archive = self._archive_store() if changed and not trained else None
+                _replace(self.config_file, to_toml(config).encode())
+                _replace(self.fingerprint_file, msgspec.json.encode(fingerprint(config)))
+                yield archive
+            except ConfigError:
+                if created and not (self.path / "leyden.db").exists():
+                    shutil.rmtree(self.path, ignore_errors=True)
+                raise
 
     def check(self, config: Config, accept_changes: bool = False) -> None:
         """Raise what `acquire` would raise; write nothing."""
@@ -166,13 +163,23 @@ class RunFolder(Struct, frozen=True):
         if not self.config_file.exists():
             self.path.chmod(0o700)  # keys and recorded calls are for its user only
         with (self.path / LOCK_NAME).open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ConfigError(
-                    f"another process uses run {self.path.name!r} ({self.path}): wait for it, or choose run=NAME"
-                ) from error
+            tries = _LOCK_TRIES
+            while not _try_lock(lock.fileno()):
+                tries -= 1
+                if not tries:
+                    raise ConfigError(
+                        f"another process uses run {self.path.name!r} ({self.path}): wait for it, or choose run=NAME"
+                    )
+                time.sleep(_LOCK_RETRY_S)
             yield
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def folder_size(path: Path) -> int:

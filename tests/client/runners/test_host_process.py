@@ -129,6 +129,7 @@ async def test_what_is_asked_of_a_host_that_has_died_is_answered_at_once() -> No
         await listening
         await flushing
         await host.flush_spans("a.1")
+    assert await host.is_responsive(20)  # nothing blocks it
 
 
 async def test_a_host_ends_when_it_receives_a_frame_over_the_limit() -> None:

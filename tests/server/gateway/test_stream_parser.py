@@ -110,6 +110,13 @@ def test_text_between_a_tool_call_and_a_stop_string_stays(size: int, streamed: b
     assert TOKENIZER.decode(parser.ids) == CALL + "so Observation:"
 
 
+@given(size=st.integers(1, 50), streamed=st.booleans())
+def test_text_after_a_tool_call_stays_where_the_stop_string_is_white_space(size: int, streamed: bool) -> None:
+    parser, _ = write(CALL + "\nThe sum is 3.\nMore", [size], stop=("\n",), streamed=streamed)
+    assert (parser.content, len(parser.calls)) == ("The sum is 3.", 1)
+    assert TOKENIZER.decode(parser.ids) == CALL + "\nThe sum is 3.\n"
+
+
 @given(thought=st.text("ab c\n", min_size=1, max_size=20), said=st.text("xy z", min_size=1, max_size=20))
 def test_reasoning_is_kept_apart(thought: str, said: str) -> None:
     parser, events = write(f"<think>\n{thought}\n</think>\n\n{said}", [3])

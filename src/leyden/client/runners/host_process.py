@@ -198,13 +198,14 @@ class HostProcess:
 
     async def flush_spans(self, attempt: str) -> None:
         """Wait until the server has the spans of an attempt, but not for longer than one export may take."""
-        if await self._request(FlushSpans(attempt), (SpansFlushed, attempt), _FLUSH_TIMEOUT_S) is None:
+        flushed = await self._request(FlushSpans(attempt), (SpansFlushed, attempt), _FLUSH_TIMEOUT_S)
+        if flushed is None and self._listening:
             _log.warning("attempt %s ends without its last spans: they were not exported in time", attempt)
 
     async def is_responsive(self, timeout_s: float) -> bool:
-        """Whether its event loop runs."""
+        """Whether its event loop runs. A host that has died blocks nothing: `listen` reports its end."""
         self._pings += 1
-        return await self._request(Ping(self._pings), self._pings, timeout_s) is not None
+        return await self._request(Ping(self._pings), self._pings, timeout_s) is not None or not self._listening
 
     async def find_blocker(self) -> str | None:
         """Return the attempt whose code blocks its event loop."""

@@ -190,17 +190,20 @@ class StreamParser:
         """Drop the tokens after the one that completes a stop string; return the tool calls of those that stay.
 
         A chunk can hold several tokens, and the answer is not parsed after each, so how many follow is arbitrary. If
-        the text of the last token extends beyond the stop string, the model chose it for a longer text. Where nothing
-        but the stop string follows a tool call, the answer ends with the call, as its client sees it.
+        the text of the last token extends beyond the stop string, the model chose it for a longer text. Where its
+        client sees nothing that follows a tool call, the answer ends with the call.
         """
         lengths = range(1, len(self.ids) + 1)
-        self._keep(lengths[bisect_left(lengths, True, key=lambda n: stop in (self._parsed(n).content or ""))])
+        length = lengths[bisect_left(lengths, True, key=lambda n: stop in (self._parsed(n).content or ""))]
+        while self._decode(length - 1).endswith(stop):  # white space that a parser shows only before more text
+            length -= 1
+        self._keep(length)
         self.context_tail = int(not self._decode(len(self.ids)).endswith(stop))
         calls = list(self._parsed().tool_calls)
         span = calls[-1].token_span if calls else None
         if span is not None:
             length = span[1] - len(self._forced)
-            if not self._tokenizer.decode(self.ids[length:]).partition(stop)[0].strip():
+            if (self._parsed(length).content or "").rstrip() == self.content.rstrip():
                 self._keep(length)
                 self.context_tail = 0
         return calls

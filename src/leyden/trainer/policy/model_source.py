@@ -32,7 +32,7 @@ def find_local_model(name: str, base: str) -> ModelSource | None:
         if folder.is_dir():
             raise ConfigError(f"`model`: {folder} has no config.json: name the folder of a Hugging Face model")
     folder = Path(base) / name
-    if name.startswith(("/", ".")) or name.count("/") > 1 or ("/" in name and folder.parent.is_dir()):
+    if name.startswith(("/", ".")) or name.count("/") > 1 or folder.name.startswith("step-"):
         siblings = sorted(path.name for path in folder.parent.glob("step-*"))
         there = f"; there are {', '.join(siblings)}" if siblings else ""
         raise ConfigError(f"`model`: there is no folder {folder}{there}")
