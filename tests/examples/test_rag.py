@@ -86,17 +86,17 @@ def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:
     assert any(" was " in str(message["content"]) for message in found if message["role"] == "tool")
 
 
-def test_an_answer_that_is_cut_fails_the_agent_and_is_trained_on_with_the_failure_reward(tmp_path: Path) -> None:
+def test_an_answer_that_is_cut_fails_the_agent_and_counts_with_the_failure_reward(tmp_path: Path) -> None:
     subprocess.run([sys.executable, EXAMPLES / "rag" / "make_tasks.py", tmp_path], check=True)
     settings = ("held_out=2", "sampling.max_tokens=1", "rollout.failure_reward=-0.5", "rollout.max_attempts=1")
     document = read_file(EXAMPLES / "rag" / "spark.toml")
     config = read_config(override(document, [f"home={tmp_path}", f"tasks={tmp_path / 'train.jsonl'}", *settings]))
     report, episodes = asyncio.run(run_dev(config, 1, 2))
     assert report.outcomes == {"agent_error": 2}
-    assert "ModelBehaviorError" in report.messages[0]
+    assert all("ModelBehaviorError" in message for message in report.messages)
     assert report.rewards == (-0.5, -0.5)
     assert [(made.finish, len(made.completion_ids)) for one in episodes for made in one.calls] == 2 * [("length", 1)]
-    assert (report.trained, report.calls_trained, report.tokens_trained, report.left_out) == (2, 2, 2, {})
+    assert (report.trained, report.left_out) == (0, {"in a flat group": 2})  # for no other reason
 
 
 @pytest.mark.parametrize(

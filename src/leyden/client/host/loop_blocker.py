@@ -1,4 +1,4 @@
-"""Finds the attempt whose code blocks the event loop, and measures for how long the loop was blocked.
+"""Watches the event loop: for how long it was blocked, and by the code of which attempt.
 
 A blocked loop cannot run a callback, but its thread can run a signal handler, which executes between two bytecode
 instructions, in the context of the blocking code. Only code that does not return from C cannot be found.
@@ -18,6 +18,8 @@ from leyden.client.tracing.context import current_attempt
 _SIGNAL = signal.SIGUSR2
 _TIMEOUT_S = 0.25
 """A loop that runs nothing for longer is blocked."""
+_ANSWER_TIMEOUT_S = 1.0
+"""How long the handler of the signal may take, on a busy machine. A stop is answered within 2 s."""
 _TICK_S = 0.25
 
 
@@ -59,7 +61,7 @@ class WatchedLoop:
             self._answers = SimpleQueue()  # drop an answer to an earlier signal
             signal.pthread_kill(self._thread, _SIGNAL)
             with suppress(Empty):
-                return self._answers.get(timeout=_TIMEOUT_S)
+                return self._answers.get(timeout=_ANSWER_TIMEOUT_S)
         return None
 
     def _on_signal(self, *_: Any) -> None:
