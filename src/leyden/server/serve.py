@@ -34,6 +34,8 @@ _SHUTDOWN_S = 30
 _RECORDING_S = 5.0
 """How long requests that are cut off have to record that."""
 _MONTH = 30 * 86_400.0
+_GC_THRESHOLD = 20_000
+"""New objects between two collections: with Python's 700, one runs for every call, over the objects of all calls."""
 
 
 async def serve(
@@ -92,6 +94,7 @@ async def open_server(
                 service.gateway = Gateway(store, service.leases, {model.name: model for model in models}, upstream)
             gc.collect()
             gc.freeze()  # imported modules live as long as the server, so collections need not scan them
+            gc.set_threshold(_GC_THRESHOLD)
             link = f"{url}/signin#key={keyring.create(KeyKind.VIEWER, _MONTH)[0]}"
             server = Server(service, RunningServer(url, settings.url, store.database.name, str(admin_key), link))
             await server.listen(listener)
