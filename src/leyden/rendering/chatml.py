@@ -132,7 +132,7 @@ class ChatMLRenderer:
         prompt_ids: list[int] | None = None,
     ) -> ParsedResponse:
         """Parse an answer into its exact text, its reasoning and all its tool calls, malformed ones included."""
-        end = next((at for at, id in enumerate(token_ids) if id in self._stops), len(token_ids))
+        end = min((token_ids.index(id) for id in self._stops if id in token_ids), default=len(token_ids))
         return self._answers.parse(token_ids[:end], prompt_ids or ())
 
     # Rendering

@@ -56,32 +56,28 @@ class AnswerParser:
         opened = next((id for id in reversed(prompt) if id in boundaries), None) == self._think
         start = 0
         if not opened:
-            start = next((at + 1 for at, id in enumerate(ids) if id == self._think), 0)
+            start = ids.index(self._think) + 1 if self._think in ids else 0
             if not start or self._tokenizer.decode(ids[: start - 1]).strip():
                 return ParsedReasoning(None, 0, True)
         for ending in (self._think_end, self._call):
-            for at in range(start, len(ids)):
-                if ids[at] == ending:
-                    text = self._tokenizer.decode(ids[start:at]).removeprefix("\n").removesuffix("\n")
-                    return ParsedReasoning(text, at + (ending == self._think_end), True)
+            if ending in ids[start:]:
+                at = ids.index(ending, start)
+                text = self._tokenizer.decode(ids[start:at]).removeprefix("\n").removesuffix("\n")
+                return ParsedReasoning(text, at + (ending == self._think_end), True)
         return ParsedReasoning(self._tokenizer.decode(ids[start:]).removeprefix("\n"), len(ids), False)
 
     def _calls(self, ids: Sequence[int], start: int) -> tuple[list[str], list[ParsedToolCall]]:
         """Split an answer at its tool-call tokens into the texts around the calls and the calls."""
         texts: list[str] = []
         calls: list[ParsedToolCall] = []
-        at = start
-        while at < len(ids):
-            if ids[at] != self._call:
-                at += 1
-                continue
+        while self._call in ids[start:]:
+            at = ids.index(self._call, start)
             texts.append(self._tokenizer.decode(ids[start:at]))
-            end = next((to for to in range(at + 1, len(ids)) if ids[to] == self._call_end), None)
+            end = ids.index(self._call_end, at) if self._call_end in ids[at:] else None
             start = len(ids) if end is None else end + 1
             call = _read_call(self._tokenizer.decode(ids[at + 1 : end]), closed=end is not None)
             call.raw, call.token_span = self._tokenizer.decode(ids[at:start]), (at, start)
             calls.append(call)
-            at = start
         return [*texts, self._tokenizer.decode(ids[start:])], calls
 
     def _calls_in_text(self, ids: Sequence[int]) -> tuple[list[str], list[ParsedToolCall]]:
