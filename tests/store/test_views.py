@@ -82,6 +82,29 @@ async def test_a_message_of_many_failures_takes_no_more_variables_than_there_are
     await store.close()
 
 
+async def test_a_role_of_few_rollouts_is_found_without_reading_the_others(tmp_path: Path) -> None:
+    store = await Store(tmp_path / "leyden.db").start()
+    await store.create_run(RunSpec("r"))
+    await store.enqueue("r", GroupSpec("g", Task("t", {}), 1000))
+    (leased,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    await store.record_calls("r", leased.attempt.id, [Call("c", role="checker")])
+    instructions = 0
+
+    def count() -> None:
+        nonlocal instructions
+        instructions += 1
+
+    with store.database.reader.begin() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.set_progress_handler(count, 1)
+        found = rollout_search.search_rollouts(connection, "r", RolloutQuery(role="checker"))
+        driver.set_progress_handler(None, 0)
+    assert [rollout.id for rollout in found.rollouts] == [leased.attempt.rollout] and found.total == 1
+    assert instructions < 1000
+    await store.close()
+
+
 async def test_a_long_series_is_thinned_to_means_with_their_range(store: Store) -> None:
     await store.record_metrics("r", [Metric(step, "loss", float(step)) for step in range(1000)])
     (series,) = (await store.read(views.read_series, "r", ["lo*"], 10)).values()

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, exists, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from leyden.outcomes import Ending, general_message
 from leyden.store.mapping import listed_rollout_from_row
@@ -16,11 +16,6 @@ from leyden.wire import ListedRollout
 
 _FAILURES_EXAMINED = 20_000
 _MAX_ROLES = 100
-
-
-def _has_role(run: str, role: str) -> ColumnElement[bool]:
-    same = roles.c.run_id == run, roles.c.role == role.encode(errors="replace"), roles.c.rollout_id == rollouts.c.id
-    return exists(select(roles.c.role).where(*same))
 
 
 _STATE = func.coalesce(rollouts.c.ending, rollouts.c.state)
@@ -48,7 +43,7 @@ def search_rollouts(connection: Connection, run: str, query: RolloutQuery) -> Ro
         conditions.append(rollouts.c.seq.in_(_with_message(connection, run, conditions, query.message)))
     count = select(func.count()).select_from(rollouts).where(*conditions)
     # Pages are found in the index alone, and only their rows are read. A filter is applied once, to page and count.
-    counted = func.count().over() if len(conditions) > 1 else count.scalar_subquery()
+    counted = func.count().over() if query.role or len(conditions) > 1 else count.scalar_subquery()
     page = select(rollouts.c.seq, counted).where(*conditions).order_by(*_SORTS[query.sort])
     found = connection.execute(page.limit(query.limit).offset(query.offset)).all()
     total = found[0][1] if found else connection.scalar(count) or 0
@@ -58,13 +53,11 @@ def search_rollouts(connection: Connection, run: str, query: RolloutQuery) -> Ro
 
 
 def _conditions(run: str, query: RolloutQuery) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = [rollouts.c.run_id == run]
+    found = [_of_role(run, query.role) if query.role else rollouts.c.run_id == run]
     if query.purpose is not None:
         found.append(rollouts.c.purpose == str(query.purpose))
     if query.ending:
         found.append(_STATE.in_(query.ending.split(",")))
-    if query.role:
-        found.append(_has_role(run, query.role))
     if query.task:
         found.append(rollouts.c.task_id == query.task)
     if query.reward_below is not None:
@@ -79,6 +72,15 @@ def _conditions(run: str, query: RolloutQuery) -> list[ColumnElement[bool]]:
         if high is not None:
             found.append(column <= high)
     return found
+
+
+def _of_role(run: str, role: str) -> ColumnElement[bool]:
+    """Select the rollouts of a run in which a role took part, by their ids.
+
+    The run is not a condition on the rollouts too: SQLite would search all of the run for those with the role.
+    """
+    same = roles.c.run_id == run, roles.c.role == role.encode(errors="replace")
+    return rollouts.c.id.in_(select(roles.c.rollout_id).where(*same))
 
 
 def _with_message(
