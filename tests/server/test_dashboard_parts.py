@@ -253,6 +253,43 @@ async def test_the_totals_that_a_page_will_ask_for_are_read_once(
     await store.close()
 
 
+async def test_totals_of_runs_that_are_gone_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, bool]] = []
+
+    def follow(connection: Connection, run: str, known: RunTotals | None) -> FollowedRun:
+        read.append((run, known is not None))
+        return follow_run(connection, run, known)
+
+    async def digest_all() -> list[tuple[str, bool]]:
+        read.clear()
+        for run in ("mine", "stays", "other", "never"):
+            await stores.digest(run)
+        return list(read)
+
+    async def train_other() -> None:
+        other = await Store(tmp_path / "other" / "leyden.db").start()
+        await other.create_run(RunSpec("other"))
+        await other.close()
+
+    monkeypatch.setattr("leyden.server.dashboard.run_stores.follow_run", follow)
+    store = await Store(tmp_path / "leyden.db").start()
+    for run in ("mine", "stays"):
+        await store.create_run(RunSpec(run))
+    await train_other()
+    stores = RunStores(store, tmp_path)
+    await digest_all()
+    await store.delete_run("mine")
+    shutil.rmtree(tmp_path / "other")
+    assert await stores.runs(None) == ["stays"]
+    await store.create_run(RunSpec("mine"))
+    await train_other()
+    assert await digest_all() == [("mine", False), ("other", False), ("never", False)]
+    assert sorted(await stores.runs(None)) == ["mine", "other", "stays"]
+    assert await digest_all() == [("never", False)]
+    stores.close()
+    await store.close()
+
+
 async def test_pages_that_read_other_stores_leave_threads_for_model_calls(tmp_path: Path) -> None:
     other = await Store(tmp_path / "other" / "leyden.db").start()
     await other.create_run(RunSpec("other"))

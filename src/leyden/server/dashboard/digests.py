@@ -1,7 +1,7 @@
 """Keeps the totals of runs that pages show. Requests without an event in between share them; events update them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from leyden.store.run_digest import RunDigest
@@ -13,7 +13,7 @@ FollowedRun = tuple[RunTotals, RunDigest]
 
 
 class RunDigests:
-    """The totals of each run that a page has shown."""
+    """The totals of each run that a page has shown, until `keep` is told that the run is gone."""
 
     def __init__(self) -> None:
         self._known: dict[StoreRun, tuple[int, asyncio.Task[FollowedRun]]] = {}
@@ -31,9 +31,21 @@ class RunDigests:
             known = last_event, asyncio.ensure_future(read(self._totals.get(run)))
             self._known[run] = known
         try:
-            self._totals[run], digest = await asyncio.shield(known[1])
+            totals, digest = await asyncio.shield(known[1])
         except Exception:
             if self._known.get(run) is known:
                 del self._known[run]
             raise
+        self._totals[run] = totals
+        if totals.created is None:  # no store has the run
+            self._forget(run)
         return digest
+
+    def keep(self, runs: Collection[StoreRun]) -> None:
+        """Forget all runs but these."""
+        for run in (self._known.keys() | self._totals.keys()) - set(runs):
+            self._forget(run)
+
+    def _forget(self, run: StoreRun) -> None:
+        self._known.pop(run, None)
+        self._totals.pop(run, None)

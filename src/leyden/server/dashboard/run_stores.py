@@ -90,9 +90,16 @@ class RunStores:
         task.add_done_callback(self._preparing.discard)
 
     async def runs(self, only: str | None) -> list[str]:
-        """Return the ids of all runs, newest first within each store, or of one if it exists."""
+        """Return the ids of all runs, newest first within each store, or of one if it exists.
+
+        When all are listed, the totals of runs that were deleted are forgotten.
+        """
         own = await self._store.read(views.open_runs, only)
         await self.in_thread(self._find_others)
+        if only is None:
+            self._digests.keep(
+                [*((None, run) for run in own), *((folder, run) for run, folder in self._folders.items())]
+            )
         return [*own, *(run for run in self._folders if run not in own and only in (None, run))]
 
     async def folder_of(self, run: str) -> Path | None:
