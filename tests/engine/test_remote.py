@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 from modelserving import eventually
 
-from leyden.engine.protocol import EngineError, EngineRequest, SocketAddress, TokenChunk
+from leyden.engine.protocol import EngineError, EngineLost, EngineRequest, SocketAddress, TokenChunk
 from leyden.engine.remote import EngineServer, RemoteEngine
 from leyden.engine.scripted import ScriptedEngine
 from leyden.records import Sampling
@@ -76,7 +76,7 @@ async def test_a_request_that_fails_says_why_and_others_continue(connection: Con
     )
     assert isinstance(good, list)
     assert isinstance(bad, EngineError)
-    assert str(bad) == "the script makes the engine fail here"
+    assert str(bad) == "the script makes the engine fail here" and not isinstance(bad, EngineLost)
 
 
 async def test_an_unexpected_error_of_the_engine_fails_the_request(connection: Connection) -> None:
@@ -86,6 +86,16 @@ async def test_an_unexpected_error_of_the_engine_fails_the_request(connection: C
 
     connection.engine.generate = broken  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="a bug"):
+        await all_of(connection.remote, make_request(1))
+
+
+async def test_a_request_learns_that_the_engine_ended_in_a_process_that_goes_on(connection: Connection) -> None:
+    async def ended(request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
+        raise EngineLost("the engine has ended")
+        yield
+
+    connection.engine.generate = ended  # type: ignore[method-assign]
+    with pytest.raises(EngineLost, match="the engine has ended"):
         await all_of(connection.remote, make_request(1))
 
 
@@ -110,8 +120,8 @@ async def test_when_the_engine_is_gone_all_requests_fail(slow: Connection) -> No
     async with asyncio.timeout(SECONDS):
         found = await asyncio.gather(*generations, return_exceptions=True)
     assert [str(error) for error in found] == ["the engine's process is gone"] * 3
-    assert all(isinstance(error, EngineError) for error in found)
-    with pytest.raises(EngineError, match="gone"):
+    assert all(isinstance(error, EngineLost) for error in found)
+    with pytest.raises(EngineLost, match="gone"):
         await all_of(slow.remote, make_request(4))
     slow.remote.end_session("nobody hears this, and nobody minds")
 

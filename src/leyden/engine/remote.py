@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from leyden.engine.protocol import Engine, EngineError, EngineRequest, SocketAddress, TokenChunk
+from leyden.engine.protocol import Engine, EngineError, EngineLost, EngineRequest, SocketAddress, TokenChunk
 from leyden.framing import read_frame, to_frame
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,8 @@ class GenerationUpdates(Struct, frozen=True, array_like=True):
     """The chunks since the last message and the errors of failed completions, each with the completion's number."""
 
     chunks: list[tuple[int, TokenChunk]]
-    failures: list[tuple[int, str]]
+    failures: list[tuple[int, str, bool]]
+    """The last: whether the engine has ended."""
 
 
 EngineMessage = StartGeneration | CancelGeneration | EndSession
@@ -67,7 +68,7 @@ class RemoteEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample a completion, chunk by chunk; closing the generator cancels the request."""
         if self.ended.done():
-            raise EngineError(_GONE)
+            raise EngineLost(_GONE)
         number = next(self._numbers)
         outputs = self._outputs[number] = asyncio.Queue()
         finished = False
@@ -103,11 +104,11 @@ class RemoteEngine:
             async for updates in _messages(reader, GenerationUpdates):
                 for number, chunk in updates.chunks:
                     self._deliver(number, chunk)
-                for number, message in updates.failures:
-                    self._deliver(number, EngineError(message))
+                for number, message, lost in updates.failures:
+                    self._deliver(number, EngineLost(message) if lost else EngineError(message))
         finally:
             for number in self._outputs:
-                self._deliver(number, EngineError(_GONE))
+                self._deliver(number, EngineLost(_GONE))
 
     def _deliver(self, number: int, output: TokenChunk | EngineError) -> None:
         if (outputs := self._outputs.get(number)) is not None:  # None: it was cancelled, and this was on its way
@@ -155,7 +156,8 @@ class EngineServer:
             if not isinstance(error, EngineError):
                 log.exception("the engine raised an unexpected error")
             self._send_soon()
-            self._updates.failures.append((number, str(error) or type(error).__name__))
+            message = str(error) or type(error).__name__
+            self._updates.failures.append((number, message, isinstance(error, EngineLost)))
 
     def _send_soon(self) -> None:
         """Send one message for all chunks of this iteration of the event loop, usually those of a whole step."""

@@ -12,7 +12,7 @@ import uvloop
 from small_engines import CONTEXT, VOCABULARY, Answer, Update, check, complete, expected, make, make_request, prompt
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from leyden.engine.protocol import EngineError, EngineRequest
+from leyden.engine.protocol import EngineError, EngineLost, EngineRequest
 from leyden.engine.torch import batch
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.torch.kv_cache import KVCache
@@ -441,8 +441,11 @@ async def test_long_requests_are_served_after_the_kv_cache_could_not_grow(
     engine.close()
 
 
-async def test_requests_fail_when_the_thread_dies(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_whose_thread_dies_is_lost_and_fails_its_run(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = TorchEngine(llama)
+    failing = asyncio.create_task(engine.wait_failed())
 
     def die() -> None:
         raise SystemExit
@@ -450,8 +453,11 @@ async def test_requests_fail_when_the_thread_dies(llama: PreTrainedModel, monkey
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     monkeypatch.setattr(engine._batch, "step", die)
     for _ in range(2):
-        with pytest.raises(EngineError, match="closed"):
+        with pytest.raises(EngineLost, match="ended"):
             await complete(engine, make_request(prompt(0, 10)))
+    for waiting in (failing, engine.wait_failed()):
+        with pytest.raises(EngineLost, match="ended"):
+            await asyncio.wait_for(waiting, 10)
     engine.close()
 
 
@@ -477,10 +483,10 @@ async def test_closing_fails_requests_in_flight(llama: PreTrainedModel) -> None:
     await asyncio.sleep(0)
     await asyncio.to_thread(engine.close)
     for failed in await asyncio.gather(*going, return_exceptions=True):
-        assert isinstance(failed, EngineError)
-    with pytest.raises(EngineError, match="closed"):
+        assert isinstance(failed, EngineLost)
+    with pytest.raises(EngineLost, match="ended"):
         await complete(engine, make_request(prompt(0, 10)))
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(EngineLost, match="ended"):
         await engine.publish(Update(), 1)
     engine.close()
 

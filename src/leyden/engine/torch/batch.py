@@ -153,10 +153,10 @@ class ContinuousBatch:
                 self.forward.refresh()
                 self._prefix_cache.invalidate()
 
-    def fail(self, message: str) -> None:
+    def fail(self, error: EngineError) -> None:
         """Fail the active requests and discard the KV cache, which may be wrong."""
         active = self._prefix_cache.active
-        deliver_outputs([(slot.request, EngineError(message)) for slot in active if slot.request is not None])
+        deliver_outputs([(slot.request, error) for slot in active if slot.request is not None])
         self._running = None
         self._prefix_cache.release(active)
         self._prefix_cache.invalidate()

@@ -18,7 +18,15 @@ import torch
 from transformers import PreTrainedModel
 
 from leyden.engine.grammar import GrammarCompiler, GrammarError, GrammarMatcher
-from leyden.engine.protocol import EngineError, EngineRequest, Publication, SocketAddress, TokenChunk, WeightUpdate
+from leyden.engine.protocol import (
+    EngineError,
+    EngineLost,
+    EngineRequest,
+    Publication,
+    SocketAddress,
+    TokenChunk,
+    WeightUpdate,
+)
 from leyden.engine.remote import EngineServer
 from leyden.engine.torch.batch import ContinuousBatch, EngineStats
 from leyden.engine.torch.kv_cache import KVCache
@@ -36,7 +44,7 @@ GPU_PREFILL_PAUSE = 4
 """Steps that a few prompts wait for while many requests decode, so that most steps replay a graph."""
 GPU_KV_CACHE_SHARE = 0.4
 """The part of a GPU's free memory that the KV cache may take: the trainer needs the rest."""
-_CLOSED = "the engine was closed"
+_ENDED = "the engine has ended"
 
 
 class TorchEngine:
@@ -97,6 +105,7 @@ class TorchEngine:
         self._queue: deque[ActiveRequest] = deque()
         self._weight_updates: deque[tuple[Callable[[], None], int, Future[None]]] = deque()
         self._ended_sessions: deque[str] = deque()
+        self._waiting_for_end: list[Future[None]] = []
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -133,7 +142,7 @@ class TorchEngine:
         """Start the engine's thread unless it is running."""
         with self._wake:
             if self._closed:
-                raise EngineError(_CLOSED)
+                raise EngineLost(_ENDED)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="leyden-engine", daemon=True)
                 self._thread.start()
@@ -162,9 +171,14 @@ class TorchEngine:
             active.cancelled = True
 
     async def wait_failed(self) -> NoReturn:
-        """Wait forever: a step that fails fails its requests, and the engine goes on."""
-        await asyncio.get_running_loop().create_future()
-        raise AssertionError("nothing completes this future")
+        """Wait until the thread ends, and raise `EngineLost`. A step that fails does not end it."""
+        ended: Future[None] = Future()
+        with self._wake:
+            if self._closed:
+                raise EngineLost(_ENDED)
+            self._waiting_for_end.append(ended)
+        await asyncio.wrap_future(ended)
+        raise AssertionError("it ends only with an error")
 
     async def sleep(self) -> None:
         """Do nothing: `sleeps_while_training` is False."""
@@ -221,7 +235,7 @@ class TorchEngine:
         self.start()
         with self._wake:
             if self._closed:
-                raise EngineError(_CLOSED)
+                raise EngineLost(_ENDED)
             add()
             self._wake.notify()
 
@@ -242,7 +256,7 @@ class TorchEngine:
                         self._batch.step()
                 except Exception as error:
                     log.exception("a step of the engine failed: its requests fail, and the engine continues")
-                    self._batch.fail(f"{type(error).__name__}: {error}")
+                    self._batch.fail(EngineError(f"{type(error).__name__}: {error}"))
                 self.stats.busy_s += time.perf_counter() - started
         finally:
             self._end()
@@ -251,11 +265,11 @@ class TorchEngine:
         """Fail everything that still waits for the thread, for whatever reason it ended."""
         with self._wake:
             self._closed = True
-        self._batch.fail(_CLOSED)
-        deliver_outputs([(request, EngineError(_CLOSED)) for request in self._queue])
-        for _, _, done in self._weight_updates:
+        self._batch.fail(EngineLost(_ENDED))
+        deliver_outputs([(request, EngineLost(_ENDED)) for request in self._queue])
+        for done in (*(done for _, _, done in self._weight_updates), *self._waiting_for_end):
             if done.set_running_or_notify_cancel():
-                done.set_exception(EngineError(_CLOSED))
+                done.set_exception(EngineLost(_ENDED))
 
     def _set_threads(self) -> None:
         """Set how many threads torch uses for this thread's operations, and leave other threads as they are.
