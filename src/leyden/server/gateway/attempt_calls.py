@@ -92,13 +92,35 @@ class AttemptCalls:
         self.index.add(call, history)
         self._waits += call.waits
         self.limit_reached |= call.status is CallStatus.CUT
-        if call.status in (CallStatus.OK, CallStatus.CUT) and call.started > self._failed_at:
-            self.failure = None
+        if call.status in (CallStatus.OK, CallStatus.CUT):
+            self._answered(call.started)
+
+    @contextmanager
+    def catching_failure(self) -> Iterator[None]:
+        """Remember an error of the infrastructure that leaves this context."""
+        try:
+            yield
+        except GatewayError as error:
+            if error.is_infrastructure:
+                self.fail(error.message)
+            raise
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Remember how a call ends that is not recorded, and that lasts as long as this context."""
+        started = time.time()
+        with self.catching_failure():
+            yield
+        self._answered(started)
 
     def fail(self, message: str, *, engine_lost: bool = False) -> None:
         """Remember that the infrastructure failed a call. Called before the agent learns of it, and can end."""
         self.failure, self._failed_at = message, time.time()
         self.engine_lost |= engine_lost
+
+    def _answered(self, started: float) -> None:
+        if started > self._failed_at:
+            self.failure = None
 
     async def cut(self, message: str) -> None:
         """Stop the calls in flight and refuse further ones; what was sampled is durable when this returns.

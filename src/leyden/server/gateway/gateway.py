@@ -4,7 +4,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from functools import partial
 from hashlib import blake2b
 
@@ -97,15 +97,16 @@ class Gateway:
             attempt.start(request.n)
             answering = relay.run()
         try:
-            async with aclosing(answering) as events:
-                async for event in events:
-                    yield event
-        except GatewayError as error:
-            if error.is_infrastructure:
-                attempt.fail(error.message)
-            raise
+            with attempt.catching_failure():
+                async with aclosing(answering) as events:
+                    async for event in events:
+                        yield event
         finally:
             attempt.times.total_s += time.perf_counter() - started
+
+    async def unrecorded_call(self, caller: Caller) -> AbstractContextManager[None]:
+        """Return a context for a call that is not recorded; it counts for how the attempt ends, as others do."""
+        return (await self._calls_by(caller)).unrecorded()
 
     async def _generate(
         self, model: ServedModel, attempt: AttemptCalls, caller: Caller, request: GenerationRequest

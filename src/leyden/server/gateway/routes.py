@@ -77,15 +77,14 @@ def extra_handler(candidates: Sequence[DialectRoute]) -> Handler:
 
 async def forward(service: ServerContext, request: Request[Raw, Any]) -> StreamResponse:
     """Pass a call of another kind of model (embeddings, speech) on to the upstream; it is not recorded."""
-    path = request.path["path"]
-    upstream = service.gateway.upstream if service.gateway is not None else None
+    path, gateway = request.path["path"], service.gateway
     if path.partition("/")[0] not in _FORWARDED:
         raise _not_served(path)
-    if upstream is None:
+    if gateway is None or gateway.upstream is None:
         how = "start the server with --upstream URL to have it passed on to a service that has it"
         raise GatewayError(ErrorKind.NOT_FOUND, f"/v1/{path} is not served here: {how}")
-    _caller(service, request)
-    return await upstream.forward(path, request.body, request.query, request.headers.get("accept", ""))
+    call, accept = await gateway.unrecorded_call(_caller(service, request)), request.headers.get("accept", "")
+    return await gateway.upstream.forward(path, request.body, request.query, accept, call)
 
 
 async def refuse(service: ServerContext, request: Request[Any, Any]) -> Raw:

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import anthropic
+import httpx
 import openai
 import pytest
 from aiohttp import web
@@ -16,10 +17,12 @@ from yarl import URL
 
 from leyden.engine.connect import describe_address
 from leyden.engine.protocol import SocketAddress, VllmAddress
+from leyden.outcomes import Ending, Outcome
 from leyden.records import CallStatus
 from leyden.server.engine_reports import report_engines
 from leyden.server.gateway.errors import GatewayError
 from leyden.server.gateway.upstream.client import UpstreamClient
+from leyden.wire import FinishRequest
 
 LOOK: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 QUESTION: Any = {"role": "user", "content": "Well?"}
@@ -519,6 +522,41 @@ async def test_other_models_are_called_at_the_upstream_with_its_own_key(near: Mo
         with pytest.raises(openai.BadRequestError, match="too rude"):
             await client.moderations.create(model="m", input="x")
     await near.check(calls=0)
+
+
+@pytest.mark.parametrize("breaks", ["before the answer", "within the answer"])
+async def test_a_failure_of_another_model_is_not_the_agents_until_a_later_call_is_answered(
+    near: ModelServer, breaks: str
+) -> None:
+    broken = True
+
+    async def speak(request: web.Request) -> web.StreamResponse:
+        if broken and breaks == "before the answer":
+            return web.json_response({"error": {"message": "no memory"}}, status=500)
+        reply = web.StreamResponse(headers={"content-type": "audio/mpeg"})
+        await reply.prepare(request)
+        await reply.write(b"some")
+        if broken:
+            assert request.transport is not None
+            request.transport.abort()
+        return reply
+
+    async def end_as_reported() -> Outcome:
+        report = FinishRequest(Outcome(Ending.AGENT_ERROR, "exit status 1"))
+        return (await gateway.end_attempt(near.run, near.attempt, report)).outcome
+
+    gateway = near.service.gateway
+    assert gateway is not None
+    async with service({"/v1/audio/speech": speak}) as url, openai_at(near) as client:
+        gateway.upstream = UpstreamClient(f"{url}/v1")
+        with pytest.raises((openai.APIError, httpx.TransportError)):
+            await (await client.audio.speech.create(model="s", voice="v", input="hi")).aread()
+        charged = await end_as_reported()
+        assert charged.ending is Ending.ENGINE_ERROR
+        assert charged.message.startswith(f"the upstream at {url}/v1 ") and charged.message.endswith("\nexit status 1")
+        broken = False
+        await (await client.audio.speech.create(model="s", voice="v", input="hi")).aread()
+        assert (await end_as_reported()).ending is Ending.AGENT_ERROR
 
 
 @pytest.mark.parametrize(

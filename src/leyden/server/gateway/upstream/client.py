@@ -4,7 +4,7 @@ Its answers come without token ids, so they are recorded and never trained on.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -66,12 +66,16 @@ class UpstreamClient:
         except (LookupError, TypeError) as error:
             raise self._failed("did not answer with a list of models") from error
 
-    async def forward(self, path: str, body: Raw, query: Mapping[str, str], accept: str) -> StreamResponse:
-        """Forward a request unread; return the answer as a stream."""
-        open_reply = AsyncExitStack()
+    async def forward(
+        self, path: str, body: Raw, query: Mapping[str, str], accept: str, call: AbstractContextManager[None]
+    ) -> StreamResponse:
+        """Forward a request unread; return the answer as a stream. `call` is left when the answer has ended."""
         headers = {"content-type": body.content_type, "accept": accept or "*/*"}
         sending = self._send("POST", path, data=body.content, params=query, headers=headers)
-        reply = await open_reply.enter_async_context(sending)
+        async with AsyncExitStack() as entered:
+            entered.enter_context(call)
+            reply = await entered.enter_async_context(sending)
+            open_reply = entered.pop_all()
 
         async def chunks() -> AsyncGenerator[bytes, None]:
             async with open_reply:
