@@ -47,3 +47,19 @@ async def test_no_names_are_kept_of_groups_that_were_read(remote: Remote) -> Non
     assert [spec.id async for spec, _ in collecting.gather(specs)] == ["group-0", "group-1"]
     await finishing
     assert "group-" not in str(vars(collecting))
+
+
+async def test_groups_that_are_gathered_at_the_same_time_are_all_found(remote: Remote) -> None:
+    first, second, third = (GroupSpec(f"at-once-{number}", Task(str(number), {}), 1) for number in range(3))
+    await remote.create_run(RunSpec("at-once"))
+    await remote.enqueue("at-once", first)
+    await finish(remote, "at-once", 1)
+    collecting = collector.RolloutCollector(remote, "at-once")
+    one, other = collecting.gather([first, second]), collecting.gather([third])
+    assert (await anext(one))[0] == first
+    await finish(remote, "at-once", 1)
+    finishing = asyncio.create_task(finish(remote, "at-once", 1))
+    assert (await anext(other))[0] == third  # the end of the second group was read too
+    await finishing
+    async with asyncio.timeout(10):
+        assert (await anext(one))[0] == second

@@ -18,15 +18,16 @@ _AT_ONCE = 64
 
 
 class RolloutCollector:
-    """Collects the groups of one run."""
+    """Collects the groups of one run. Several `gather` at the same time do not disturb each other."""
 
     def __init__(self, remote: Remote, run: str) -> None:
         self._remote, self._run = remote, run
         self._after = 0
-        """The last event that was read."""
+        """An event that was read. Groups that are requested later have finished already, or finish after it."""
 
     async def gather(self, specs: Sequence[GroupSpec]) -> AsyncIterator[tuple[GroupSpec, list[Episode]]]:
         """Request groups; yield each with its episodes as soon as it is finished."""
+        after = self._after
         waiting = {spec.id: spec for spec in specs}
         finished = set[str]()
         for start in range(0, len(specs), _AT_ONCE):
@@ -35,7 +36,9 @@ class RolloutCollector:
         while waiting:
             names = [name for name in waiting if name in finished][:_AT_ONCE]
             if not names:
-                finished.update(await self._listen())
+                log = await self._remote.events(self._run, after, _WAIT_S, EventKind.GROUP_FINISHED)
+                finished.update(event.subject for event in log.events)
+                after = self._after = log.after
             found = await asyncio.gather(*(self._remote.group_episodes(self._run, name) for name in names))
             for name, episodes in zip(names, found, strict=True):
                 yield waiting.pop(name), episodes
@@ -50,9 +53,3 @@ class RolloutCollector:
                 f"an earlier start of the run requested other rollouts here ({refused}): set `tasks` and "
                 "`evaluation.rollouts` back to what they were, or start over with --restart"
             ) from refused
-
-    async def _listen(self) -> list[str]:
-        """Wait for groups that finish; return their names."""
-        log = await self._remote.events(self._run, self._after, _WAIT_S, EventKind.GROUP_FINISHED)
-        self._after = log.after
-        return [event.subject for event in log.events]
