@@ -31,6 +31,10 @@ class Recorder:
             self.add(f"gets version {version}")
             return await publish(engine, update, version)
 
+        async def recorded_apply(engine: TorchEngine, update: WeightUpdate, version: int) -> None:
+            self.add(f"applies version {version}")
+            await publish(engine, update, version)
+
         async def recorded_hold(remote: Remote, run: str, policy: str) -> Any:
             self.add("calls held")
             return await hold(remote, run, policy)
@@ -49,6 +53,7 @@ class Recorder:
 
         monkeypatch.setattr(TorchEngine, "sleeps_while_training", True)
         monkeypatch.setattr(TorchEngine, "sleep", recorded_sleep)
+        monkeypatch.setattr(TorchEngine, "apply", recorded_apply)
         monkeypatch.setattr(TorchEngine, "publish", recorded_publish)
         monkeypatch.setattr(TorchEngine, "generate", recorded_generate)
         monkeypatch.setattr(Remote, "hold_calls", recorded_hold)
@@ -74,7 +79,7 @@ def test_it_sleeps_before_anything_is_computed_and_wakes_with_the_new_weights(
     train(tmp_path, training=training)
     assert recorder.events == [
         *("samples", "calls held", "sleeps", "logprobs"),
-        *("calls held", "sleeps", "gradient", "calls held", "gets version 1"),
+        *("calls held", "sleeps", "gradient", "calls held", "applies version 1"),
         *("calls held", "sleeps", "gradient", "calls held", "gets version 2"),
     ]
 

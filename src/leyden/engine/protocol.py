@@ -170,5 +170,8 @@ class EngineBackend(Protocol):
     async def sleep(self) -> None:
         """Free memory until the next publication. The server must hold its calls; repeating it is harmless."""
 
+    async def apply(self, update: WeightUpdate, version: int) -> None:
+        """Apply an update that need not be served, since another follows. The server must hold its calls until then."""
+
     async def publish(self, update: WeightUpdate, version: int) -> Publication:
         """Apply an update and serve it. No token is sampled from a mixture of old and new weights."""

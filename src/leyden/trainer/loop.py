@@ -28,7 +28,7 @@ from leyden.trainer.collapse import CollapseDetector
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.failures import NO_CALLS, FailureShare, FailureStreak
 from leyden.trainer.mismatch import MismatchDetector
-from leyden.trainer.policy.policy import CurrentWeights, Policy, PolicyUpdate, UpdateMetrics
+from leyden.trainer.policy.policy import CurrentWeights, Policy, PolicyUpdate
 from leyden.trainer.report.observer import TrainingObserver
 from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.collector import RolloutCollector
@@ -162,12 +162,10 @@ class Trainer:
             )
         )
         await self._record_credits(step, report.accounting)
-        for update in updates:
-            metrics, publication = await self._update(update)
-            report.metrics.append(metrics)
-            report.publications.append(publication)
+        for number, update in enumerate(updates, start=1):
+            await self._update(update, report, last=number == len(updates))
         if not updates and self._engine.sleeps_while_training:
-            report.publications.append(await self._publish(CurrentWeights(self._policy), self.state.version))
+            report.publication = await self._publish(CurrentWeights(self._policy), self.state.version)
         report.training_s = time.monotonic() - started - report.sampling_s - report.publishing_s
         self.state = replace(self.state, step=step)
         return report
@@ -178,14 +176,19 @@ class Trainer:
             await self._hold_calls()
             await self._engine.sleep()
 
-    async def _update(self, update: Update) -> tuple[UpdateMetrics, Publication]:
+    async def _update(self, update: Update, report: StepReport, last: bool) -> None:
+        """Make one update. Only the last of a step is published: nothing is sampled in between."""
         await self._make_room()
         objective = self._algorithm.objective
         metrics = await self._on_thread(lambda: self._policy.accumulate(update.samples, update.old_logprobs, objective))
-        version = self.state.version + 1
-        publication = await self._publish(PolicyUpdate(self._policy, metrics.grad_norm), version)
+        report.metrics.append(metrics)
+        change, version = PolicyUpdate(self._policy, metrics.grad_norm), self.state.version + 1
+        if last:
+            report.publication = await self._publish(change, version)
+        else:
+            await self._hold_calls()
+            await self._engine.apply(change, version)
         self.state = replace(self.state, version=version)
-        return metrics, publication
 
     async def _publish(self, update: WeightUpdate, version: int) -> Publication:
         with self._held:

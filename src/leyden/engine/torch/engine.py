@@ -183,6 +183,10 @@ class TorchEngine:
     async def sleep(self) -> None:
         """Do nothing: `sleeps_while_training` is False."""
 
+    async def apply(self, update: WeightUpdate, version: int) -> None:
+        """Publish an update all the same: requests in flight may sample from the trainer's own parameters."""
+        await self.publish(update, version)
+
     async def publish(self, update: WeightUpdate, version: int) -> Publication:
         """Apply an update to the shared parameters between two steps; later tokens are sampled by the new weights.
 

@@ -118,8 +118,8 @@ class VllmBackend:
                 if not await self._server.recovered():
                     raise
 
-    async def publish(self, update: WeightUpdate, version: int) -> Publication:
-        """Apply an update and send it to vLLM. The server must hold its calls meanwhile."""
+    async def apply(self, update: WeightUpdate, version: int) -> None:
+        """Apply an update without sending it. The server must hold its calls until the next is published."""
         async with self._lock:
             await asyncio.to_thread(self._apply, update)
             self._version = version
@@ -127,6 +127,10 @@ class VllmBackend:
                 self._weights = update.tensors
             else:
                 self._adapter = update.adapter
+
+    async def publish(self, update: WeightUpdate, version: int) -> Publication:
+        """Apply an update and send it to vLLM. The server must hold its calls meanwhile."""
+        await self.apply(update, version)
         started = time.monotonic()
         sent = await self._deliver_or_recover()
         return Publication(time.monotonic() - started, sent)

@@ -128,7 +128,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         "time/training_s": report.training_s,
         "time/publishing_s": report.publishing_s,
         "time/evaluation_s": report.evaluation_s or None,
-        "publish/bytes": sum(publication.transferred_bytes for publication in report.publications),
+        "publish/bytes": report.publication.transferred_bytes if report.publication is not None else 0,
         "training/learning_rate": report.learning_rate,
         "training/kl_reference": fmean(accounting.kl_reference) if accounting.kl_reference else None,
         "training/critic_explained": fmean(accounting.critic_explained) if accounting.critic_explained else None,

@@ -33,7 +33,7 @@ class StepReport(Struct):
     rollout_lengths: list[int] = field(default_factory=list)
     """Sampled tokens of each rollout."""
     staleness: Counter[int] = field(default_factory=Counter)
-    """Sampled tokens by how many versions were published after the one that sampled them."""
+    """Sampled tokens by how many versions came after the one that sampled them."""
     by_role: dict[str, list[float]] = field(default_factory=dict)
     """By role, the rewards of the rollouts in which it made a call."""
     by_kind: dict[str, list[float]] = field(default_factory=dict)
@@ -47,8 +47,8 @@ class StepReport(Struct):
     """The seconds of sampling by what the rollouts waited for; see `split_sampling`."""
     training_s: float = 0.0
     """From the preparation of the samples to the last optimiser step, without publishing."""
-    publications: list[Publication] = field(default_factory=list)
-    """How long publishing the weights of each update took, and how much was transferred."""
+    publication: Publication | None = None
+    """How long publishing the weights after the last update took, and how much was transferred; None without one."""
     evaluation_s: float = 0.0
     learning_rate: float = 0.0
     held_out: EvaluationResult | None = None
@@ -85,7 +85,7 @@ class StepReport(Struct):
     @property
     def publishing_s(self) -> float:
         """How long the engine took to serve new weights."""
-        return sum(publication.seconds for publication in self.publications)
+        return self.publication.seconds if self.publication is not None else 0.0
 
     @property
     def reward(self) -> float | None:
