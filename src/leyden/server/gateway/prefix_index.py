@@ -27,6 +27,8 @@ class IndexedCall(Struct, frozen=True):
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     finish: str
+    stop: tuple[str, ...]
+    """The stop strings of its request."""
     answers: tuple[AnswerDetails, ...]
     """The details of the answers in its prompt and of its own, as their tokens have them."""
 
@@ -145,7 +147,7 @@ class PrefixIndex:
         parent = self._calls.get(call.parent) if call.parent else None
         answers = self._sampled_answers(call, parent, history)
         ids = (call.kept_ids, call.prompt_ids, call.completion_ids)
-        indexed = IndexedCall(call.id, parent, *ids, call.finish, answers)
+        indexed = IndexedCall(call.id, parent, *ids, call.finish, call.sampling.stop, answers)
         self._calls[call.id] = indexed
         self.add_request(call, history)
         for digest in history.digests[1:]:

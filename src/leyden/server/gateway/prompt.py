@@ -176,7 +176,14 @@ class _PromptBuilder(Struct, frozen=True):
         """Whether the completion to extend contains a stop string, and maybe more, that its agent did not see."""
         call = self.match.call
         assert call is not None
-        return call.finish == "stop" and call.completion_ids[-1] not in self.model.renderer.get_stop_token_ids()
+        ids = list(call.completion_ids)
+        if call.finish == "length" or ids[-1] in self.model.renderer.get_stop_token_ids():
+            return False
+        if call.finish == "stop":
+            return True
+        whole, before = (self.model.tokenizer.decode(some) for some in (ids, ids[:-1]))
+        settled = len(before.rstrip("\ufffd"))  # an answer may also end with its tool call
+        return any(whole.rfind(stop) + len(stop) > settled for stop in call.stop if stop in whole)
 
     def _extend_with(self, renderer: ChatRenderer) -> Prompt | None:
         call = self.match.call

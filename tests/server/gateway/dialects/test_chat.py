@@ -187,6 +187,38 @@ async def test_a_stop_string_cuts_the_text_and_not_the_tokens(server: ModelServe
         assert "stop string" in episode.calls[1].made_why
 
 
+@pytest.mark.parametrize("history", ["template", "exact"])
+@pytest.mark.parametrize("between", ["so ", "\n"])
+async def test_a_stop_string_after_a_tool_call_is_not_in_the_next_prompt(
+    server: ModelServer, history: str, between: str
+) -> None:
+    key = await server.new_attempt("stop", history=history)
+    made = call("look", '{"at": "Observation: none"}')
+    server.lines = [f"{made}{between}Observation: 3{END}", f"Again{END}"]
+    tools: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
+        answer = await client.chat.completions.create(
+            model="m",
+            messages=[QUESTION],  # type: ignore[list-item]
+            tools=tools,
+            stop=["Observation:"],
+        )
+        said = answer.choices[0].message
+        assert (said.content or "", answer.choices[0].finish_reason) == (between.strip() and between, "tool_calls")
+        result = {"role": "tool", "tool_call_id": (said.tool_calls or [])[0].id, "content": "4"}
+        follow: Any = [QUESTION, said, result]
+        await client.chat.completions.create(model="m", messages=follow, tools=tools)
+    episode = await server.check(calls=2)
+    prompt = server.tokenizer.decode(episode.prompt_ids(episode.calls[1]))
+    if between == "\n":  # the answer ended with the call
+        assert episode.calls[1].made is PromptOrigin.CONTINUED and f"{made}{END}" in prompt
+    elif history == "exact":
+        assert episode.calls[1].made is PromptOrigin.CONTINUED and "so Observation:" in prompt
+    else:
+        assert (episode.calls[1].made, "so Observation:" in prompt) == (PromptOrigin.RERENDERED, False)
+        assert "stop string" in episode.calls[1].made_why
+
+
 @pytest.mark.parametrize("tool_calls", ["marked", "any"])
 async def test_a_call_in_a_fenced_block_is_a_tool_call_where_the_run_says_so(
     server: ModelServer, tool_calls: str
