@@ -60,3 +60,12 @@ def test_a_function_is_called_when_a_text_is_written_in_parts(tmp_path: Path) ->
     assert log.last_line() is not None  # all is copied
     write(log, "print('a warning')")
     assert log.last_line() == "a warning" and seen == [log.path]
+
+
+def test_a_text_between_two_full_reads_is_seen(tmp_path: Path) -> None:
+    log, seen = RotatingLog(tmp_path / "worker.log"), []
+    log.call_when_written("a warning", lambda: seen.append(log.path))
+    output = tmp_path / "output"  # of a file, unlike of a pipe, every read but the last is full
+    output.write_bytes(b"x" * ((1 << 16) - 5) + b"a warning" + b"x" * (1 << 16))
+    log._copy(os.open(output, os.O_RDONLY))
+    assert seen == [log.path]

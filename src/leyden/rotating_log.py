@@ -63,10 +63,11 @@ class RotatingLog:
     def _copy(self, pipe: int) -> None:
         while data := os.read(pipe, _CHUNK_BYTES):
             with self._lock:
-                self._tail = (self._tail + data)[-_TAIL_BYTES:]
+                recent = self._tail + data
+                self._tail = recent[-_TAIL_BYTES:]
                 with suppress(OSError):
                     self._write(data)
-            for text in [text for text in self._awaited if text in self._tail[-len(data) - len(text) :]]:
+            for text in [text for text in self._awaited if text in recent[-len(data) - len(text) :]]:
                 with suppress(Exception, SystemExit):  # which rich raises where the terminal is gone
                     self._awaited.pop(text)()
         os.close(pipe)
