@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from serving import ServerProcess
 
 from leyden.records import RunSettings, Task
-from leyden.remote import Remote
+from leyden.remote import Remote, RemoteError
 from leyden.server.loop_watchdog import LoopWatchdog
 from leyden.wire import GroupSpec, LeaseRequest, RunSpec
 
@@ -41,6 +41,7 @@ async def test_a_small_body_that_expands_to_millions_of_objects_is_refused_and_b
         ("/v1/traces", "application/json", objects),
         ("/v1/chat/completions", "", objects),
         ("/v1/messages", "text/plain", objects),
+        ("/v1/chat/completions", "application/msgpack", objects),
     ]
     with ServerProcess(tmp_path) as server:
         async with Remote(server.url, server.admin_key) as remote, aiohttp.ClientSession() as session:
@@ -58,6 +59,8 @@ async def test_a_small_body_that_expands_to_millions_of_objects_is_refused_and_b
                 await asyncio.sleep(0.05)
             for reply in await refused:
                 assert reply.status in (400, 413) and "more than 250000 values" in await reply.text()
+            with pytest.raises(RemoteError, match="more than 250000 values"):
+                await remote.enqueue("r", GroupSpec("large", Task("t", {"lists": [[]] * 300_000})))
 
 
 async def test_what_blocks_the_event_loop_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from starlette.types import Receive
 from leyden.records import ID_PATTERN, ID_RULE
 from leyden.server.body_budget import BodyReservation
 from leyden.server.errors import ApiError
-from leyden.server.expansion import MAX_UNCOUNTED_BYTES, TooManyValues, check_json
+from leyden.server.expansion import MAX_UNCOUNTED_BYTES, TooManyValues, check_json, check_msgpack
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -97,10 +97,10 @@ def decode(data: bytes, content_type: str, wanted: Any) -> Any:
 
 
 async def check_values(data: bytes, content_type: str) -> None:
-    """Raise an error where a JSON body would expand to too many objects."""
-    if len(data) > MAX_UNCOUNTED_BYTES and (media_type(content_type) or JSON) != MSGPACK:
+    """Raise an error where a body that is decoded as this content type would expand to too many objects."""
+    if len(data) > MAX_UNCOUNTED_BYTES:
         try:
-            await asyncio.to_thread(check_json, data)
+            await asyncio.to_thread(check_msgpack if media_type(content_type) == MSGPACK else check_json, data)
         except TooManyValues as error:
             raise ApiError(413, "too_large", str(error)) from error
 
