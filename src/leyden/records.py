@@ -26,6 +26,9 @@ Id = Annotated[str, Meta(pattern=ID_PATTERN, max_length=160, description=ID_RULE
 Name = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:@~/+-]*$(?!\n)", max_length=160, description="a short name")
 ]
+MetricName = Annotated[
+    str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$(?!\n)", max_length=200, description="text without control characters")
+]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Real = Annotated[float, Meta(ge=-1e30, le=1e30, description="a number; neither infinite nor NaN")]
@@ -484,7 +487,7 @@ class Metric(Struct, frozen=True):
     """One metric of a policy at one step."""
 
     step: Count
-    name: Name
+    name: MetricName
     value: float
     at: Seconds = 0.0
     policy: Name = DEFAULT_POLICY

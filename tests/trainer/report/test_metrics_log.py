@@ -60,6 +60,20 @@ def test_rewards_are_reported_by_role_and_kind_and_tokens_by_staleness() -> None
     assert (found["length/call"], found["length/rollout"]) == (4, 2)
 
 
+async def test_roles_and_kinds_of_any_text_are_recorded(remote: Remote, tmp_path: Path) -> None:
+    await remote.create_run(RunSpec("r"))
+    journal = MetricsLog(tmp_path / "metrics.jsonl", DEFAULT_POLICY, 0, remote, "r", ())
+    roles = {"Researcher & Writer": [1.0], "检索": [0.5], "math (hard)": [0.25], "": [0.0], "\ud800a": [1.0]}
+    kinds = {"a,\n b": [1.0], "a b": [0.0], "x" * 1000: [0.5], "x" * 999: [0.0]}
+    journal.step(report(1, by_role=roles, by_kind=kinds), 0.0)
+    await journal.close()
+    series = await remote.series("r", ["reward/role/*", "reward/kind/*", "reward/mean"], 10)
+    names = ("role/Researcher & Writer", "role/检索", "role/math (hard)", "role/-", "role/a", "kind/a b")
+    by_name = {f"reward/{name}": value for name, value in zip(names, (1.0, 0.5, 0.25, 0.0, 1.0, 0.5), strict=True)}
+    by_name |= {f"reward/kind/{'x' * 160}": 0.25, "reward/mean": 1 / 3}
+    assert {name: one.values[0] for name, one in series.items()} == pytest.approx(by_name)
+
+
 def test_only_the_trained_policys_tokens_are_counted() -> None:
     config = read_config({"run": "r", "agent": "a", "tasks": "t", "policy": "writer"})
     calls = [call("a", 4, policy="writer"), call("b", 3, policy="judge"), call("c", 2, policy="upstream")]

@@ -11,7 +11,7 @@ import requests
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from leyden.config import ConfigError, read_config
-from leyden.trainer.report.sinks import TensorBoard, opened_sinks
+from leyden.trainer.report.sinks import TensorBoard, mlflow_name, opened_sinks
 
 CONFIG = {"run": "r", "agent": "a:b", "tasks": "t"}
 
@@ -71,6 +71,17 @@ def test_a_resumed_run_goes_on_in_its_mlflow_run(tmp_path: Path, monkeypatch: py
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("leyden").experiment_id])
     assert [each.step for each in client.get_metric_history(run.info.run_id, "reward/mean")] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("reward/role/Researcher & Writer (2)", "reward/role/Researcher   Writer  2 "),
+        ("reward/kind/检索: a//b", "reward/kind/检索  a/b"),
+    ],
+)
+def test_mlflow_gets_names_that_it_takes(name: str, taken: str) -> None:
+    assert mlflow_name(name) == taken
 
 
 def test_a_sink_is_closed_where_the_next_one_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

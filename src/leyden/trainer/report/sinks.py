@@ -1,9 +1,11 @@
 """Sends metrics to other trackers, each named by one word in the configuration; imports only those named."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
+from posixpath import normpath
 from typing import Any, Protocol
 
 import msgspec
@@ -116,11 +118,16 @@ class MLflow:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
-        self._client.log_metrics({name.replace(":", " "): value for name, value in metrics.items()}, step=step)
+        self._client.log_metrics({mlflow_name(name): value for name, value in metrics.items()}, step=step)
 
     def close(self) -> None:
         """Flush and close."""
         self._client.end_run()
+
+
+def mlflow_name(name: str) -> str:
+    """Return the name of a metric as MLflow takes it: a path of words, points and hyphens."""
+    return normpath(re.sub(r"[^\w./ -]", " ", name))
 
 
 class Trackio:

@@ -69,7 +69,7 @@ export async function show(main, { params: [run], signal, go }) {
     if (signals.length) drawn.push(chart({ title: "signals", zero: true, lines: signals.map((name) => ({ name: name.slice(8), ...found[name] })), open: openStep("train"), download: csv(signals) }));
     for (const [prefix, title] of [["reward/role/", "reward by role"], ["reward/kind/", "reward by kind of task"]]) {
       const names = Object.keys(found).filter((name) => name.startsWith(prefix));
-      if (names.length > 1) drawn.splice(2, 0, chart({ title, lines: names.map((name, index) => ({ name: name.slice(prefix.length), colour: index, ...found[name] })), open: openStep("train"), download: csv(names) }));
+      if (names.length > 1) drawn.splice(2, 0, chart({ title, lines: names.map((name, index) => ({ name: name.slice(prefix.length), colour: index, ...found[name] })), open: openStep("train"), download: csv([`${prefix}*`]) }));
     }
     replaceCharts(plots, drawn);
   }
