@@ -112,8 +112,8 @@ def test_the_old_name_of_a_setting_is_accepted_with_a_line_that_says_so(caplog: 
     assert stored == RunSettings(allow_biased_sampling=True, max_calls=3) and not caplog.messages
 
 
-def test_pages_reports_and_docs_name_metrics_that_are_written() -> None:
-    """A name in a chart, in `leyden top`, in the report or in the docs stands in the code that writes metrics."""
+def test_pages_reports_docs_and_tests_name_metrics_that_are_written() -> None:
+    """A name in a chart, in `leyden top`, in the report, the docs or a test stands in the code that writes metrics."""
     source = "".join(inspect.getsource(one) for one in (step_metrics, evaluation_metrics, UpdateMetrics))
     algorithms = "".join(path.read_text() for path in _files("rl", "trainer/policy"))
     endings = {str(ending) for ending in import_module("leyden.outcomes").Ending}
@@ -124,10 +124,13 @@ def test_pages_reports_and_docs_name_metrics_that_are_written() -> None:
     page = ROOT / "docs/when_it_does_not_learn.md"
     shown |= dict.fromkeys(name.findall(page.read_text()), page.name)
     assert len(shown) > 30
+    read = re.compile(rf'"{name.pattern}[^"]*"')
+    for path in (ROOT / "tests").rglob("*.py"):
+        shown |= dict.fromkeys(read.findall(path.read_text()), path.name)
     for metric, where in shown.items():
-        group, last = metric.split("/")
+        group, last = metric.rstrip("0123456789").split("/") if "pass_at" in metric else metric.split("/")
         known = f'"{metric}"' in source or f'f"{metric}' in source or f'f"{{split}}/{last}' in source
-        known |= group == "rollouts" and last in endings
+        known |= group in ("rollouts", "held_out") and last in endings
         known |= group == "training" and (f'"{last}"' in source + algorithms or f'f"{last}{{' in algorithms)
         assert known, f"{where} names {metric}, which is not written"
 
