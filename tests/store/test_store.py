@@ -61,6 +61,9 @@ async def test_creating_again_is_harmless_and_creating_differently_is_refused(st
     with pytest.raises(NotFound, match="nowhere"):
         await store.enqueue("nowhere", group)
     assert len(await lease(store, 10)) == 3
+    await store.create_run(RunSpec("another"))
+    with pytest.raises(Conflict, match="run 'r' has a group 'g'"):
+        await store.enqueue("another", group)
 
 
 async def test_a_refused_operation_leaves_no_trace(store: Store) -> None:

@@ -79,6 +79,10 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
     }
     row = _GROUP.first(tx, group=spec.id)
     if row is not None:
+        if row.run_id != run:
+            raise Conflict(
+                f"run {row.run_id!r} has a group {spec.id!r}: give this one an id that no run of the store has"
+            )
         for name, value in new.items():
             if getattr(row, name) != value:
                 raise Conflict(f"group {spec.id!r} exists with {name} = {getattr(row, name)!r}, not {value!r}")
