@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Self
+from uuid import uuid4
 
 import msgspec
 from forked_commands import ForkedCommand, start_command
@@ -51,6 +52,12 @@ class ServerProcess:
     def key(self, kind: KeyKind, ttl_s: float = 3600.0, **scope: str) -> str:
         """A key made with the server's own secret."""
         return Keyring.from_file(self.home / "secret", time.time).create(kind, ttl_s, **scope)[0]  # type: ignore[arg-type]
+
+    def key_file(self, kind: KeyKind, ttl_s: float = 3600.0, **scope: str) -> Path:
+        """A file with such a key."""
+        path = self.home / f"{uuid4().hex}.key"
+        path.write_text(self.key(kind, ttl_s, **scope))
+        return path
 
     def kill(self) -> None:
         """Kill the server with SIGKILL."""

@@ -1,5 +1,6 @@
 """The command line: the same facts for a person and as JSON, from disk or from a server; mistakes in one line."""
 
+import argparse
 import asyncio
 import http.server
 import json
@@ -16,7 +17,7 @@ import aiohttp
 import pytest
 from serving import ServerProcess
 
-from leyden.cli import main
+from leyden.cli import main, parser
 from leyden.local.run_folder import RunFolder
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Call, CallCredit, Purpose, Reward, RewardKind, StepCredits, Task, VersionRun
@@ -153,7 +154,7 @@ def where(
         case "dead home":
             return ["--home", str(left)]
         case "server":
-            return ["--server", filled.url, "--key", filled.key(KeyKind.VIEWER)]
+            return ["--server", filled.url, "--key-file", str(filled.key_file(KeyKind.VIEWER))]
         case "server by environment":
             monkeypatch.setenv("LEYDEN_URL", filled.url + "/")
             monkeypatch.setenv("LEYDEN_KEY", filled.key(KeyKind.VIEWER))
@@ -201,7 +202,10 @@ async def evaluate(server: ServerProcess) -> None:
 def test_a_reward_comes_with_its_error_and_the_rollouts_it_rests_on(leyden: Leyden, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "home") as server:
         asyncio.run(evaluate(server))
-        for source in (["--home", server.home], ["--server", server.url, "--key", server.key(KeyKind.VIEWER)]):
+        for source in (
+            ["--home", server.home],
+            ["--server", server.url, "--key-file", server.key_file(KeyKind.VIEWER)],
+        ):
             text = leyden("runs", *source).text
             assert "0.750 ± 0.250" in text and "2 held-out" in text and "0.750 ± 0.250 at 3" in text
             (found,) = leyden("runs", "--json", *source).document
@@ -398,7 +402,7 @@ def test_a_run_that_no_process_holds_is_not_shown_as_running(leyden: Leyden, tmp
         assert "1 worker, 1 running, 1 queued" in leyden("top", "--once").text
         assert "1 queued, 1 running" in leyden("runs").text
     with ServerProcess(home) as server:
-        for where in ([], ["--server", server.url, "--key", server.key(KeyKind.VIEWER)]):
+        for where in ([], ["--server", server.url, "--key-file", server.key_file(KeyKind.VIEWER)]):
             view = leyden("top", "--once", "--json", *where).document
             assert [(card["state"], card["rollouts"]) for card in view["runs"]] == [("idle", {"interrupted": 2})]
             assert "0 workers, 0 running, 0 queued" in leyden("top", "--once", *where).text
@@ -428,7 +432,7 @@ def test_a_store_that_is_something_else_is_a_failure(leyden: Leyden, tmp_path: P
     "url", ["http://127.0.0.1:9", "localhost", "127.0.0.1:8484", "http://", "ftp://x", "http://h:99999"]
 )
 def test_a_server_that_cannot_be_reached_is_a_failure(leyden: Leyden, url: str) -> None:
-    assert "--server" in leyden("runs", "--server", url, "--key", "k").mistake(1)
+    assert "--server" in leyden("runs", "--server", url).mistake(1)
 
 
 @pytest.fixture
@@ -457,14 +461,22 @@ def test_a_server_that_is_not_leydens_is_a_failure(leyden: Leyden, stranger: str
     assert "It works!" in leyden("show", "calc", "--server", stranger).mistake(1)
 
 
-def test_a_key_that_is_refused_is_a_failure(leyden: Leyden, filled: ServerProcess) -> None:
+def test_a_key_that_is_refused_is_a_failure(leyden: Leyden, filled: ServerProcess, tmp_path: Path) -> None:
     server = ("--server", filled.url)
-    assert "not a key of this server" in leyden("runs", *server, "--key", "leyden-x.y").mistake(1)
-    assert "expired" in leyden("runs", *server, "--key", filled.key(KeyKind.ADMIN, -1)).mistake(1)
+    (tmp_path / "wrong.key").write_text("leyden-x.y\n")
+    assert "not a key of this server" in leyden("runs", *server, "--key-file", "wrong.key").mistake(1)
+    assert "expired" in leyden("runs", *server, "--key-file", filled.key_file(KeyKind.ADMIN, -1)).mistake(1)
+    assert "missing.key: No such file" in leyden("runs", *server, "--key-file", "missing.key").mistake(1)
     assert "no key" in leyden("runs", *server).mistake(1)
-    confined = filled.key(KeyKind.VIEWER, run="empty")
-    assert "for run empty" in leyden("show", "calc", *server, "--key", confined).mistake(1)
-    assert [run["id"] for run in leyden("runs", "--json", *server, "--key", confined).document] == ["empty"]
+    confined = filled.key_file(KeyKind.VIEWER, run="empty")
+    assert "for run empty" in leyden("show", "calc", *server, "--key-file", confined).mistake(1)
+    assert [run["id"] for run in leyden("runs", "--json", *server, "--key-file", confined).document] == ["empty"]
+
+
+def test_no_option_of_a_command_is_a_key_which_other_users_could_read() -> None:
+    (commands,) = (action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    options = [option for command in commands.values() for option in command._option_string_actions]
+    assert "--key-file" in options and not [option for option in options if option.endswith("-key")]
 
 
 def test_the_admin_key_of_the_home_folder_is_used_where_no_key_is_given(leyden: Leyden, filled: ServerProcess) -> None:

@@ -66,6 +66,18 @@ async def numbers(server: ServerProcess) -> dict[str, float]:
     return found
 
 
+def test_the_key_of_the_upstream_is_in_an_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[ServeOptions] = []
+
+    async def serve(options: ServeOptions, _: object) -> None:
+        given.append(options)
+
+    monkeypatch.setattr("leyden.server.serve.serve", serve)
+    monkeypatch.setenv("LEYDEN_UPSTREAM_KEY", "secret")
+    assert main(["serve", "--home", str(tmp_path), "--upstream", "http://host/v1"]) == 0
+    assert [(options.upstream, options.upstream_key) for options in given] == [("http://host/v1", "secret")]
+
+
 # What it refuses to start with
 
 

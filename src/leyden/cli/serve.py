@@ -42,9 +42,11 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
         default=defaults.MAX_BODY_MB,
         help="the largest request (default: %(default)s)",
     )
-    command.add_argument("--upstream", metavar="URL", type=url, help="an OpenAI-compatible service for model calls")
     command.add_argument(
-        "--upstream-key", default=os.environ.get(UPSTREAM_KEY_VARIABLE), help="its key (or set LEYDEN_UPSTREAM_KEY)"
+        "--upstream",
+        metavar="URL",
+        type=url,
+        help=f"an OpenAI-compatible service for model calls; its key is in {UPSTREAM_KEY_VARIABLE}",
     )
     command.add_argument(
         "--upstream-timeout-s",
@@ -58,8 +60,9 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
 
 async def _run(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    names = (name for name in ServeOptions.__struct_fields__ if name != "direct")
-    serving = ServeOptions(**{name: getattr(options, name) for name in names})
+    names = (name for name in ServeOptions.__struct_fields__ if name not in ("direct", "upstream_key"))
+    upstream_key = os.environ.get(UPSTREAM_KEY_VARIABLE)
+    serving = ServeOptions(**{name: getattr(options, name) for name in names}, upstream_key=upstream_key)
 
     def started(running: RunningServer, model: str | None = None) -> None:
         if options.json:

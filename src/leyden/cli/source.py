@@ -42,7 +42,10 @@ def add_source(command: argparse.ArgumentParser) -> None:
         "--server", metavar="URL", default=os.environ.get("LEYDEN_URL"), help="read from a server (or set LEYDEN_URL)"
     )
     command.add_argument(
-        "--key", default=os.environ.get("LEYDEN_KEY"), help="the key for it (or set LEYDEN_KEY; default: admin.key)"
+        "--key-file",
+        type=Path,
+        metavar="FILE",
+        help="a file with the key for it (or set LEYDEN_KEY; default: admin.key in the home folder)",
     )
     command.add_argument(
         "--store", metavar="URL", help="read from this database (default: leyden.db in the home folder)"
@@ -148,5 +151,8 @@ async def open_watched(options: argparse.Namespace) -> AsyncIterator[Watched]:
 
 
 def _remote(options: argparse.Namespace) -> Remote:
-    key_file = options.home / "admin.key"
-    return Remote(options.server, options.key or (read_key(key_file) if key_file.exists() else None))
+    """Connect to a server, with a key that is in no command line: other users of a machine can read those."""
+    if options.key_file is not None:
+        return Remote(options.server, read_key(options.key_file))
+    admin_key = options.home / "admin.key"
+    return Remote(options.server, os.environ.get("LEYDEN_KEY") or (read_key(admin_key) if admin_key.exists() else None))
