@@ -104,9 +104,14 @@ class Gateway:
         finally:
             attempt.times.total_s += time.perf_counter() - started
 
-    async def unrecorded_call(self, caller: Caller) -> AbstractContextManager[None]:
-        """Return a context for a call that is not recorded; it counts for how the attempt ends, as others do."""
-        return (await self._calls_by(caller)).unrecorded()
+    async def start_unrecorded(self, caller: Caller) -> AbstractContextManager[None]:
+        """Start a call that is not recorded, if the rollout's limits allow it; return a context that lasts as long.
+
+        It counts for the limits and for how the attempt ends, as others do; a restarted server has not counted it.
+        """
+        attempt = await self._calls_by(caller)
+        attempt.start(1)
+        return attempt.unrecorded()
 
     async def _generate(
         self, model: ServedModel, attempt: AttemptCalls, caller: Caller, request: GenerationRequest
@@ -223,12 +228,13 @@ class Gateway:
 
     def _route(self, model: str, settings: RunSettings) -> ServedModel | AnswerSource:
         """Find what serves a name: the run's route, else the policy of that name, the only policy, or the upstream."""
-        name = _route_target(model, settings.routes)
-        if isinstance(name, FixedAnswer):
-            return FixedAnswerSource(name.answer)
+        target = _route_target(model, settings.routes)
+        if isinstance(target, FixedAnswer):
+            return FixedAnswerSource(target.answer)
+        name = model if target is None else target
         if name in self.models:
             return self.models[name]
-        if self.upstream is not None and (name == self.upstream.policy or not self.models):
+        if self.upstream is not None and (target == self.upstream.policy or not self.models):
             return self.upstream
         if len(self.models) == 1 and not settings.routes:
             return next(iter(self.models.values()))
@@ -273,14 +279,14 @@ async def _grammar(
     return await model.structured_output.call_grammar(request, prompt.ids, session) if constrains_calls else None
 
 
-def _route_target(model: str, routes: Mapping[str, str | FixedAnswer]) -> str | FixedAnswer:
-    """Return the target of a model's route: the one of that name, else the first whose `*` matches, else the name."""
+def _route_target(model: str, routes: Mapping[str, str | FixedAnswer]) -> str | FixedAnswer | None:
+    """Return the target of a model's route: the one of that name, else the first whose `*` matches, else None."""
     if model in routes:
         return routes[model]
     for name, target in routes.items():
         if "*" in name and re.fullmatch(".*".join(map(re.escape, name.split("*"))), model, re.DOTALL):
             return target
-    return model
+    return None
 
 
 def _role(request: GenerationRequest, settings: RunSettings) -> str | None:

@@ -83,7 +83,7 @@ async def forward(service: ServerContext, request: Request[Raw, Any]) -> StreamR
     if gateway is None or gateway.upstream is None:
         how = "start the server with --upstream URL to have it passed on to a service that has it"
         raise GatewayError(ErrorKind.NOT_FOUND, f"/v1/{path} is not served here: {how}")
-    call, accept = await gateway.unrecorded_call(_caller(service, request)), request.headers.get("accept", "")
+    call, accept = await gateway.start_unrecorded(_caller(service, request)), request.headers.get("accept", "")
     return await gateway.upstream.forward(path, request.body, request.query, accept, call)
 
 

@@ -1,6 +1,7 @@
 """Models served elsewhere: here, by another Leyden server, through the same API."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -522,6 +523,39 @@ async def test_other_models_are_called_at_the_upstream_with_its_own_key(near: Mo
         with pytest.raises(openai.BadRequestError, match="too rude"):
             await client.moderations.create(model="m", input="x")
     await near.check(calls=0)
+
+
+async def test_calls_of_other_kinds_of_models_count_towards_the_limit_of_calls(near: ModelServer) -> None:
+    async def judge(request: web.Request) -> web.Response:
+        return web.json_response({"id": "1", "model": "m", "results": []})
+
+    await near.new_attempt("limited", max_calls=2)
+    async with service({"/v1/moderations": judge}) as url, openai_at(near) as client:
+        assert near.service.gateway is not None
+        near.service.gateway.upstream = UpstreamClient(f"{url}/v1")
+        for _ in range(2):
+            await client.moderations.create(model="m", input="x")
+        with pytest.raises(openai.PermissionDeniedError, match="2 of its 2 calls"):
+            await client.moderations.create(model="m", input="x")
+
+
+@pytest.mark.parametrize(
+    ("routes", "policies"),
+    [({}, ["spark"]), ({"own": "spark"}, []), ({"up*": "upstream"}, ["upstream"])],
+)
+async def test_an_agent_reaches_the_upstream_only_where_a_route_says_so(
+    tmp_path: Path, far: ModelServer, routes: dict[str, str], policies: list[str]
+) -> None:
+    async with model_server(tmp_path / "serving") as serving:
+        await serving.new_attempt(routes=routes)
+        assert serving.service.gateway is not None
+        serving.service.gateway.upstream = UpstreamClient(f"{far.url}/v1", far.key)
+        serving.lines, far.lines = ["Mine" + END], ["Far" + END]
+        refused = contextlib.nullcontext() if policies else pytest.raises(openai.NotFoundError, match="routes")
+        async with openai_at(serving) as client:
+            with refused:
+                await client.chat.completions.create(model="upstream", messages=[QUESTION])
+        assert [made.policy for made in (await serving.episode()).calls] == policies
 
 
 @pytest.mark.parametrize("breaks", ["before the answer", "within the answer"])
