@@ -9,33 +9,22 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
 
-LAYERS = (
-    (
-        "defaults",
-        "background",
-        "backoff",
-        "decoding",
-        "estimates",
-        "framing",
-        "cores",
-        "restart_limit",
-        "descriptors",
-        "descendants",
-        "pickling",
-    ),
-    ("outcomes", "guardian", "rotating_log"),
-    ("records",),
-    ("episodes", "config", "wire", "loading", "checkpoint_folders"),
-    ("views",),
-    ("rendering", "rl", "engine", "store", "remote"),
-    ("client", "server", "trainer"),
-    ("local",),
-    ("cli",),
-)
+ARCHITECTURE = SOURCE.parent / "docs/architecture.md"
+
+
+def documented_layers() -> list[list[str]]:
+    """The order of packages in the documentation: a line for each layer, in the block after the sentence about it."""
+    _, _, after = ARCHITECTURE.read_text(encoding="utf-8").partition(
+        "each imports only packages on the lines above its own"
+    )
+    return [line.split(", ") for line in after.split("```")[1].split("\n") if line]
+
+
+LAYERS = documented_layers()
 """A package imports only packages of layers above its own in this list, and none of its own layer.
 
-`docs/architecture.md` describes the same order. The package `leyden` itself only imports its public names when they are
-used, and anything may import it (for the version), so it has no layer.
+The package `leyden` itself only imports its public names when they are used, and anything may import it (for the
+version), so it has no layer.
 """
 LAYER = {package: number for number, layer in enumerate(LAYERS) for package in layer}
 
