@@ -209,7 +209,7 @@ class TrainingConfig(_Section, frozen=True):
     learning_rate: Positive | None = None
     """The learning rate after the warm-up. Where unset: 1e-6, and with `lora` 1e-5."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """The learning-rate schedule after the warm-up; `linear` and `cosine` end at 0."""
+    """The learning-rate schedule after the warm-up; `linear` and `cosine` would be 0 in the step after the last."""
     warmup_steps: Whole = 0
     """Steps over which the learning rate rises to its full value."""
     weight_decay: NotNegative = 0.0
