@@ -24,7 +24,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 import leyden
 from leyden.config import Hyperparameters, TrainingConfig
 from leyden.rl.loss.ppo_clip import ppo_clip
+from leyden.rl.pack import Cost, merge_prefixes
 from leyden.rl.tree import build_tree
-from leyden.trainer.batch.microbatch import line_microbatches
+from leyden.trainer.batch.microbatch import MicroBatch, _lines, _sequences
 from leyden.trainer.batch.samples import Sample
 from leyden.trainer.policy.objective import Objective, OldLogprobs
 from leyden.trainer.policy.policy import Policy
@@ -64,6 +65,12 @@ class Forced(Policy):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._cost = replace(self._cost, tree_token=0.0)
+
+
+def line_microbatches(samples: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
+    """Lay out sequences; a sample that is a prefix of another shares its sequence."""
+    sequences = _sequences(samples)
+    return _lines(samples, sequences, merge_prefixes(sequences), cost)
 
 
 class Merging(Policy):

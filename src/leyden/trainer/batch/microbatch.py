@@ -53,12 +53,6 @@ def sequence_microbatches(samples: Sequence[Sample], cost: Cost) -> Iterator[Mic
     return _lines(samples, _sequences(samples), [[index] for index in range(len(samples))], cost)
 
 
-def line_microbatches(samples: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
-    """Lay out sequences; a sample that is a prefix of another shares its sequence."""
-    sequences = _sequences(samples)
-    return _lines(samples, sequences, merge_prefixes(sequences), cost)
-
-
 def tree_microbatches(samples: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
     """Lay out prefix trees; sequences where the samples share too little for trees to be faster."""
     sequences = _sequences(samples)
