@@ -24,7 +24,7 @@ EVERY = [*GROUP_RELATIVE, reinforce_pp, gigpo, ppo]
 
 
 def calls(update: Sequence[Sequence[Sequence[float]]], level: str = "rollout", **others: Sequence[float]) -> CallBatch:
-    """Values by group, rollout and call; states all different, one part, returns the sum, no critic."""
+    """Values by group, rollout and call; states all different, one kind, returns the sum, no critic."""
     flat = [
         (value, g, (g, r), sum(rollout))
         for g, group in enumerate(update)
@@ -38,12 +38,12 @@ def calls(update: Sequence[Sequence[Sequence[float]]], level: str = "rollout", *
         weight=weights(rollout, level),  # type: ignore[arg-type]
         group=np.array([group for _, group, _, _ in flat], dtype=np.int64),
         rollout=rollout,
-        part=np.zeros(len(flat), dtype=np.int64),
+        kind=np.zeros(len(flat), dtype=np.int64),
         returns=np.array([returns for *_, returns in flat]),
         baseline=np.zeros(len(flat)),
         state=np.arange(len(flat), dtype=np.int64),
     )
-    ints = {"part", "state"}
+    ints = {"kind", "state"}
     return replace(made, **{name: np.array(of, np.int64 if name in ints else None) for name, of in others.items()})
 
 
@@ -101,8 +101,8 @@ def test_reinforce_pp_baseline_takes_the_mean_of_the_group_and_the_deviation_of_
 
 
 @pytest.mark.parametrize("advantage", [reinforce_pp, reinforce_pp_baseline, ppo])
-def test_parts_of_a_mixture_are_normalised_apart(advantage: Advantage) -> None:
-    update = calls([[[0.0], [2.0]], [[0.0], [600.0]]], part=[0, 0, 1, 1])
+def test_kinds_of_tasks_are_normalised_apart(advantage: Advantage) -> None:
+    update = calls([[[0.0], [2.0]], [[0.0], [600.0]]], kind=[0, 0, 1, 1])
     assert told(advantage, update) == pytest.approx([-ROOT, ROOT, -ROOT, ROOT])
 
 

@@ -106,7 +106,7 @@ def estimated(
         weight=weights(rollout, "rollout"),
         group=rollout // size,
         rollout=rollout,
-        part=np.zeros_like(rollout),
+        kind=np.zeros_like(rollout),
         returns=np.array(worth),
         baseline=np.array(baselines),
         state=np.arange(len(rollout)),

@@ -24,7 +24,7 @@ CALLS = CallBatch(
     weight=np.ones(3),
     group=np.zeros(3, dtype=np.int64),
     rollout=np.arange(3),
-    part=np.zeros(3, dtype=np.int64),
+    kind=np.zeros(3, dtype=np.int64),
     returns=np.zeros(3),
     baseline=np.zeros(3),
     state=np.arange(3),

@@ -182,7 +182,7 @@ def test_global_normalisation_is_by_a_key_of_the_tasks() -> None:
         for number, source in enumerate(["maths", "sql", "maths", "sql"])
     ]
     valued(one_group(*episodes), replace(ADVANTAGE_ESTIMATOR, advantage=looking, normalize_by="source"))
-    assert seen[0].part.tolist() == [0, 1, 0, 1]
+    assert seen[0].kind.tolist() == [0, 1, 0, 1]
 
 
 def annealed(step: int, rules: AdvantageEstimator = ADVANTAGE_ESTIMATOR, final: float = 1.0) -> float:

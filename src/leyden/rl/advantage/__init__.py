@@ -32,8 +32,8 @@ class CallBatch(Struct, frozen=True):
     group: Ints
     rollout: Ints
     """Numbered over all groups."""
-    part: Ints
-    """The value of its task under `algorithm.normalize_by`: global normalisation is done within each part."""
+    kind: Ints
+    """The value of its task under `algorithm.normalize_by`: global normalisation is done within each kind."""
     returns: Floats
     """Of its whole rollout."""
     baseline: Floats

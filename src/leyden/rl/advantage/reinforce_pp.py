@@ -7,6 +7,6 @@ from leyden.rl.registry import advantage
 
 @advantage(credits=("identical", "discounted", "stepwise", "last_call"), reads=("deviation_floor", "normalize_by"))
 def reinforce_pp(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
-    """A = (V - mean) / max(deviation, floor), both of the update's part."""
-    above, deviation = calls.value - calls.mean(calls.value, calls.part), calls.deviation(calls.value, calls.part)
+    """A = (V - mean) / max(deviation, floor), both of the calls of its kind."""
+    above, deviation = calls.value - calls.mean(calls.value, calls.kind), calls.deviation(calls.value, calls.kind)
     return standardised(above, deviation, hyperparameters.deviation_floor)

@@ -15,6 +15,6 @@ from leyden.rl.registry import advantage
     compares_group=True,
 )
 def reinforce_pp_baseline(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
-    """A = D / max(deviation of D in the update's part, floor), D = V - mean of the group."""
+    """A = D / max(deviation of D over the calls of its kind, floor), D = V - mean of the group."""
     difference = dr_grpo(calls, hyperparameters)
-    return standardised(difference, calls.deviation(difference, calls.part), hyperparameters.deviation_floor)
+    return standardised(difference, calls.deviation(difference, calls.kind), hyperparameters.deviation_floor)

@@ -1,6 +1,7 @@
 """Computes advantage, loss weight and critic target of each sample of an update."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
+from functools import partial
 from itertools import chain
 from statistics import stdev
 from typing import Literal
@@ -45,6 +46,24 @@ class StepInputs(Struct, frozen=True):
     """The critic's value of the state before the call."""
 
 
+class _Entry(Struct, frozen=True):
+    """One entry of the batch of calls that are compared."""
+
+    rollout: int
+    """Numbered over all groups."""
+    role: str | None
+    """None unless calls are compared by role."""
+    value: float
+    baseline: float
+    """The critic's value of the state before the call; 0 without a critic."""
+
+
+class _CreditedCall(_Entry, frozen=True):
+    """The entry of a call that gets credit."""
+
+    sample: Sample
+
+
 def compute_advantages(
     groups: Sequence[Sequence[SelectedRollout]],
     samples: Sequence[Sample],
@@ -54,7 +73,7 @@ def compute_advantages(
 ) -> list[Sample]:
     """Return the samples that get credit, with their advantages. `samples` are those of `groups`, in order.
 
-    Rollouts without samples count in the statistics; see `_call_batch`.
+    Rollouts without samples count in the statistics; see `_without_samples`.
     """
     rollouts = [rollout for group in groups for rollout in group]
     samples_R: list[list[int]] = [[] for _ in rollouts]
@@ -67,85 +86,83 @@ def compute_advantages(
         for one, group, indices in zip(rollouts, group_R, samples_R, strict=True)
     ]
     values_R_C = [estimator.credit(rewards, estimator.hyperparameters) for rewards in rewards_R]
-    value_of = {
-        index: value
+    role = partial(_role, rollouts, estimator.by_role)
+    credited = [
+        _CreditedCall(sample.rollout, role(sample), value, inputs.values[index] if inputs.values else 0.0, sample)
         for values_C, indices in zip(values_R_C, samples_R, strict=True)
-        for index in indices
-        if (value := values_C[samples[index].call_index]) is not None
-    }
-    accounting.calls_trained += len(value_of)
-    if missing := len(samples) - len(value_of):
+        for index, sample in ((index, samples[index]) for index in indices)
+        if (value := values_C[sample.call_index]) is not None
+    ]
+    accounting.calls_trained += len(credited)
+    if missing := len(samples) - len(credited):
         accounting.calls_excluded["no credit"] += missing
-    calls, states = _call_batch(groups, rollouts, group_R, samples, value_of, rewards_R, inputs, estimator)
+    # A critic has no value for a rollout without samples.
+    without = _without_samples(credited, samples_R, group_R, rewards_R) if inputs.values is None else []
+    calls = _call_batch(credited, without, rollouts, group_R, rewards_R, estimator)
     compared = advantages.count_groups(calls)
     accounting.groups_single += compared.alone
     accounting.groups_flat += compared.flat
     if estimator.state is not None:
-        accounting.states_shared.append(shared_fraction(states))
+        accounting.states_shared.append(shared_fraction(calls.state[: len(credited)]))
     if inputs.values is not None and (variance := calls.value.var()) > 0:
         accounting.critic_explained.append(float(1 - (calls.value - calls.baseline).var() / variance))
-    tokens_R_C = [
-        [len(samples[index].token_indices) for index in indices if index in value_of] for indices in samples_R
-    ]
-    weights_R_C = estimator.aggregation(tokens_R_C, estimator.hyperparameters)
-    advantages_C = estimator.advantage(calls, estimator.hyperparameters)[: len(value_of)]
+    tokens_R_C: list[list[int]] = [[] for _ in rollouts]
+    for call in credited:
+        tokens_R_C[call.rollout].append(len(call.sample.token_indices))
+    weights_C = chain(*estimator.aggregation(tokens_R_C, estimator.hyperparameters))
+    advantages_C = estimator.advantage(calls, estimator.hyperparameters)[: len(credited)]
     return [
-        replace(
-            samples[index],
-            advantage=float(advantage),
-            weight=weight,
-            target=target,
-            old_value=inputs.values[index] if inputs.values else 0.0,
-        )
-        for (index, target), advantage, weight in zip(value_of.items(), advantages_C, chain(*weights_R_C), strict=True)
+        replace(call.sample, advantage=float(advantage), weight=weight, target=call.value, old_value=call.baseline)
+        for call, advantage, weight in zip(credited, advantages_C, weights_C, strict=True)
+    ]
+
+
+def _without_samples(
+    credited: Sequence[_CreditedCall],
+    samples_R: Sequence[Sequence[int]],
+    group_R: Ints,
+    rewards_R: Sequence[RolloutRewards],
+) -> list[_Entry]:
+    """Return an entry for each rollout without samples, with its return as value, for each role of its group.
+
+    Otherwise the baseline would leave out failures before the first token.
+    """
+    roles_G: dict[int, dict[str | None, None]] = {}
+    for call in credited:
+        roles_G.setdefault(group_R[call.rollout], {})[call.role] = None
+    return [
+        _Entry(number, role, rewards_R[number].total, 0.0)
+        for number, indices in enumerate(samples_R)
+        if not indices
+        for role in roles_G.get(group_R[number], ())
     ]
 
 
 def _call_batch(
-    groups: Sequence[Sequence[SelectedRollout]],
+    credited: Sequence[_CreditedCall],
+    without_samples: Sequence[_Entry],
     rollouts: Sequence[SelectedRollout],
     group_R: Ints,
-    samples: Sequence[Sample],
-    value_of: Mapping[int, float],
     rewards_R: Sequence[RolloutRewards],
-    inputs: StepInputs,
     estimator: AdvantageEstimator,
-) -> tuple[CallBatch, Ints]:
-    """Build the batch of calls to compare, and return the states of those with samples; these come first.
-
-    A rollout without samples is one entry, with its return as value; otherwise the baseline would leave out failures
-    before the first token. With `by_role` it is one entry for each role of its group. With a critic it is left out,
-    because the critic has no value for it.
-    """
-    credited = [samples[index] for index in value_of]
-    roles = [_role(rollouts, sample) if estimator.by_role else None for sample in credited]
-    roles_G: list[dict[str | None, None]] = [{} for _ in groups]
-    for role, sample in zip(roles, credited, strict=True):
-        roles_G[group_R[sample.rollout]][role] = None
-    sampled = {sample.rollout for sample in samples}
-    silent = [
-        (number, role)
-        for number in range(len(rollouts))
-        if number not in sampled and inputs.values is None
-        for role in roles_G[group_R[number]]
-    ]
-    rollout_C = np.array([*(sample.rollout for sample in credited), *(number for number, _ in silent)], dtype=np.int64)
-    role_C = [*roles, *(role for _, role in silent)]
-    part_R = number_classes([0] * len(rollouts), [_part(one, estimator.normalize_by) for one in rollouts])
+) -> CallBatch:
+    """Build the batch of calls to compare: those with credit, then the rollouts without samples."""
+    entries = [*credited, *without_samples]
+    rollout_C = np.array([entry.rollout for entry in entries], dtype=np.int64)
+    role_C = [entry.role for entry in entries]
+    kind_C = [_kind(rollouts[entry.rollout], estimator.normalize_by) for entry in entries]
     member_C = number_classes(rollout_C.tolist(), role_C)
-    critic = inputs.values or [0.0] * len(samples)
-    states = _states(rollouts, credited, group_R, estimator)
-    calls = CallBatch(
-        value=np.array([*value_of.values(), *(rewards_R[number].total for number, _ in silent)], dtype=np.float64),
+    states = _states(credited, rollouts, group_R, estimator)
+    return CallBatch(
+        value=np.array([entry.value for entry in entries], dtype=np.float64),
         weight=advantages.weights(member_C, estimator.level),
         group=number_classes(group_R[rollout_C].tolist(), role_C),
         rollout=member_C,
-        part=number_classes(part_R[rollout_C].tolist(), role_C),
+        kind=number_classes(number_classes([0] * len(entries), kind_C).tolist(), role_C),
         returns=np.array([rewards.total for rewards in rewards_R])[rollout_C],
-        baseline=np.array([*(critic[index] for index in value_of), *(0.0 for _ in silent)]),
-        state=np.concatenate([states, states.max(initial=-1) + 1 + np.arange(len(silent))]),
+        baseline=np.array([entry.baseline for entry in entries], dtype=np.float64),
+        state=np.concatenate([states, states.max(initial=-1) + 1 + np.arange(len(without_samples))]),
     )
-    return calls, states
 
 
 def _step_scale(group: Sequence[SelectedRollout]) -> float:
@@ -167,24 +184,27 @@ def _rewards(
     return RolloutRewards(tuple(steps), rollout.final, selected, tuple(critic) if inputs.values is not None else ())
 
 
-def _role(rollouts: Sequence[SelectedRollout], sample: Sample) -> str | None:
+def _role(rollouts: Sequence[SelectedRollout], by_role: bool, sample: Sample) -> str | None:
     episode = rollouts[sample.rollout].episode
-    return episode.role(episode.calls[sample.call_index])
+    return episode.role(episode.calls[sample.call_index]) if by_role else None
 
 
-def _part(rollout: SelectedRollout, key: str | None) -> Hashable:
+def _kind(rollout: SelectedRollout, key: str | None) -> Hashable:
     given = rollout.episode.task.input
     return repr(given.get(key)) if key is not None and isinstance(given, dict) else None
 
 
 def _states(
-    rollouts: Sequence[SelectedRollout], samples: Sequence[Sample], group_R: Ints, estimator: AdvantageEstimator
+    credited: Sequence[_CreditedCall],
+    rollouts: Sequence[SelectedRollout],
+    group_R: Ints,
+    estimator: AdvantageEstimator,
 ) -> Ints:
     if estimator.state is None:
-        return np.arange(len(samples))
-    episodes = [rollouts[sample.rollout].episode for sample in samples]
+        return np.arange(len(credited))
+    episodes = [rollouts[call.rollout].episode for call in credited]
     keys = [
-        estimator.state(episode, episode.calls[sample.call_index])
-        for episode, sample in zip(episodes, samples, strict=True)
+        estimator.state(episode, episode.calls[call.sample.call_index])
+        for episode, call in zip(episodes, credited, strict=True)
     ]
-    return number_classes([int(group_R[sample.rollout]) for sample in samples], keys)
+    return number_classes([int(group_R[call.rollout]) for call in credited], keys)
