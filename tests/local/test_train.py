@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyden.config import ConfigError, override, read_config, read_file
 from leyden.local.train import train
+from leyden.records import Call
 from leyden.server.keys import KeyKind, Keyring
 from leyden.store import queries
 from leyden.store.database import Database
@@ -169,6 +170,17 @@ def judged(task, result, episode):
 """
 
 
+def calls_of_tests(run: Path) -> list[Call]:
+    """Return the calls of the rollouts of test tasks."""
+    database = Database(str(run / "leyden.db"), readonly=True)
+    with database.reader.begin() as connection:
+        listed = queries.list_rollouts(connection, "small", after="", limit=1000)
+        tested = {rollout.group for rollout in listed if rollout.group.startswith("test-")}
+        episodes = [one for group in tested for one in queries.group_episodes(connection, "small", group)]
+    database.close()
+    return [call for episode in episodes for call in episode.calls]
+
+
 def test_a_run_that_collapses_warns_keeps_its_best_checkpoint_and_tests_that(tmp_path: Path) -> None:
     settings = ("reward=agent.py:judged", "held_out=3", "test=2", "training.steps=3", "evaluation.every=1")
     training = Training(tmp_path, *settings, "evaluation.rollouts=2", "checkpoints.every=1", "checkpoints.keep=1")
@@ -192,18 +204,25 @@ def test_a_run_that_collapses_warns_keeps_its_best_checkpoint_and_tests_that(tmp
     said = leyden(tmp_path, "compare", "small", "small", "--steps", "1", "3").stdout
     assert "small at step 1: reward 1.000 ± 0.000 (6 rollouts)" in said
     assert "difference -1.000 ± 0.000, in pairs over 3 tasks" in said
-    database = Database(str(training.run / "leyden.db"), readonly=True)
-    with database.reader.begin() as connection:
-        listed = queries.list_rollouts(connection, "small", after="", limit=1000)
-        tested = {rollout.group for rollout in listed if rollout.group.startswith("test-")}
-        calls = [
-            call for group in tested for one in queries.group_episodes(connection, "small", group) for call in one.calls
-        ]
-    database.close()
     version = read_state(training.run / "step-1").version
-    assert {run.number for call in calls for run in call.versions} == {version}  # its weights, and not the last ones
+    assert {run.number for call in calls_of_tests(training.run) for run in call.versions} == {
+        version
+    }  # its weights, and not the last ones
     training.finish()
     assert len(training.metrics()) == 5  # measured once
+
+
+def test_where_no_step_is_better_the_model_before_training_is_tested(tmp_path: Path) -> None:
+    settings = ("reward=agent.py:judged", "held_out=2", "test=2", "training.steps=1", "evaluation.every=1")
+    training = Training(tmp_path, *settings)
+    (tmp_path / "agent.py").write_text(AGENT + JUDGED.replace('"0": 0.5, "1": 1.0', '"0": 1.0, "1": 0.5'))
+    printed = training.finish()
+    *_, test = training.metrics()
+    assert (test["step"], test["test/step"]) == (1, 0)
+    assert read_state(training.run / "step-1").version == 1
+    assert {run.number for call in calls_of_tests(training.run) for run in call.versions} == {0}
+    assert f"test reward {test['test/reward']:.3f}" in printed
+    assert "of the model before training, measured once: no checkpoint was better on the held-out tasks" in printed
 
 
 def test_a_run_whose_entropy_collapses_warns_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:

@@ -197,6 +197,26 @@ def test_the_weights_of_a_best_checkpoint_that_is_gone_are_refused_with_what_to_
         checkpoints.weights_of(3, small_policy())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lora", [None, AdapterConfig(rank=2)], ids=["weights", "lora"])
+def test_the_weights_of_step_0_are_those_before_training(
+    tmp_path: Path, lora: AdapterConfig | None, dtype: torch.dtype
+) -> None:
+    policy = small_policy(lora=lora, dtype=dtype)
+    policy.served.save_pretrained(tmp_path / "model")
+    before, logprobs = weights(policy).clone(), policy.logprobs(some_samples())
+    update(policy, 0)
+    assert not torch.equal(weights(policy), before)
+    source = ModelSource("small", tmp_path / "model")
+    initial = Checkpoints(tmp_path, DEFAULT_POLICY, source, keep=1).weights_of(0, policy)
+    initial.apply()
+    assert initial.version == 0
+    assert torch.equal(weights(policy), before)
+    assert all(torch.equal(now, then) for now, then in zip(policy.logprobs(some_samples()), logprobs, strict=True))
+    adapter = initial.adapter()
+    assert adapter is None or not any(each.any() for name, each in adapter.tensors.items() if "lora_B" in name)
+
+
 def test_a_flipped_byte_is_found_and_a_run_without_a_whole_checkpoint_does_not_begin_anew_unasked(
     tmp_path: Path,
 ) -> None:

@@ -143,7 +143,10 @@ async def _train(options: argparse.Namespace) -> None:
         best = f"held-out reward {with_error(trained.best, trained.best_error)} ({optimistic})"
         console.print(f"best checkpoint: step {trained.best_step}, {best}", highlight=False, soft_wrap=True)
     if trained.test is not None:
-        console.print(f"test reward {with_error(trained.test, trained.test_error)}, measured once", highlight=False)
+        test, why = with_error(trained.test, trained.test_error), ""
+        if trained.best_step == 0:
+            test, why = f"{test} of the model before training", ": no checkpoint was better on the held-out tasks"
+        console.print(f"test reward {test}, measured once{why}", highlight=False, soft_wrap=True)
     state = "is done" if trained.step == trained.steps else f"stopped at step {trained.step} of {trained.steps}"
     console.print(f"run [bold]{trained.run}[/] {state}: {trained.folder}", highlight=False, soft_wrap=True)
     if trained.step < trained.steps:

@@ -392,7 +392,8 @@ class Config(_Section, frozen=True):
     """The tasks for evaluation: a file, a number of the tasks, or a fraction of them."""
     test: str | Whole | Share = 0
     """The tasks that are evaluated once, at the end, with the best checkpoint: a file, a number of the tasks, or a
-    fraction of them. The best checkpoint is chosen on the held-out tasks, so its reward there is optimistic."""
+    fraction of them. The best checkpoint is chosen on the held-out tasks, so its reward there is optimistic. Where none
+    is better there than the model before training, that model is evaluated."""
     model: str = "spark"
     """`spark` (the bundled model), a folder, or a name on the Hugging Face Hub."""
     policy: PolicyName = DEFAULT_POLICY

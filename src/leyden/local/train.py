@@ -68,7 +68,7 @@ class TrainingResult(Struct, frozen=True):
     change_error: float | None = None
     """The standard error of `change`, from the differences of the tasks."""
     test: float | None = None
-    """Reward on the test tasks, which were evaluated once, with the best checkpoint; None if there are none."""
+    """Reward on the test tasks, evaluated once with the weights of `best_step`, or the last if it is None."""
     test_error: float | None = None
     """The standard error of `test`, clustered by task."""
     policy: str = DEFAULT_POLICY

@@ -95,14 +95,16 @@ class Checkpoints:
         _sync(temporary)
 
     def weights_of(self, step: int, policy: Policy) -> "CheckpointWeights":
-        """Return the weights of a checkpoint, to be published."""
+        """Return the weights of a checkpoint, to be published; of step 0 those of the model before training."""
+        if step == 0:
+            return InitialWeights(self._model.folder, policy, version=0)
         folder = self._folder / f"step-{step}"
         if (damage := find_damage(folder)) is not None:
             raise TrainingError(
                 f"the best checkpoint, {folder}, is damaged ({damage}), so the test tasks cannot be evaluated with it: "
                 "evaluate another checkpoint with `leyden eval`"
             )
-        return CheckpointWeights(folder, policy)
+        return CheckpointWeights(folder, policy, read_state(folder).version)
 
     @property
     def newest(self) -> int | None:
@@ -123,15 +125,23 @@ class Checkpoints:
 class CheckpointWeights(CurrentWeights):
     """The weights of a checkpoint, to be published to an engine in place of the current ones."""
 
-    def __init__(self, folder: Path, policy: Policy) -> None:
+    def __init__(self, folder: Path, policy: Policy, version: int) -> None:
         super().__init__(policy)
         self._folder = folder
-        self.version = read_state(folder).version
+        self.version = version
         """The version under which the run published them."""
 
     def apply(self) -> None:
         """Write them into the policy; the optimiser keeps its state."""
         _load_weights(self._folder, self._policy)
+
+
+class InitialWeights(CheckpointWeights):
+    """The weights of the model that the training started from."""
+
+    def apply(self) -> None:
+        """Write them into the policy; the optimiser keeps its state."""
+        self._policy.load_initial_weights(_read_weights(self._folder, self._policy))
 
 
 def restore_latest(run: Path, name: str, policy: Policy, warn: Callable[[str], None]) -> TrainerState:

@@ -276,8 +276,8 @@ class Trainer:
         return self._rewards_before
 
     async def _measure_test(self) -> None:
-        """Evaluate the best checkpoint, or the last if no step has a held-out reward or none beats the first model."""
-        step = self.state.best_step or self.state.step
+        """Evaluate the best weights, which may be those before training; the last if no step has a held-out reward."""
+        step = self.state.step if self.state.best_step is None else self.state.best_step
         if step != self.state.step:
             weights = await self._on_thread(lambda: self._checkpoints.weights_of(step, self._policy))
             await self._publish(weights, weights.version)

@@ -46,6 +46,14 @@ class LoraAdapter:
             base: Any = layer.get_base_layer()
             served.weight.copy_(base.weight + layer.get_delta_weight(_NAME))
 
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Make the adapters add nothing, as before training, and merge that."""
+        for layer in self._layers.values():
+            up: Any = layer.lora_B[_NAME]
+            up.weight.zero_()
+        self.publish()
+
     def base_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters of the model without its adapters, by the names that they have in it."""
         for name, parameter in self.model.named_parameters():

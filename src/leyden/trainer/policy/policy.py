@@ -178,6 +178,12 @@ class Policy:
         if self.adapter is None:
             self.masters.load(state)
 
+    def load_initial_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the model that training started with, whose state is given."""
+        self.load_weights(state)
+        if self.adapter is not None:
+            self.adapter.clear()
+
     @property
     def learning_rate(self) -> float:
         """The learning rate of this step."""
