@@ -9,12 +9,14 @@ from small_engines import check, complete, make_request
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import leyden.local.engine
-from leyden.config import Config, ConfigError, read_config
+from leyden.config import AdapterConfig, Config, ConfigError, TrainingConfig, read_config
 from leyden.engine.protocol import EngineError
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.local.engine import running_engine
+from leyden.trainer.policy.lora import MergedLoraLinear
 from leyden.trainer.policy.model_source import find_model
+from leyden.trainer.policy.policy import Policy
 
 GIB = 2**30
 SPARK = find_model("spark", ".")
@@ -60,6 +62,20 @@ async def test_vllm_computes_as_many_requests_at_once_as_there_are_slots(
         async with running_engine(chosen, tmp_path, model, SPARK, 0):
             pass
     assert " --max-num-seqs 12 " in (tmp_path / "vllm.log").read_text()
+
+
+@pytest.mark.parametrize("kind", ["torch", "vllm"])
+async def test_adapters_are_computed_as_the_engine_does(
+    kind: str, model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(backend: VllmBackend) -> None:
+        """Start nothing."""
+
+    monkeypatch.setattr(VllmBackend, "start", start)
+    policy = Policy(model, TrainingConfig(lora=AdapterConfig()))
+    async with running_engine(config(kind=kind), tmp_path, model, SPARK, 0, policy):
+        layers = [layer for layer in policy.model.modules() if isinstance(layer, MergedLoraLinear)]
+        assert {layer.beside for layer in layers} == {kind == "vllm"}
 
 
 @pytest.mark.parametrize("starts", [True, False])

@@ -200,10 +200,10 @@ def test_lora_is_held_against_the_weights_beside_it() -> None:
     frozen = policy.reference_logprobs(update.samples)
     for parameter in policy.trained.values():
         torch.nn.init.normal_(parameter)
+    policy.adapter.publish()  # type: ignore[union-attr]
     moved = policy.logprobs(update.samples)
     assert not torch.allclose(moved[0], frozen[0])
     torch.testing.assert_close(policy.reference_logprobs(update.samples)[0], frozen[0])
-    policy.adapter.publish()  # type: ignore[union-attr]
     served = small_policy()
     served.model.load_state_dict(policy.served.state_dict())
     torch.testing.assert_close(served.logprobs(update.samples)[0], moved[0], atol=1e-4, rtol=1e-4)

@@ -60,6 +60,8 @@ async def running_engine(
     shared = ("--gpu-memory-utilization", f"{share:.3f}")
     batched = ("--max-num-seqs", str(slots), "--stream-interval", str(VLLM_STREAM_INTERVAL))
     adapter = policy.adapter if policy is not None else None
+    if adapter is not None:
+        adapter.compute_beside(True)
     text = model.config.get_text_config()
     backend = VllmBackend(
         VllmOptions(

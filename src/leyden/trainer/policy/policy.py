@@ -168,7 +168,7 @@ class Policy:
         return self.adapter.weights() if self.adapter is not None else None
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the state of the model that is served, in the precision of the master weights."""
+        """Return the state of the model, in the precision of the master weights; with LoRA as it is served, merged."""
         state = self.served.state_dict()
         return state if self.adapter is not None else self.masters.replace_in(state)
 
