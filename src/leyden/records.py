@@ -313,7 +313,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
     context_tail: Count = 0
     """Tokens at the end that are context: the one that completes a stop string, where its text extends beyond it."""
     waits: tuple[WaitInterval, ...] = ()
-    """When it waited for the model; this does not count against the rollout's time limit."""
+    """When it waited for a slot, new weights or the engine's restart: no part of the rollout's time limit."""
 
     def __post_init__(self) -> None:
         if self.parent is None and (self.kept_ids or self.kept_messages):

@@ -38,7 +38,10 @@ class EngineRequest(Struct, frozen=True):
 
 
 class TokenChunk(Struct, frozen=True):
-    """Some sampled tokens. The last chunk of a completion has a finish reason."""
+    """Some sampled tokens. The last chunk of a completion has a finish reason.
+
+    One without tokens may say that the engine is being restarted.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -52,6 +55,8 @@ class TokenChunk(Struct, frozen=True):
     """For each token of the prompt but the first: its logprob after those before it, at temperature 1."""
     prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
     """As `top`, for the tokens of `prompt_logprobs`."""
+    restarting: bool = False
+    """Whether the request waits, until the next chunk, for an engine that is being restarted."""
 
 
 class EngineError(Exception):

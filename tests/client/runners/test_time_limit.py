@@ -1,6 +1,7 @@
 """The time limit of an attempt: the server decides when it is over, and its model calls are recorded before it ends."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from worker_harness import WorkerHarness
 from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.runners.time_limit import TimeLimit
+from leyden.engine.protocol import EngineRequest, TokenChunk
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Attempt, CallStatus, Purpose, Task
 from leyden.wire import Lease
@@ -133,3 +135,34 @@ async def test_an_attempt_is_not_charged_for_the_time_that_its_call_was_held(
     assert episode.attempt.outcome is not None
     assert episode.attempt.outcome.ending is Ending.SUCCEEDED, episode.attempt.outcome
     assert episode.attempt.ended is not None and episode.attempt.ended - episode.attempt.started > 4.0
+
+
+async def test_an_attempt_is_not_charged_for_a_restart_of_the_engine(
+    harness: WorkerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harness.open()
+    gateway, engine = harness.server.service.gateway, harness.server.engine
+    assert gateway is not None
+    generate, time_out, restarted, left = engine.generate, gateway.time_out, asyncio.Event(), list[float]()
+
+    async def generate_later(request: EngineRequest) -> AsyncIterator[TokenChunk]:
+        yield TokenChunk((), (), 0, restarting=True)
+        await restarted.wait()
+        async for chunk in generate(request):
+            yield chunk
+
+    async def time_out_noted(*asked: Any) -> float:
+        left.append(await time_out(*asked))
+        return left[-1]
+
+    monkeypatch.setattr(engine, "generate", generate_later)
+    monkeypatch.setattr(gateway, "time_out", time_out_noted)
+    harness.server.say = lambda _: "3" + END
+    await harness.queue("g", {"n": 3, "here": str(tmp_path)})
+    (tmp_path / "go").touch()
+    with harness.worker("posted.py:solve", time_limit_s=3.0):
+        await eventually(lambda: len(left) >= 2)
+        restarted.set()
+        episode = await harness.episode("g")
+    assert episode.attempt.outcome is not None
+    assert episode.attempt.outcome.ending is Ending.SUCCEEDED, episode.attempt.outcome

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from modelserving import eventually
+from msgspec.structs import replace
 
 from leyden.engine.protocol import EngineError, EngineLost, EngineRequest, VllmAddress
 from leyden.engine.vllm import http
@@ -97,6 +98,22 @@ async def test_a_new_request_waits_for_a_vllm_that_is_not_healthy(
     await eventually(lambda: front_end.asked >= asked + 3)
     front_end.status, front_end.health_status = 200, 200
     assert await generation == [5]
+
+
+@pytest.mark.parametrize("request_", [REQUEST, replace(REQUEST, grammar="start: /a/")])
+async def test_requests_say_that_they_wait_until_a_restarted_vllm_answers(
+    vllm: tuple[FrontEnd, VllmEngine], monkeypatch: pytest.MonkeyPatch, request_: EngineRequest
+) -> None:
+    monkeypatch.setattr(http, "_RECONNECT_S", 0.01)
+    front_end, engine = vllm
+    front_end.status, front_end.health_status = 500, 503
+    waiting, later = engine.generate(request_), engine.generate(request_)
+    assert (await anext(waiting)).restarting
+    front_end.status, front_end.health_status = 200, 200
+    assert (await anext(later)).restarting  # it is paused until it has the weights
+    assert [(chunk.ids, chunk.restarting) async for chunk in later] == [((5,), False)]
+    assert [(chunk.ids, chunk.restarting) async for chunk in waiting] == [((5,), False)]
+    assert [chunk.restarting async for chunk in engine.generate(request_)] == [False]
 
 
 async def test_a_request_does_not_wait_for_ever(

@@ -12,13 +12,15 @@ import openai
 import pytest
 from modelserving import END, ModelServer, eventually, model_server
 
+from leyden.engine.protocol import EngineRequest, TokenChunk
 from leyden.outcomes import Ending, Outcome
 from leyden.records import CallStatus, Sampling
 from leyden.remote import Remote, RemoteError
+from leyden.server.gateway import recorder
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.types import AnswerStarted, GenerationRequest
 from leyden.server.keys import KeyKind
-from leyden.store.errors import Conflict
+from leyden.store.errors import Conflict, StoreUnavailable
 from leyden.wire import FinishRequest, TimeoutRequest
 
 ASK: Any = {"model": "m", "messages": [{"role": "user", "content": "Tell me a story."}]}
@@ -220,6 +222,66 @@ async def test_a_call_that_is_held_while_weights_change_is_not_charged(server: M
     (call,) = (await server.check(calls=1)).calls
     (wait,) = call.waits
     assert wait.ended - wait.started >= 0.3
+
+
+async def test_a_call_that_waits_for_a_restart_of_the_engine_is_not_charged(
+    server: ModelServer, worker: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.new_attempt()
+    server.say = lambda _: "Once" + END
+    assert server.service.gateway is not None
+    model, generate = server.service.gateway.models["spark"], server.engine.generate
+    lost, restarted = asyncio.Event(), asyncio.Event()
+
+    async def generate_later(request: EngineRequest) -> AsyncIterator[TokenChunk]:
+        yield TokenChunk((), (), 0, restarting=True)
+        lost.set()
+        await restarted.wait()
+        async for chunk in generate(request):
+            yield chunk
+
+    monkeypatch.setattr(server.engine, "generate", generate_later)
+    async with client_of(server) as client:
+        asking = asyncio.create_task(client.chat.completions.create(**ASK))
+        await lost.wait()
+        model.hold()
+        model.resume(1)  # which does not end the other wait
+        await asyncio.sleep(0.05)
+        early = (await worker.time_out(server.run, server.attempt, OVER)).left_s
+        await asyncio.sleep(0.05)
+        assert (await worker.time_out(server.run, server.attempt, OVER)).left_s > early > 0
+        restarted.set()
+        assert (await asking).choices[0].message.content == "Once"
+        server.forget_attempts()
+        assert (await worker.time_out(server.run, server.attempt, OVER)).left_s > early
+    await server.check(calls=1)
+
+
+async def test_a_call_that_waits_for_the_store_is_not_charged(
+    server: ModelServer, worker: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.new_attempt()
+    server.say = lambda _: "Once" + END
+    store = server.service.store
+    record, full, tried = store.record_calls, True, asyncio.Event()
+
+    async def record_if_there_is_room(*calls: Any) -> int:
+        if full:
+            tried.set()
+            raise StoreUnavailable("the disk is full")
+        return await record(*calls)
+
+    monkeypatch.setattr(store, "record_calls", record_if_there_is_room)
+    monkeypatch.setattr(recorder, "_STORE_WAIT_S", 10.0)
+    async with client_of(server) as client:
+        asking = asyncio.create_task(client.chat.completions.create(**ASK))
+        await tried.wait()
+        await asyncio.sleep(0.05)
+        waited = (await worker.time_out(server.run, server.attempt, OVER)).left_s
+        full = False
+        assert (await asking).choices[0].message.content == "Once"
+        assert (await worker.time_out(server.run, server.attempt, OVER)).left_s > waited > 0
+    await server.check(calls=1)
 
 
 async def test_only_a_worker_of_its_run_can_end_the_calls_of_an_attempt(server: ModelServer) -> None:

@@ -15,12 +15,25 @@ def test_overlapping_waits_count_once() -> None:
 def test_a_wait_that_has_not_ended_lasts_until_now() -> None:
     timer = WaitTimer()
     assert timer.intervals() == ()
-    timer.begin()
+    timer.begin("scheduler")
     time.sleep(0.01)
-    timer.begin()
+    timer.begin("scheduler")
     assert total_s(timer.intervals()) >= 0.01
-    timer.end()
-    timer.end()
+    timer.end("scheduler")
+    timer.end("scheduler")
+    (interval,) = timer.intervals()
+    time.sleep(0.01)
+    assert timer.intervals() == (interval,)
+
+
+def test_a_wait_lasts_until_its_last_cause_has_ended() -> None:
+    timer = WaitTimer()
+    timer.begin("scheduler")
+    timer.begin("engine")
+    timer.end("scheduler")
+    time.sleep(0.01)
+    assert total_s(timer.intervals()) >= 0.01
+    timer.end("engine")
     (interval,) = timer.intervals()
     time.sleep(0.01)
     assert timer.intervals() == (interval,)

@@ -1,6 +1,6 @@
 """Ends an attempt at its time limit.
 
-The server decides: time in which the attempt's calls waited for the model does not count, and at the limit
+The server decides: time in which the attempt's calls waited for the infrastructure does not count, and at the limit
 the server cuts the calls in flight and records them before the worker stops the attempt's code.
 """
 
@@ -19,7 +19,7 @@ TimeOut = Callable[[Lease, float], Awaitable[float]]
 """Asks the server how much time an attempt has left that has run for so many seconds; at 0 its calls are cut."""
 
 _SHORTEST_WAIT_S = 0.1
-"""While a call waits for the model, the time that is left stays the same: do not ask all the time."""
+"""While a call waits, the time that is left stays the same: do not ask all the time."""
 
 
 class TimeLimit:

@@ -34,6 +34,8 @@ class VllmEngine:
         self._address = address
         self._session: aiohttp.ClientSession | None = None
         self._running: set[HttpStream] = set()
+        self._restarting = False
+        """Whether vLLM could not be reached and has not answered since. A restarted one is paused at first."""
         self._resumed, self._held = asyncio.Event(), asyncio.Event()
         self._resumed.set()
 
@@ -65,7 +67,9 @@ class VllmEngine:
         cannot_continue = request.grammar is not None or bool(sampling.presence_penalty or sampling.frequency_penalty)
         sampled: list[int] = []
         if request.prompt_logprobs:
-            yield await self._prompt_logprobs(request)
+            async with aclosing(self._prompt_logprobs(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
             if not request.max_tokens:
                 return
         while True:
@@ -73,7 +77,7 @@ class VllmEngine:
             held_back: list[TokenChunk] = []
             async with aclosing(self._sample(request, tuple(sampled))) as chunks:
                 async for chunk in chunks:
-                    if cannot_continue:
+                    if cannot_continue and not chunk.restarting:
                         held_back.append(chunk)
                     else:
                         sampled += chunk.ids
@@ -83,22 +87,23 @@ class VllmEngine:
                             yield kept
                         return
 
-    async def _prompt_logprobs(self, request: EngineRequest) -> TokenChunk:
-        """Return a chunk with the logprobs of the prompt, all of the same weights."""
+    async def _prompt_logprobs(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Yield a chunk with the logprobs of the prompt, all of the same weights."""
         while True:
             await self._resumed.wait()
-            version = self.version
+            version, data = self.version, b""
             running = HttpStream(self._open(), wire.prompt_logprobs_body(request, self._adapter))
-            self._running.add(running)
-            try:
-                data = b"".join([part async for part in running.read()])
-            finally:
-                self._running.discard(running)
+            async with aclosing(self._read(running)) as parts:
+                async for part in parts:
+                    data += part
+                    if not part:
+                        yield _restarting(version)
             finished = [event for event in wire.events(data) if _is_complete(event)] if not running.aborted else []
             if finished:
                 values, top = wire.prompt_logprobs(finished[0], request.prompt_ids, request.top_logprobs)
                 finish: FinishReason | None = None if request.max_tokens else "length"
-                return TokenChunk((), (), version, (), (), finish, values, top)
+                yield TokenChunk((), (), version, (), (), finish, values, top)
+                return
             if not running.aborted:
                 await self._wait_held()
 
@@ -118,25 +123,34 @@ class VllmEngine:
         room = self.context_length - len(request.prompt_ids) - len(sampled)
         body = wire.body(request, sampled, room, self._address.seeded, self._adapter)
         running = HttpStream(self._open(), body)
+        async with aclosing(self._read(running)) as batches:
+            async for data in batches:
+                try:
+                    chunk = _chunk(wire.events(data), version, request.top_logprobs) if data else _restarting(version)
+                except EngineError as error:
+                    if await is_healthy(self._open()):
+                        raise
+                    raise EngineLost(str(error)) from error  # its engine core has died
+                if chunk is not None and chunk.finish is not None:
+                    async for _ in batches:  # to the end, so that the connection can be used again
+                        pass
+                if chunk is not None:
+                    yield chunk
+                if chunk is not None and chunk.finish is not None:
+                    return
+        if not running.aborted:
+            await self._wait_held()
+
+    async def _read(self, running: HttpStream) -> AsyncGenerator[bytes, None]:
+        """Yield what vLLM sends for a request; b"" where it is being restarted, or has not answered since."""
         self._running.add(running)
         try:
+            if self._restarting:
+                yield b""
             async with aclosing(running.read()) as batches:
                 async for data in batches:
-                    try:
-                        chunk = _chunk(wire.events(data), version, request.top_logprobs)
-                    except EngineError as error:
-                        if await is_healthy(self._open()):
-                            raise
-                        raise EngineLost(str(error)) from error  # its engine core has died
-                    if chunk is not None and chunk.finish is not None:
-                        async for _ in batches:  # to the end, so that the connection can be used again
-                            pass
-                    if chunk is not None:
-                        yield chunk
-                    if chunk is not None and chunk.finish is not None:
-                        return
-            if not running.aborted:
-                await self._wait_held()
+                    self._restarting = not data
+                    yield data
         finally:
             self._running.discard(running)
 
@@ -162,6 +176,10 @@ class VllmEngine:
 def _is_complete(event: wire.CompletionEvent) -> bool:
     """Whether vLLM finished a request; one that it aborted has no token."""
     return any(choice.finish_reason in _FINISH and choice.token_ids for choice in event.choices)
+
+
+def _restarting(version: int) -> TokenChunk:
+    return TokenChunk((), (), version, restarting=True)
 
 
 def _chunk(events: Iterable[wire.CompletionEvent], version: int, top: int) -> TokenChunk | None:

@@ -77,10 +77,19 @@ class HttpStream:
     async def read(self) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events as they arrive, one or more at once, never a part of one, or a whole answer.
 
-        Raises `EngineError`.
+        Yields b"" while it waits for a vLLM that is being restarted. Raises `EngineError`.
         """
+        deadline = time.monotonic() + _RESTART_LIMIT_S
         try:
-            response = self._response = await self._post()
+            while True:
+                try:
+                    response = self._response = await self._post()
+                    break
+                except (aiohttp.ClientConnectorError, EngineLost):
+                    if time.monotonic() >= deadline:
+                        raise
+                yield b""
+                await asyncio.sleep(_RECONNECT_S)
             if response is None:
                 return
             if response.status != 200:
@@ -102,8 +111,8 @@ class HttpStream:
                 self._response.close()
 
     async def _post(self) -> aiohttp.ClientResponse | None:
-        """Send the request, and wait for a vLLM that is being restarted; None if the request was aborted meanwhile."""
-        tries, deadline = _TRIES, time.monotonic() + _RESTART_LIMIT_S
+        """Send the request; None if it was aborted meanwhile."""
+        tries = _TRIES
         while not self.aborted:
             self._posting = asyncio.create_task(_post(self._session, self._body))
             try:
@@ -112,10 +121,8 @@ class HttpStream:
                 if self.aborted and not _is_cancelling():
                     return None
                 raise
-            except (aiohttp.ClientConnectorError, EngineLost):
-                if time.monotonic() >= deadline:
-                    raise
-                await asyncio.sleep(_RECONNECT_S)
+            except aiohttp.ClientConnectorError:  # a ClientOSError, too
+                raise
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 tries -= 1
                 if not tries:

@@ -11,7 +11,7 @@ from leyden.records import Call, CallStatus, RunSettings, WaitInterval
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prefix_index import PrefixIndex
-from leyden.server.gateway.waiting import total_s
+from leyden.server.gateway.waiting import WaitTimer, total_s
 from leyden.store.queue import ActiveLease
 from leyden.wire import CallTimes
 
@@ -23,7 +23,7 @@ class CallInFlight(Protocol):
         """Stop it, record what was sampled so far, and answer with this error."""
 
     def waits(self) -> Iterable[WaitInterval]:
-        """Return the intervals in which it waited for the model."""
+        """Return the intervals in which it waited for a slot, new weights or a restart of the engine."""
 
 
 class AttemptCalls:
@@ -51,13 +51,15 @@ class AttemptCalls:
         """How the infrastructure failed a call; None once a call that started after the failure is answered."""
         self._failed_at = 0.0
         self._in_flight: set[CallInFlight] = set()
+        self._saving: set[WaitTimer] = set()
         self._closed: GatewayError | None = None
 
     @property
     def waited_s(self) -> float:
-        """How long at least one of the attempt's calls was waiting for the model."""
+        """How long at least one of the attempt's calls was waiting for the infrastructure."""
         in_flight = (wait for call in self._in_flight for wait in call.waits())
-        return total_s((*self._waits, *in_flight))
+        saving = (wait for timer in self._saving for wait in timer.intervals())
+        return total_s((*self._waits, *in_flight, *saving))
 
     def start(self, choices: int) -> int:
         """Start a request if the rollout's limits allow it; return how many calls had started before.
@@ -86,6 +88,18 @@ class AttemptCalls:
             yield
         finally:
             self._in_flight.discard(call)
+
+    @contextmanager
+    def saving(self) -> Iterator[WaitTimer]:
+        """Yield a timer for the time in which a call cannot be saved; the record does not have it."""
+        timer = WaitTimer()
+        self._saving.add(timer)
+        try:
+            yield timer
+        finally:
+            timer.end("store")
+            self._saving.discard(timer)
+            self._waits += timer.intervals()
 
     def add(self, call: Call, history: History) -> None:
         """Add a call that is recorded."""

@@ -153,7 +153,7 @@ class Gateway:
     async def time_out(self, lease: ActiveLease, ran_s: float, limit_s: float) -> float:
         """Return how much of its time limit an attempt has left that has run for so long; if none, cut its calls.
 
-        The time that its calls waited for the model is not charged.
+        The time that its calls waited for the infrastructure is not charged.
         """
         attempt = await self._calls_of(lease)
         left_s = limit_s + attempt.waited_s - ran_s

@@ -75,7 +75,7 @@ class Generation:
         return self._recording.ids[0]
 
     def waits(self) -> list[WaitInterval]:
-        """Return the intervals in which it waited for the model."""
+        """Return the intervals in which it waited for a slot, new weights or a restart of the engine."""
         return [interval for timer in self._timers for interval in timer.intervals()]
 
     async def cut(self, reason: GatewayError) -> None:
@@ -175,6 +175,10 @@ class Generation:
                 with load.call(EngineError):
                     async with aclosing(self._model.engine.generate(request)) as chunks:
                         async for chunk in chunks:
+                            if chunk.restarting:
+                                timer.begin("engine")
+                                continue
+                            timer.end("engine")
                             if wants_prompt and first is None:
                                 yield await self._prompt_tokens(parser.choice, chunk)
                             first = first or time.perf_counter()
@@ -187,6 +191,7 @@ class Generation:
                 self._attempt.fail(_failure(error), engine_lost=isinstance(error, EngineLost))
                 raise
             finally:
+                timer.end("engine")
                 ended = time.perf_counter()
                 times.prompt_s += ((first or ended) - started) * share
                 times.decoding_s += (ended - (first or ended)) * share

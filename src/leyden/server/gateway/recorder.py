@@ -27,6 +27,7 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prompt import Prompt
 from leyden.server.gateway.structured_output import is_strict
+from leyden.server.gateway.waiting import WaitTimer
 from leyden.store.errors import Conflict, NotFound, NotStorable, StoreClosed, StoreError, StoreUnavailable
 from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
@@ -55,7 +56,8 @@ class Recorder:
             self.direct.add(lease.rollout, calls, history.sizes[-1])
             return
         try:
-            await self._record(lease, calls)
+            with attempt.saving() as timer:
+                await self._record(lease, calls, timer)
         except (Conflict, NotFound) as error:
             raise GatewayError(ErrorKind.FORBIDDEN, str(error)) from error
         except NotStorable as error:
@@ -70,7 +72,7 @@ class Recorder:
             if reason is not None and lease.purpose is Purpose.TRAIN:
                 self.untrained[reason] += 1
 
-    async def _record(self, lease: ActiveLease, calls: Sequence[Call]) -> None:
+    async def _record(self, lease: ActiveLease, calls: Sequence[Call], timer: WaitTimer) -> None:
         """Try for some minutes: an agent would fail where the disk is full, and would be charged for it."""
         deadline, failures = time.monotonic() + _STORE_WAIT_S, 0
         while True:
@@ -81,6 +83,7 @@ class Recorder:
                 if time.monotonic() > deadline or isinstance(error, StoreClosed):
                     raise
                 failures += 1
+                timer.begin("store")
                 await _BACKOFF.wait(failures)
 
     def count_strict(self, request: GenerationRequest, calls: Sequence[ToolCall]) -> None:

@@ -60,19 +60,19 @@ class Scheduler:
     @asynccontextmanager
     async def slot(self, rollout: str, timer: WaitTimer) -> AsyncIterator[None]:
         """Wait for a slot; release it when the block ends. The timer runs while the call waits or is on hold."""
-        timer.begin()
+        timer.begin("scheduler")
         try:
             await self._acquire(rollout)
         finally:
-            timer.end()
+            timer.end("scheduler")
         self._running.add(timer)
         if self._held:  # since the slot was granted
-            timer.begin()
+            timer.begin("scheduler")
         try:
             yield
         finally:
             self._running.discard(timer)
-            timer.end()
+            timer.end("scheduler")
             self._free += 1
             self._grant_slots()
 
@@ -80,13 +80,13 @@ class Scheduler:
         """Grant no slot until `resume`, for a change of weights. Calls that have a slot keep it and finish."""
         self._held = True
         for timer in self._running:
-            timer.begin()
+            timer.begin("scheduler")
 
     def resume(self) -> None:
         """Grant slots again, in the order of the queue."""
         self._held = False
         for timer in self._running:
-            timer.end()
+            timer.end("scheduler")
         self._grant_slots()
 
     async def _acquire(self, rollout: str) -> None:
