@@ -55,8 +55,13 @@ class ModelServer:
         store = self.service.store
         await store.create_run(RunSpec(f"run-{name}", RunSettings(**settings)))  # type: ignore[arg-type]
         await store.enqueue(f"run-{name}", GroupSpec(group or name, Task("t", {}), purpose=purpose))
-        (grant,) = await store.lease(LeaseQuery("w", 1, f"run-{name}", None))
-        self.run, self.attempt = grant.attempt.run, grant.attempt.id
+        self.run = f"run-{name}"
+        return await self.next_attempt()
+
+    async def next_attempt(self) -> str:
+        """Start the next attempt in the run, which may have to wait for its retry; returns its key."""
+        (grant,) = await self.service.store.lease(LeaseQuery("w", 1, self.run, None), 30)
+        self.attempt = grant.attempt.id
         scope = {"run": self.run, "rollout": grant.attempt.rollout, "attempt": self.attempt}
         self.key = self.service.keyring.create(KeyKind.ATTEMPT, 3600, started=grant.attempt.started, **scope)[0]
         return self.key

@@ -39,6 +39,8 @@ class Retry(StrEnum):
     """The attempt counts against `max_attempts`, and the next one waits (`RETRY_BACKOFF`)."""
     FREE = "free"
     """The rollout did not cause the failure: the attempt is not counted, and the next may start at once."""
+    FREE_ONCE = "free_once"
+    """The engine crashed, perhaps because of a call of this attempt. Free for the rollout's first `engine_error`."""
     ALONE = "alone"
     """The host process died, perhaps because of this attempt. The first time is free; the next attempt runs alone."""
 

@@ -302,8 +302,11 @@ class StoreMachine(RuleBasedStateMachine):
                 attempt.ending = Ending.NO_REWARD
 
     def end(self, attempt: ModelAttempt, ending: Ending, retry: Retry = Retry.CHARGED) -> None:
-        attempt.ending = ending
         rollout, tried = attempt.rollout, self.tried[attempt.rollout]
+        if retry is Retry.FREE_ONCE:
+            others = (other.ending for other in self.known.values() if other.rollout == rollout)
+            retry = Retry.CHARGED if Ending.ENGINE_ERROR in others else Retry.FREE
+        attempt.ending = ending
         free = retry is Retry.FREE or (retry is Retry.ALONE and rollout not in self.alone)
         if not MEANING[ending].retried or (tried == self.may_try.get(rollout, MAX_ATTEMPTS) and not free):
             self.finished[rollout] = ending

@@ -219,6 +219,18 @@ async def test_a_free_retry_costs_no_attempt_and_one_alone_does_so_once(store: S
     assert (await store.finish("r", grant.attempt.id, alone)).rollout.state is State.FINISHED
 
 
+async def test_only_the_first_crash_of_the_engine_costs_a_rollout_no_attempt(store: Store) -> None:
+    await queue(store, "g")  # two attempts
+    lost = FinishRequest(Outcome(Ending.LOST))
+    crash = FinishRequest(Outcome(Ending.ENGINE_ERROR, "the engine crashed"), retry=Retry.FREE_ONCE)
+    await store.finish("r", (await lease(store))[0], lost)
+    advance(store, 60)
+    left = (await store.finish("r", (await lease(store))[0], crash)).rollout
+    assert left.state is State.QUEUED
+    (again,) = await lease(store)  # at once
+    assert (await store.finish("r", again, crash)).rollout.state is State.FINISHED
+
+
 async def test_a_worker_that_withdraws_is_answered_at_once(store: Store) -> None:
     waiting = [asyncio.create_task(store.lease(LeaseQuery(name, 1, None, None), 30)) for name in ("leaving", "staying")]
     await asyncio.sleep(0)

@@ -146,6 +146,8 @@ def _end(
 
 def _retry(tx: Transaction, row: Any, retry: Retry) -> bool:
     """Queue a rollout again if it has an attempt left; a free retry raises its `max_attempts`."""
+    if retry is Retry.FREE_ONCE:
+        retry = Retry.CHARGED if _ENGINE_ERRORS.scalar(tx, rollout=row.rollout_id, attempt=row.id) else Retry.FREE
     if retry is Retry.FREE or (retry is Retry.ALONE and not row.alone):
         _RAISE_MAX_ATTEMPTS.run(tx, rollout=row.rollout_id)
     elif row.number >= row.max_attempts:
@@ -204,6 +206,13 @@ _END_ATTEMPT = Statement(
         output=bindparam("with_output"),
         calls=select(func.count()).where(_calls_made).scalar_subquery(),
         tokens=select(func.coalesce(func.sum(calls.c.sampled), 0)).where(_calls_made).scalar_subquery(),
+    )
+)
+_ENGINE_ERRORS = Statement(  # of earlier attempts
+    select(func.count()).where(
+        attempts.c.rollout_id == bindparam("rollout"),
+        attempts.c.ending == str(Ending.ENGINE_ERROR),
+        attempts.c.id != bindparam("attempt"),
     )
 )
 _RAISE_MAX_ATTEMPTS = Statement(update(rollouts).where(_this_rollout).values(max_attempts=rollouts.c.max_attempts + 1))

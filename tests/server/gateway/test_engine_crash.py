@@ -39,7 +39,7 @@ class Failing:
 async def attempt(home: Path, **settings: Any) -> AsyncIterator[tuple[ModelServer, openai.AsyncOpenAI]]:
     """An attempt of a rollout that has one, and the client of its agent."""
     async with model_server(home) as server:
-        key = await server.new_attempt(max_attempts=1, **settings)
+        key = await server.new_attempt(**{"max_attempts": 1, **settings})
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
             yield server, client
 
@@ -67,6 +67,44 @@ async def test_only_an_attempt_that_a_crash_of_the_engine_failed_is_not_charged(
         assert (ended.outcome.ending, ended.rollout.state) == (Ending.ENGINE_ERROR, state)
         assert "exit status 1" in ended.outcome.message
         assert reported is Ending.ENGINE_ERROR or f"the engine failed: {error}" in ended.outcome.message
+
+
+async def test_a_rollout_that_crashes_the_engine_each_time_has_no_attempt_left_in_the_end(tmp_path: Path) -> None:
+    async with attempt(tmp_path) as (server, client):
+        server.say = Failing(LOST, LOST)
+        with pytest.raises(openai.InternalServerError):
+            await ask(client)
+        assert (await finish(server)).rollout.state is State.QUEUED
+        key = await server.next_attempt()
+        with pytest.raises(openai.InternalServerError):
+            await ask(client.with_options(api_key=key))
+        ended = await finish(server)
+        assert (ended.outcome.ending, ended.rollout.state) == (Ending.ENGINE_ERROR, State.FINISHED)
+
+
+async def test_a_request_that_an_sdk_repeats_crashes_the_engine_twice_and_in_a_retry_once(tmp_path: Path) -> None:
+    async with attempt(tmp_path, max_attempts=2) as (server, client):
+        server.say = Failing(*[LOST] * 9)
+        repeating = client.with_options(max_retries=5)
+        with pytest.raises(openai.PermissionDeniedError, match="makes no further calls"):
+            await ask(repeating)
+        assert len(server.engine.requests) == 2
+        ended = await finish(server)
+        assert (ended.outcome.ending, ended.rollout.state) == (Ending.ENGINE_ERROR, State.QUEUED)
+        key = await server.next_attempt()
+        with pytest.raises(openai.PermissionDeniedError, match="makes no further calls"):
+            await ask(repeating.with_options(api_key=key))
+        assert len(server.engine.requests) == 3
+        assert (await finish(server)).rollout.state is State.FINISHED  # two crashes in one attempt were charged
+
+
+async def test_calls_that_were_in_flight_together_lost_the_engine_once(tmp_path: Path) -> None:
+    async with attempt(tmp_path) as (server, client):
+        server.say = Failing(LOST, LOST)
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model="m", messages=MESSAGES, n=2)
+        await ask(client)
+        await finish(server, Ending.SUCCEEDED)
 
 
 async def test_an_agent_that_fails_after_a_later_answer_failed_by_itself(tmp_path: Path) -> None:

@@ -35,8 +35,10 @@ _START_TIMEOUT_S = 900.0
 _POLL_S = 0.2
 _EXIT_TIMEOUT_S = 30.0
 """How long a server that is not healthy may take to exit: vLLM looks every 5 seconds whether its engine has died."""
-_MAX_CRASHES, _CRASHES_WITHIN_S = 4, 600.0
-"""A server that crashes this often within this time of service is not restarted. Starting is no service."""
+_MAX_CRASHES, _CRASHES_WITHIN_S = 5, 600.0
+"""A server that crashes this often within this time of service is not restarted. Starting is no service.
+
+A rollout that crashes it each time has no attempt left after four, by default (`Retry.FREE_ONCE`)."""
 _REASON_LINES, _REASON_CHARACTERS = 3, 600
 _TERM_TIMEOUT_S = 3.0
 _ERROR_WORDS = ("Error: ", "Exception: ")

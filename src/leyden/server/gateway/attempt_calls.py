@@ -45,8 +45,9 @@ class AttemptCalls:
         self._waits = [] if episode is None else [wait for call in episode.calls for wait in call.waits]
         self.limit_reached = False
         """Whether a call was refused or cut because the rollout had reached a limit."""
-        self.engine_lost = False
-        """Whether a call failed because the engine crashed."""
+        self.engine_crashes = 0
+        """How often calls failed because the engine crashed."""
+        self._crashed_at = 0.0
         self.failure: str | None = None
         """How the infrastructure failed a call; None once a call that started after the failure is answered."""
         self._failed_at = 0.0
@@ -127,10 +128,23 @@ class AttemptCalls:
             yield
         self._answered(started)
 
-    def fail(self, message: str, *, engine_lost: bool = False) -> None:
+    def fail(self, message: str) -> None:
         """Remember that the infrastructure failed a call. Called before the agent learns of it, and can end."""
         self.failure, self._failed_at = message, time.time()
-        self.engine_lost |= engine_lost
+
+    def lose_engine(self, message: str, started: float) -> None:
+        """Remember that the engine crashed during a call that had started then. Calls in flight count one crash.
+
+        The call may be why, and SDKs repeat it. So after the second crash, and in a retry after the first, further
+        calls are refused: a rollout crashes the engine little more often than it has attempts.
+        """
+        self.fail(message)
+        if started > self._crashed_at:
+            self.engine_crashes += 1
+        self._crashed_at = time.time()
+        is_first = self.lease.attempt == f"{self.lease.rollout}.1"
+        if self._closed is None and self.engine_crashes > is_first:
+            self._closed = GatewayError(ErrorKind.FORBIDDEN, f"{message}: this attempt makes no further calls")
 
     def _answered(self, started: float) -> None:
         if started > self._failed_at:

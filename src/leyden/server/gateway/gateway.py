@@ -176,8 +176,8 @@ class Gateway:
         if report.outcome.ending is Ending.AGENT_ERROR and calls.failure is not None:
             message = f"{calls.failure}\n{report.outcome.message}".rstrip()
             report = replace(report, outcome=Outcome(Ending.ENGINE_ERROR, message))
-        if report.outcome.ending is Ending.ENGINE_ERROR and calls.engine_lost:
-            report = replace(report, retry=Retry.FREE)  # the rollout did not cause the crash
+        if report.outcome.ending is Ending.ENGINE_ERROR and calls.engine_crashes == 1:
+            report = replace(report, retry=Retry.FREE_ONCE)  # it is one of many that were in flight
         return report
 
     async def count_tokens(self, caller: Caller, request: GenerationRequest) -> int:

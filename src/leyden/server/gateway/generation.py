@@ -46,6 +46,7 @@ class Generation:
         self._caller, self._model, self._request, self._times = caller, model, request, attempt.times
         self._prompt, self._sampling, self._grammar = prompt, sampling, grammar
         self._recorder, self._attempt = recorder, attempt
+        self._started = time.time()
         self._recording = CallRecording(recorder, attempt, caller, request, prompt, sampling, self._answers)
         self._tasks: list[asyncio.Task[None]] = []
         self._cut: GatewayError | None = None
@@ -187,8 +188,11 @@ class Generation:
                                 yield event
                             if parser.done:
                                 return
-            except EngineError as error:  # known before the call is recorded, which may take long
-                self._attempt.fail(_failure(error), engine_lost=isinstance(error, EngineLost))
+            except EngineLost as error:  # known before the call is recorded, which may take long
+                self._attempt.lose_engine(_failure(error), self._started)
+                raise
+            except EngineError as error:
+                self._attempt.fail(_failure(error))
                 raise
             finally:
                 timer.end("engine")
