@@ -5,9 +5,13 @@ import socket
 from contextlib import closing
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from leyden import remote
 from leyden.cli import main
+from leyden.client.retrying_client import RetryingClient
+from leyden.local.retrying_remote import RetryingRemote
 from leyden.remote import Remote, RemoteError, ReplyTimeout, ServerUnreachable
 
 
@@ -22,6 +26,25 @@ async def test_no_connection_is_an_unreachable_server() -> None:
     async with Remote(url) as server:
         with pytest.raises(ServerUnreachable, match=f"cannot reach the server at {url}"):
             await server.runs()
+
+
+@pytest.mark.parametrize("by_trainer", [True, False])
+async def test_trainers_and_workers_repeat_what_a_server_may_answer_later(by_trainer: bool) -> None:
+    statuses = [429, 408, 500, 502, 503, 200, 409, 200]
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response([], status=statuses.pop(0))
+
+    app = web.Application()
+    app.router.add_get("/api/runs", answer)
+    async with TestServer(app) as server:
+        url = str(server.make_url(""))
+        async with RetryingRemote(url, "", lambda: False) if by_trainer else Remote(url) as client:
+            ask = client.runs if by_trainer else lambda: RetryingClient(client).retry(client.runs)
+            assert await ask() == []
+            with pytest.raises(RemoteError):
+                await ask()
+    assert statuses == [200]
 
 
 async def test_no_reply_in_time_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,11 @@ class RemoteError(Exception):
         super().__init__(message)
         self.status, self.reason = status, reason
 
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the server failed or is busy: the same request may succeed later. Workers and trainers repeat it."""
+        return self.status >= 500 or self.status in (408, 429)
+
 
 class ServerUnreachable(ConnectionError):
     """The connection to the server could not be made, or broke."""

@@ -43,7 +43,7 @@ class RetryingClient:
                 async with asyncio.timeout(timeout_s):
                     answer = await request()
             except RemoteError as refused:
-                if refused.status < 500 and refused.status not in (408, 429):
+                if not refused.is_temporary:
                     raise
                 reason = f"it answers {refused.status}: {refused}"
             except TimeoutError:

@@ -1,4 +1,4 @@
-"""Repeats the requests of a trainer while its server is started again or cannot write.
+"""Repeats the requests of a trainer while its server is started again, is busy or fails.
 
 Every request of the control API that a trainer makes is idempotent.
 """
@@ -33,7 +33,7 @@ class RetryingRemote(Remote):
             try:
                 reply = await super().request(method, path, returns, body, **query)
             except (ServerUnreachable, ReplyTimeout, RemoteError) as error:
-                if (isinstance(error, RemoteError) and error.status != 503) or self._is_gone():
+                if (isinstance(error, RemoteError) and not error.is_temporary) or self._is_gone():
                     raise
                 failures += 1
                 if failures >= _SILENT_FAILURES:
