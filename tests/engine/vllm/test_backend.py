@@ -140,6 +140,7 @@ async def test_a_killed_server_is_restarted_with_the_published_weights(backend: 
         await generation
     chunks = await collect(engine, request(prompt(2)))  # it waits for the restart
     assert _restarts(backend) == before + 1
+    assert chunks[0].restarting and not chunks[-1].restarting
     assert close(logprobs(chunks), scored(changed(5), prompt(2), ids(chunks)))
     await engine.close()
 
