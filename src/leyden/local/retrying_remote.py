@@ -14,6 +14,8 @@ T = TypeVar("T")
 _BACKOFF = Backoff(first_s=0.1, max_s=2.0)
 _SILENT_FAILURES = 6
 """A failed request is reported after this many failures; a server that is started again answers sooner."""
+_MAX_ERRORS = 30
+"""A server that answers a request with a 500 for about a minute will not stop: the error ends the training."""
 
 
 class RetryingRemote(Remote):
@@ -33,9 +35,9 @@ class RetryingRemote(Remote):
             try:
                 reply = await super().request(method, path, returns, body, **query)
             except (ServerUnreachable, ReplyTimeout, RemoteError) as error:
-                if (isinstance(error, RemoteError) and not error.is_temporary) or self._is_gone():
-                    raise
                 failures += 1
+                if self._is_gone() or (isinstance(error, RemoteError) and _is_final(error, failures)):
+                    raise
                 if failures >= _SILENT_FAILURES:
                     self._report(f"waiting for the server: {error}")
                 await _BACKOFF.wait(failures)
@@ -48,3 +50,7 @@ class RetryingRemote(Remote):
         if not self._reported:
             self._reported = True
             print_note(message)
+
+
+def _is_final(error: RemoteError, failures: int) -> bool:
+    return not error.is_temporary or (error.status == 500 and failures > _MAX_ERRORS)
