@@ -1,5 +1,6 @@
 """Compiles the layers of a model on a GPU, whose host otherwise launches small kernels more slowly than they run."""
 
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -19,6 +20,7 @@ _OPTIONS = {"triton.mix_order_reduction_non_strict_mode": True}
 
 def compile_layers(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile each layer when it is first used. Equal layers share what is compiled, for any number of tokens."""
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)  # what is in float32 stays exact
     known = torch._inductor.list_options() if backend == "inductor" else ()
     options: dict[str, Any] = {name: value for name, value in _OPTIONS.items() if name in known}
     for layer in model.modules():
