@@ -82,7 +82,7 @@ class ModelServer:
         assert len(episode.calls) == calls
         by_id = {call.id: call for call in episode.calls}
         for made in episode.calls:
-            if made.made == "continued" and not made.choice:
+            if made.prompt_origin == "continued" and not made.choice:
                 assert made.parent is not None
                 parent = by_id[made.parent]
                 before = episode.prompt_ids(parent) + parent.completion_ids

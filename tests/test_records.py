@@ -44,7 +44,7 @@ def test_a_conversation_is_a_chain_of_differences() -> None:
         kept_messages=2,
         messages=("u2",),
         response="a2",
-        made=PromptOrigin.CONTINUED,
+        prompt_origin=PromptOrigin.CONTINUED,
     )
     third = sampled("c", (7,), (8,), parent="b", kept_ids=6, kept_messages=4, messages=("u3",), response="a3")
     whole = episode(first, second, third)

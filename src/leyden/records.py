@@ -288,8 +288,9 @@ class Call(Struct, frozen=True, omit_defaults=True):
     """Role named by the call or by a rule of the run. `Episode.role` also considers spans."""
     span: SpanId | None = None
     """Span in which the call was made."""
-    made: PromptOrigin = PromptOrigin.FRESH
-    made_why: str = ""
+    prompt_origin: PromptOrigin = PromptOrigin.FRESH
+    origin_reason: str = ""
+    """Why the prompt was rendered again, or what of the earlier answers it keeps that the request left out."""
     status: CallStatus = CallStatus.OK
     finish: str = "stop"
     prompt_ids: tuple[Token, ...] = ()

@@ -178,8 +178,8 @@ class CallView(Struct, frozen=True):
     role: str | None
     policy: str
     status: str
-    made: str
-    made_why: str
+    prompt_origin: str
+    origin_reason: str
     finish: str
     span: str | None
     started: float

@@ -30,7 +30,7 @@ async def test_outside_of_leyden_it_needs_only_an_openai_endpoint(tmp_path: Path
         await server.new_attempt()
         assert await run_alone(server, "calc", TASK) == "42"
         episode = await server.check(calls=3)
-    assert [made.made for made in episode.calls] == ["fresh", "continued", "continued"]
+    assert [made.prompt_origin for made in episode.calls] == ["fresh", "continued", "continued"]
 
 
 @pytest.mark.slow

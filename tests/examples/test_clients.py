@@ -35,7 +35,7 @@ async def test_outside_of_leyden_it_needs_only_an_endpoint(tmp_path: Path, examp
         await server.new_attempt()
         assert await run_alone(server, example, TASK) == "42"
         episode = await server.check(calls=3)
-    assert [made.made for made in episode.calls] == ["fresh", "continued", "continued"]
+    assert [made.prompt_origin for made in episode.calls] == ["fresh", "continued", "continued"]
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ async def test_node_needs_only_an_openai_endpoint(tmp_path: Path, node: Path) ->
         printed, _ = await process.communicate(json.dumps(TASK).encode())
         episode = await server.check(calls=3)
     assert json.loads(printed) == "42"
-    assert [made.made for made in episode.calls] == ["fresh", "continued", "continued"]
+    assert [made.prompt_origin for made in episode.calls] == ["fresh", "continued", "continued"]
 
 
 @pytest.mark.slow

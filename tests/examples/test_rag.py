@@ -70,7 +70,7 @@ async def test_outside_of_leyden_it_needs_only_an_openai_endpoint(tmp_path: Path
         episode = await server.check(calls=2)
     assert answer == "She was born in Oslo. #### Oslo"
     assert load("rag", "reward.py:reward")(task, answer) == 1.0
-    assert [made.made for made in episode.calls] == ["fresh", "continued"]
+    assert [made.prompt_origin for made in episode.calls] == ["fresh", "continued"]
 
 
 def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:

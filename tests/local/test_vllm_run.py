@@ -64,6 +64,8 @@ def test_an_agent_with_tools_is_trained_through_a_crash_of_vllm(
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert all(line["training/kl_sampler_k3"] < 1e-4 for line in steps if "training/kl_sampler_k3" in line)
     episodes = [episode for step in range(1, 5) for episode in trained.episodes(f"step-{step}-0")]
-    assert any(call.made == "continued" for episode in episodes for call in episode.calls)  # by the exact tokens
+    assert any(
+        call.prompt_origin == "continued" for episode in episodes for call in episode.calls
+    )  # by the exact tokens
     assert sum(line.get("rollouts/excluded/engine_error", 0) for line in steps) < 16  # a step's worth: others waited
     assert "vLLM ended" in caplog.text

@@ -276,7 +276,7 @@ def _print_output(console: Console, output: str) -> None:
 def _facts(episode: Episode, call: Call) -> str:
     facts = [
         f"{len(episode.prompt_ids(call))} + {len(call.completion_ids)} tokens",
-        f"{call.made}{f' ({escape(_plain(call.made_why))})' if call.made_why else ''}",
+        f"{call.prompt_origin}{f' ({escape(_plain(call.origin_reason))})' if call.origin_reason else ''}",
         f"finish {escape(_plain(call.finish))}",
     ]
     if role := episode.role(call):

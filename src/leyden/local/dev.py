@@ -157,7 +157,9 @@ def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevR
             failures += MEANING[outcome.ending].reward == "failure_reward"
         for call in episode.calls:
             roles[episode.role(call) or "(none)"] += 1
-            prompts[f"{call.made}: {call.made_why}" if call.made_why else str(call.made)] += 1
+            prompts[
+                f"{call.prompt_origin}: {call.origin_reason}" if call.origin_reason else str(call.prompt_origin)
+            ] += 1
             called.update(tool_call.name for tool_call in tool_calls_of(call, call.response))
         failed.update(str(signal.tool) for signal in find_signals(episode) if signal.kind is SignalKind.TOOL_FAILED)
     return DevReport(

@@ -75,7 +75,7 @@ class _StateCollector(Collector):
         yield CounterMetricFamily("leyden_store_operations", "Operations in them", value=writer.operations)
         yield CounterMetricFamily("leyden_store_busy_seconds", "Time spent in them", value=writer.busy_s)
         calls = CounterMetricFamily(
-            "leyden_calls", "Model calls by the origin of their prompt", labels=["made", "status"]
+            "leyden_calls", "Model calls by the origin of their prompt", labels=["prompt_origin", "status"]
         )
         untrained = CounterMetricFamily(
             "leyden_calls_untrained", "Model calls of training rollouts that are not trained on", labels=["reason"]

@@ -49,8 +49,8 @@ class _CallBody(msgspec.Struct, frozen=True, omit_defaults=True):
     policy: str = DEFAULT_POLICY
     role: str | None = None
     span: str | None = None
-    made: PromptOrigin = PromptOrigin.FRESH
-    made_why: str = ""
+    prompt_origin: PromptOrigin = msgspec.field(default=PromptOrigin.FRESH, name="made")
+    origin_reason: str = msgspec.field(default="", name="made_why")
     status: CallStatus = CallStatus.OK
     finish: str = "stop"
     allowed: tuple[float, ...] | None = None

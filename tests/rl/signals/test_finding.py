@@ -53,7 +53,7 @@ def test_a_result_that_several_prompts_show_counts_once_and_as_first_shown() -> 
         .turn([result("1", "Error: no such thing")], assistant("Oh."))
     )
     whole = [USER, assistant("", tool_call("1")), result("1", "(removed)"), assistant("Oh."), USER]
-    conversation.turn(whole, assistant("Yes."), parent="a", kept_messages=0, made=PromptOrigin.RERENDERED)
+    conversation.turn(whole, assistant("Yes."), parent="a", kept_messages=0, prompt_origin=PromptOrigin.RERENDERED)
     assert conversation.found == [("a", "tool_failed/1")]
 
 

@@ -54,7 +54,7 @@ async def test_a_result_without_the_id_of_its_call_is_matched_by_id_by_name_or_b
             results = [{**results[1], "name": "sub"}, {**results[0], "name": "add"}]
         await chat(server, {**USER, "content": named}, answer, *results)
         last = (await server.episode()).calls[-1]
-        assert last.made is PromptOrigin.CONTINUED
+        assert last.prompt_origin is PromptOrigin.CONTINUED
         wanted = {first["id"]: "5", second["id"]: "8"}
         assert {made["tool_call_id"]: made["content"] for made in last.messages} == wanted
 
@@ -64,14 +64,14 @@ async def test_a_number_that_javascript_writes_differently_is_the_same_argument(
     answer = await chat(server, USER)
     answer["tool_calls"][0]["function"]["arguments"] = '{"a":2,"b":[1000,0,12345678901234567000]}'
     await chat(server, USER, answer, {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "5"})
-    assert (await server.check(calls=2)).calls[1].made is PromptOrigin.CONTINUED
+    assert (await server.check(calls=2)).calls[1].prompt_origin is PromptOrigin.CONTINUED
 
 
 async def test_an_argument_that_no_float_can_hold_is_compared_as_text(server: ModelServer) -> None:
     server.lines = [call("add", '{"a": 1' + "0" * 400 + "}") + END, "Done" + END]
     answer = await chat(server, USER)
     await chat(server, USER, answer, {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "5"})
-    assert (await server.check(calls=2)).calls[1].made is PromptOrigin.CONTINUED
+    assert (await server.check(calls=2)).calls[1].prompt_origin is PromptOrigin.CONTINUED
 
 
 def test_reasoning_distinguishes_histories_and_does_not_count_for_their_size() -> None:
@@ -107,11 +107,11 @@ async def test_a_client_that_drops_a_part_of_an_answer_continues_it_and_the_reco
     # a client may also drop it only later, as coding agents do with the reasoning of earlier turns
     await chat(server, USER, {**given, "reasoning_content": None}, result, second, {"role": "user", "content": "Bye"})
     episode = await server.check(calls=3)
-    assert [made.made for made in episode.calls[1:]] == [PromptOrigin.CONTINUED] * 2
-    why = episode.calls[1].made_why
+    assert [made.prompt_origin for made in episode.calls[1:]] == [PromptOrigin.CONTINUED] * 2
+    why = episode.calls[1].origin_reason
     assert ("text beside a tool call" in why) == (dropped in ("text", "both"))
     assert ("reasoning" in why) == (dropped in ("reasoning", "both"))
-    assert "reasoning" in episode.calls[2].made_why
+    assert "reasoning" in episode.calls[2].origin_reason
     assert episode.messages(episode.calls[1])[1]["content"] == "Let me add."  # the prompt holds what was sampled
 
 
@@ -121,7 +121,7 @@ async def test_text_that_was_changed_and_not_dropped_is_another_answer(server: M
     result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "5"}
     await chat(server, USER, {**answer, "content": "Let me subtract."}, result)
     last = (await server.check(calls=2)).calls[1]
-    assert last.made is PromptOrigin.RERENDERED
+    assert last.prompt_origin is PromptOrigin.RERENDERED
     assert "Let me subtract." in server.tokenizer.decode((await server.episode()).prompt_ids(last))
 
 
@@ -140,7 +140,7 @@ async def test_a_branch_from_the_first_of_two_answers_with_equal_text_continues_
         await chat(server, USER, answer, *(follow or [{"role": "user", "content": "Sure?"}]))
     first, second, *branches = (await server.check(calls=4)).calls
     assert [branch.parent for branch in branches] == [first.id, second.id]
-    assert [branch.made for branch in branches] == [PromptOrigin.CONTINUED] * 2
+    assert [branch.prompt_origin for branch in branches] == [PromptOrigin.CONTINUED] * 2
 
 
 @pytest.mark.parametrize("edited", ["answer", "result"])
@@ -161,8 +161,8 @@ async def test_turns_before_an_edited_message_keep_their_tokens(server: ModelSer
     await chat(server, *said, {"role": "user", "content": "Bye?"})
     episode = await server.check(calls=4)
     last, intact = episode.calls[3], episode.calls[0]
-    assert (last.made, last.parent) == (PromptOrigin.RERENDERED, intact.id)
-    assert "edited after message 2" in last.made_why
+    assert (last.prompt_origin, last.parent) == (PromptOrigin.RERENDERED, intact.id)
+    assert "edited after message 2" in last.origin_reason
     tokens = episode.prompt_ids(intact) + intact.completion_ids
     assert last.kept_ids == len(tokens)
     assert episode.prompt_ids(last)[: len(tokens)] == tokens
@@ -229,7 +229,7 @@ async def test_a_deferred_tool_is_shown_when_it_has_been_referred_to(server: Mod
         said.append({"role": "user", "content": used})
     await messages(server, *said, tools=[search, deferred])
     episode = await server.check(calls=3)
-    assert [made.made for made in episode.calls[1:]] == [PromptOrigin.CONTINUED] * 2
+    assert [made.prompt_origin for made in episode.calls[1:]] == [PromptOrigin.CONTINUED] * 2
     first, second = (server.tokenizer.decode(episode.prompt_ids(made)) for made in episode.calls[:2])
     assert "weather" not in first
     assert second.count('"name": "weather"') == 1
@@ -255,7 +255,7 @@ async def test_a_prefilled_answer_is_context_that_the_model_continues(server: Mo
     prompt = server.tokenizer.decode(episode.prompt_ids(first))
     assert prompt.endswith("<|im_start|>assistant\nIt is")
     assert server.tokenizer.decode(first.completion_ids) == " 5, of course." + END
-    assert (second.made, second.parent) == (PromptOrigin.CONTINUED, first.id)
+    assert (second.prompt_origin, second.parent) == (PromptOrigin.CONTINUED, first.id)
 
 
 async def ask(server: ModelServer, dialect: str, *said: Any) -> tuple[str, str, str]:
@@ -299,7 +299,7 @@ async def test_an_answer_may_be_given_back_in_any_dialect(server: ModelServer, f
     answer = await ask(server, first, USER)
     text, _, _ = await ask(server, second, USER, *given_back(second, *answer))
     assert text == "It is 5."
-    assert (await server.check(calls=2)).calls[1].made is PromptOrigin.CONTINUED
+    assert (await server.check(calls=2)).calls[1].prompt_origin is PromptOrigin.CONTINUED
 
 
 def nulls(*parameters: type, without: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ async def check(server: ModelServer, seen: list[str], stream: bool) -> None:
     episode = await server.check(calls=4)
     assert seen == ANSWERS
     assert {made.request.get("stream", False) for made in episode.calls} == {stream}
-    assert [made.made for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 3]
+    assert [made.prompt_origin for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 3]
     assert [made.parent for made in episode.calls[1:]] == [made.id for made in episode.calls[:-1]]
     assert [server.tokenizer.decode(made.completion_ids) for made in episode.calls] == LINES
     whole = server.tokenizer.decode(episode.prompt_ids(episode.calls[-1]))

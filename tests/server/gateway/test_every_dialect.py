@@ -128,7 +128,7 @@ async def test_numbers_that_javascript_writes_differently_are_the_same(server: M
     else:
         parts[0]["arguments"] = '{"a":2,"b":3}'
     await post(server, dialect, USER, *parts, result(dialect, id))
-    assert (await server.check(calls=2)).calls[1].made is PromptOrigin.CONTINUED
+    assert (await server.check(calls=2)).calls[1].prompt_origin is PromptOrigin.CONTINUED
 
 
 @pytest.mark.parametrize("dialect", WITH_TOOLS)
@@ -147,8 +147,8 @@ async def test_a_turn_of_which_text_or_reasoning_was_dropped_is_continued_and_th
         parts = [item for item in parts if item["type"] != ("message" if dropped == "text" else "reasoning")]
     await post(server, dialect, USER, *parts, result(dialect, id))
     last = (await server.check(calls=2)).calls[1]
-    assert last.made is PromptOrigin.CONTINUED
-    assert ("text beside a tool call" if dropped == "text" else "reasoning") in last.made_why
+    assert last.prompt_origin is PromptOrigin.CONTINUED
+    assert ("text beside a tool call" if dropped == "text" else "reasoning") in last.origin_reason
 
 
 @pytest.mark.parametrize("dialect", WITH_TOOLS)
@@ -165,7 +165,7 @@ async def test_turns_before_an_edited_result_keep_their_tokens(server: ModelServ
     await post(server, dialect, *said)
     episode = await server.check(calls=3)
     first, last = episode.calls[0], episode.calls[2]
-    assert last.made is PromptOrigin.RERENDERED and last.parent == first.id
+    assert last.prompt_origin is PromptOrigin.RERENDERED and last.parent == first.id
     assert last.kept_ids == len(episode.prompt_ids(first)) + len(first.completion_ids)
     assert server.tokenizer.decode(last.prompt_ids).count("cut") == 1
 
@@ -192,7 +192,7 @@ async def test_a_request_like_those_of_coding_agents_keeps_its_tokens(server: Mo
         done = {"type": "tool_result", "tool_use_id": use.id, "content": "5", "cache_control": mark}
         messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [done]}]
         await client.beta.messages.create(messages=messages, **options)
-    assert (await server.check(calls=2)).calls[1].made is PromptOrigin.CONTINUED
+    assert (await server.check(calls=2)).calls[1].prompt_origin is PromptOrigin.CONTINUED
 
 
 async def test_a_response_repeats_what_its_client_keeps_in_it(server: ModelServer, client: openai.AsyncOpenAI) -> None:

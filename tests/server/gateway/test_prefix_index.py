@@ -177,7 +177,7 @@ class ConversationMachine(RuleBasedStateMachine):
         episode = self.run(self.server.check(calls=len(self.expected)))
         for made in episode.calls:
             how, parent, messages = self.expected[made.id]
-            assert made.made == how
+            assert made.prompt_origin == how
             assert parent == ANY or made.parent == parent
             assert self.retries.get(made.id) == ANY or made.retry_of == self.retries.get(made.id)
             assert [m["content"] or "" for m in episode.messages(made) if m["role"] != "assistant"] == [

@@ -63,36 +63,39 @@ async def test_reasoning_of_earlier_turns_is_dropped_where_the_template_drops_it
     serve(server, "Qwen/Qwen3-0.6B")
     calling = THOUGHT + call("look", "{}")
     _, (used, in_cycle), (asked, after) = await converse(server, keep, calling, THOUGHT + "So.", "Because.")
-    assert (used.made, "Hm." in in_cycle) == (PromptOrigin.CONTINUED, True)  # until the user speaks, Qwen3 shows it
+    assert (used.prompt_origin, "Hm." in in_cycle) == (
+        PromptOrigin.CONTINUED,
+        True,
+    )  # until the user speaks, Qwen3 shows it
     if keep == "template":
-        assert (asked.made, asked.made_why) == (PromptOrigin.RERENDERED, DROPS_REASONING)
+        assert (asked.prompt_origin, asked.origin_reason) == (PromptOrigin.RERENDERED, DROPS_REASONING)
         assert "Hm." not in after
         assert "So." in after
     else:
-        assert (asked.made, after.count("Hm.")) == (PromptOrigin.CONTINUED, 2)
+        assert (asked.prompt_origin, after.count("Hm.")) == (PromptOrigin.CONTINUED, 2)
 
 
 async def test_a_turn_without_reasoning_is_continued_under_any_template(server: ModelServer) -> None:
     serve(server, "Qwen/Qwen3-0.6B")
     _, (second, _), (third, _) = await converse(server, "template", "So.", "It is.", "Because.")
-    assert [second.made, third.made] == [PromptOrigin.CONTINUED] * 2
+    assert [second.prompt_origin, third.prompt_origin] == [PromptOrigin.CONTINUED] * 2
 
 
 @pytest.mark.parametrize("keep", ["template", "exact"])
 async def test_a_template_that_never_shows_reasoning_drops_it_at_once(server: ModelServer, keep: Keep) -> None:
     serve(server, "smollm2")
     _, (used, prompt), (plain, _) = await converse(server, keep, THOUGHT + call("look", "{}"), "So.", "Because.")
-    assert (used.made, "Hm." in prompt) == (
+    assert (used.prompt_origin, "Hm." in prompt) == (
         (PromptOrigin.RERENDERED, False) if keep == "template" else (PromptOrigin.CONTINUED, True)
     )
-    assert used.made_why == (DROPS_REASONING if keep == "template" else "")
-    assert plain.made is PromptOrigin.CONTINUED
+    assert used.origin_reason == (DROPS_REASONING if keep == "template" else "")
+    assert plain.prompt_origin is PromptOrigin.CONTINUED
 
 
 @pytest.mark.parametrize("keep", ["template", "exact"])
 async def test_spark_keeps_its_reasoning(server: ModelServer, keep: Keep) -> None:
     _, (second, prompt) = await converse(server, keep, THOUGHT + "So.", "Because.")
-    assert (second.made, "Hm." in prompt) == (PromptOrigin.CONTINUED, True)
+    assert (second.prompt_origin, "Hm." in prompt) == (PromptOrigin.CONTINUED, True)
 
 
 class Watched(ChatMLRenderer):
@@ -134,12 +137,12 @@ async def test_concurrent_calls_match_their_prefixes_when_long_prompts_are_built
         assert (aside.count(True), aside.count(False)) == (7, 8)
     episode = await server.check(calls=15)
     by_id = {made.id: made for made in episode.calls}
-    assert [made.made for made in episode.calls].count(PromptOrigin.FRESH) == 2
-    assert {made.made for made in episode.calls} == {PromptOrigin.FRESH, PromptOrigin.CONTINUED}
+    assert [made.prompt_origin for made in episode.calls].count(PromptOrigin.FRESH) == 2
+    assert {made.prompt_origin for made in episode.calls} == {PromptOrigin.FRESH, PromptOrigin.CONTINUED}
     for made in episode.calls:
         messages = episode.messages(made)
         prompt = server.tokenizer.decode(episode.prompt_ids(made))
         assert all(message["content"] in prompt for message in messages)
-        if made.made is PromptOrigin.CONTINUED:
+        if made.prompt_origin is PromptOrigin.CONTINUED:
             assert made.parent is not None
             assert messages[-2]["content"] == by_id[made.parent].response["content"]

@@ -67,7 +67,7 @@ class Recorder:
         attempt.times.store_s += time.perf_counter() - started
         for call in calls:
             attempt.add(call, history)
-            self.counts[str(call.made), str(call.status)] += 1
+            self.counts[str(call.prompt_origin), str(call.status)] += 1
             reason = call.unusable if attempt.settings.allow_biased_sampling else call.untrainable
             if reason is not None and lease.purpose is Purpose.TRAIN:
                 self.untrained[reason] += 1
@@ -182,8 +182,8 @@ class CallRecording:
             policy=self._prompt.history.policy,
             role=self._caller.role,
             span=self._caller.span,
-            made=self._prompt.origin,
-            made_why=self._prompt.reason,
+            prompt_origin=self._prompt.origin,
+            origin_reason=self._prompt.reason,
             status=status,
             finish=answer.finish if status is CallStatus.OK else str(status),
             completion_ids=answer.completion_ids,

@@ -73,7 +73,11 @@ async def test_a_conversation_with_parallel_tools_keeps_its_tokens(
     messages += [{"role": "assistant", "content": "They are 5 and 9."}, {"role": "user", "content": [thanks]}]
     third = await ask(messages)
     episode = await server.check(calls=3)
-    assert [c.made for c in episode.calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED, PromptOrigin.CONTINUED]
+    assert [c.prompt_origin for c in episode.calls] == [
+        PromptOrigin.FRESH,
+        PromptOrigin.CONTINUED,
+        PromptOrigin.CONTINUED,
+    ]
     assert [message.id for message in (first, second, third)] == [f"msg_{c.id}" for c in episode.calls]
     assert server.tokenizer.decode(episode.calls[1].completion_ids) == "They are 5 and 9." + END
     last = episode.calls[2]
@@ -139,7 +143,7 @@ def test_the_synchronous_client_works_too(tmp_path: Path) -> None:
 
             await asyncio.to_thread(talk)
             calls = (await server.check(calls=3)).calls
-            assert [c.made for c in calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED, PromptOrigin.FRESH]
+            assert [c.prompt_origin for c in calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED, PromptOrigin.FRESH]
 
     asyncio.run(main())
 
@@ -155,7 +159,11 @@ async def test_the_clients_own_tool_loop_works(server: ModelServer, client: anth
     final = await client.beta.messages.tool_runner(**ASK, tools=[add]).until_done()
     assert [block.text for block in final.content if block.type == "text"] == ["Done"]
     episode = await server.check(calls=3)
-    assert [c.made for c in episode.calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED, PromptOrigin.CONTINUED]
+    assert [c.prompt_origin for c in episode.calls] == [
+        PromptOrigin.FRESH,
+        PromptOrigin.CONTINUED,
+        PromptOrigin.CONTINUED,
+    ]
     assert episode.messages(episode.calls[2])[-1]["is_error"]  # the second call lacks an argument
 
 
@@ -224,7 +232,7 @@ async def test_an_answer_says_why_it_ended(server: ModelServer, client: anthropi
     go_on: Any = [QUESTION, {"role": "assistant", "content": cut.content}, {"role": "user", "content": "Go on"}]
     await client.messages.create(**{**ASK, "messages": go_on})
     episode = await server.check(calls=3)
-    assert episode.calls[2].made is PromptOrigin.CONTINUED
+    assert episode.calls[2].prompt_origin is PromptOrigin.CONTINUED
     assert episode.calls[2].parent == episode.calls[1].id
 
 
@@ -246,7 +254,7 @@ async def test_thinking_is_shown_and_recognised(
     sure: Any = [QUESTION, {"role": "assistant", "content": answer.content}, {"role": "user", "content": "Sure?"}]
     await client.messages.create(**{**request, "messages": sure})
     episode = await server.check(calls=2)
-    assert episode.calls[1].made is PromptOrigin.CONTINUED
+    assert episode.calls[1].prompt_origin is PromptOrigin.CONTINUED
     assert episode.calls[0].request["thinking"]["budget_tokens"] == 1024
 
 

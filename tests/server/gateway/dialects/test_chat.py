@@ -50,7 +50,11 @@ async def test_a_conversation_with_a_tool_keeps_its_tokens(server: ModelServer, 
     third = await client.chat.completions.create(model="any-name", messages=messages, tools=[ADD])  # type: ignore[list-item]
     assert third.choices[0].message.content == "You are welcome!"
     episode = await server.check(calls=3)
-    assert [c.made for c in episode.calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED, PromptOrigin.CONTINUED]
+    assert [c.prompt_origin for c in episode.calls] == [
+        PromptOrigin.FRESH,
+        PromptOrigin.CONTINUED,
+        PromptOrigin.CONTINUED,
+    ]
     assert server.tokenizer.decode(episode.calls[1].completion_ids) == "It is 5." + END
     assert [made.tools is None for made in episode.calls] == [False, True, True]  # kept once
     assert episode.tools(episode.calls[2]) == (ADD,)
@@ -102,7 +106,7 @@ async def test_arguments_are_streamed_and_a_call_that_turns_out_malformed_is_rec
     answer = await client.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]
     assert answer.choices[0].message.content == "I see."
     episode = await server.check(calls=3)
-    assert [c.made for c in episode.calls[1:]] == [PromptOrigin.CONTINUED] * 2
+    assert [c.prompt_origin for c in episode.calls[1:]] == [PromptOrigin.CONTINUED] * 2
     assert [c.response["tool_calls"][0].get("malformed") for c in episode.calls[:2]] == [None, "invalid_json"]
     assert {(s.call.id, str(s.kind)) for s in find(episode)} >= {
         (episode.calls[0].id, "bad_arguments"),
@@ -143,7 +147,7 @@ async def test_branches_and_edited_histories_match_their_prefix(
     await say("a", "never said", "b")  # an edited history
     await say("x")  # another agent
     calls = (await server.check(calls=5)).calls
-    assert [c.made for c in calls] == [
+    assert [c.prompt_origin for c in calls] == [
         PromptOrigin.FRESH,
         PromptOrigin.CONTINUED,
         PromptOrigin.CONTINUED,
@@ -151,9 +155,9 @@ async def test_branches_and_edited_histories_match_their_prefix(
         PromptOrigin.FRESH,
     ]
     assert calls[1].parent == calls[2].parent == calls[0].id
-    assert calls[3].made_why
+    assert calls[3].origin_reason
     page = server.service.telemetry.render().decode()
-    assert 'leyden_calls_total{made="continued",status="ok"} 2.0' in page
+    assert 'leyden_calls_total{prompt_origin="continued",status="ok"} 2.0' in page
 
 
 async def test_several_choices_share_their_prompt(server: ModelServer, client: openai.AsyncOpenAI) -> None:
@@ -181,10 +185,10 @@ async def test_a_stop_string_cuts_the_text_and_not_the_tokens(server: ModelServe
     assert server.engine.cancelled == 1
     prompt = server.tokenizer.decode(episode.prompt_ids(episode.calls[1]))
     if history == "exact":  # all that was sampled, and an end to it
-        assert (episode.calls[1].made, "One STOP" in prompt) == (PromptOrigin.CONTINUED, True)
+        assert (episode.calls[1].prompt_origin, "One STOP" in prompt) == (PromptOrigin.CONTINUED, True)
     else:  # what the agent was shown
-        assert (episode.calls[1].made, f"One {END}" in prompt) == (PromptOrigin.RERENDERED, True)
-        assert "stop string" in episode.calls[1].made_why
+        assert (episode.calls[1].prompt_origin, f"One {END}" in prompt) == (PromptOrigin.RERENDERED, True)
+        assert "stop string" in episode.calls[1].origin_reason
 
 
 @pytest.mark.parametrize("history", ["template", "exact"])
@@ -211,12 +215,12 @@ async def test_a_stop_string_after_a_tool_call_is_not_in_the_next_prompt(
     episode = await server.check(calls=2)
     prompt = server.tokenizer.decode(episode.prompt_ids(episode.calls[1]))
     if between == "\n":  # the answer ended with the call
-        assert episode.calls[1].made is PromptOrigin.CONTINUED and f"{made}{END}" in prompt
+        assert episode.calls[1].prompt_origin is PromptOrigin.CONTINUED and f"{made}{END}" in prompt
     elif history == "exact":
-        assert episode.calls[1].made is PromptOrigin.CONTINUED and "so Observation:" in prompt
+        assert episode.calls[1].prompt_origin is PromptOrigin.CONTINUED and "so Observation:" in prompt
     else:
-        assert (episode.calls[1].made, "so Observation:" in prompt) == (PromptOrigin.RERENDERED, False)
-        assert "stop string" in episode.calls[1].made_why
+        assert (episode.calls[1].prompt_origin, "so Observation:" in prompt) == (PromptOrigin.RERENDERED, False)
+        assert "stop string" in episode.calls[1].origin_reason
 
 
 @pytest.mark.parametrize("tool_calls", ["marked", "any"])
@@ -236,7 +240,7 @@ async def test_a_call_in_a_fenced_block_is_a_tool_call_where_the_run_says_so(
         result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "5"}
         await client.chat.completions.create(messages=[QUESTION, message.to_dict(), result], **request)
     first, second = (await server.check(calls=2)).calls
-    assert second.made is PromptOrigin.CONTINUED  # with the tokens that were sampled, fence and all
+    assert second.prompt_origin is PromptOrigin.CONTINUED  # with the tokens that were sampled, fence and all
     assert server.tokenizer.decode(first.completion_ids) == said + END
 
 
@@ -260,7 +264,7 @@ async def test_an_answer_cut_by_length_is_closed_with_unsampled_tokens(
     await client.chat.completions.create(model="m", messages=follow)
     episode = await server.check(calls=2)
     assert len(episode.calls[0].completion_ids) == 3
-    assert episode.calls[1].made is PromptOrigin.CONTINUED
+    assert episode.calls[1].prompt_origin is PromptOrigin.CONTINUED
 
 
 async def test_an_answer_cut_after_a_complete_tool_call_finishes_by_length(
@@ -326,7 +330,7 @@ async def test_a_required_tool_call_is_started_for_the_model(
     messages: Any = [QUESTION, *use_tool(answer)]
     await client.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]
     episode = await server.check(calls=2)
-    assert [c.made for c in episode.calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED]
+    assert [c.prompt_origin for c in episode.calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED]
     forced = server.tokenizer.decode(
         episode.prompt_ids(episode.calls[0])[-1:] if not named else episode.calls[0].prompt_ids
     )
@@ -453,7 +457,10 @@ async def test_a_conversation_continues_after_a_restart_of_the_server(
     server.forget_attempts()
     follow: Any = [QUESTION, {"role": "assistant", "content": "One"}, {"role": "user", "content": "And?"}]
     await client.chat.completions.create(model="m", messages=follow)
-    assert [c.made for c in (await server.check(calls=2)).calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED]
+    assert [c.prompt_origin for c in (await server.check(calls=2)).calls] == [
+        PromptOrigin.FRESH,
+        PromptOrigin.CONTINUED,
+    ]
 
 
 async def test_roles_come_from_a_header_or_the_path(server: ModelServer, client: openai.AsyncOpenAI) -> None:

@@ -29,7 +29,7 @@ async def test_a_text_that_goes_on_keeps_its_tokens(server: ModelServer, client:
     assert text == "Count: one,  two, «drei» 🎉\nGo on: four.<|im_end|>\nMore: five"
     episode = await server.episode()
     first, second, third = episode.calls
-    assert [made.made for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 2]
+    assert [made.prompt_origin for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 2]
     kept = episode.prompt_ids(first) + first.completion_ids[:-1]  # the text does not have the end token
     assert episode.prompt_ids(second)[: len(kept)] == kept
     whole = episode.prompt_ids(second) + second.completion_ids  # this one does
@@ -52,8 +52,8 @@ async def test_the_text_after_a_stop_string_keeps_the_tokens_before_it(
     episode = await server.episode()
     made, agreed, differs = episode.calls
     assert made.completion_ids == episode.prompt_ids(agreed)[len(made.prompt_ids) :][: len(made.completion_ids)]
-    assert agreed.made is PromptOrigin.CONTINUED
-    assert differs.made is PromptOrigin.CONTINUED or differs.made_why == CUT_BY_STOP
+    assert agreed.prompt_origin is PromptOrigin.CONTINUED
+    assert differs.prompt_origin is PromptOrigin.CONTINUED or differs.origin_reason == CUT_BY_STOP
     assert server.tokenizer.decode(episode.prompt_ids(differs)) == text + "Something else."
 
 
@@ -70,7 +70,7 @@ async def test_tokens_are_continued_as_they_are(server: ModelServer, client: ope
     without_end = [*with_end, *second.choices[0].token_ids[:-1], *server.tokenizer.encode(" five,")]  # type: ignore[attr-defined]
     await client.completions.create(prompt=without_end, **wanted)
     episode = await server.episode()
-    assert [made.made for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 2]
+    assert [made.prompt_origin for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 2]
     assert [list(episode.prompt_ids(made)) for made in episode.calls] == [ids, with_end, without_end]
     assert episode.calls[2].kept_ids == len(with_end) + len(episode.calls[1].completion_ids) - 1
 
@@ -86,7 +86,7 @@ async def test_a_restarted_server_continues_texts(tmp_path: Path) -> None:
         server.run, server.attempt, server.lines = run, attempt, [" four" + END]
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
             await client.completions.create(model="m", prompt="One, two three")
-        assert (await server.episode()).calls[1].made is PromptOrigin.CONTINUED
+        assert (await server.episode()).calls[1].prompt_origin is PromptOrigin.CONTINUED
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -208,7 +208,7 @@ async def test_a_text_after_an_echoed_one_is_continued_only_where_something_was_
     await client.completions.create(model="m", prompt=ids[:-1], max_tokens=5)
     await client.completions.create(model="m", prompt="One, two, three", max_tokens=5)
     episode = await server.episode()
-    assert [made.made for made in episode.calls] == [PromptOrigin.FRESH] * 3
+    assert [made.prompt_origin for made in episode.calls] == [PromptOrigin.FRESH] * 3
     assert [bool(made.completion_ids) for made in episode.calls] == [False, True, True]
 
 

@@ -67,7 +67,11 @@ async def test_a_conversation_with_a_tool_keeps_its_tokens(server: ModelServer, 
     third = await client.responses.create(input=history, **options)
     assert third.output_text == "You are welcome!"
     episode = await server.check(calls=3)
-    assert [c.made for c in episode.calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED, PromptOrigin.CONTINUED]
+    assert [c.prompt_origin for c in episode.calls] == [
+        PromptOrigin.FRESH,
+        PromptOrigin.CONTINUED,
+        PromptOrigin.CONTINUED,
+    ]
     assert [m["role"] for m in episode.messages(episode.calls[0])] == ["system", "system", "user"]
     assert third.usage is not None
     assert third.usage.input_tokens == len(episode.prompt_ids(episode.calls[2]))
@@ -170,7 +174,7 @@ async def test_custom_tools_take_and_give_text(server: ModelServer, client: open
     second = await client.responses.create(input=[*history, *given_back(response), output], **options)
     assert second.output_text == "Two files."
     episode = await server.check(calls=2)
-    assert episode.calls[1].made is PromptOrigin.CONTINUED
+    assert episode.calls[1].prompt_origin is PromptOrigin.CONTINUED
     assert "ls.*" in episode.tools(episode.calls[0])[0]["function"]["description"]
 
 
@@ -212,7 +216,7 @@ async def test_tools_in_a_namespace_are_told_apart(server: ModelServer, client: 
         tool["function"]["name"] for tool in (await server.check(calls=2)).tools((await server.episode()).calls[0])
     }
     assert shown == {"add", "crm__add", "crm__shell"}
-    assert (await server.episode()).calls[1].made is PromptOrigin.CONTINUED
+    assert (await server.episode()).calls[1].prompt_origin is PromptOrigin.CONTINUED
 
 
 async def test_a_chosen_tool_is_called(server: ModelServer, client: openai.AsyncOpenAI) -> None:
@@ -311,8 +315,10 @@ async def test_the_oldest_messages_are_dropped_where_all_do_not_fit(
     assert [m["tool_call_id"] for m in shown if m["role"] == "tool"] == [f"c{at}" for at in range(8 - kept, 8)]
     used = len((await server.episode()).prompt_ids(first))
     assert used + 30 <= 400 < used + 30 + used // kept  # no more was dropped than necessary
-    assert (first.made, second.made_why) == (PromptOrigin.RERENDERED, "")
-    assert first.made_why == f"the oldest {1 + 2 * (8 - kept)} messages did not fit into the context and were dropped"
+    assert (first.prompt_origin, second.origin_reason) == (PromptOrigin.RERENDERED, "")
+    assert (
+        first.origin_reason == f"the oldest {1 + 2 * (8 - kept)} messages did not fit into the context and were dropped"
+    )
     server.engine.context_length = 100
     too_long = [{"role": "user", "content": "word " * 200}]
     with pytest.raises(openai.BadRequestError, match="takes 100"):
@@ -340,7 +346,7 @@ async def test_an_answer_without_parallel_calls_ends_after_the_first_one(
     texts = [server.tokenizer.decode(made.completion_ids) for made in episode.calls]
     assert texts[0] == "I add. " + call("add", '{"a": 2, "b": 3}')  # what was sampled after the call is dropped
     assert texts[1].endswith(END)  # its own end stays
-    assert [made.made for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 2]
+    assert [made.prompt_origin for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 2]
     assert len(episode.calls[0].logprobs or ()) == len(episode.calls[0].completion_ids)
 
 

@@ -42,7 +42,7 @@ async def test_a_conversation_is_continued_by_the_id_of_its_last_response(
         third = await stream.get_final_response()
     assert third.output_text == "You are welcome!"
     episode = await server.check(calls=3)
-    assert [made.made for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 2]
+    assert [made.prompt_origin for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 2]
     roles = [message["role"] for message in episode.messages(episode.calls[2])]
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
 
@@ -76,7 +76,7 @@ async def test_what_a_client_sends_again_is_kept_once(
     episode = await server.check(calls=3)
     roles = [message["role"] for message in episode.messages(episode.calls[2])]
     assert roles == ["user", "assistant", "user", "assistant", "tool"]
-    assert episode.calls[2].made is PromptOrigin.CONTINUED
+    assert episode.calls[2].prompt_origin is PromptOrigin.CONTINUED
 
 
 async def test_a_message_that_the_user_repeats_is_new(server: ModelServer, client: openai.AsyncOpenAI) -> None:
@@ -103,7 +103,7 @@ async def test_what_is_sent_again_before_a_new_message_is_kept_once(
     episode = await server.check(calls=3)
     said = [message["content"] for message in episode.messages(episode.calls[2])]
     assert said == ["Hi", "Hello.", "Go on.", "One.", "Go on."]
-    assert episode.calls[2].made is PromptOrigin.CONTINUED
+    assert episode.calls[2].prompt_origin is PromptOrigin.CONTINUED
 
 
 async def test_items_are_given_back_by_reference(server: ModelServer, client: openai.AsyncOpenAI) -> None:
@@ -115,7 +115,7 @@ async def test_items_are_given_back_by_reference(server: ModelServer, client: op
     listed = await client.responses.input_items.list(first.id)
     references = [{"type": "item_reference", "id": listed.data[0].id}, *references, result(first)]
     await client.responses.create(model="m", input=references, tools=[ADD])
-    assert (await server.check(calls=2)).calls[1].made is PromptOrigin.CONTINUED
+    assert (await server.check(calls=2)).calls[1].prompt_origin is PromptOrigin.CONTINUED
     with pytest.raises(openai.NotFoundError, match="no item"):
         await client.responses.create(model="m", input=[{"type": "item_reference", "id": "msg_call-0_0"}])
 
@@ -138,7 +138,7 @@ async def test_a_response_is_built_once_for_all_items_that_are_given_back_by_ref
     monkeypatch.setattr(StoredResponse, "input_items", counted)
     await client.responses.create(model="m", input=[*references, {"role": "user", "content": "Hi"}])
     episode = await server.check(calls=2)
-    assert (episode.calls[1].made, episode.calls[1].kept_messages) == (PromptOrigin.CONTINUED, 51)
+    assert (episode.calls[1].prompt_origin, episode.calls[1].kept_messages) == (PromptOrigin.CONTINUED, 51)
     assert len(built) == 1
 
 
@@ -152,7 +152,7 @@ async def test_outputs_may_stand_between_the_calls_of_one_answer(
         assert item.type == "function_call"
         history += [item.model_dump(), {"type": "function_call_output", "call_id": item.call_id, "output": "5"}]
     await client.responses.create(model="m", input=history, tools=[ADD], store=False)
-    assert (await server.check(calls=2)).calls[1].made is PromptOrigin.CONTINUED
+    assert (await server.check(calls=2)).calls[1].prompt_origin is PromptOrigin.CONTINUED
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
@@ -188,7 +188,7 @@ async def test_stored_responses_survive_a_restart(tmp_path: Path, postgres: Post
             second = await client.responses.create(input=[result(first)], previous_response_id=first.id, **options)
             assert second.output_text == "It is 5."
         episode = await server.check(calls=3)  # the record keeps the deleted one
-        assert episode.calls[2].made is PromptOrigin.CONTINUED
+        assert episode.calls[2].prompt_origin is PromptOrigin.CONTINUED
 
 
 async def test_a_response_belongs_to_its_attempt_and_may_not_be_stored(
@@ -297,4 +297,4 @@ async def test_an_answer_may_come_back_in_another_dialect(server: ModelServer, c
     messages += [{"role": "assistant", "content": second.output_text}, {"role": "user", "content": "Thanks"}]
     await client.chat.completions.create(model="m", messages=messages, tools=tools)
     episode = await server.check(calls=3)
-    assert [made.made for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 2]
+    assert [made.prompt_origin for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 2]

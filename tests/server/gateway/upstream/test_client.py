@@ -60,7 +60,7 @@ async def test_a_call_is_passed_on_and_recorded_without_tokens(tmp_path: Path) -
         assert [c.policy for c in episode.calls] == ["upstream", "upstream", "spark"]
         assert [m["role"] for m in episode.messages(episode.calls[1])] == ["user", "assistant", "tool"]
         assert len(episode.calls[1].messages) < 3  # it holds only what it adds
-        assert (await far.check(calls=2)).calls[1].made == "continued"
+        assert (await far.check(calls=2)).calls[1].prompt_origin == "continued"
 
 
 async def test_an_upstream_that_is_unreachable_or_refuses_is_named_in_the_error(
@@ -222,7 +222,7 @@ async def test_responses_are_passed_on_stored_and_continued_in_any_dialect(
         last = await other.messages.create(**request)
         assert [block.text for block in last.content if block.type == "text"] == ["Bye."]
     episode = await far.check(calls=4)
-    assert [made.made for made in episode.calls] == ["fresh", *["continued"] * 3]
+    assert [made.prompt_origin for made in episode.calls] == ["fresh", *["continued"] * 3]
     assert len(episode.calls[0].response["tool_calls"]) == 1
     assert [made.policy for made in (await near.check(calls=4)).calls] == ["upstream"] * 4
 

@@ -177,7 +177,7 @@ function showCall(view, call, index, shade) {
   const { credit } = call;
   return h("article", { class: "call", id: `call-${call.id}` },
     h("header", {}, h("b", {}, `call ${index + 1}`), call.role && h("span", { class: "role" }, call.role),
-      h("span", { class: "soft" }, `${whole(call.prompt_tokens)} + ${whole(call.tokens.length)} tokens, ${call.made}${call.made_why ? ` (${call.made_why})` : ""}, ${call.finish}, ${duration(call.ended - call.started)}`),
+      h("span", { class: "soft" }, `${whole(call.prompt_tokens)} + ${whole(call.tokens.length)} tokens, ${call.prompt_origin}${call.origin_reason ? ` (${call.origin_reason})` : ""}, ${call.finish}, ${duration(call.ended - call.started)}`),
       credit && (credit.excluded ? h("span", { class: "chip warn" }, `left out: ${credit.excluded}`) : h("span", { class: `chip ${credit.advantage > 0 ? "good" : credit.advantage < 0 ? "bad" : ""}` }, `value ${number(credit.value)}, advantage ${number(credit.advantage)}, weight ${number(credit.weight)}, ${plural(credit.tokens, "token")}`)),
       !credit && call.untrainable && h("span", { class: "chip warn" }, `not trained on: ${call.untrainable}`),
       rewards.map((one) => h("span", { class: `chip ${one.value > 0 ? "good" : "bad"}`, title: one.why ?? "" }, `${one.name ?? "reward"} ${number((one.weight ?? 1) * one.value)}`)),
