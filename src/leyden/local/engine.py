@@ -41,8 +41,8 @@ async def running_engine(
     `policy` is what is trained beside it: the engine leaves it memory, and takes its LoRA adapter.
     """
     kind, why = choose_engine(config, model.device)
-    slots, precision = _slots(config, kind, model.device), str(model.dtype).removeprefix("torch.")
-    print_note(f"engine: {kind} ({why}), {slots} requests at once, {precision}")
+    slots = _slots(config, kind, model.device)
+    print_note(f"engine: {kind} ({why}), {slots} requests at once, {_precision(model)}")
     plan: MemoryPlan | None = None
     if model.device.type == "cuda" and config.engine.url is None:
         plan = _plan(config, model, policy, slots if kind == "torch" else None)
@@ -54,51 +54,25 @@ async def running_engine(
             yield engine
         finally:
             engine.close()
-        return
-    share = config.engine.memory or _VLLM_CPU_SHARE if plan is None else plan.engine_share
-    # On a CPU vLLM takes this for a share of the machine's memory.
-    shared = ("--gpu-memory-utilization", f"{share:.3f}")
-    batched = ("--max-num-seqs", str(slots), "--stream-interval", str(VLLM_STREAM_INTERVAL))
-    adapter = policy.adapter if policy is not None else None
-    if adapter is not None:
-        adapter.compute_beside(True)
-    text = model.config.get_text_config()
-    backend = VllmBackend(
-        VllmOptions(
-            model=source.folder,
-            python=_vllm_python(config),
-            transfer="ipc" if plan is not None else "files",
-            dtype=precision,
-            arguments=(
-                *shared,
-                *batched,
-                *(adapter_arguments(adapter.rank) if adapter is not None else ()),
-                *config.engine.vllm_arguments,
-            ),
-        ),
-        folder / "vllm.log",
-        model.named_parameters if adapter is None else adapter.base_tensors,
-        adapter=None if adapter is None else adapter.weights,
-        context_length=int(text.max_position_embeddings),
-        vocab_size=int(text.vocab_size),
-        concurrency=slots,
-        tokenizer=Tokenizer.load(source.folder).control_json,
-        version=version,
-        seeded=config.deterministic,
-        url=config.engine.url,
-        sleeps_while_training=plan is not None and plan.engine_sleeps,
-    )
+    else:
+        backend = _vllm_backend(config, folder, model, source, version, policy, slots, plan)
+        async with _running_vllm(backend, plan, model.device):
+            yield backend
+
+
+@asynccontextmanager
+async def _running_vllm(backend: VllmBackend, plan: MemoryPlan | None, device: torch.device) -> AsyncIterator[None]:
     try:
         if plan is not None:  # torch keeps memory that it has freed: it must not keep what is vLLM's
-            torch.cuda.set_per_process_memory_fraction(plan.trainer_share, model.device)
+            torch.cuda.set_per_process_memory_fraction(plan.trainer_share, device)
         await backend.start()
-        yield backend
+        yield
     except EngineError as error:
         raise ConfigError(f"`engine`: {error}") from error
     finally:
         await backend.close()
         if plan is not None:
-            torch.cuda.set_per_process_memory_fraction(1.0, model.device)
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 def choose_engine(config: Config, device: torch.device) -> tuple[str, str]:
@@ -145,6 +119,55 @@ def _torch_engine(
         dtype=model.dtype,
         kv_cache_bytes=kv_cache_bytes,
     )
+
+
+def _vllm_backend(
+    config: Config,
+    folder: Path,
+    model: PreTrainedModel,
+    source: ModelSource,
+    version: int,
+    policy: Policy | None,
+    slots: int,
+    plan: MemoryPlan | None,
+) -> VllmBackend:
+    share = config.engine.memory or _VLLM_CPU_SHARE if plan is None else plan.engine_share
+    # On a CPU vLLM takes this for a share of the machine's memory.
+    shared = ("--gpu-memory-utilization", f"{share:.3f}")
+    batched = ("--max-num-seqs", str(slots), "--stream-interval", str(VLLM_STREAM_INTERVAL))
+    adapter = policy.adapter if policy is not None else None
+    if adapter is not None:
+        adapter.compute_beside(True)
+    text = model.config.get_text_config()
+    return VllmBackend(
+        VllmOptions(
+            model=source.folder,
+            python=_vllm_python(config),
+            transfer="ipc" if plan is not None else "files",
+            dtype=_precision(model),
+            arguments=(
+                *shared,
+                *batched,
+                *(adapter_arguments(adapter.rank) if adapter is not None else ()),
+                *config.engine.vllm_arguments,
+            ),
+        ),
+        folder / "vllm.log",
+        model.named_parameters if adapter is None else adapter.base_tensors,
+        adapter=None if adapter is None else adapter.weights,
+        context_length=int(text.max_position_embeddings),
+        vocab_size=int(text.vocab_size),
+        concurrency=slots,
+        tokenizer=Tokenizer.load(source.folder).control_json,
+        version=version,
+        seeded=config.deterministic,
+        url=config.engine.url,
+        sleeps_while_training=plan is not None and plan.engine_sleeps,
+    )
+
+
+def _precision(model: PreTrainedModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
 
 
 def _vllm_python(config: Config) -> str:
