@@ -5,7 +5,8 @@ import logging
 import sys
 import threading
 import time
-import traceback
+from collections.abc import Iterator
+from types import FrameType
 from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -74,10 +75,16 @@ class LoopWatchdog:
     def _watch(self) -> None:
         while not self._closed.wait(max(_TICK_S, self._overdue_in())):
             if not self._stack and self._overdue_in() < 0:
-                frame = sys._current_frames().get(self._thread_id)
-                frames = traceback.extract_stack(frame, limit=None)[-_MAX_FRAMES:]
-                self._stack = " < ".join(f"{f.name} ({f.filename}:{f.lineno})" for f in reversed(frames))
+                self._stack = " < ".join(_innermost(sys._current_frames().get(self._thread_id)))
 
     def _overdue_in(self) -> float:
         """Return the time until the next tick is overdue."""
         return self._ticked + _TICK_S + _BLOCKED_S - time.monotonic()
+
+
+def _innermost(frame: FrameType | None) -> Iterator[str]:
+    """Describe the innermost frames, without their source: to read files, the thread would wait for the GIL again."""
+    for _ in range(_MAX_FRAMES):
+        if frame is not None:
+            yield f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
+            frame = frame.f_back
