@@ -40,7 +40,7 @@ class EngineRequest(Struct, frozen=True):
 class TokenChunk(Struct, frozen=True):
     """Some sampled tokens. The last chunk of a completion has a finish reason.
 
-    One without tokens may say that the engine is being restarted.
+    One without tokens may say that the engine is being restarted, or answers again.
     """
 
     ids: tuple[int, ...]

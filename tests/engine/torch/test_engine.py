@@ -448,15 +448,15 @@ async def test_an_engine_whose_thread_dies_is_lost_and_fails_its_run(
     failing = asyncio.create_task(engine.wait_failed())
 
     def die() -> None:
-        raise SystemExit
+        raise SystemExit("no kernel")
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     monkeypatch.setattr(engine._batch, "step", die)
     for _ in range(2):
-        with pytest.raises(EngineLost, match="ended"):
+        with pytest.raises(EngineLost, match="ended: SystemExit: no kernel"):
             await complete(engine, make_request(prompt(0, 10)))
     for waiting in (failing, engine.wait_failed()):
-        with pytest.raises(EngineLost, match="ended"):
+        with pytest.raises(EngineLost, match="ended: SystemExit: no kernel"):
             await asyncio.wait_for(waiting, 10)
     engine.close()
 

@@ -98,6 +98,30 @@ async def test_a_request_that_an_sdk_repeats_crashes_the_engine_twice_and_in_a_r
         assert (await finish(server)).rollout.state is State.FINISHED  # two crashes in one attempt were charged
 
 
+@pytest.mark.parametrize("reported", [Ending.SUCCEEDED, Ending.TIMEOUT, Ending.AGENT_ERROR])
+async def test_an_agent_whose_calls_are_refused_after_a_crash_did_not_end_by_itself(
+    tmp_path: Path, reported: Ending
+) -> None:
+    async with attempt(tmp_path, max_attempts=2) as (server, client):
+        server.say = Failing(LOST, LOST)
+        with pytest.raises(openai.PermissionDeniedError, match="makes no further calls"):
+            await ask(client.with_options(max_retries=2))
+        ended = await finish(server, reported)
+        assert (ended.outcome.ending, ended.rollout.state) == (Ending.ENGINE_ERROR, State.QUEUED)
+
+
+async def test_a_call_that_lost_the_engine_late_does_not_hide_the_next_crash(tmp_path: Path) -> None:
+    async with attempt(tmp_path) as (server, client):
+        server.say = Failing(LOST, LOST)
+        with pytest.raises(openai.InternalServerError):
+            await ask(client)
+        calls = server.service.gateway._attempts[server.attempt]  # type: ignore[union-attr]
+        calls.lose_engine("the engine failed: the connection is lost", started=0.0)  # it was in flight, too
+        with pytest.raises(openai.InternalServerError):
+            await ask(client)
+        assert calls.engine_crashes == 2
+
+
 async def test_calls_that_were_in_flight_together_lost_the_engine_once(tmp_path: Path) -> None:
     async with attempt(tmp_path) as (server, client):
         server.say = Failing(LOST, LOST)

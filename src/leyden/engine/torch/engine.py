@@ -44,7 +44,6 @@ GPU_PREFILL_PAUSE = 4
 """Steps that a few prompts wait for while many requests decode, so that most steps replay a graph."""
 GPU_KV_CACHE_SHARE = 0.4
 """The part of a GPU's free memory that the KV cache may take: the trainer needs the rest."""
-_ENDED = "the engine has ended"
 
 
 class TorchEngine:
@@ -107,7 +106,7 @@ class TorchEngine:
         self._ended_sessions: deque[str] = deque()
         self._waiting_for_end: list[Future[None]] = []
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed, self._ended = False, "the engine has ended"
 
     @property
     def version(self) -> int:
@@ -142,7 +141,7 @@ class TorchEngine:
         """Start the engine's thread unless it is running."""
         with self._wake:
             if self._closed:
-                raise EngineLost(_ENDED)
+                raise EngineLost(self._ended)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="leyden-engine", daemon=True)
                 self._thread.start()
@@ -175,7 +174,7 @@ class TorchEngine:
         ended: Future[None] = Future()
         with self._wake:
             if self._closed:
-                raise EngineLost(_ENDED)
+                raise EngineLost(self._ended)
             self._waiting_for_end.append(ended)
         await asyncio.wrap_future(ended)
         raise AssertionError("it ends only with an error")
@@ -239,7 +238,7 @@ class TorchEngine:
         self.start()
         with self._wake:
             if self._closed:
-                raise EngineLost(_ENDED)
+                raise EngineLost(self._ended)
             add()
             self._wake.notify()
 
@@ -262,18 +261,21 @@ class TorchEngine:
                     log.exception("a step of the engine failed: its requests fail, and the engine continues")
                     self._batch.fail(EngineError(f"{type(error).__name__}: {error}"))
                 self.stats.busy_s += time.perf_counter() - started
+        except BaseException as error:
+            self._ended = f"{self._ended}: {type(error).__name__}: {error}"
+            raise
         finally:
-            self._end()
+            self._end(EngineLost(self._ended))
 
-    def _end(self) -> None:
-        """Fail everything that still waits for the thread, for whatever reason it ended."""
+    def _end(self, lost: EngineLost) -> None:
+        """Fail everything that still waits for the thread."""
         with self._wake:
             self._closed = True
-        self._batch.fail(EngineLost(_ENDED))
-        deliver_outputs([(request, EngineLost(_ENDED)) for request in self._queue])
+        self._batch.fail(lost)
+        deliver_outputs([(request, lost) for request in self._queue])
         for done in (*(done for _, _, done in self._weight_updates), *self._waiting_for_end):
             if done.set_running_or_notify_cancel():
-                done.set_exception(EngineLost(_ENDED))
+                done.set_exception(lost)
 
     def _set_threads(self) -> None:
         """Set how many threads torch uses for this thread's operations, and leave other threads as they are.

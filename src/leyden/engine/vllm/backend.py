@@ -85,7 +85,7 @@ class VllmBackend:
 
     @property
     def address(self) -> VllmAddress:
-        """How a server process reaches it, with the version of the weights that it serves."""
+        """How a server process reaches it, with the version of the weights that it has or gets next."""
         return replace(self._address, version=self._version)
 
     async def start(self) -> None:

@@ -75,12 +75,16 @@ class VllmEngine:
         while True:
             await self._resumed.wait()
             held_back: list[TokenChunk] = []
+            restarted = False
             async with aclosing(self._sample(request, tuple(sampled))) as chunks:
                 async for chunk in chunks:
                     if cannot_continue and not chunk.restarting:
+                        if restarted and not held_back:
+                            yield TokenChunk((), (), chunk.version)  # it answers again
                         held_back.append(chunk)
                     else:
                         sampled += chunk.ids
+                        restarted |= chunk.restarting
                         yield chunk
                     if chunk.finish is not None:
                         for kept in held_back:

@@ -48,6 +48,8 @@ class AttemptCalls:
         self.engine_crashes = 0
         """How often calls failed because the engine crashed."""
         self._crashed_at = 0.0
+        self.refusal: str | None = None
+        """Why calls were refused after a crash; None if none was."""
         self.failure: str | None = None
         """How the infrastructure failed a call; None once a call that started after the failure is answered."""
         self._failed_at = 0.0
@@ -68,6 +70,8 @@ class AttemptCalls:
         Requests made at the same time cannot exceed `max_calls` together; tokens count only when they are recorded.
         """
         if self._closed is not None:
+            if self._closed.kind is ErrorKind.FORBIDDEN:
+                self.refusal = self._closed.message
             raise self._closed
         max_calls, max_tokens = self.settings.max_calls, self.settings.max_tokens
         if max_calls is not None and self.index.started + choices > max_calls:
@@ -141,7 +145,7 @@ class AttemptCalls:
         self.fail(message)
         if started > self._crashed_at:
             self.engine_crashes += 1
-        self._crashed_at = time.time()
+            self._crashed_at = time.time()
         is_first = self.lease.attempt == f"{self.lease.rollout}.1"
         if self._closed is None and self.engine_crashes > is_first:
             self._closed = GatewayError(ErrorKind.FORBIDDEN, f"{message}: this attempt makes no further calls")

@@ -36,6 +36,9 @@ from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
 from leyden.wire import CallTimes, FinishRequest
 
+_OWN_ENDINGS = frozenset({Ending.SUCCEEDED, Ending.TIMEOUT, Ending.AGENT_ERROR})
+"""Endings that count as the agent's own."""
+
 
 class Gateway:
     """Answers the model calls of all attempts with an active lease."""
@@ -166,16 +169,20 @@ class Gateway:
         """Return how an active attempt ends that a worker reports; cut its calls in flight where it reached a limit.
 
         An agent error is an engine error where the infrastructure failed a call and none was answered afterwards: most
-        agents do not say why they fail. One that fails for a reason of its own at that point is retried too.
+        agents do not say why they fail. One that fails for a reason of its own at that point is retried too. Where
+        calls were refused after a crash of the engine, an agent could not do its work, even if it reports a success.
         """
         calls = self._attempts.get(attempt)
         if calls is None or calls.lease.run != run:
             return report
         if report.outcome.ending is Ending.TIMEOUT or calls.limit_reached:
             await calls.cut("this rollout has ended")
-        if report.outcome.ending is Ending.AGENT_ERROR and calls.failure is not None:
-            message = f"{calls.failure}\n{report.outcome.message}".rstrip()
-            report = replace(report, outcome=Outcome(Ending.ENGINE_ERROR, message))
+        reason = calls.failure if report.outcome.ending is Ending.AGENT_ERROR else None
+        if report.outcome.ending in _OWN_ENDINGS:
+            reason = calls.refusal or reason
+        if reason is not None:
+            outcome = Outcome(Ending.ENGINE_ERROR, f"{reason}\n{report.outcome.message}".rstrip())
+            report = replace(report, outcome=outcome, rewards=(), awaits_group=False)
         if report.outcome.ending is Ending.ENGINE_ERROR and calls.engine_crashes == 1:
             report = replace(report, retry=Retry.FREE_ONCE)  # it is one of many that were in flight
         return report

@@ -180,6 +180,8 @@ class Generation:
                                 timer.begin("engine")
                                 continue
                             timer.end("engine")
+                            if not (chunk.ids or chunk.finish or chunk.prompt_logprobs):  # it answers again
+                                continue
                             if wants_prompt and first is None:
                                 yield await self._prompt_tokens(parser.choice, chunk)
                             first = first or time.perf_counter()
