@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import torch
@@ -47,17 +47,18 @@ async def running_engine(
     if model.device.type == "cuda" and config.engine.url is None:
         plan = _plan(config, model, policy, slots if kind == "torch" else None)
         print_note(str(plan))
-    if kind == "torch":
-        engine = _torch_engine(config, model, source, version, slots, None if plan is None else plan.kv_cache)
-        engine.start()
-        try:
-            yield engine
-        finally:
-            engine.close()
-    else:
-        backend = _vllm_backend(config, folder, model, source, version, policy, slots, plan)
-        async with _running_vllm(backend, plan, model.device):
-            yield backend
+    try:
+        if kind == "torch":
+            kv_cache_bytes = None if plan is None else plan.kv_cache
+            with closing(_torch_engine(config, model, source, version, slots, kv_cache_bytes)) as engine:
+                engine.start()
+                yield engine
+        else:
+            backend = _vllm_backend(config, folder, model, source, version, policy, slots, plan)
+            async with _running_vllm(backend, plan, model.device):
+                yield backend
+    except EngineError as error:
+        raise ConfigError(f"`engine`: {error}") from error
 
 
 @asynccontextmanager
@@ -67,8 +68,6 @@ async def _running_vllm(backend: VllmBackend, plan: MemoryPlan | None, device: t
             torch.cuda.set_per_process_memory_fraction(plan.trainer_share, device)
         await backend.start()
         yield
-    except EngineError as error:
-        raise ConfigError(f"`engine`: {error}") from error
     finally:
         await backend.close()
         if plan is not None:

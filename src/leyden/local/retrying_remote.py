@@ -30,13 +30,15 @@ class RetryingRemote(Remote):
         self, method: str, path: str, returns: type[T], body: Any = None, **query: str | float | None
     ) -> T:
         """Send a request until the server answers. Raises `RemoteError` where the server refuses it."""
-        failures = 0
+        failures = errors = 0
         while True:
             try:
                 reply = await super().request(method, path, returns, body, **query)
             except (ServerUnreachable, ReplyTimeout, RemoteError) as error:
                 failures += 1
-                if self._is_gone() or (isinstance(error, RemoteError) and _is_final(error, failures)):
+                errors = errors + 1 if isinstance(error, RemoteError) and error.status == 500 else 0
+                refused = isinstance(error, RemoteError) and not error.is_temporary
+                if refused or errors > _MAX_ERRORS or self._is_gone():
                     raise
                 if failures >= _SILENT_FAILURES:
                     self._report(f"waiting for the server: {error}")
@@ -50,7 +52,3 @@ class RetryingRemote(Remote):
         if not self._reported:
             self._reported = True
             print_note(message)
-
-
-def _is_final(error: RemoteError, failures: int) -> bool:
-    return not error.is_temporary or (error.status == 500 and failures > _MAX_ERRORS)

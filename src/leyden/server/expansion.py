@@ -12,7 +12,7 @@ from google.protobuf.descriptor import Descriptor
 MAX_VALUES = 250_000
 """Fields of a protobuf message, values of a MessagePack document, or strings and separators of a JSON document:
 thousands of spans or messages."""
-MAX_UNCOUNTED_BYTES = 256 << 10
+MAX_UNCOUNTED_BYTES = MAX_VALUES
 """A body of this size cannot hold too many values."""
 _MAX_DEPTH = 100
 _STRUCTURE = (b"{", b"[", b",")

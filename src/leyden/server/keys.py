@@ -47,7 +47,7 @@ class Permission(StrEnum):
 
 
 _REPORTING = frozenset({KeyKind.ADMIN, KeyKind.WORKER, KeyKind.POOL, KeyKind.ATTEMPT})
-_TRUSTED = frozenset({KeyKind.ADMIN, KeyKind.WORKER})
+TRUSTED_KINDS = frozenset({KeyKind.ADMIN, KeyKind.WORKER})
 
 ALLOWED_KINDS: dict[Permission, frozenset[KeyKind]] = {
     # Read runs and their content.
@@ -62,9 +62,9 @@ ALLOWED_KINDS: dict[Permission, frozenset[KeyKind]] = {
     Permission.MANAGE: frozenset({KeyKind.ADMIN}),
     Permission.DELETE: frozenset({KeyKind.ADMIN}),
     # Lease, send heartbeats, finish, score.
-    Permission.WORK: _TRUSTED,
+    Permission.WORK: TRUSTED_KINDS,
     # Record model calls; not agents, which could invent tokens.
-    Permission.RECORD: _TRUSTED,
+    Permission.RECORD: TRUSTED_KINDS,
     # Record rewards; agents only where the run allows it.
     Permission.REWARD: _REPORTING,
     # Send spans.
@@ -72,7 +72,7 @@ ALLOWED_KINDS: dict[Permission, frozenset[KeyKind]] = {
     # Call models: agents for their attempt; clients outside any rollout, where the server allows that.
     Permission.CALL_MODELS: frozenset({KeyKind.POOL, KeyKind.ATTEMPT, KeyKind.CLIENT}),
     # Create keys; workers only those of pools.
-    Permission.CREATE_KEYS: _TRUSTED,
+    Permission.CREATE_KEYS: TRUSTED_KINDS,
 }
 AGENT_KINDS = frozenset({KeyKind.POOL, KeyKind.ATTEMPT})
 """The keys that agent code receives."""

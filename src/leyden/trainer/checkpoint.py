@@ -26,6 +26,7 @@ from leyden.rendering.known_models import remember_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE
 from leyden.trainer.checkpoint_files import CHECKSUMS_FILE, find_damage, write_checksums
 from leyden.trainer.errors import TrainingError
+from leyden.trainer.policy.loading import read_model_config
 from leyden.trainer.policy.model_source import ModelSource
 from leyden.trainer.policy.policy import CurrentWeights, Policy
 
@@ -201,7 +202,8 @@ def restore_moments(
 
 def _read_weights(folder: Path, policy: Policy) -> dict[str, torch.Tensor]:
     precision = torch.promote_types(policy.served.dtype, torch.float32)  # that of the master weights
-    weights: dict[str, torch.Tensor] = AutoModelForCausalLM.from_pretrained(folder, dtype=precision).state_dict()
+    model = AutoModelForCausalLM.from_pretrained(folder, config=read_model_config(folder), dtype=precision)
+    weights: dict[str, torch.Tensor] = model.state_dict()
     return weights
 
 

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from leyden.config import AdapterConfig, ConfigError, TrainingConfig
+from leyden.trainer.checkpoint import InitialWeights
 from leyden.trainer.policy.loading import load_model, memory_for_training
 from leyden.trainer.policy.model_source import ModelSource
 from leyden.trainer.policy.policy import Policy
@@ -74,7 +75,15 @@ def test_the_attention_implementation_saved_with_a_model_is_ignored(tmp_path: Pa
     source = saved(LlamaConfig(**SHAPE), tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "_attn_implementation": "flash_attention_2"}))
-    assert load_model(source, "float32", training=False).config._attn_implementation == "sdpa"
+    model = load_model(source, "float32", training=False)
+    assert model.config._attn_implementation == "sdpa"
+    policy = Policy(model, TrainingConfig())
+    before = [parameter.clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    InitialWeights(source.folder, policy, version=0).apply()
+    assert all(map(torch.equal, before, model.parameters()))
 
 
 def test_an_unknown_model_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def test_a_resumed_run_goes_on_in_its_mlflow_run(tmp_path: Path, monkeypatch: py
     ("name", "taken"),
     [
         ("reward/role/Researcher & Writer (2)", "reward/role/Researcher   Writer  2 "),
-        ("reward/kind/检索: a//b", "reward/kind/检索  a/b"),
+        ("reward/kind/检索: a//b", "reward/kind/检索  a/_/b"),
+        ("reward/role/../../loss", "reward/role/_/_/loss"),
     ],
 )
 def test_mlflow_gets_names_that_it_takes(name: str, taken: str) -> None:

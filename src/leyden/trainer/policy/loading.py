@@ -41,6 +41,13 @@ def compute_dtype(dtype: str) -> str:
     return "bfloat16" if device().type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
 
 
+def read_model_config(folder: Path) -> Any:
+    """Read the configuration of a model; transformers chooses how attention is computed: SDPA if it is supported."""
+    config = AutoConfig.from_pretrained(folder)
+    config._attn_implementation = None
+    return config
+
+
 def load_model(
     source: ModelSource, dtype: str, training: bool, lora: AdapterConfig | None = None, reference: bool = False
 ) -> PreTrainedModel:
@@ -48,8 +55,7 @@ def load_model(
     where, dtype = device(), compute_dtype(dtype)
     transformers.utils.logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(source.folder)
-        config._attn_implementation = None  # let transformers choose: SDPA if the model supports it
+        config = read_model_config(source.folder)
         if training:
             _refuse_experts(source.name, config)
             _check_memory(source.name, config, dtype, lora, reference, where)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from posixpath import normpath
 from typing import Any, Protocol
 
 import msgspec
@@ -127,7 +126,8 @@ class MLflow:
 
 def mlflow_name(name: str) -> str:
     """Return the name of a metric as MLflow takes it: a path of words, points and hyphens."""
-    return normpath(re.sub(r"[^\w./ -]", " ", name))
+    parts = re.sub(r"[^\w./ -]", " ", name).split("/")
+    return "/".join(part if part.strip(". ") else "_" for part in parts)
 
 
 class Trackio:
