@@ -8,7 +8,8 @@ engine and the trainer compute.
     python benchmarks/lora_rounding.py
 
 The last line is one JSON object: by way and step, the share of the change that is left, and the KL divergence a token
-from the model in float32.
+from the model in float32. `ratio` is the share after the first of these steps, rounded stochastically over rounded to
+the nearest number.
 """
 
 import argparse
@@ -76,7 +77,7 @@ def main() -> None:
         before = {model: logprobs(model.base, ids) for model in (exact, rounded)}
     optimiser = torch.optim.AdamW(exact.trained, lr=options.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
     good = torch.arange(SAMPLES) % 2 * 2.0 - 1
-    result: dict[str, dict[int, dict[str, float]]] = {way: {} for way in ("nearest", "beside", "stochastic")}
+    result: dict[str, dict[int, dict[str, float]]] = {way: {} for way in ("nearest", "unmerged", "stochastic")}
     for step in range(1, max(STEPS) + 1):
         advantages = good + 0.7 * torch.randn(SAMPLES)
         found = logprobs(exact.adapter.model, ids).gather(-1, sampled)[..., 0].mean(1)
@@ -91,7 +92,7 @@ def main() -> None:
             rounded.take(exact)
             right = logprobs(exact.served, ids)
             change = (right - before[exact]).gather(-1, sampled).flatten()
-            rounded.adapter.compute_beside(True)
+            rounded.adapter.compute_unmerged()
             models = rounded.rounded_to_nearest(), rounded.adapter.model, rounded.served
             for way, model in zip(result, models, strict=True):
                 here = logprobs(model, ids)
@@ -99,7 +100,9 @@ def main() -> None:
                 apart = (right.exp() * (right - here)).sum(-1).mean()
                 result[way][step] = {"left": round(left.item(), 2), "kl": round(apart.item(), 6)}
                 print(f"step {step:3}  {way:10}  left {left.item():5.0%}  KL {apart.item():.1e}", flush=True)
-    report_result(result, options.out, learning_rate=options.learning_rate)
+    stochastic, nearest = (result[way][STEPS[0]]["left"] for way in ("stochastic", "nearest"))
+    report = {"ratio": round(stochastic / nearest, 2), **result}
+    report_result(report, options.out, learning_rate=options.learning_rate)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ async def test_adapters_are_computed_as_the_engine_does(
     policy = Policy(model, TrainingConfig(lora=AdapterConfig()))
     async with running_engine(config(kind=kind), tmp_path, model, SPARK, 0, policy):
         layers = [layer for layer in policy.model.modules() if isinstance(layer, MergedLoraLinear)]
-        assert {layer.beside for layer in layers} == {kind == "vllm"}
+        assert {layer.unmerged for layer in layers} == {kind == "vllm"}
 
 
 @pytest.mark.parametrize("starts", [True, False])

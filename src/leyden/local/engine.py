@@ -54,6 +54,8 @@ async def running_engine(
                 engine.start()
                 yield engine
         else:
+            if policy is not None and policy.adapter is not None:
+                policy.adapter.compute_unmerged()
             backend = _vllm_backend(config, folder, model, source, version, policy, slots, plan)
             async with _running_vllm(backend, plan, model.device):
                 yield backend
@@ -135,8 +137,6 @@ def _vllm_backend(
     shared = ("--gpu-memory-utilization", f"{share:.3f}")
     batched = ("--max-num-seqs", str(slots), "--stream-interval", str(VLLM_STREAM_INTERVAL))
     adapter = policy.adapter if policy is not None else None
-    if adapter is not None:
-        adapter.compute_beside(True)
     text = model.config.get_text_config()
     return VllmBackend(
         VllmOptions(

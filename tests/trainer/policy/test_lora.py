@@ -61,14 +61,14 @@ def saved(policy: Policy, folder: Path, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
 
-def test_the_gradient_is_that_of_adapters_beside_the_weights() -> None:
-    merged, beside = trained(learning_rate=1e-2), trained(learning_rate=1e-2)
-    assert beside.adapter is not None
-    beside.adapter.compute_beside(True)
-    for policy in (merged, beside):
+def test_the_gradient_is_that_of_unmerged_adapters() -> None:
+    merged, unmerged = trained(learning_rate=1e-2), trained(learning_rate=1e-2)
+    assert unmerged.adapter is not None
+    unmerged.adapter.compute_unmerged()
+    for policy in (merged, unmerged):
         policy.accumulate(some_samples(seed=7), OldLogprobs(), OBJECTIVE)
     for name, parameter in merged.trained.items():
-        expected = beside.trained[name].grad
+        expected = unmerged.trained[name].grad
         assert parameter.grad is not None and expected is not None and expected.any()
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-3, atol=1e-6)
 

@@ -30,8 +30,8 @@ class MergedLoraLinear(LoraLinear):
     """A linear layer that computes with the merged weight; the gradient goes to the adapter instead."""
 
     served_weight: Tensor
-    beside: bool
-    """Compute with the adapter beside the weight, as PEFT does."""
+    unmerged: bool
+    """Add the adapter's output to that of the weight, as PEFT does."""
 
     @classmethod
     def of(cls, layer: LoraLinear, served_weight: Tensor) -> "MergedLoraLinear":
@@ -39,12 +39,12 @@ class MergedLoraLinear(LoraLinear):
         layer.__class__ = cls
         assert isinstance(layer, cls)
         layer.register_buffer("served_weight", served_weight, persistent=False)
-        layer.beside = False
+        layer.unmerged = False
         return layer
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the layer's output."""
-        if self.beside or self.disable_adapters:
+        if self.unmerged or self.disable_adapters:
             return super().forward(x, *args, **kwargs)
         down: Any = self.lora_A[_NAME]
         up: Any = self.lora_B[_NAME]
@@ -77,10 +77,10 @@ class LoraAdapter:
             layer.lora_A[_NAME].to(precision)
             layer.lora_B[_NAME].to(precision)
 
-    def compute_beside(self, beside: bool) -> None:
-        """Compute with the adapters beside the weights, or merged: as the engine does, so that both agree."""
+    def compute_unmerged(self) -> None:
+        """Compute as an engine does that keeps adapters unmerged, so that both agree."""
         for layer in self._layers.values():
-            layer.beside = beside
+            layer.unmerged = True
 
     @torch.no_grad()
     def publish(self) -> None:
