@@ -88,7 +88,15 @@ def test_a_report_is_one_file_with_curves_accounts_samples_and_configuration(tra
     done = leyden(trained.folder, "report", "small", "--to", "mine.html")
     assert done.returncode == 0, done.stderr
     page = (trained.folder / "mine.html").read_text()
-    for part in ("<svg", "before training", "after step 4", "rollouts/requested", "learning_rate = 0.001", "torch"):
+    for part in (
+        "<svg",
+        "mean advantage by turn",
+        "before training",
+        "after step 4",
+        "rollouts/requested",
+        "learning_rate = 0.001",
+        "torch",
+    ):
         assert part in page, part
     assert "What is " in page  # what the agent asked
     assert "<script" not in page and "http://" not in page.replace("http://127.0.0.1", "") and "src=" not in page

@@ -42,7 +42,8 @@ async def step(remote: Remote, number: int, reward: float, purpose: Purpose = Pu
     failed = Outcome(Ending.AGENT_ERROR, f"KeyError {number}: {HOSTILE}")
     await remote.finish("calc", bad.attempt.id, FinishRequest(failed))
     if purpose is Purpose.TRAIN:
-        await remote.record_metrics("calc", [Metric(number, "training/entropy", 1 / number)])
+        metrics = {"training/entropy": 1 / number, **{f"advantage/turn/{turn}": turn / 10 for turn in (0, 2, 10)}}
+        await remote.record_metrics("calc", [Metric(number, name, value) for name, value in metrics.items()])
 
 
 async def fill(server: ServerProcess) -> None:
@@ -176,6 +177,7 @@ def test_a_run_is_watched_from_its_list_to_one_rollout(page: Any, filled: Server
     row.get_by_role("link", name="calc").click()
     page.wait_for_selector("[data-chart=entropy] path.line")
     assert page.locator("[data-chart='held-out reward'] circle[data-step='0']").count() == 1
+    assert page.locator("[data-chart^='mean advantage by turn'] .key").all_inner_texts() == ["0", "2", "10"]
     page.wait_for_selector(".live.on")
 
     async def train_on() -> None:

@@ -29,6 +29,15 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ),
     ("gradient norm", (("training/grad_norm", "gradient norm"),)),
 )
+_BY_LABEL = (
+    ("reward/role/", "reward by role"),
+    ("reward/kind/", "reward by kind of task"),
+    ("advantage/role/", "mean advantage by role"),
+    ("advantage/turn/", "mean advantage by turn, from 0"),
+    ("length/role/", "length of a call by role, tokens"),
+    ("length/turn/", "length of a call by turn, from 0, tokens"),
+)
+"""Charts with a line for each label: the prefix of the metrics, and the title."""
 _ACCOUNTS = ("rollouts/", "groups/", "calls/excluded/", "calls/trained", "tokens/sampled", "tokens/trained")
 
 _STYLE = """
@@ -121,7 +130,7 @@ def _charts(series: Mapping[str, Series]) -> list[str]:
     found.append(_figure("outcomes of a step", ended))
     for title, metrics in _CHARTS:
         found.append(_figure(title, [Line(label, *_points(series[name])) for name, label in metrics if name in series]))
-    for prefix, title in (("reward/role/", "reward by role"), ("reward/kind/", "reward by kind of task")):
+    for prefix, title in _BY_LABEL:
         lines = [Line(name.removeprefix(prefix), *_points(series[name])) for name in series if name.startswith(prefix)]
         found.append(_figure(title, lines))
     return found

@@ -8,7 +8,6 @@ import asyncio
 import json
 import math
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +20,12 @@ from leyden.background import start_background
 from leyden.episodes import Episode
 from leyden.records import DEFAULT_POLICY, Metric
 from leyden.remote import Remote
+from leyden.trainer.report.labels import by_label
 from leyden.trainer.report.sinks import Sink
 from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 
 _CLOSE_TIMEOUT_S = 10.0
-_NOT_IN_LABELS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff,]+")
-_MAX_LABEL = 160
 
 
 class MetricsLog:
@@ -121,8 +119,9 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         "length/rollout": fmean(report.rollout_lengths) if report.rollout_lengths else None,
         "staleness/mean": _mean_staleness(report.staleness),
         "staleness/max": max(report.staleness, default=None),
-        **{f"reward/role/{role}": fmean(rewards) for role, rewards in _by_label(report.by_role).items()},
-        **{f"reward/kind/{kind}": fmean(rewards) for kind, rewards in _by_label(report.by_kind).items()},
+        **{f"reward/role/{role}": fmean(rewards) for role, rewards in by_label(report.by_role).items()},
+        **{f"reward/kind/{kind}": fmean(rewards) for kind, rewards in by_label(report.by_kind).items()},
+        **report.positions.metrics(accounting.credits),
         "tokens/trained": sum(metric.tokens for metric in metrics),
         "tokens/computed": sum(metric.computed for metric in metrics),
         "tokens/saved": sum(metric.saved for metric in metrics),
@@ -152,18 +151,6 @@ def step_metrics(report: StepReport) -> dict[str, float]:
     if report.held_out is not None:
         found |= evaluation_metrics(report.held_out)
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
-
-
-def _by_label(rewards: Mapping[str, list[float]]) -> dict[str, list[float]]:
-    """Return rewards by what can be part of a metric's name; those whose texts become the same are joined.
-
-    Roles and kinds are any text of agents and tasks. Queries separate names of metrics by commas.
-    """
-    labelled: dict[str, list[float]] = {}
-    for text, some in rewards.items():
-        label = " ".join(_NOT_IN_LABELS.sub(" ", text).split())[:_MAX_LABEL].strip()
-        labelled.setdefault(label or "-", []).extend(some)
-    return labelled
 
 
 def _mean_staleness(staleness: Mapping[int, int]) -> float | None:

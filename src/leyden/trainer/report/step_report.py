@@ -12,6 +12,7 @@ from leyden.episodes import Episode
 from leyden.records import Call, RewardKind
 from leyden.trainer.batch.samples import StepAccounting
 from leyden.trainer.policy.policy import UpdateMetrics
+from leyden.trainer.report.call_positions import CallPositions
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 
 
@@ -36,6 +37,8 @@ class StepReport(Struct):
     """Sampled tokens by how many versions came after the one that sampled them."""
     by_role: dict[str, list[float]] = field(default_factory=dict)
     """By role, the rewards of the rollouts in which it made a call."""
+    positions: CallPositions = field(default_factory=CallPositions)
+    """Role and turn of each call of the trained policy."""
     by_kind: dict[str, list[float]] = field(default_factory=dict)
     """By kind of task (`algorithm.normalize_by`), the rewards of its rollouts."""
     sampled_now: int = 0
@@ -61,6 +64,7 @@ class StepReport(Struct):
         kind = config.algorithm.normalize_by
         for episode in episodes:
             self.count_tokens([call for call in episode.calls if call.policy == config.policy], version)
+            self.positions.add(episode, config.policy)
             if automatic:
                 given = [reward for reward in episode.effective_rewards if reward.kind is RewardKind.AUTOMATIC]
                 self.signals.update(reward.name.partition("/")[0] for reward in given)

@@ -25,7 +25,16 @@ const CHARTS = [
   ["loss", [["training/loss", "mean of the updates"]], {}],
   ["learning rate", [["training/learning_rate", "of the optimiser"]], { zero: true }],
 ];
-const NAMES = [...new Set(CHARTS.flatMap(([, metrics]) => metrics.map(([name]) => name))), "reward/*", "held_out/*", "signals/*", "rollouts/requested", "calls/trained"];
+// Charts of metrics with a line for each label: prefix of the metrics, title, options.
+const BY_LABEL = [
+  ["length/turn/", "length of a call by turn, from 0", { zero: true, unit: "tokens" }],
+  ["length/role/", "length of a call by role", { zero: true, unit: "tokens" }],
+  ["advantage/turn/", "mean advantage by turn, from 0", {}],
+  ["advantage/role/", "mean advantage by role", {}],
+  ["reward/kind/", "reward by kind of task", {}],
+  ["reward/role/", "reward by role", {}],
+];
+const NAMES = [...new Set(CHARTS.flatMap(([, metrics]) => metrics.map(([name]) => name))), "reward/*", "held_out/*", "advantage/*", "length/*", "signals/*", "rollouts/requested", "calls/trained"];
 
 const POINTS = 200; // of each curve: a point for every second or third pixel
 
@@ -67,9 +76,10 @@ export async function show(main, { params: [run], signal, go }) {
     }
     const signals = Object.keys(found).filter((name) => name.startsWith("signals/"));
     if (signals.length) drawn.push(chart({ title: "signals", zero: true, lines: signals.map((name) => ({ name: name.slice(8), ...found[name] })), open: openStep("train"), download: csv(signals) }));
-    for (const [prefix, title] of [["reward/role/", "reward by role"], ["reward/kind/", "reward by kind of task"]]) {
-      const names = Object.keys(found).filter((name) => name.startsWith(prefix));
-      if (names.length > 1) drawn.splice(2, 0, chart({ title, lines: names.map((name, index) => ({ name: name.slice(prefix.length), colour: index, ...found[name] })), open: openStep("train"), download: csv([`${prefix}*`]) }));
+    for (const [prefix, title, options] of BY_LABEL) {
+      const labels = Object.keys(found).filter((name) => name.startsWith(prefix)).map((name) => name.slice(prefix.length));
+      labels.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+      if (labels.length > 1) drawn.splice(2, 0, chart({ title, lines: labels.map((label, index) => ({ name: label, colour: index, ...found[prefix + label] })), ...options, open: openStep("train"), download: csv([`${prefix}*`]) }));
     }
     replaceCharts(plots, drawn);
   }
