@@ -33,6 +33,19 @@ def test_a_start_that_fails_before_there_is_a_store_leaves_no_new_folder(tmp_pat
     assert folder.config_file.exists()  # the folder is of an earlier start
 
 
+@pytest.mark.parametrize("mode", [None, 0o755], ids=["new", "of an earlier Leyden"])
+def test_other_users_cannot_open_the_folder_of_a_run(tmp_path: Path, mode: int | None) -> None:
+    config = Config(run="mine", agent="a.py:solve", tasks="t.jsonl", home=str(tmp_path / "runs"))
+    (tmp_path / "a.py").write_text("def solve(task): ...")
+    folder = RunFolder.of(config)
+    if mode is not None:
+        with folder.acquire(config):
+            pass
+        folder.path.chmod(mode)
+    with folder.acquire(config):
+        assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_start_that_another_was_faster_than_leaves_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

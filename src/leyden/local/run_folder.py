@@ -160,7 +160,7 @@ class RunFolder(Struct, frozen=True):
     def lock(self) -> Iterator[None]:
         """Create the folder and hold a lock in it, which the operating system releases with the process."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if not self.config_file.exists():
+        if self.path.stat().st_mode & 0o077:  # one that an earlier Leyden created, too
             self.path.chmod(0o700)  # keys and recorded calls are for its user only
         with (self.path / LOCK_NAME).open("a") as lock:
             tries = _LOCK_TRIES
