@@ -25,10 +25,13 @@ def adopt_orphans() -> None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the process that forked it ends. Changing the user id undoes it."""
+def signal_when_parent_ends(number: signal.Signals) -> None:
+    """Have the kernel send a signal to this process when the one that forked it ends. Changing the user id undoes it.
+
+    SIGCONT has one that is stopped notice the end.
+    """
     if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def set_name(name: str) -> None:
@@ -62,16 +65,25 @@ def kill_children(timeout_s: float, keep: Collection[int] = ()) -> dict[int, int
     return ended
 
 
+def kill_tree(pid: int, timeout_s: float) -> None:
+    """Kill a process that adopts orphans, after all its descendants; it and they may be stopped."""
+    deadline = time.monotonic() + timeout_s
+    while (living := [each for each in _descendants(pid) if not _is_zombie(each)]) and time.monotonic() < deadline:
+        for each in living:
+            with suppress(OSError):
+                os.kill(each, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    with suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def descendants_exceed(memory: int) -> bool:
     """Whether all descendants together hold more than so many bytes, without mapped files.
 
     Pages that processes share after a fork count once. Only where they would be too many otherwise are they told apart,
     which takes the kernel longer.
     """
-    found, waiting = [], _children()
-    while waiting:
-        found.append(pid := waiting.pop())
-        waiting += _children(pid)
+    found = _descendants("self")
     return sum(map(_resident_bytes, found)) > memory and sum(map(_proportional_bytes, found)) > memory
 
 
@@ -98,6 +110,20 @@ def _proportional_bytes(pid: int) -> int:
             if line.startswith("Pss_Anon:"):
                 return int(line.split()[1]) << 10
     return _resident_bytes(pid)  # an older kernel, or one that does not show it
+
+
+def _descendants(pid: int | str) -> list[int]:
+    found, waiting = [], _children(pid)
+    while waiting:
+        found.append(child := waiting.pop())
+        waiting += _children(child)
+    return found
+
+
+def _is_zombie(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    return True
 
 
 def _children(pid: int | str = "self") -> list[int]:

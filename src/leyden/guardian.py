@@ -3,7 +3,7 @@
 A *guardian* process starts the program in its own session and adopts every orphan of it, whatever session, process
 group or environment the orphan has. When the program ends, when told to, or when the process that started the guardian
 is gone, the guardian kills all of them. It ends as the program did: with the same status or by the same signal. If the
-guardian is killed, the kernel kills the program.
+guardian is killed, the kernel kills the program; if it is stopped, it continues when its parent ends or says so.
 """
 
 import json
@@ -20,10 +20,10 @@ from typing import NamedTuple, NoReturn
 from leyden.descendants import (
     adopt_orphans,
     descendants_exceed,
-    die_with_parent,
     kill_children,
     reap,
     set_name,
+    signal_when_parent_ends,
 )
 
 NAME = "leyden-guardian"
@@ -76,6 +76,7 @@ def fork_guardian(program: Program, control: int, report: int) -> int:
 
 def _guard(program: Program, control: int, report: int) -> NoReturn:
     os.setsid()
+    signal_when_parent_ends(signal.SIGCONT)
     adopt_orphans()
     set_name(NAME)
     _close_all_but((*program.streams, *program.pass_fds, control, report))
@@ -142,7 +143,7 @@ def _exec(program: Program, report: int) -> NoReturn:
             os.setgroups([])
             os.setresgid(program.user, program.user, program.user)
             os.setresuid(program.user, program.user, program.user)
-        die_with_parent()
+        signal_when_parent_ends(signal.SIGKILL)
         os.execvpe(program.command[0], list(program.command), dict(program.environment))
     except BaseException as error:
         _fail(report, error)
@@ -221,15 +222,20 @@ def guarded(
 
 
 def main(options: str, command: Sequence[str]) -> NoReturn:
-    """Run a command under a guardian, and guard the guardian: if a program kills its parent, its orphans die here."""
+    """Run a command under a guardian, and guard the guardian: a program may kill or stop its parent.
+
+    If it is killed, its orphans die here; if it is stopped, it continues at once.
+    """
     control, pass_fds, grace_s, terminate, user = json.loads(options)
     signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.Signals) - {signal.SIGCHLD})
+    signal_when_parent_ends(signal.SIGCONT)
     adopt_orphans()
     set_name(NAME)
     program = Program(command, os.environ, pass_fds=tuple(pass_fds), grace_s=grace_s, terminate=terminate, user=user)
     guardian = fork_guardian(program, control, os.dup(2))
     _close_all_but(())
-    _, status = os.waitpid(guardian, 0)
+    while os.WIFSTOPPED(status := os.waitpid(guardian, os.WUNTRACED)[1]):
+        os.kill(guardian, signal.SIGCONT)
     kill_children(KILL_TIMEOUT_S)
     end_like(status)
 

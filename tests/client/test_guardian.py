@@ -1,5 +1,6 @@
 """Processes that an agent starts end with its host, whatever session and environment they have."""
 
+import asyncio
 import json
 import os
 import signal
@@ -11,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 from modelserving import eventually
-from worker_harness import WorkerHarness, alive, gone, hosts_of, kill
+from worker_harness import WorkerHarness, alive, gone, guardians_of, hosts_of, kill
 
 from leyden.guardian import KILL, guarded
+from leyden.outcomes import Ending
 
 AGENT = """
 import json, os, subprocess, time
@@ -80,6 +82,79 @@ def test_a_guardian_ends_when_nothing_of_its_program_is_left(end: str) -> None:
         finally:
             with suppress(psutil.NoSuchProcess):
                 left.kill()
+
+
+STOPPING = """
+import os, signal, sys, time
+above = [os.getppid()]
+if {both}:
+    above.append(int(open(f"/proc/{{above[0]}}/stat").read().rpartition(")")[2].split()[1]))
+again = {again} and os.fork() == 0 and not os.setsid()
+for pid in above:
+    os.kill(pid, signal.SIGSTOP)
+print(os.getpid(), flush=True)
+while again:
+    for pid in above:
+        os.kill(pid, signal.SIGSTOP)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", ["told", "closed", "its parent killed"])
+def test_a_program_that_stops_its_guardian_ends_when_the_guardian_must(end: str) -> None:
+    child_end, control = os.pipe()
+    words = guarded((sys.executable, "-c", STOPPING.format(both=False, again=False)), child_end)
+    with subprocess.Popen(words, stdout=-1, pass_fds=[child_end]) as guardian:
+        os.close(child_end)
+        assert guardian.stdout
+        program = psutil.Process(int(guardian.stdout.readline()))
+        above = program.parents()[0]
+        if end == "told":
+            os.write(control, KILL)
+        elif end == "its parent killed":
+            guardian.kill()
+        os.close(control)
+        try:
+            assert guardian.wait(30) == -signal.SIGKILL
+            psutil.wait_procs([program, above], 30)
+            assert not alive(program) and not alive(above)
+        finally:
+            for each in (program, above):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+
+
+async def test_a_worker_ends_although_a_command_stops_its_guardian_again_and_again(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    (tmp_path / "stopping.py").write_text(STOPPING.format(both=False, again=True))
+    await harness.open(max_attempts=1)
+    await harness.queue("g", {})
+    with harness.worker(f"{sys.executable} stopping.py", base=str(tmp_path), time_limit_s=1.0) as worker:
+        episode = await harness.episode("g")
+        assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.TIMEOUT
+        program = int(episode.output.split()[0])
+        await eventually(lambda: not psutil.pid_exists(program) or not alive(psutil.Process(program)))
+        worker.stop()
+        assert await asyncio.to_thread(worker.process.wait, 60) == 0
+
+
+HOSTED = "from pathlib import Path\n\ndef act(task):\n    exec(Path(__file__).with_name('stopping.txt').read_text())\n"
+
+
+async def test_a_worker_ends_although_an_agent_stops_both_guardians_of_its_host_again_and_again(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    (tmp_path / "stopping.txt").write_text(STOPPING.format(both=True, again=True))
+    (tmp_path / "hosted.py").write_text(HOSTED)
+    await harness.open(max_attempts=1)
+    await harness.queue("g", {})
+    with harness.worker("hosted.py:act", base=str(tmp_path)) as worker:
+        await eventually(lambda: any(each.status() == psutil.STATUS_STOPPED for each in guardians_of(worker)))
+        left = psutil.Process(worker.process.pid).children(recursive=True)
+        worker.stop()
+        assert await asyncio.to_thread(worker.process.wait, 60) == 0
+        await gone(left)
 
 
 def test_a_guardian_ends_as_its_program_does_and_says_why_it_cannot_be_started(

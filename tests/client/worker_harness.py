@@ -97,6 +97,11 @@ def hosts_of(worker: WorkerProcess) -> list[psutil.Process]:
     return [process for process in descendants if not is_guardian(process)]
 
 
+def guardians_of(worker: WorkerProcess) -> list[psutil.Process]:
+    """The guardians below a worker."""
+    return [each for each in psutil.Process(worker.process.pid).children(recursive=True) if is_guardian(each)]
+
+
 def is_guardian(process: psutil.Process) -> bool:
     """Whether it is the guardian of a host, a command or a service."""
     try:

@@ -19,10 +19,12 @@ from leyden.client.isolation.launcher import agents_server, check, describe
 from leyden.client.isolation.options import IsolationOptions, Mode, ModeChoice, SandboxUnavailable
 from leyden.client.isolation.sandbox import hosts_file, targets
 from leyden.client.isolation.user_ids import remove_abandoned_scratch
+from leyden.client.processes.guardian_end import wait_guardian
 from leyden.guardian import guarded
 from leyden.loading import LoadError
 
 _log = logging.getLogger("leyden.worker")
+_KILL_TIMEOUT_S = 5.0
 _RESTART_BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 
 
@@ -158,7 +160,7 @@ async def _forward(options: IsolationOptions, ready: asyncio.Event) -> None:
             await process.wait()
         finally:
             os.close(control)  # now the guardian ends the forwarder
-            await process.wait()
+            await wait_guardian(asyncio.ensure_future(process.wait()), process.pid, _KILL_TIMEOUT_S)
         failures += 1
         _log.warning("the forwarder of the sandboxes ended and is started again")
         await _RESTART_BACKOFF.wait(failures)

@@ -1,1 +1,1 @@
-"""Child processes of a worker: their environment without its secrets, and reports of their crashes."""
+"""Child processes of a worker: their environment without its secrets, their limits, their crashes and their ends."""

@@ -17,10 +17,13 @@ from leyden.client.host_protocol import AttemptEnd
 from leyden.client.isolation.launcher import Launch
 from leyden.client.processes.limits import ResourceLimits
 from leyden.decoding import NotJson, decode_json, decode_text
+from leyden.descendants import kill_tree
 from leyden.guardian import KILL, OVER_MEMORY, TERMINATE, Program, exit_reason, fork_guardian
 from leyden.outcomes import Ending, Outcome
 
-_TERM_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 1.0
+_TERM_TIMEOUT_S, _KILL_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 5.0, 1.0
+"""How long a process that is stopped may take to end; how long its guardian may; how long output may follow."""
+_TREE_TIMEOUT_S = 1.0
 _CHUNK_BYTES = 1 << 16
 _MAX_LINES, _MAX_MESSAGE = 20, 4000
 _OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "out of memory", "Out of memory", "Cannot allocate memory", "process OOM")
@@ -90,11 +93,19 @@ class CommandProcess:
         self._stopped = True
         self._tell(TERMINATE)
         asyncio.get_running_loop().call_later(_TERM_TIMEOUT_S, self._tell, KILL)
+        asyncio.get_running_loop().call_later(_KILL_TIMEOUT_S, self._kill_all)
 
     def _tell(self, message: bytes) -> None:
-        if self._control is not None:
+        """Send a message to the guardian, which the command may have stopped."""
+        if self._control is not None and self.pid is not None:
             with suppress(BrokenPipeError):
                 os.write(self._control, message)
+            os.kill(self.pid, signal.SIGCONT)
+
+    def _kill_all(self) -> None:
+        """Kill a guardian that does not end, with all below it: the command may stop it again and again."""
+        if self.pid is not None:
+            kill_tree(self.pid, _TREE_TIMEOUT_S)
 
     def _wait(self) -> int:
         """Reap the guardian, which has ended; return the exit status, or the signal as a negative number."""

@@ -40,6 +40,7 @@ from leyden.client.isolation.launcher import Launch, launch
 from leyden.client.isolation.options import IsolationOptions
 from leyden.client.processes.crash_report import CrashReport
 from leyden.client.processes.environment import agent_environment
+from leyden.client.processes.guardian_end import wait_guardian
 from leyden.client.user_code import call_in_thread
 from leyden.guardian import KILL, exit_reason, guarded
 from leyden.loading import LoadError
@@ -50,7 +51,7 @@ Reply = StopReply | SpansFlushed | Pong | BlockerFound
 AGENT_HOST, COMMAND_HOST = "leyden.client.host.main", "leyden.client.runners.command_host"
 """The modules of the two kinds of host."""
 _log = logging.getLogger("leyden.worker")
-_EXIT_TIMEOUT_S, _LAST_OUTPUT_S, _REPLY_TIMEOUT_S = 5.0, 0.2, 2.0
+_EXIT_TIMEOUT_S, _KILL_TIMEOUT_S, _LAST_OUTPUT_S, _REPLY_TIMEOUT_S = 5.0, 5.0, 0.2, 2.0
 _FLUSH_TIMEOUT_S = 30.0
 """How long the end of an attempt is held back for its spans: as long as one export may take."""
 _GRACE_S = 6.0
@@ -288,7 +289,7 @@ class HostProcess:
         if not kill:
             await asyncio.wait((self._exit,), timeout=_EXIT_TIMEOUT_S)
         self._kill()
-        await asyncio.shield(self._exit)
+        await wait_guardian(self._exit, self._process.pid, _KILL_TIMEOUT_S)
         if self._control is not None:
             os.close(self._control)
             self._control = None

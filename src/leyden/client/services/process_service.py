@@ -10,13 +10,14 @@ from typing import Self
 from leyden.background import start_background
 from leyden.client.agent_reference import read_command
 from leyden.client.processes.environment import without_secrets
+from leyden.client.processes.guardian_end import wait_guardian
 from leyden.client.services.pool import ServiceFailed
 from leyden.config.schema import ServiceConfig
 from leyden.decoding import decode_text
 from leyden.guardian import guarded
 
 _POLL_S, _CONNECT_TIMEOUT_S, _LAST_OUTPUT_S = 0.05, 5.0, 1.0
-_TERM_TIMEOUT_S = 3.0
+_TERM_TIMEOUT_S, _KILL_TIMEOUT_S = 3.0, 5.0
 _MAX_OUTPUT = 2000
 
 
@@ -71,7 +72,9 @@ class ProcessService:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
-        await self._process.wait()
+        await wait_guardian(
+            asyncio.ensure_future(self._process.wait()), self._process.pid, _TERM_TIMEOUT_S + _KILL_TIMEOUT_S
+        )
         await asyncio.wait((self._reading,), timeout=_LAST_OUTPUT_S)
         self._reading.cancel()
 

@@ -18,9 +18,9 @@ class WorkerProcess:
         Without one it goes to this process's own.
         """
         self._lifeline: int | None = None
-        child_end, self._lifeline = os.pipe()
-        os.write(self._lifeline, f"{key}\n".encode())  # agents of the same user could read it from the environment
+        child_end, lifeline = os.pipe()
         try:
+            os.write(lifeline, f"{key}\n".encode())  # agents of the same user could read it from the environment
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", "leyden.client.worker"),
@@ -32,10 +32,14 @@ class WorkerProcess:
                 stderr=output,
                 start_new_session=True,  # Ctrl-C in a terminal stops the trainer, which may still need its rollouts
             )
+        except BaseException:
+            os.close(lifeline)
+            raise
         finally:
             os.close(child_end)
             if output is not None:
                 os.close(output)
+        self._lifeline = lifeline
 
     def stop(self) -> None:
         """Let it finish its attempts within the grace time; `process.wait()` waits for its end."""
@@ -46,6 +50,7 @@ class WorkerProcess:
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
+            self.process.kill()  # one that an agent has stopped does not notice that the pipe is closed
 
     def __del__(self) -> None:
         self.end()

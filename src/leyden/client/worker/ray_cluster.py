@@ -7,6 +7,7 @@ attempts of a lost node are retried elsewhere when their leases expire. All work
 import asyncio
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 
 from leyden.backoff import Backoff
 from leyden.client.worker.worker import WorkerOptions, work
-from leyden.descendants import die_with_parent
+from leyden.descendants import signal_when_parent_ends
 from leyden.loading import LoadError
 from leyden.remote import RemoteError
 
@@ -75,7 +76,9 @@ class LeydenWorker:
 
     async def work(self, options: WorkerOptions, key: str) -> str | None:
         """Work until `stop` is called. Returns why this node cannot run the agent, or None."""
-        die_with_parent()  # Ray's processes survive where Ray is killed on a node and its parent does not reap it
+        signal_when_parent_ends(
+            signal.SIGKILL
+        )  # Ray's processes survive where Ray is killed on a node and its parent does not reap it
         try:
             await work(options, key, self._stop)
         except (LoadError, RemoteError) as refused:
