@@ -319,6 +319,9 @@ class WorkerConfig(_Section, frozen=True):
     """More folders that sandboxes show, read-only."""
     writable: tuple[str, ...] = ()
     """Folders that agents in sandboxes may write to, besides their scratch folder."""
+    environment: tuple[str, ...] = ()
+    """Names of environment variables that isolated agents inherit, besides those that any program needs; `*` stands
+    for any text."""
 
 
 RESERVED = ("task", "attempt", "result", "episode", "group")

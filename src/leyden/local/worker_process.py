@@ -97,6 +97,7 @@ def worker_options(config: Config, url: str, run: str, on_gpu: bool = False) -> 
         network=config.workers.network,
         readable=tuple(str(Path(config.base, each)) for each in config.workers.readable),
         writable=tuple(str(Path(config.base, each)) for each in config.workers.writable),
+        environment=config.workers.environment,
         hidden=(str(Path(config.home).absolute()),),
         path=tuple(filter(None, sys.path)),
     )

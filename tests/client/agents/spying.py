@@ -21,15 +21,25 @@ def spy(task: dict[str, Any]) -> dict[str, Any]:
         "scratch": _can_write(os.environ["TMPDIR"]) if "TMPDIR" in os.environ else None,
         "connected": [port for port in task.get("connect", ()) if _can_connect(port)],
         "signalled": [pid for pid in task.get("signal", ()) if _can_signal(pid)],
+        "leaked": [
+            path
+            for path in map(str, Path("/proc").glob("[0-9]*/environ"))
+            if "reversed" in task and task["reversed"][::-1].encode() in _bytes_of(path)
+        ],
+        "variables": [name for name in task.get("variables", ()) if name in os.environ],
         "environment": [path for path in Path("/proc").glob("[0-9]*/environ") if _can_read(str(path))].__len__(),
     }
 
 
 def _can_read(path: str) -> bool:
+    return bool(_bytes_of(path))
+
+
+def _bytes_of(path: str) -> bytes:
     try:
-        return bool(Path(path).read_bytes())
+        return Path(path).read_bytes()
     except OSError:
-        return False
+        return b""
 
 
 def _can_write(folder: str) -> bool:

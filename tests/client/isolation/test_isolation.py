@@ -69,21 +69,27 @@ def task_of(harness: WorkerHarness, tmp_path: Path, ports: list[int]) -> dict[st
         "write": [str(AGENTS), str(tmp_path)],
         "connect": ports,
         "signal": [os.getpid()],
+        "variables": ["HF_TOKEN", "INDEX"],
+        "reversed": "a-token-of-a-hub"[::-1],  # the task is a variable too
     }
 
 
 @needs_sandbox
 @pytest.mark.parametrize("agent", ["spying.py:spy", f"{sys.executable} spying.py"])
 async def test_a_sandbox_shows_the_agents_folder_and_the_gateway_and_nothing_else(
-    harness: WorkerHarness, tmp_path: Path, agent: str
+    harness: WorkerHarness, tmp_path: Path, agent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HF_TOKEN", "a-token-of-a-hub")
+    monkeypatch.setenv("INDEX", "named")
     with listening() as allowed, listening() as other:
         task = task_of(harness, tmp_path, [allowed, other])
-        did = await found(harness, agent, task, isolation="sandbox", network=(f"127.0.0.1:{allowed}",))
+        options = {"network": (f"127.0.0.1:{allowed}",), "environment": ("INDEX",)}
+        did = await found(harness, agent, task, isolation="sandbox", **options)
     assert did["read"] == ["/etc/passwd"]
     assert did["wrote"] == [] and did["scratch"]
     assert did["connected"] == [allowed]
     assert did["signalled"] == []
+    assert did["variables"] == ["INDEX"] and did["leaked"] == []
     assert did["user"] != 0
 
 
@@ -178,7 +184,8 @@ async def test_commands_have_user_ids_of_their_own_that_cannot_read_the_run(
     monkeypatch.setenv("HERE", str(open_folder))
     await harness.open(max_attempts=1)
     await harness.queue("g", {}, size=3)
-    with harness.worker("./spy.sh", base=str(open_folder), isolation="user", concurrency=2):
+    options = {"isolation": "user", "environment": ("SECRET", "HERE"), "concurrency": 2}
+    with harness.worker("./spy.sh", base=str(open_folder), **options):
         episodes = await harness.episodes("g")
         homes = {episode.attempt.result["home"] for episode in episodes if isinstance(episode.attempt.result, dict)}
         await eventually(lambda: not set(map(str, scratch_folders())) & homes)
@@ -255,6 +262,7 @@ async def test_hosts_have_user_ids_of_their_own_that_cannot_read_the_run(
         shutil.copy(AGENTS / name, open_folder)
     monkeypatch.setattr(sys, "executable", public_python(open_folder))
     monkeypatch.setenv("PYTHONPATH", module_path())
+    monkeypatch.setenv("HF_TOKEN", "a-token-of-a-hub")
     options = {"base": str(open_folder), "isolation": "user", "concurrency": 4, "processes": 2}
     await harness.open(max_attempts=1)
     with listening() as port, harness.worker("spying.py:spy", **options) as worker:
@@ -273,6 +281,7 @@ async def test_hosts_have_user_ids_of_their_own_that_cannot_read_the_run(
             "read": [str(open_folder / "admin.key"), f"/proc/{worker.process.pid}/environ", "/etc/passwd"],
             "write": [str(open_folder), str(tmp_path), *(scratch[user] for user in sorted(pids))],
             "connect": [port],
+            "variables": ["HF_TOKEN"],
             "signal": [os.getpid(), worker.process.pid, *(host.pid for host in hosts_of(worker))],
         }
         await harness.queue("g", task, size=8)
@@ -286,7 +295,7 @@ async def test_hosts_have_user_ids_of_their_own_that_cannot_read_the_run(
         assert did["wrote"] == [scratch[did["user"]]] and did["scratch"]
         assert did["connected"] == [port]  # the network is the machine's
         assert did["signalled"] == [pids[did["user"]]]  # only itself
-        assert did["environment"] == 1
+        assert did["environment"] == 1 and did["variables"] == []
 
 
 def user_of(process: psutil.Process) -> int:

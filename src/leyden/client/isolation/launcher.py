@@ -9,6 +9,7 @@ from msgspec import Struct
 from leyden.client.isolation.options import IsolationOptions, Mode, SandboxUnavailable
 from leyden.client.isolation.sandbox import SCRATCH, sandboxed, server_inside
 from leyden.client.isolation.user_ids import AllocatedUser, allocate_user
+from leyden.client.processes.environment import inherited_environment
 from leyden.decoding import decode_text
 
 _PROBE_TIMEOUT_S = 60.0
@@ -58,7 +59,7 @@ def launch(options: IsolationOptions, command: Sequence[str], folder: str, envir
 
 def check(options: IsolationOptions, probe: Sequence[str]) -> None:
     """Raise `SandboxUnavailable` where the command `probe` fails under these options."""
-    started = launch(options, probe, options.base, os.environ)
+    started = launch(options, probe, options.base, inherited_environment(options))
     try:
         ran = subprocess.run(
             list(started.command),

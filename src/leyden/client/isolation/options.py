@@ -24,6 +24,8 @@ class IsolationOptions(Struct, frozen=True, kw_only=True):
     """Folders that a sandbox hides where they are inside others: those of runs."""
     network: tuple[str, ...] = ()
     """`host:port` of what a sandbox may reach besides the gateway; `*`: it has the network of the machine."""
+    environment: tuple[str, ...] = ()
+    """Names of variables that isolated agents inherit besides those that programs need; `*` stands for any text."""
     sockets: str = ""
     """The folder in which the forwarder of the worker listens, one Unix socket for each of `targets`."""
 

@@ -1,12 +1,28 @@
-"""Environment variables of processes that run agents: where the model is, without the worker's secrets."""
+"""Environment variables of processes that run agents: where the model is, without the worker's secrets.
+
+Isolated agents inherit only what programs need to run, and what the configuration names: other variables may be keys.
+"""
 
 import os
+from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
+from leyden.client.isolation.options import IsolationOptions
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
 
 KEY_VARIABLE = "LEYDEN_KEY"
 """Holds a worker's own key, which no host process inherits, or the key of a command's attempt."""
+
+_INHERITED = (
+    *("PATH", "HOME", "TMPDIR", "SHELL", "TERM", "LANG", "LANGUAGE", "LC_*", "TZ"),
+    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "NODE_PATH", "JAVA_HOME"),
+    *("OMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
+    *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+)
+"""Variables that isolated agents inherit."""
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+"""In either case, and unless a password may be in them."""
 
 
 def without_secrets() -> dict[str, str]:
@@ -14,9 +30,22 @@ def without_secrets() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in (KEY_VARIABLE, UPSTREAM_KEY_VARIABLE)}
 
 
-def agent_environment(server: str, key: str) -> dict[str, str]:
-    """Return the worker's variables without its secrets, and those that direct client libraries to the model."""
-    inherited = without_secrets()
+def inherited_environment(options: IsolationOptions) -> dict[str, str]:
+    """Return the variables of this process that agents inherit: isolated ones only those that are listed or named."""
+    variables = without_secrets()
+    if options.mode == "none":
+        return variables
+    patterns = (*_INHERITED, *options.environment)
+    return {
+        name: value
+        for name, value in variables.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns) or (name.lower() in _PROXIES and "@" not in value)
+    }
+
+
+def agent_environment(options: IsolationOptions, server: str, key: str) -> dict[str, str]:
+    """Return the variables that agents inherit, and those that direct client libraries to the model."""
+    inherited = inherited_environment(options)
     no_proxy = inherited.get("NO_PROXY") or inherited.get("no_proxy")
     no_proxy = ",".join(filter(None, (no_proxy, urlsplit(server).hostname)))
     return {

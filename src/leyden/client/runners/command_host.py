@@ -112,7 +112,7 @@ class CommandHost:
     def _environment(self, start: StartAttempt, task: bytes) -> dict[str, str]:
         server, key = self._setup.server, start.key
         variables = {
-            **agent_environment(server, key),
+            **agent_environment(self._setup.isolation, server, key),
             "LEYDEN_URL": server,
             KEY_VARIABLE: key,
             "LEYDEN_RUN": start.run,

@@ -143,12 +143,8 @@ class HostProcess:
                 inherited.callback(os.close, child_output)
             pass_fds = (theirs.fileno(), crash.fileno())
             command = (sys.executable, "-P", "-m", module, *map(str, pass_fds))
-            launched = launch(
-                setup.isolation if module == AGENT_HOST else IsolationOptions(),  # others run no agent code
-                command,
-                setup.base,
-                agent_environment(setup.server, setup.key),
-            )
+            isolation = setup.isolation if module == AGENT_HOST else IsolationOptions()  # others run no agent code
+            launched = launch(isolation, command, setup.base, agent_environment(isolation, setup.server, setup.key))
             on_failure.callback(launched.release)
             stream = await MessageStream[ToWorker].connect(ours, ToWorker, _MAX_FRAME)
             on_failure.callback(stream.close)

@@ -76,9 +76,8 @@ class LeydenWorker:
 
     async def work(self, options: WorkerOptions, key: str) -> str | None:
         """Work until `stop` is called. Returns why this node cannot run the agent, or None."""
-        signal_when_parent_ends(
-            signal.SIGKILL
-        )  # Ray's processes survive where Ray is killed on a node and its parent does not reap it
+        # Ray's processes survive where Ray is killed on a node and its parent does not reap it
+        signal_when_parent_ends(signal.SIGKILL)
         try:
             await work(options, key, self._stop)
         except (LoadError, RemoteError) as refused:

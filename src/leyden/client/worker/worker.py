@@ -92,6 +92,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """More folders that sandboxes show."""
     writable: tuple[str, ...] = ()
     """Folders that sandboxes may write to."""
+    environment: tuple[str, ...] = ()
+    """Names of variables that isolated agents inherit besides those that programs need; `*` stands for any text."""
     hidden: tuple[str, ...] = ()
     """Folders that sandboxes hide where they are inside others."""
     name: str = msgspec.field(default_factory=_default_name)
@@ -232,6 +234,7 @@ def isolation_request(options: WorkerOptions) -> IsolationRequest:
             readable=options.readable,
             writable=options.writable,
             hidden=options.hidden,
+            environment=options.environment,
             network=options.network,
         ),
     )
