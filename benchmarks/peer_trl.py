@@ -1,51 +1,127 @@
-"""The peer half of the loop's benchmark: TRL's GRPOTrainer, run by the interpreter of its own environment.
+"""The peer half of the loop's benchmarks: TRL's GRPOTrainer, run by the interpreter of its own environment.
 
     python benchmarks/peer_trl.py PLAN.json
 
 Prompts, group, lengths, optimiser and the number of steps are the plan's. On the CPU generation is TRL's own, through
 `model.generate`, and every completion has the same length. With `cuda` in the plan the model is trained in bfloat16
 with float32 weights, vLLM generates in this process (`colocate`), and completions end where they end. Whatever only
-costs time is off (logging, checkpoints, gradient checkpointing), the reward is computed in this process, and old
-logprobs are not, since there is one update a generation. The last line is one JSON object: seconds of each timed step,
-and the parts of each that are generation and scoring.
+costs time is off (logging, checkpoints, gradient checkpointing), and the reward is computed in this process.
+
+The plan has a list of `settings`, measured one after the other in this process, so that vLLM starts once:
+
+- `micro_batches`: of a step, so `per_device_train_batch_size` is the batch divided by it;
+- `compile`: "none", "whole" (`torch_compile=True`) or "layers" (`torch_compile=True` with accelerate's regional
+  compilation of dynamic shapes, which compiles each kind of layer once);
+- `correction`: whether tokens are weighted by the ratio of the trainer's and vLLM's probabilities, as is TRL's default
+  and Leyden's. TRL computes old logprobs for it in a forward pass of its own; without it there is no such pass, since
+  there is one update a generation.
+
+Prints one JSON object a setting: seconds of the first step, of each other one that does not count and of each that
+does, and the parts of those that are generation and scoring; or why the setting failed.
 """
 
+import gc
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 INSTALL: list[str] = ["trl==1.16.0", "torch==2.13.0", "transformers==5.22.2"]
 """Arguments of `pip install`: torch and transformers as on Leyden's side."""
+DEFAULTS: dict[str, Any] = {"compile": "none", "correction": True}
+"""Of a setting."""
+LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""Set by TRL for its vLLM. A second trainer in the process would take them for a launcher's and wrap its model."""
+
+REGIONAL = ("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "ACCELERATE_DYNAMO_USE_DYNAMIC")
 
 
-def run(python: str | Path, plan: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Run this file with the interpreter that has TRL; the plan is written into the folder."""
+def run(
+    python: str | Path, plan: dict[str, Any], folder: Path, limit_s: float | None = None
+) -> Iterator[dict[str, Any]]:
+    """Run this file with the interpreter that has TRL; yield what it found of each setting as soon as it is there.
+
+    Its processes are killed after `limit_s`.
+    """
     path = folder / "plan.json"
     path.write_text(json.dumps(plan))
-    ran = subprocess.run([python, __file__, path], stdout=subprocess.PIPE, check=True)
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    command = ["timeout", "--kill-after=1", str(limit_s or 0), str(python), __file__, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as ran:
+        assert ran.stdout is not None
+        try:
+            yield from (json.loads(line) for line in ran.stdout if line.startswith('{"setting"'))
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(ran.pid, signal.SIGKILL)
+
+
+def main(plan: dict[str, Any]) -> None:
+    """Measure each setting, and say what it took."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    import torch
+
+    torch.set_num_threads(plan["threads"])
+    torch._dynamo.config.recompile_limit = 64  # every setting compiles the same functions for a model of its own
+    if plan.get("cuda"):
+        start_vllm_once()
+    for setting in ({**DEFAULTS, **setting} for setting in plan["settings"]):
+        found: dict[str, Any]
+        try:
+            found = measure(plan, setting)
+        except torch.OutOfMemoryError as error:
+            found = {"failed": f"out of memory: {str(error).splitlines()[0]}"}
+        gc.collect()
+        if plan.get("cuda"):
+            torch.cuda.empty_cache()
+        print(json.dumps({"setting": setting, **found, "versions": versions()}), flush=True)
+
+
+def start_vllm_once() -> None:
+    """Let all trainers of this process share one vLLM: each sends it its weights before it generates."""
+    from trl.generation import vllm_generation
+
+    vllm_generation.LLM = cache(vllm_generation.LLM)
+
+
+def versions() -> dict[str, str]:
+    """Return those of the packages that matter here."""
+    found = {}
+    for name in ("trl", "torch", "transformers", "vllm"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
     return found
 
 
-def main(plan: dict[str, Any]) -> dict[str, Any]:
-    """Train, and say how long each step took."""
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
+def measure(plan: dict[str, Any], setting: dict[str, Any]) -> dict[str, Any]:
+    """Train with one setting, and say how long each step took."""
+    for name in LAUNCHED:
+        os.environ.pop(name, None)
+    for name in REGIONAL:
+        os.environ.pop(name, None)
+    if setting["compile"] == "layers":
+        os.environ |= dict.fromkeys(REGIONAL, "True")
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    torch.set_num_threads(plan["threads"])
     rollouts, tokens = plan["tasks"] * plan["group"], plan["tokens"]
     cuda = plan.get("cuda", False)
     model = AutoModelForCausalLM.from_pretrained(plan["model"], dtype=torch.float32)
+    model.train()  # with compiled layers only a copy of it would be, and TRL would generate for every micro-batch
     tokenizer = AutoTokenizer.from_pretrained(plan["model"])
     if not cuda:  # nothing ends a completion but its length, and all of it is trained on
         tokenizer.eos_token = tokenizer.pad_token
@@ -73,6 +149,9 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
             return batch
 
     class Clock(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            ends.append(time.perf_counter())
+
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             ends.append(time.perf_counter())
 
@@ -83,8 +162,8 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         config = GRPOConfig(
             output_dir=folder,
             max_steps=plan["warmup"] + plan["steps"],
-            per_device_train_batch_size=rollouts // plan["micro_batches"],
-            gradient_accumulation_steps=plan["micro_batches"],
+            per_device_train_batch_size=rollouts // setting["micro_batches"],
+            gradient_accumulation_steps=setting["micro_batches"],
             num_generations=plan["group"],
             max_completion_length=tokens,
             temperature=1.0,
@@ -100,9 +179,11 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
             use_cpu=not cuda,
             bf16=cuda,
             gradient_checkpointing=False,
+            torch_compile=setting["compile"] != "none",
             use_vllm=cuda,
             vllm_mode="colocate",
             vllm_gpu_memory_utilization=plan.get("vllm_memory", 0.3),
+            vllm_importance_sampling_correction=setting["correction"],
             dataloader_num_workers=0,
             logging_strategy="no",
             save_strategy="no",
@@ -119,9 +200,11 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
             callbacks=[Clock()],
         )
         trainer.train()
+    took = [after - before for before, after in pairwise(ends)]
     timed = slice(plan["warmup"], None)
     return {
-        "step_s": [after - before for before, after in pairwise(ends)][plan["warmup"] - 1 :],
+        "warmup_s": took[: plan["warmup"]],
+        "step_s": took[timed],
         "generating_s": generating[timed],
         "scoring_s": [whole - part for whole, part in zip(preparing, generating, strict=True)][timed],
         "prompt_tokens": prompt_tokens[timed],
@@ -130,5 +213,4 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    report = main(json.loads(Path(sys.argv[1]).read_text()))
-    print(json.dumps(report))
+    main(json.loads(Path(sys.argv[1]).read_text()))
