@@ -4,8 +4,9 @@
     python benchmarks/ablations.py table                          # of all runs that are there
 
 Every run is one file, `AGENT/VARIANT-SEED.json`: the held-out reward after each evaluation and all metrics. Agents can
-be run in parts and on several machines. `table` prints mean and standard deviation over seeds: held-out reward at the
-end, mean reward over all steps (how fast it learns), and seconds; its last line is one JSON object.
+be run in parts and on several machines. `table` prints mean and standard deviation over seeds (sd): held-out reward at
+the end, mean reward over all steps (how fast it learns), and seconds. Its last line is one JSON object; `ratio` is the
+ledger agent's held-out reward with automatic rewards and credit for single steps over that without.
 """
 
 import argparse
@@ -39,9 +40,10 @@ GIGPO = {**FAILED, "algorithm": {"credit": "discounted", "gamma": 0.95, "advanta
 TRANSITION = {"algorithm": {"level": "transition"}}
 UNCHANGED = "unchanged"
 """The variant that an agent's other variants are compared with."""
+HEADLINE = "succeeded, stepwise"
 AGENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "calc": ("examples/calc", {**SIGNALS, "failed, gigpo": GIGPO}),
-    "ledger": ("benchmarks/ledger", SIGNALS),
+    "ledger": ("benchmarks/ledger", {**SIGNALS, "partial credit": {"reward": "agent.py:partial"}}),
     "sql": (
         "examples/sql",
         {
@@ -125,6 +127,13 @@ def summary(values: list[float]) -> list[float | None]:
     return [round(fmean(values), 3), round(stdev(values), 3) if len(values) > 1 else None]
 
 
+def ratio(found: dict[str, Any]) -> float | None:
+    """Return the headline: what automatic rewards and credit for single steps are worth where rewards are rare."""
+    ledger = found.get("ledger", {})
+    with_them, without = (ledger.get(name, {}).get("held_out_after", [0.0])[0] for name in (HEADLINE, UNCHANGED))
+    return round(with_them / without, 2) if with_them and without else None
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -147,8 +156,10 @@ def main() -> None:
     found = table(options.out)
     for agent, variants in found.items():
         for variant, entry in variants.items():
-            print(f"{agent:8} {variant:22} {entry}")
-    report_result(found, options.out)
+            seeds, *measured = entry.items()
+            shown = "  ".join(f"{name} {mean} (sd {deviation})" for name, (mean, deviation) in measured)
+            print(f"{agent:8} {variant:22} {seeds[1]} seeds  {shown}")
+    report_result({"ratio": ratio(found), **found}, options.out)
 
 
 if __name__ == "__main__":
