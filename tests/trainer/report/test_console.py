@@ -30,6 +30,10 @@ def test_a_resumed_run_shows_its_last_evaluation_until_the_next() -> None:
     assert "held-out 0.750*" in console.file.getvalue()
 
 
+def test_a_standard_deviation_is_not_written_like_a_standard_error() -> None:
+    assert "reward 0.500 sd 0.71  held-out 0.625 " in line(StepReport(1, [0.0, 1.0], StepAccounting()), 0.625)
+
+
 def test_tokens_sampled_before_the_step_are_not_in_its_speed() -> None:
     report = StepReport(1, [1.0], StepAccounting(), started=100.0, sampling_s=2.0)
     report.count_tokens([call("earlier", 1000, started=90.0)], 0)

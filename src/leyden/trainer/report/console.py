@@ -46,7 +46,7 @@ class ConsoleReport:
         trained = sum(metric.tokens for metric in report.metrics)
         parts = [
             f"[bold]step {report.step:>{len(str(self._steps))}}/{self._steps}[/]",
-            f"reward {_number(report.reward)} ± {report.spread:.2f}",
+            f"reward {_number(report.reward)} sd {report.spread:.2f}",
             f"held-out {self._held_out}" + ("*" if report.held_out is not None else " "),
             _counts(accounting.outcomes),
             f"{accounting.groups_flat} of {accounting.groups} groups flat",

@@ -102,7 +102,7 @@ function rewardChart(found, rewards, open, csv) {
     line.low = line.values.map((value, index) => value - deviation[index]);
     line.high = line.values.map((value, index) => value + deviation[index]);
   }
-  return chart({ title: "training reward", lines: [{ name: "mean, ± one deviation", ...line }], open, download: csv(["reward/*"]) });
+  return chart({ title: "training reward", lines: [{ name: "mean and sd", ...line }], open, download: csv(["reward/*"]) });
 }
 
 function heldOutChart(rewards, open, csv) {
