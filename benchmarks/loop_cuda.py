@@ -24,6 +24,7 @@ TRL without the correction for sampling with vLLM, which both make by default. S
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -58,7 +59,9 @@ def measure_leyden(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
     sections = {"evaluation": {"every": 1000}, "checkpoints": {"every": 1000, "optimiser": False}, **plan["sections"]}
     config = configuration(plan, tasks, **{"home": str(folder / "runs"), "model": plan["model"], **sections})
     (folder / "loop.toml").write_text(tomli_w.dumps(config))
-    subprocess.run([sys.executable, "-m", "leyden.cli", "train", folder / "loop.toml"], check=True, stdout=sys.stderr)
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}  # nothing is compiled already
+    command = [sys.executable, "-m", "leyden.cli", "train", folder / "loop.toml"]
+    subprocess.run(command, check=True, stdout=sys.stderr, env=environment)
     steps = [row for row in read_metrics(folder / "runs" / "loop" / "metrics.jsonl", DEFAULT_POLICY) if row["step"] > 0]
     first_s = sum(steps[0][f"time/{part}_s"] for part in ("sampling", "training", "publishing"))
     took = [first_s, *(after["time"] - before["time"] for before, after in pairwise(steps))]

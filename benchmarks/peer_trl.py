@@ -52,12 +52,13 @@ def run(
 ) -> Iterator[dict[str, Any]]:
     """Run this file with the interpreter that has TRL; yield what it found of each setting as soon as it is there.
 
-    Its processes are killed after `limit_s`.
+    Its processes are killed after `limit_s`. What they compile is kept in the folder alone, so that nothing is found
+    compiled already.
     """
-    path = folder / "plan.json"
+    path, environment = folder / "plan.json", {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
     path.write_text(json.dumps(plan))
     command = ["timeout", "--kill-after=1", str(limit_s or 0), str(python), __file__, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as ran:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment) as ran:
         assert ran.stdout is not None
         try:
             yield from (json.loads(line) for line in ran.stdout if line.startswith('{"setting"'))
