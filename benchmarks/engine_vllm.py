@@ -6,11 +6,12 @@
 Every model is measured with 1, 32, 256 and 1,024 requests that arrive at once, each with its own prompt, streamed, with
 token ids and logprobs, at temperature 1, all of the same lengths. The time includes the prompts, which are new in every
 round. The best of several rounds counts, after one that does not. On a GPU the model is in bfloat16. The embedded
-engine and `model.generate` run first, in this process, and are freed; then one vLLM server is asked in four ways, in
-turns: through the gateway, with the text of each prompt as a chat message; with the same messages on its own chat route
-for what the gateway records, token ids and logprobs; there for text alone, of which nothing can be trained; and with
-the token ids of the prompts, which nobody has to tokenise, for token ids and logprobs. The name of a shape instead of a
-folder measures the first two engines with random weights, on which speed does not depend: nothing has to be downloaded.
+engine and `model.generate` run first, asked in this process without HTTP, and are freed; then one vLLM server is asked
+over HTTP in four ways, in turns: through the gateway, with the text of each prompt as a chat message; with the same
+messages on its own chat route for what the gateway records, token ids and logprobs; there for text alone, of which
+nothing can be trained; and with the token ids of the prompts, which nobody has to tokenise, for token ids and logprobs.
+The name of a shape instead of a folder measures the first two engines with random weights, on which speed does not
+depend: nothing has to be downloaded.
 
 The last line is one JSON object: by model and number of requests the tokens per second of each, `ratio_embedded` (the
 embedded engine over vLLM with token ids), `ratio_gateway` (vLLM behind the gateway over its chat route, asked for the
@@ -85,6 +86,15 @@ VLLM_CHAT = {"model": "policy", "temperature": 1.0, "ignore_eos": True}
 """Of a request to vLLM's chat route; the gateway has these from its run and from `EndlessEngine`."""
 RECORDED = {"logprobs": True, "return_token_ids": True}
 """What the gateway asks for and records with every call."""
+TIMED = {
+    "embedded": "in its process",
+    "generate": "in its process",
+    "vllm": "over HTTP",
+    "vllm_chat": "over HTTP",
+    "vllm_chat_text": "over HTTP",
+    "gateway": "over HTTP, and the gateway asks vLLM over HTTP",
+}
+"""How each was asked: the two in this process save what HTTP and a server's front end cost the others."""
 
 
 def best(run: Callable[[], int], expected: int, rounds: int) -> float:
@@ -284,7 +294,9 @@ def main() -> None:
             found["ratio_gateway_ids"] = round(found["gateway"] / found["vllm"], 3)
     behind = [rates[HEADLINE]["ratio_gateway"] for rates in report.values() if "gateway" in rates.get(HEADLINE, {})]
     ratio = min(behind, default=None)
-    result = {"ratio": ratio, "tokens_per_s": report, "prompt": options.prompt, "tokens": options.tokens}
+    print("\n".join(f"{name:15} was asked {how}" for name, how in TIMED.items()))
+    lengths = {"prompt": options.prompt, "tokens": options.tokens}
+    result = {"ratio": ratio, "timed": TIMED, "tokens_per_s": report, **lengths}
     report_result(result, options.out, versions={"torch": torch.__version__})
 
 
