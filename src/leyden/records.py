@@ -21,7 +21,8 @@ from leyden import defaults
 from leyden.outcomes import Outcome
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@~-]*$(?!\n)"
-ID_RULE = "letters, digits and . _ : @ ~ -, beginning with a letter or digit, 160 at the most"
+ID_CHARACTERS = "letters, digits and . _ : @ ~ -, beginning with a letter or digit"
+ID_RULE = f"{ID_CHARACTERS}, 160 at the most"
 Id = Annotated[str, Meta(pattern=ID_PATTERN, max_length=160, description=ID_RULE)]
 Name = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:@~/+-]*$(?!\n)", max_length=160, description="a short name")

@@ -147,7 +147,23 @@ def test_before_the_first_step_anything_may_change_and_the_store_begins_anew(con
         folder.metrics_file.write_text('{"step": 0, "held_out/reward": 0}\n')
     edit(config, "agent.py", '"max_tokens": 8', '"max_tokens": 9')
     with folder.acquire(config) as archive:
-        assert archive is not None and (archive / "leyden.db").exists()
+        assert archive is not None and archive.parent == folder.path.parent  # where it is listed with the other runs
+        assert archive.name.startswith(f"{folder.path.name}.before-") and archive.stat().st_mode & 0o777 == 0o700
+        recorded = {"config.toml", "fingerprint.json", "leyden.db", "metrics.jsonl"}
+        assert {file.name for file in archive.iterdir()} == recorded
+        assert not folder.metrics_file.exists() and folder.config_file.exists()
+
+
+def test_two_archives_of_the_same_second_have_two_names(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.strftime", lambda form: "20260101-000000")
+    folder, names = RunFolder.of(config), []
+    for _ in range(3):
+        with folder.acquire(config):
+            pass
+        archive = folder.archive()
+        assert archive is not None
+        names.append(archive.name.partition(".before-")[2])
+    assert names == ["20260101-000000", "20260101-000000-2", "20260101-000000-3"]
 
 
 def test_before_the_first_step_another_number_of_evaluation_rollouts_begins_anew(config: Config) -> None:

@@ -165,7 +165,7 @@ async def test_a_store_that_is_deleted_while_the_stores_are_listed_is_left_out(t
     other = await Store(tmp_path / "other" / "leyden.db").start()
     store = await Store(tmp_path / "leyden.db").start()
     stores = OneDeleted(store, tmp_path)
-    assert await stores.read_active(lambda connection: "read") == ["read"]
+    assert await stores.read_active(lambda connection, runs: "read") == ["read"]
     stores.close()
     await store.close()
     await other.close()
@@ -177,10 +177,10 @@ async def test_a_run_whose_folder_was_deleted_is_not_found_and_its_store_is_clos
     await other.close()
     store = await Store(tmp_path / "leyden.db").start()
     stores = RunStores(store, tmp_path)
-    assert (await stores.read("other", queries.get_run, "other")).id == "other"
+    assert (await stores.read("other", queries.get_run)).id == "other"
     shutil.rmtree(tmp_path / "other")
     with pytest.raises(NotFound, match="no run 'other'"):
-        await stores.read("other", queries.get_run, "other")
+        await stores.read("other", queries.get_run)
     assert await stores.runs(None) == []
     assert not [path for path in open_files() if path.startswith(str(tmp_path / "other"))]
     stores.close()
@@ -296,7 +296,7 @@ async def test_pages_that_read_other_stores_leave_threads_for_model_calls(tmp_pa
     store = await Store(tmp_path / "leyden.db").start()
     stores, done, begun = RunStores(store, tmp_path), Event(), list[object]()
 
-    def query(connection: object) -> bool:
+    def query(connection: object, run: str) -> bool:
         begun.append(connection)
         return done.wait(120)
 
@@ -354,7 +354,7 @@ async def test_a_run_that_is_started_anew_is_followed_from_its_first_event(tmp_p
                 await store.create_run(RunSpec(name))
             async with asyncio.timeout(30):
                 found: set[str] = set()
-                while not found.issuperset(names):
+                while not found.issuperset(f"run:{name}" for name in names):
                     found |= {run for run, _ in await counted.get()}
             await store.close()
     await own.close()

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from leyden.records import ID_RULE, Id
+from leyden.records import ID_CHARACTERS, ID_PATTERN, ID_RULE, Id
 
 
 def integer(least: int, most: int) -> Callable[[str], int]:
@@ -35,6 +36,13 @@ def identifier(text: str) -> str:
         return msgspec.convert(text, Id)
     except msgspec.ValidationError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not an id: write {ID_RULE}") from error
+
+
+def run_name(text: str) -> str:
+    """Parse the name of a run: an id, or a longer one that was made from the name of a folder."""
+    if not re.match(ID_PATTERN, text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a run: write {ID_CHARACTERS}")
+    return text
 
 
 def url(text: str) -> str:

@@ -3,10 +3,11 @@
 import argparse
 from typing import Any
 
-from leyden.cli.arguments import identifier
+from leyden.cli.arguments import run_name
 from leyden.cli.printing import print_json, stdout_console
 from leyden.config import ConfigError
 from leyden.local.check import check_run
+from leyden.local.named_folders import require_run_folder
 
 
 def add_check(commands: Any) -> argparse.ArgumentParser:
@@ -14,13 +15,13 @@ def add_check(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         "check", help="verify the database and the checkpoints of a run"
     )
-    command.add_argument("name", metavar="RUN", type=identifier)
+    command.add_argument("name", metavar="RUN", type=run_name)
     command.set_defaults(run=_check)
     return command
 
 
 async def _check(options: argparse.Namespace) -> None:
-    parts = check_run(options.home / options.name)
+    parts = check_run(require_run_folder(options.home, options.name))
     if options.json:
         print_json(parts)
     else:

@@ -2,13 +2,13 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
-from leyden.cli.arguments import identifier, integer
+from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import format_bytes, print_json, stdout_console
 from leyden.cli.source import add_source, delete_stored
 from leyden.config import ConfigError
+from leyden.local.named_folders import find_run_folder, require_run_folder
 from leyden.local.pruning import PRUNABLE, prune_run
 from leyden.local.run_folder import RunFolder, folder_size
 
@@ -16,7 +16,7 @@ from leyden.local.run_folder import RunFolder, folder_size
 def add_delete(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden delete`."""
     command: argparse.ArgumentParser = commands.add_parser("delete", help="delete a run with everything it keeps")
-    command.add_argument("name", metavar="RUN", type=identifier)
+    command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("--yes", action="store_true", help="do not ask")
     add_source(command)
     command.set_defaults(run=_delete)
@@ -28,7 +28,7 @@ def add_prune(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         "prune", help="delete old checkpoints, output and spans of runs; without an option, all three"
     )
-    command.add_argument("names", metavar="RUN", type=identifier, nargs="+")
+    command.add_argument("names", metavar="RUN", type=run_name, nargs="+")
     for part in PRUNABLE:
         command.add_argument(f"--{part}", action="store_true", help=f"delete old {part}")
     command.add_argument(
@@ -39,13 +39,12 @@ def add_prune(commands: Any) -> argparse.ArgumentParser:
 
 
 async def _delete(options: argparse.Namespace) -> None:
-    folder = RunFolder(options.home / options.name)
-    own = not options.server and not options.store and (folder.path / "config.toml").is_file()
+    folder = None if options.server or options.store else find_run_folder(options.home, options.name)
     if not options.yes and sys.stdin.isatty() and not _confirmed(options.name):
         raise ConfigError("nothing was deleted")
-    size = folder_size(folder.path) if own else None
-    if own:
-        folder.delete()
+    size = folder_size(folder) if folder is not None else None
+    if folder is not None:
+        RunFolder(folder).delete()
     else:
         await delete_stored(options, options.name)
     if options.json:
@@ -63,7 +62,7 @@ async def _prune(options: argparse.Namespace) -> None:
     chosen = [part for part in PRUNABLE if getattr(options, part)]
     freed: dict[str, int] = {}
     for name in options.names:
-        freed[name] = await prune_run(Path(options.home, name), chosen or PRUNABLE, options.keep)
+        freed[name] = await prune_run(require_run_folder(options.home, name), chosen or PRUNABLE, options.keep)
     if options.json:
         print_json(freed)
         return

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from leyden.cli.arguments import identifier, integer
+from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.cli.source import add_source, open_source
 from leyden.estimates import PairedDifference, estimate
@@ -25,8 +25,8 @@ def add_compare(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         "compare", help="compare two evaluations of the same tasks, in pairs"
     )
-    command.add_argument("first", metavar="RUN", type=identifier)
-    command.add_argument("second", metavar="RUN", type=identifier)
+    command.add_argument("first", metavar="RUN", type=run_name)
+    command.add_argument("second", metavar="RUN", type=run_name)
     command.add_argument(
         "--steps",
         nargs=2,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from leyden.cli.arguments import identifier, integer
+from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import print_json, print_table, stdout_console
 from leyden.cli.source import add_source, open_source, open_writable
 from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_reward
@@ -28,7 +28,7 @@ _SHOWN_ERRORS = 3
 def add_rescore(commands: Any) -> argparse.ArgumentParser:
     """Add the command."""
     command: argparse.ArgumentParser = commands.add_parser("rescore", help="compute the rewards of a run again")
-    command.add_argument("name", metavar="RUN", type=identifier)
+    command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("--reward", metavar="MODULE:NAME", help="the reward function (default: the run's own)")
     command.add_argument("--base", metavar="DIR", help="the folder it is loaded from (default: the run's)")
     command.add_argument("--dry-run", action="store_true", help="compute and compare, without writing")

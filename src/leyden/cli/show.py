@@ -4,7 +4,6 @@ import argparse
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from leyden.cli.arguments import identifier, integer
+from leyden.cli.arguments import identifier, integer, run_name
 from leyden.cli.printing import format_bytes, plural, print_json, print_table, stdout_console, with_error
 from leyden.cli.source import add_source, all_runs, open_source
 from leyden.config import ConfigError
@@ -45,7 +44,7 @@ def add_runs(commands: Any) -> argparse.ArgumentParser:
 def add_show(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden show`."""
     command: argparse.ArgumentParser = commands.add_parser("show", help="show a run, or one of its rollouts")
-    command.add_argument("name", metavar="RUN", type=identifier)
+    command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("rollout", metavar="ROLLOUT", type=identifier, nargs="?")
     command.add_argument("--after", metavar="ROLLOUT", type=identifier, help="show the rollouts that follow this one")
     command.add_argument(
@@ -62,9 +61,10 @@ def add_show(commands: Any) -> argparse.ArgumentParser:
 
 async def _runs(options: argparse.Namespace) -> None:
     found = await all_runs(options)
-    sizes = {} if options.server or options.store else _sizes(options.home, [run.id for run, _ in found])
+    sizes = [None if one.folder is None else folder_size(one.folder) for one in found]
     if options.json:
-        print_json([{**msgspec.to_builtins(run), "card": card, "bytes": sizes.get(run.id)} for run, card in found])
+        listed = zip(found, sizes, strict=True)
+        print_json([{**msgspec.to_builtins(one.summary), "card": one.card, "bytes": size} for one, size in listed])
         return
     console = stdout_console()
     if not found:
@@ -72,7 +72,8 @@ async def _runs(options: argparse.Namespace) -> None:
         return
     columns = ("run", "started", "step", "groups", "calls", "tokens", "reward", "of", "best", "size", "rollouts")
     table = Table(*columns, box=box.SIMPLE, pad_edge=False)
-    for run, card in found:
+    for one, size in zip(found, sizes, strict=True):
+        run, card = one.summary, one.card
         table.add_row(
             run.id,
             _time(run.created),
@@ -81,7 +82,7 @@ async def _runs(options: argparse.Namespace) -> None:
             str(run.calls),
             str(run.tokens),
             *_rewards_of(run, card),
-            format_bytes(sizes[run.id]) if run.id in sizes else "-",
+            "-" if size is None else format_bytes(size),
             _counts(run),
         )
     print_table(console, table)
@@ -99,11 +100,6 @@ def _rewards_of(run: RunSummary, card: RunCard | None) -> tuple[str, str, str]:
         return _number(run.mean_reward), "-" if run.mean_reward is None else "all", "-"
     best = f"{with_error(card.best, card.best_error)} at {card.best_step}" if card.best_step is not None else "-"
     return with_error(card.reward, card.error), f"{card.counted} {card.measured}", best
-
-
-def _sizes(home: Path, runs: Sequence[str]) -> dict[str, int]:
-    """Return the bytes on disk of the runs that have their own folder."""
-    return {run: folder_size(home / run) for run in runs if (home / run / "config.toml").is_file()}
 
 
 async def _show(options: argparse.Namespace) -> None:

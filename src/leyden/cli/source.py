@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from leyden.local.stored_runs import RunSource, StoredRuns, open_stores, store_with
+from msgspec import Struct
+
+from leyden.local.stored_runs import RunSource, StoredRuns, open_run, open_stores
 from leyden.records import Reward
 from leyden.remote import Remote, RemoteError, read_key
 from leyden.store.errors import StoreInUse, StoreUnusable
@@ -23,17 +25,17 @@ _ALL_POINTS = 100_000
 class OpenedRuns(StoredRuns):
     """Exclusive access to a store, with which rewards can be added and runs deleted."""
 
-    def __init__(self, store: Store) -> None:
-        super().__init__(store.database)
+    def __init__(self, store: Store, read: StoredRuns) -> None:
+        super().__init__(store.database, read.folder, read.taken)
         self._store = store
 
     async def record_rewards(self, run: str, attempt: str, rewards: Sequence[Reward]) -> Recorded:
         """Add rewards to an attempt that has ended."""
-        return Recorded(await self._store.record_rewards(run, attempt, rewards, rescoring=True))
+        return Recorded(await self._store.record_rewards(self.id_of(run), attempt, rewards, rescoring=True))
 
     async def delete_run(self, run: str) -> None:
         """Delete a run with everything recorded for it."""
-        await self._store.delete_run(run)
+        await self._store.delete_run(self.id_of(run))
 
 
 def add_source(command: argparse.ArgumentParser) -> None:
@@ -52,20 +54,31 @@ def add_source(command: argparse.ArgumentParser) -> None:
     )
 
 
-async def all_runs(options: argparse.Namespace) -> list[tuple[RunSummary, RunCard | None]]:
+class ListedRun(Struct, frozen=True):
+    """A run of `leyden runs`."""
+
+    summary: RunSummary
+    card: RunCard | None
+    folder: Path | None = None
+    """The folder of the run, if it has one and that is here."""
+
+
+async def all_runs(options: argparse.Namespace) -> list[ListedRun]:
     """List all runs, the oldest first. A server that runs without keys refuses cards, so there are none."""
     if options.server:
         async with _remote(options) as remote:
             found, cards = await remote.runs(), dict[str, RunCard]()
             with suppress(RemoteError):
                 cards = {card.id: card for card in await remote.cards()}
-            return [(summary, cards.get(summary.id)) for summary in found]
+            return [ListedRun(summary, cards.get(summary.id)) for summary in found]
     with open_stores(options.home, options.store) as stores:
-        listed: list[tuple[RunSummary, RunCard | None]] = []
+        listed: list[ListedRun] = []
         for store in stores:
-            by_id = {card.id: card for card in await store.cards()}
-            listed += [(summary, by_id.get(summary.id)) for summary in await store.runs()]
-    return sorted(listed, key=lambda one: one[0].created)
+            named = store.named
+            for run in named.ids:
+                folder = store.folder if run == named.own else None
+                listed.append(ListedRun(await store.summary(run), await store.card(run), folder))
+    return sorted(listed, key=lambda one: one.summary.created)
 
 
 @asynccontextmanager
@@ -75,8 +88,8 @@ async def open_source(options: argparse.Namespace, run: str) -> AsyncIterator[Ru
         async with _remote(options) as remote:
             yield remote
         return
-    with open_stores(options.home, options.store) as stores:
-        yield await store_with(stores, run)
+    with open_run(options.home, run, options.store) as store:
+        yield store
 
 
 @asynccontextmanager
@@ -88,19 +101,18 @@ async def open_writable(options: argparse.Namespace, run: str) -> AsyncIterator[
         return
     async with open_source(options, run) as found:
         assert isinstance(found, StoredRuns)
-        await found.run(run)
-        location = found.location
+        location, id = found.location, found.id_of(run)
     try:
         store = Store(location)
     except StoreInUse as refused:
         url = Path(location).parent / "url"
-        if not url.exists():
-            raise StoreUnusable(f"{refused}, or name it with --server") from refused
+        if not url.exists() or id != run:
+            raise StoreUnusable(f"{refused}, or name it with --server, where the run is called {id}") from refused
         async with Remote(url.read_text().strip(), read_key(url.parent / "admin.key")) as remote:
             yield remote
         return
     try:
-        yield OpenedRuns(await store.start())
+        yield OpenedRuns(await store.start(), found)
     finally:
         await store.close()
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leyden.cli.arguments import identifier
+from leyden.cli.arguments import run_name
 from leyden.cli.printing import plural, print_json, print_table, stdout_console, with_error
 from leyden.cli.source import Watched, add_source, open_watched
 from leyden.config import ConfigError
@@ -45,7 +45,7 @@ class TopView(Struct, frozen=True):
 def add_top(commands: Any) -> argparse.ArgumentParser:
     """Add the command."""
     command: argparse.ArgumentParser = commands.add_parser("top", help="watch runs and workers in the terminal")
-    command.add_argument("name", metavar="RUN", type=identifier, nargs="?", help="only this run")
+    command.add_argument("name", metavar="RUN", type=run_name, nargs="?", help="only this run")
     command.add_argument("--once", action="store_true", help="print once and end")
     command.add_argument(
         "--every", type=_interval, default=1.0, metavar="S", help="seconds between refreshes (default: 1)"

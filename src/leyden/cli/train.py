@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
-from leyden.cli.arguments import identifier, integer
+from leyden.cli.arguments import integer, run_name
 from leyden.cli.dev import format_counts, print_report
 from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.config import Config, ConfigError, override, read_config, read_file
+from leyden.local.named_folders import require_run_folder
 from leyden.local.openmp import configure_openmp
 from leyden.local.preflight import check_inputs
 from leyden.local.run_checkpoints import find_checkpoint
@@ -63,7 +64,7 @@ def add_dev(commands: Any) -> argparse.ArgumentParser:
 def add_export(commands: Any) -> argparse.ArgumentParser:
     """Add `leyden export`."""
     command: argparse.ArgumentParser = commands.add_parser("export", help="write a run's weights as a model folder")
-    command.add_argument("name", metavar="RUN", type=identifier)
+    command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to write")
     command.add_argument("--step", default="best", help="best, last, or a number (default: best)")
     command.set_defaults(run=_export)
@@ -238,7 +239,7 @@ async def _export(options: argparse.Namespace) -> None:
     needs_torch()
     from leyden.local.export import export
 
-    checkpoint = export(options.home / options.name, options.to, options.step)
+    checkpoint = export(require_run_folder(options.home, options.name), options.to, options.step)
     if options.json:
         print_json({"checkpoint": checkpoint, "to": options.to})
     else:

@@ -127,8 +127,9 @@ def export(run: str, /, *, to: str | Path, step: str | int = "best", home: str |
     def work() -> Path:
         configure_openmp()
         from leyden.local.export import export as export_run  # imports torch
+        from leyden.local.named_folders import require_run_folder
 
-        export_run(Path(home) / run, Path(to), str(step))
+        export_run(require_run_folder(Path(home), run), Path(to), str(step))
         return Path(to)
 
     return _without_noise(work)

@@ -8,7 +8,6 @@ from msgspec import Struct
 from sqlalchemy import select
 
 from leyden.checkpoint_folders import checkpoint_folder, checkpoint_policies, checkpoint_steps
-from leyden.config import ConfigError
 from leyden.store import queries, schema
 from leyden.store.database import Database, describe_pages, is_complete
 from leyden.store.errors import StoreUnusable
@@ -29,8 +28,6 @@ class CheckedPart(Struct, frozen=True):
 
 def check_run(folder: Path) -> list[CheckedPart]:
     """Verify everything that a run keeps."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} does not exist: name another run, or its home with --home")
     parts = []
     if (database := folder / "leyden.db").exists():
         parts.append(_check_file(database))

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from leyden.config import ConfigError
 from leyden.estimates import PairedDifference, TaskRewards, compare
-from leyden.local.stored_runs import RunSource, open_stores, store_with
+from leyden.local.stored_runs import RunSource, open_run
 from leyden.records import Purpose
 
 _PAGE = 1000
@@ -62,7 +62,7 @@ async def compare_runs(
 ) -> PairedDifference:
     """Compare the last evaluations of two runs in a home folder, or those of the steps given."""
     found = []
-    with open_stores(home) as stores:
-        for run, step in zip((first, second), steps, strict=True):
-            found.append(await read_evaluation(await store_with(stores, run), run, step))
+    for run, step in zip((first, second), steps, strict=True):
+        with open_run(home, run) as store:
+            found.append(await read_evaluation(store, run, step))
     return compare_evaluations(*found)

@@ -8,7 +8,9 @@ from typing import Literal
 
 from leyden.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_policies, checkpoint_steps
 from leyden.config import ConfigError
-from leyden.local.run_folder import RunFolder, folder_size, stored_config
+from leyden.local.run_folder import RunFolder, folder_size
+from leyden.store import queries
+from leyden.store.run_names import own_run
 from leyden.store.store import Store
 from leyden.trainer.checkpoint_files import read_best_steps
 
@@ -25,8 +27,6 @@ async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int
     """
     if keep < 1:
         raise ConfigError("a run resumes from its newest checkpoint: keep at least 1, or delete it (`leyden delete`)")
-    if not (path / "config.toml").is_file():
-        raise ConfigError(f"{path} is not the folder of a run: name a run that `leyden runs` lists")
     with RunFolder(path).lock():
         before = folder_size(path)
         steps = {policy: found for policy in checkpoint_policies(path) if (found := checkpoint_steps(path, policy))}
@@ -37,7 +37,8 @@ async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int
             store = await Store(path / "leyden.db").start()
             last = min(found[-1] for found in steps.values())  # every policy can resume
             try:
-                for run in {path.name, stored_config(path).run}:  # `--restart` renames the folder and not the run
+                run = own_run(path, await store.read(queries.list_run_ids))
+                if run is not None:
                     await store.prune(run, last, output="output" in what, spans="spans" in what)
             finally:
                 await store.close()

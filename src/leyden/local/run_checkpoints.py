@@ -4,19 +4,21 @@ from pathlib import Path
 
 from leyden.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_steps
 from leyden.config import ConfigError
+from leyden.local.named_folders import find_run_folder
 from leyden.local.run_folder import stored_config
+from leyden.store.run_names import is_run_folder, run_folders
 from leyden.trainer.checkpoint_files import find_damage, read_best_step
 from leyden.trainer.policy.model_source import BUNDLED
 
 
 def find_run(model: str, home: Path) -> Path | None:
-    """Return the folder of the run that a model is named after: by its path, or by its name in the home folder.
+    """Return the folder of the run that a model is named after: by its name in the home folder, or by its path.
 
     The name of a bundled model is never that of a run.
     """
     if model in BUNDLED:
         return None
-    return next((folder for folder in (Path(model), home / model) if (folder / "config.toml").is_file()), None)
+    return find_run_folder(home, model) or (Path(model) if is_run_folder(Path(model)) else None)
 
 
 def find_checkpoint(model: str, home: Path, step: str | None = None) -> str | None:
@@ -31,8 +33,6 @@ def find_checkpoint(model: str, home: Path, step: str | None = None) -> str | No
 
 def choose_checkpoint(run: Path, which: str) -> Path:
     """Return the folder of the best, the last or a numbered checkpoint of the policy that a run trains."""
-    if not (run / "config.toml").is_file():
-        raise ConfigError(f"there is no run {run.name!r} in {run.parent}{_there_are(run.parent)}")
     policy = stored_config(run).policy
     folder, steps = checkpoint_folder(run, policy), checkpoint_steps(run, policy)
     if not steps:
@@ -61,9 +61,4 @@ def choose_checkpoint(run: Path, which: str) -> Path:
 
 def known_runs(home: Path) -> list[str]:
     """Return the names of the runs in a home folder."""
-    return sorted(path.parent.name for path in home.glob("*/config.toml"))
-
-
-def _there_are(home: Path) -> str:
-    known = known_runs(home)
-    return f"; there are {', '.join(known)}" if known else ""
+    return [folder.name for folder in run_folders(home)]

@@ -17,6 +17,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from msgspec import Struct
 from leyden.config import Config, ConfigError, read_stored_config, to_toml
 from leyden.local.fingerprint import Fingerprint, changed_parts, fingerprint
 from leyden.store.run_lock import LOCK_NAME
+from leyden.store.run_names import STORE_NAME
 
 _MAY_CHANGE = (
     *("training.steps", "training.time_limit_s", "evaluation", "checkpoints", "report", "home", "base"),
@@ -78,19 +80,19 @@ class RunFolder(Struct, frozen=True):
         """Create the folder or resume in it, locked, if the configuration is the same in every key that matters.
 
         So must agent, reward and tasks be, unless changes of them are accepted. Where no step is trained yet,
-        everything may differ: the store is then archived. Yields the archive, or None. A new folder is deleted again if
-        a `ConfigError` is raised before it has a store.
+        everything may differ: what was recorded is then moved aside. Yields the folder that has it, or None. A new
+        folder is deleted again if a `ConfigError` is raised before it has a store.
         """
         created = not self.path.exists()
         with self.lock():
             try:
                 changed, trained = self._check_changes(config, accept_changes)
-                archive = self._archive_store() if changed and not trained else None
+                archive = self._archive_start() if changed and not trained else None
                 _replace(self.config_file, to_toml(config).encode())
                 _replace(self.fingerprint_file, msgspec.json.encode(fingerprint(config)))
                 yield archive
             except ConfigError:
-                if created and not (self.path / "leyden.db").exists():
+                if created and not (self.path / STORE_NAME).exists():
                     shutil.rmtree(self.path, ignore_errors=True)
                 raise
 
@@ -139,17 +141,25 @@ class RunFolder(Struct, frozen=True):
         if not self.path.exists():
             return None
         with self.lock():
-            return self.path.rename(self.path.with_name(f"{self.path.name}.{_archive_name()}"))
+            return self.path.rename(self._archive_path())
 
-    def _archive_store(self) -> Path | None:
-        files = list(self.path.glob("leyden.db*"))
-        if not files:
+    def _archive_start(self) -> Path | None:
+        """Move what a start without a trained step has recorded into a folder like that of `archive`."""
+        recorded = list(self.path.glob(f"{STORE_NAME}*"))
+        if not recorded:
             return None
-        archive = self.path / _archive_name()
-        archive.mkdir()
-        for file in files:
+        archive = self._archive_path()
+        archive.mkdir(mode=0o700)
+        described = (self.metrics_file, self.environment_file, self.fingerprint_file, self.config_file)
+        for file in (*recorded, *(file for file in described if file.exists())):
             file.rename(archive / file.name)
         return archive
+
+    def _archive_path(self) -> Path:
+        """Return a folder that does not exist yet, beside this one."""
+        name = f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
+        names = chain([name], (f"{name}-{number}" for number in count(2)))
+        return next(path for path in map(self.path.with_name, names) if not path.exists())
 
     def delete(self) -> None:
         """Delete the folder, unless a process uses it."""
@@ -196,10 +206,6 @@ def _replace(path: Path, data: bytes) -> None:
     temporary = path.with_suffix(".draft")
     temporary.write_bytes(data)
     temporary.replace(path)
-
-
-def _archive_name() -> str:
-    return f"before-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _differences(path: Path, config: Config) -> dict[str, tuple[Any, Any]]:

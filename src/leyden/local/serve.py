@@ -32,7 +32,7 @@ def find_served(model: str, home: Path, step: str | None = None) -> ServedSource
     run, checkpoint = find_run(model, home), find_checkpoint(model, home, step)
     if run is not None and checkpoint is not None:
         config = stored_config(run)
-        return ServedSource(config.run, find_model(checkpoint, "."), config)
+        return ServedSource(run.resolve().name, find_model(checkpoint, "."), config)
     source = find_model(model, ".", known_runs(home))
     name = source.folder.name if Path(model).is_dir() else model
     return ServedSource(name, source, Config(run="serve", agent="", tasks=""))

@@ -1,8 +1,8 @@
-"""Reads runs without a server, from the stores below a home folder."""
+"""Reads runs without a server, from the stores below a home folder. `store/run_names.py` says what their names mean."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -16,6 +16,14 @@ from leyden.store.database import Database
 from leyden.store.engine_file import read_report
 from leyden.store.errors import NotFound, StoreUnusable
 from leyden.store.run_lock import count_interrupted, is_run_held
+from leyden.store.run_names import (
+    STORE_NAME,
+    FolderRuns,
+    may_have,
+    name_leases,
+    name_runs,
+    store_folders,
+)
 from leyden.views import Fleet, RolloutListing, RolloutQuery, RunCard, Series, add_engines
 from leyden.wire import ListedRollout, RolloutDetail, RunSummary
 
@@ -55,10 +63,25 @@ class RunSource(Protocol):
 
 
 class StoredRuns:
-    """Read-only access to a store. A server may write to it at the same time."""
+    """Read-only access to the runs of a store, by their names. A server may write to it at the same time.
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    Records within a run (rollouts, attempts) are as they were recorded, with the id that the run has in the store.
+    """
+
+    def __init__(self, database: Database, folder: Path | None = None, taken: Collection[str] = ()) -> None:
+        self._database, self.folder, self.taken = database, folder, taken
+
+    @property
+    def named(self) -> FolderRuns:
+        """The names of the runs that the store has now, oldest first."""
+        return name_runs(self.folder, self._read(queries.list_run_ids), self.taken)
+
+    def id_of(self, run: str) -> str:
+        """Return the id that a run has in this store. Raises `NotFound` if the store has no run of this name."""
+        try:
+            return self.named.ids[run]
+        except KeyError:
+            raise NotFound(f"no run {run!r}") from None
 
     @property
     def location(self) -> str:
@@ -77,79 +100,117 @@ class StoredRuns:
 
     async def runs(self) -> list[RunSummary]:
         """Return the counts and mean reward of every run."""
-        return [await self.summary(run) for run in self._read(queries.list_run_ids)]
+        return [await self.summary(run) for run in self.named.ids]
 
     async def run(self, run: str) -> Run:
         """Return a run with its configuration."""
-        return self._read(queries.get_run, run)
+        return replace(self._read(queries.get_run, self.id_of(run)), id=run)
 
     async def summary(self, run: str) -> RunSummary:
         """Return the counts and mean reward of a run."""
-        found = self._read(queries.summarise_run, run)
-        return replace(found, rollouts=count_interrupted(found.rollouts, self.held))
+        found = self._read(queries.summarise_run, self.id_of(run))
+        return replace(found, id=run, rollouts=count_interrupted(found.rollouts, self.held))
 
     async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
         """List rollouts in the order in which they were queued."""
-        return self._read(queries.list_rollouts, run, after=after, limit=limit)
+        return self._read(queries.list_rollouts, self.id_of(run), after=after, limit=limit)
 
     async def search(self, run: str, query: RolloutQuery) -> RolloutListing:
         """Return a page of the rollouts that match a query, and how many match."""
-        return self._read(rollout_search.search_rollouts, run, query)
+        return self._read(rollout_search.search_rollouts, self.id_of(run), query)
 
     async def cards(self) -> list[RunCard]:
         """Return state, step and reward of every run."""
-        return [await self.card(run) for run in self._read(views.open_runs)]
+        return [await self.card(run) for run in self.named.ids]
 
     async def card(self, run: str) -> RunCard:
         """Return state, step and reward of a run."""
-        return self._read(views.run_card, run, time.time(), held=self.held)
+        return replace(self._read(views.run_card, self.id_of(run), time.time(), held=self.held), id=run)
 
     async def fleet(self) -> Fleet:
         """Return workers and queue, and the engines that the server of the store's folder reports."""
-        found = self._read(fleet_queries.read_fleet, time.time(), self.held)
+        found = name_leases(self._read(fleet_queries.read_fleet, time.time(), self.held), self.named)
         report = read_report(Path(self.location).parent) if self._database.dialect == "sqlite" else None
         return found if report is None else add_engines(found, [report])
 
     async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
         """Return metrics by step, each in at most so many points."""
-        return self._read(views.read_series, run, names, points)
+        return self._read(views.read_series, self.id_of(run), names, points)
 
     async def rollout(self, run: str, rollout: str) -> RolloutDetail:
         """Return a rollout with its task and attempts."""
-        return self._read(queries.get_rollout, run, rollout)
+        return self._read(queries.get_rollout, self.id_of(run), rollout)
 
     async def episode(self, run: str, attempt: str) -> Episode:
         """Return everything recorded for an attempt."""
-        return self._read(queries.get_episode, run, attempt)
+        return self._read(queries.get_episode, self.id_of(run), attempt)
 
     async def credits(self, run: str, rollout: str) -> list[StepCredits]:
         """Return what training computed for each call of a rollout, or why it was left out."""
-        return self._read(queries.rollout_credits, run, rollout)
+        return self._read(queries.rollout_credits, self.id_of(run), rollout)
 
 
 @contextmanager
 def open_stores(home: Path, location: str | None = None) -> Iterator[list[StoredRuns]]:
-    """Open the store of a server and those of runs trained in its home folder, or the one at `location`."""
-    common = location or str(home / "leyden.db")
-    own = [] if location else sorted(str(path) for path in home.glob("*/leyden.db"))
-    if location is None and not own and not Path(common).exists():
-        raise StoreUnusable(f"no runs in {home}: `leyden train` writes them there; --home names another folder")
+    """Open the store of a home folder and those of the folders in it, or the one at `location`."""
     with ExitStack() as stack:
-        stores = []
-        for found in own if own and not Path(common).exists() else [common, *own]:
-            database = Database(found, readonly=True)
-            stack.callback(database.close)
-            stores.append(StoredRuns(database))
-        yield stores
+        common = stack.enter_context(_common_store(home, location))
+        taken = _ids(common)
+        folders = store_folders(home) if location is None else []
+        if common is None and not folders:
+            raise StoreUnusable(f"no runs in {home}: `leyden train` writes them there; --home names another folder")
+        own = [stack.enter_context(_folder_store(folder, taken)) for folder in folders]
+        yield own if common is None else [common, *own]
 
 
-async def store_with(stores: Sequence[StoredRuns], run: str) -> StoredRuns:
-    """Return the store that has a run; if none has, raise `NotFound` with the runs that there are."""
-    known: list[str] = []
-    for store in stores:
-        found = [summary.id for summary in await store.runs()]
-        if run in found:
-            return store
-        known += found
-    there = f"there are {', '.join(sorted(known)[:20])}" if known else "there are none"
+@contextmanager
+def open_run(home: Path, run: str, location: str | None = None) -> Iterator[StoredRuns]:
+    """Open the store that has the run of a name; if none has, raise `NotFound` with the runs that there are."""
+    with ExitStack() as stack:
+        common = stack.enter_context(_common_store(home, location))
+        taken = _ids(common)
+        if common is not None and run in taken:
+            yield common
+            return
+        for folder in may_have(store_folders(home) if location is None else [], run):
+            found = stack.enter_context(_folder_store(folder, taken))
+            if run in found.named.ids:
+                yield found
+                return
+        with open_stores(home, location) as stores:
+            known = sorted(name for store in stores for name in store.named.ids)
+    there = f"there are {', '.join(known[:20])}" if known else "there are none"
     raise NotFound(f"no run {run!r}: {there}")
+
+
+def is_folders_name(folder: Path, run: str) -> bool:
+    """Whether a name is that of the run whose folder this is; False if the folder's store cannot be read."""
+    with suppress(StoreUnusable), _common_store(folder.parent) as common, _folder_store(folder, _ids(common)) as found:
+        return found.named.own == run
+    return False
+
+
+def common_ids(home: Path) -> Collection[str]:
+    """Return the ids of the runs in the store of a home folder."""
+    with _common_store(home) as common:
+        return _ids(common)
+
+
+@contextmanager
+def _common_store(home: Path, location: str | None = None) -> Iterator[StoredRuns | None]:
+    """Open the store of a home folder, if it has one, or the one at `location`."""
+    if location is None and not (home / STORE_NAME).exists():
+        yield None
+        return
+    with closing(Database(location or home / STORE_NAME, readonly=True)) as database:
+        yield StoredRuns(database)
+
+
+@contextmanager
+def _folder_store(folder: Path, taken: Collection[str]) -> Iterator[StoredRuns]:
+    with closing(Database(folder / STORE_NAME, readonly=True)) as database:
+        yield StoredRuns(database, folder, taken)
+
+
+def _ids(store: StoredRuns | None) -> Collection[str]:
+    return () if store is None else store.named.ids

@@ -5,11 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from leyden.cli.arguments import identifier, integer
+from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import format_bytes, print_json, stdout_console
 from leyden.cli.report.page import render_report
 from leyden.cli.report.samples import read_samples
 from leyden.cli.source import add_source, open_source
+from leyden.local.named_folders import find_run_folder
 
 _ALL_STEPS = 100_000
 
@@ -17,7 +18,7 @@ _ALL_STEPS = 100_000
 def add_report(commands: Any) -> argparse.ArgumentParser:
     """Add the command."""
     command: argparse.ArgumentParser = commands.add_parser("report", help="write a run as one HTML file")
-    command.add_argument("name", metavar="RUN", type=identifier)
+    command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("--to", type=Path, metavar="FILE", help="the file to write (default: RUN.html)")
     command.add_argument(
         "--samples", type=integer(0, 1000), default=3, metavar="N", help="tasks to show before and after (default: 3)"
@@ -33,7 +34,8 @@ async def _report(options: argparse.Namespace) -> None:
         run, card = await source.run(options.name), await source.card(options.name)
         series = await source.series(options.name, [], _ALL_STEPS)
         samples = await read_samples(source, options.name, options.samples)
-    text = render_report(run, card, series, samples, _environment(options.home / options.name))
+    folder = None if options.server or options.store else find_run_folder(options.home, options.name)
+    text = render_report(run, card, series, samples, _environment(folder))
     path.write_text(text, encoding="utf-8")
     if options.json:
         print_json({"file": path})
@@ -41,7 +43,7 @@ async def _report(options: argparse.Namespace) -> None:
         stdout_console().print(f"{path} ({format_bytes(len(text.encode()))})", highlight=False, soft_wrap=True)
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """Return what the run recorded of the machine and the packages that it ran with; empty where that is not here."""
-    path = folder / "environment.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _environment(folder: Path | None) -> dict[str, str]:
+    """Return what the run recorded of the machine and the packages that it ran with; empty if that is not here."""
+    path = folder / "environment.json" if folder is not None else None
+    return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {}

@@ -18,6 +18,7 @@ from leyden.store import fleet_queries, queries, rollout_search, views
 from leyden.store.engine_file import read_reports
 from leyden.store.errors import NotFound
 from leyden.store.run_lock import is_run_held
+from leyden.store.run_names import name_leases
 from leyden.views import (
     AttemptQuery,
     Facets,
@@ -52,26 +53,27 @@ async def run_card(service: ServerContext, request: Plain) -> RunCard:
 
 async def _card(service: ServerContext, run: str) -> RunCard:
     digest = await service.run_stores.digest(run)
-    folder = await service.run_stores.folder_of(run) or service.settings.home
+    folder = (await service.run_stores.find(run))[0] or service.settings.home
     held = is_run_held(folder) if folder is not None else None
-    return await service.run_stores.read(run, views.run_card, run, time.time(), digest, held)
+    return replace(await service.run_stores.read(run, views.run_card, time.time(), digest, held), id=run)
 
 
 async def view_run(service: ServerContext, request: Plain) -> Run:
     """Return a run with its configuration."""
-    return await service.run_stores.read(request.path["run"], queries.get_run, request.path["run"])
+    run = request.path["run"]
+    return replace(await service.run_stores.read(run, queries.get_run), id=run)
 
 
 async def run_series(service: ServerContext, request: Request[None, SeriesQuery]) -> dict[str, Series]:
     """Return metrics by step; where there are more steps than points, as means with their range."""
     run = request.path["run"]
-    return await service.run_stores.read(run, views.read_series, run, *_series(request.query))
+    return await service.run_stores.read(run, views.read_series, *_series(request.query))
 
 
 async def series_csv(service: ServerContext, request: Request[None, SeriesQuery]) -> Raw:
     """Return metrics as CSV: a row for each step."""
     run = request.path["run"]
-    found = await service.run_stores.read(run, views.read_series, run, *_series(request.query))
+    found = await service.run_stores.read(run, views.read_series, *_series(request.query))
     rows: dict[int, dict[str, float]] = {}
     for name, series in found.items():
         for step, value in zip(series.steps, series.values, strict=True):
@@ -97,27 +99,27 @@ async def run_rewards(service: ServerContext, request: Request[None, PointsQuery
 async def search_rollouts(service: ServerContext, request: Request[None, RolloutQuery]) -> RolloutListing:
     """Return a page of the rollouts that match the query."""
     run = request.path["run"]
-    return await service.run_stores.read(run, rollout_search.search_rollouts, run, request.query)
+    return await service.run_stores.read(run, rollout_search.search_rollouts, request.query)
 
 
 async def facets(service: ServerContext, request: Plain) -> Facets:
     """Return the values by which rollouts can be filtered."""
     run = request.path["run"]
-    return await service.run_stores.read(run, rollout_search.facets, run, await service.run_stores.digest(run))
+    return await service.run_stores.read(run, rollout_search.facets, await service.run_stores.digest(run))
 
 
 async def failures(service: ServerContext, request: Plain) -> Failures:
     """Group failed rollouts by message."""
     run = request.path["run"]
-    return await service.run_stores.read(run, rollout_search.failures, run)
+    return await service.run_stores.read(run, rollout_search.failures)
 
 
 async def view_rollout(service: ServerContext, request: Request[None, AttemptQuery]) -> RolloutView:
     """Return one attempt of a rollout, the last one unless another is named, with all that its page shows."""
-    run, id = request.path["run"], request.path["rollout"]
-    folder = await service.run_stores.folder_of(run)
+    id = request.path["rollout"]
+    folder, _ = await service.run_stores.find(request.path["run"])
 
-    def read(connection: Connection) -> RolloutView:
+    def read(connection: Connection, run: str) -> RolloutView:
         detail = queries.get_rollout(connection, run, id)
         wanted = request.query.attempt or detail.rollout.attempts
         attempt = next((one for one in detail.attempts if one.number == wanted), None)
@@ -133,22 +135,20 @@ async def view_rollout(service: ServerContext, request: Request[None, AttemptQue
             detail, episode, siblings, credits, views.version_at(connection, run, attempt.ended), tokenizers
         )
 
-    return await service.run_stores.read(run, read)
+    return await service.run_stores.read(request.path["run"], read)
 
 
 async def view_tree(service: ServerContext, request: Plain) -> PrefixTree:
     """Return the prefix tree of a group's calls."""
+    folder, _ = await service.run_stores.find(request.path["run"])
 
-    run = request.path["run"]
-    folder = await service.run_stores.folder_of(run)
-
-    def read(connection: Connection) -> PrefixTree:
+    def read(connection: Connection, run: str) -> PrefixTree:
         episodes = queries.group_episodes(connection, run, request.path["group"])
         policy = next((call.policy for episode in episodes for call in episode.calls), DEFAULT_POLICY)
         tokenizer = tokenizer_of(service, policy, folder)
         return prefix_tree(episodes, tokenizer.decode if tokenizer is not None else lambda ids: "")
 
-    return await service.run_stores.read(run, read)
+    return await service.run_stores.read(request.path["run"], read)
 
 
 async def fleet(service: ServerContext, request: Plain) -> Fleet:
@@ -158,7 +158,7 @@ async def fleet(service: ServerContext, request: Plain) -> Fleet:
         return fleet_queries.read_fleet(connection, time.time())
 
     own = replace(await service.store.read(read), running=len(service.leases))
-    others = await service.run_stores.read_active(read)
+    others = await service.run_stores.read_active(lambda connection, runs: name_leases(read(connection), runs))
     reports = await service.run_stores.in_thread(lambda: read_reports(service.run_stores.folders()))
     fleet = join_fleets(own, [other for other in others if other.has_worker()])
     return add_engines(fleet, [await report_engines(service), *reports])

@@ -1,12 +1,13 @@
-"""Finds the store of a run that pages show: this server's, or the own store of a run trained in its home folder.
+"""Finds the store of a run that pages show: this server's, or that of a folder in its home folder.
 
-The stores of other runs are only read. A process that trains may write to them at the same time.
+`store/run_names.py` says what the name of a run means. The stores of other runs are only read. A process that trains
+may write to them at the same time.
 """
 
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -17,12 +18,13 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError
 
 from leyden.background import start_background
-from leyden.server.dashboard.digests import FollowedRun, RunDigests
+from leyden.server.dashboard.digests import FollowedRun, RunDigests, StoreRun
 from leyden.store import views
 from leyden.store.database import Database
 from leyden.store.errors import StoreClosed, StoreError
 from leyden.store.run_digest import RunDigest, follow_run
 from leyden.store.run_lock import is_run_held
+from leyden.store.run_names import STORE_NAME, FolderRuns, may_have, name_runs, store_folders
 from leyden.store.run_totals import RunTotals
 from leyden.store.store import Store
 
@@ -33,6 +35,8 @@ T = TypeVar("T")
 _ACTIVE_S = 600.0
 _THREADS = 4
 """For pages only: opening large stores takes long, and must not keep model calls from a thread."""
+Counts = dict[tuple[str, str], int]
+"""The number of new events by run and kind."""
 Signature = tuple[tuple[int, int, int], ...]
 
 
@@ -58,25 +62,24 @@ class RunStores:
         self._opening = threading.Lock()
         self._closed = False
         self._threads = ThreadPoolExecutor(_THREADS, "leyden-runs")
-        self._folders: dict[str, Path] = {}
-        """By run, the folder of its own store."""
         self._preparing: set[asyncio.Task[None]] = set()
 
     async def read(
-        self, run: str, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+        self, run: str, query: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a query in the store that has the run; in this server's if none has."""
-        return await self._read(await self.folder_of(run), lambda reader: query(reader, *args, **kwargs))
+        """Run a query with the id of a run in the store that has it; in this server's if none has."""
+        folder, id = await self.find(run)
+        return await self._read(folder, lambda reader: query(reader, id, *args, **kwargs))
 
     async def digest(self, run: str) -> RunDigest:
         """Return the totals of a run."""
-        folder = await self.folder_of(run)
-        newest = await self._read(folder, partial(views.newest_event, run=run))
+        folder, id = await self.find(run)
+        newest = await self._read(folder, partial(views.newest_event, run=id))
 
         def read(known: RunTotals | None) -> Awaitable[FollowedRun]:
-            return self._read(folder, partial(follow_run, run=run, known=known))
+            return self._read(folder, partial(follow_run, run=id, known=known))
 
-        return await self._digests.get((folder, run), newest.seq, read)
+        return await self._digests.get((folder, id), newest.seq, read)
 
     def prepare(self, run: str) -> None:
         """Start to read the totals of a run, for requests that are about to come."""
@@ -90,28 +93,49 @@ class RunStores:
         task.add_done_callback(self._preparing.discard)
 
     async def runs(self, only: str | None) -> list[str]:
-        """Return the ids of all runs, newest first within each store, or of one if it exists.
+        """Return the names of all runs, newest first within each store, or of one if it exists.
 
         When all are listed, the totals of runs that were deleted are forgotten.
         """
-        own = await self._store.read(views.open_runs, only)
-        await self.in_thread(self._find_others)
+        own = await self._store.read(views.open_runs)
+        others = await self.in_thread(partial(self._name_others, own))
+        found = dict[str, StoreRun]((id, (None, id)) for id in own)
+        found |= {name: (folder, id) for folder, runs in others.items() for name, id in runs.ids.items()}
         if only is None:
-            self._digests.keep(
-                [*((None, run) for run in own), *((folder, run) for run, folder in self._folders.items())]
-            )
-        return [*own, *(run for run in self._folders if run not in own and only in (None, run))]
+            self._digests.keep(found.values())
+        return [run for run in found if only in (None, run)]
 
-    async def folder_of(self, run: str) -> Path | None:
-        """Return the folder of a run's own store; None where this server has the run, or no store has it."""
-        own = await self._store.read(views.open_runs, run)
-        if self._home is None or own:
-            return None
-        return await self.in_thread(partial(self._find_folder, run))
+    async def find(self, run: str) -> StoreRun:
+        """Return where the run of a name is: the folder with its store (None: this server's) and its id there.
+
+        A run that no store has is looked for in this server's.
+        """
+        own = await self._store.read(views.open_runs)
+        if self._home is None or run in own:
+            return None, run
+        return await self.in_thread(partial(self._find_other, run, own))
+
+    async def name_counts(self, counts: Mapping[Path, Counts]) -> Counts:
+        """Return counts of other stores' events by the names of their runs, from those by id."""
+        own = await self._store.read(views.open_runs)
+        named = await self.in_thread(partial(self._name_others, own, counts))
+        return {
+            (named[folder].name_of(run), kind): count
+            for folder, found in counts.items()
+            for (run, kind), count in found.items()
+            if folder in named
+        }
+
+    def names(self, folder: Path, own: Collection[str]) -> FolderRuns:
+        """Return the names of the runs in the store of a folder; `own` are the ids of this server's runs.
+
+        Raises `OSError` or `StoreError` if it cannot be opened.
+        """
+        return name_runs(folder, self.read_other(folder, views.open_runs), own)
 
     def folders(self) -> list[Path]:
         """Return the folders of the home that have a store. Stores that were deleted are closed, to free space."""
-        found = [path.parent for path in sorted(self._home.glob("*/leyden.db"))] if self._home is not None else []
+        found = store_folders(self._home) if self._home is not None else []
         with self._opening:
             for deleted in self._opened.keys() - set(found):
                 self._opened.pop(deleted)[1].close()
@@ -123,7 +147,7 @@ class RunStores:
             return query(connection)
 
     def _open(self, folder: Path) -> Database:
-        path = folder / "leyden.db"
+        path = folder / STORE_NAME
         with self._opening:  # threads read at the same time, and each store is opened once
             if self._closed:
                 raise StoreClosed("the server stops")
@@ -134,8 +158,12 @@ class RunStores:
                 self._opened[folder] = inode, Database(str(path), readonly=True)
             return self._opened[folder][1]
 
-    async def read_active(self, query: Callable[[Connection], T]) -> list[T]:
-        """Run a query in each other store that was written to in the last ten minutes, unless its process has ended."""
+    async def read_active(self, query: Callable[[Connection, FolderRuns], T]) -> list[T]:
+        """Run a query in each other store that was written to in the last ten minutes, unless its process has ended.
+
+        The query is given the names of the store's runs.
+        """
+        own = await self._store.read(views.open_runs)
 
         def read() -> list[T]:
             found = []
@@ -145,7 +173,9 @@ class RunStores:
                         is_run_held(folder) is not False
                         and time.time() - max(modified for modified, _, _ in signature(folder)) / 1e9 < _ACTIVE_S
                     ):
-                        found.append(self.read_other(folder, query))
+                        runs = self.names(folder, own)
+                        with self._open(folder).reader.begin() as connection:
+                            found.append(query(connection, runs))
             return found
 
         return await self.in_thread(read)
@@ -170,18 +200,16 @@ class RunStores:
             return await self._store.read(query)
         return await self.in_thread(partial(self.read_other, folder, query))
 
-    def _find_folder(self, run: str) -> Path | None:
-        known = self._folders.get(run)
-        if known is None or not (known / "leyden.db").exists():
-            self._find_others()
-        return self._folders.get(run)
+    def _find_other(self, run: str, own: Collection[str]) -> StoreRun:
+        for folder in may_have(self.folders(), run):
+            with suppress(StoreError, DatabaseError, OSError):  # of a newer version, damaged, or just deleted
+                if (id := self.names(folder, own).ids.get(run)) is not None:
+                    return folder, id
+        return None, run
 
-    def _find_others(self) -> None:
-        found: dict[str, Path] = {}
-        for folder in self.folders():
-            try:
-                for run in self.read_other(folder, views.open_runs):
-                    found[run] = folder
-            except (StoreError, DatabaseError, OSError):  # of a newer version, damaged or just deleted: show the others
-                continue
-        self._folders = found
+    def _name_others(self, own: Collection[str], folders: Iterable[Path] | None = None) -> dict[Path, FolderRuns]:
+        found: dict[Path, FolderRuns] = {}
+        for folder in self.folders() if folders is None else folders:
+            with suppress(StoreError, DatabaseError, OSError):  # as above: show the others
+                found[folder] = self.names(folder, own)
+        return found

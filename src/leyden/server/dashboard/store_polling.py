@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError
 
 from leyden.background import start_background
-from leyden.server.dashboard.run_stores import RunStores, Signature, signature
+from leyden.server.dashboard.run_stores import Counts, RunStores, Signature, signature
 from leyden.store.errors import StoreError
 from leyden.store.views import count_events, last_event_before
 
@@ -27,8 +27,6 @@ _RECENT_S = 2.0
 A file that is younger is read at each poll: a write within the same tick of the clock leaves its time as it was.
 """
 
-Counts = dict[tuple[str, str], int]
-"""The number of new events by run and kind."""
 OnChange = Callable[[Counts], None]
 Seen = dict[Path, tuple[Signature, int]]
 """By folder, the state of its files at the last poll, and the newest event that was reported."""
@@ -63,13 +61,14 @@ class StorePolling:
         while True:
             if self._joined:
                 self._joined, seen = False, {}
-            seen, counts = await self._stores.in_thread(partial(self._read, seen))
-            for on_change in tuple(self._listeners) if counts else ():
-                on_change(counts)
+            seen, found = await self._stores.in_thread(partial(self._read, seen))
+            if found and (counts := await self._stores.name_counts(found)):
+                for on_change in tuple(self._listeners):
+                    on_change(counts)
             await asyncio.sleep(_INTERVAL_S)
 
-    def _read(self, seen: Seen) -> tuple[Seen, Counts]:
-        now, found, counts = time.time(), Seen(), Counts()
+    def _read(self, seen: Seen) -> tuple[Seen, dict[Path, Counts]]:
+        now, found, counts = time.time(), Seen(), dict[Path, Counts]()
         for folder in self._stores.folders():
             try:
                 files = signature(folder)
@@ -79,7 +78,8 @@ class StorePolling:
                 changed = max(modified for modified, _, _ in files) / 1e9
                 if last is None or files != before or now - changed < _RECENT_S:
                     last, new = self._stores.read_other(folder, partial(recent_events, after=last))
-                    counts |= new
+                    if new:
+                        counts[folder] = new
                 found[folder] = files, last
             except (StoreError, DatabaseError, OSError):  # damaged, of a newer version, or deleted meanwhile
                 continue

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from leyden.records import Event
-from leyden.server.dashboard.store_polling import Counts, recent_events
+from leyden.server.dashboard.run_stores import Counts
+from leyden.server.dashboard.store_polling import recent_events
 from leyden.server.http import Request
 from leyden.server.service import ServerContext
 from leyden.server.streaming import StreamResponse
