@@ -23,6 +23,7 @@ from leyden.local.run_checkpoints import find_checkpoint
 from leyden.local.run_folder import RunFolder
 from leyden.outcomes import Ending
 from leyden.rl.registry import KINDS
+from leyden.trainer.policy.model_source import BUNDLED
 
 if TYPE_CHECKING:
     from leyden.local.train import TrainingResult
@@ -109,7 +110,7 @@ def _absolute_file(text: str) -> str:
 
 def absolute(model: str) -> str:
     """Return the absolute path of a model's folder, or the name of a model as it is."""
-    return str(Path(model).resolve()) if Path(model).is_dir() else model
+    return str(Path(model).resolve()) if model not in BUNDLED and Path(model).is_dir() else model
 
 
 def needs_torch() -> None:

@@ -207,7 +207,8 @@ class TrainingConfig(_Section, frozen=True):
     min_group: AtLeastOne = 2
     """A group with fewer usable rollouts is dropped and replaced by another task."""
     learning_rate: Positive | None = None
-    """The learning rate after the warm-up. Where unset: 1e-6, and with `lora` 1e-5."""
+    """The learning rate after the warm-up. If unset: by the number of the model's parameters, and with `lora` ten times
+    as much; a run that is resumed keeps the one that it began with."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """The learning-rate schedule after the warm-up; `linear` and `cosine` would be 0 in the step after the last."""
     warmup_steps: Whole = 0
@@ -236,13 +237,6 @@ class TrainingConfig(_Section, frozen=True):
     """Recompute activations in the backward pass: less memory for about a third more computation."""
     compile: bool = True
     """On a GPU, compile the layers of the model: the first steps take longer, all others less time."""
-
-    @property
-    def peak_learning_rate(self) -> float:
-        """The learning rate after the warm-up: as set, or its default."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return 1e-6 if self.lora is None else 1e-5
 
 
 class EvaluationConfig(_Section, frozen=True):

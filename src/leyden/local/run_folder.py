@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from leyden.config import Config, ConfigError, read_stored_config, to_toml
 from leyden.local.fingerprint import Fingerprint, changed_parts, fingerprint
@@ -35,6 +36,10 @@ _MAY_CHANGE = (
     *("engine", "workers", "server", "services", "upstream", "rollout.reward_time_limit_s", "rollout.reward_tries"),
 )
 """Keys that may change when a run is resumed: none of them changes the meaning of the steps so far."""
+_CHOSEN = ("training.learning_rate",)
+"""Keys that a run chooses if they are unset; resumed, it keeps what it chose."""
+_EARLIER_RATE, _EARLIER_LORA_RATE = 1e-6, 1e-5
+"""The learning rates of runs that have none in their folder: they began when it was the same for models of any size."""
 _LOCK_TRIES, _LOCK_RETRY_S = 5, 0.05
 """Who asks whether a run is held has its lock for an instant."""
 _STEP = re.compile(rb'{"step": (\d+)')
@@ -106,10 +111,11 @@ class RunFolder(Struct, frozen=True):
         """Return whether configuration, code or tasks have changed, and whether a step is trained; raise if both."""
         differences = _differences(self.config_file, config)
         pickled = [key for key, values in differences.items() if all(str(value).endswith(".pkl") for value in values)]
-        keys = [key for key in differences if not key.startswith(_MAY_CHANGE) and key not in pickled]
+        left_open = [key for key in _CHOSEN if key in differences and differences[key][1] is None]
+        keys = [key for key in differences if not key.startswith(_MAY_CHANGE) and key not in (*pickled, *left_open)]
         parts = fingerprint(config)
         edited = [*(f"`{key}`" for key in pickled), *changed_parts(self._stored_fingerprint(parts), parts)]
-        trained = self._has_trained()
+        trained = self.has_trained()
         if keys and trained:
             raise ConfigError(
                 f"`{keys[0]}` is not what run {config.run!r} started with ({self.config_file}): "
@@ -123,7 +129,7 @@ class RunFolder(Struct, frozen=True):
         resized = "evaluation.rollouts" in differences  # groups of the first evaluation may exist, with another size
         return bool(keys or edited or resized), trained
 
-    def _has_trained(self) -> bool:
+    def has_trained(self) -> bool:
         """Whether the metrics have a step after the evaluation of the first model."""
         lines = self.metrics_file.read_bytes().splitlines() if self.metrics_file.exists() else []
         steps = (_STEP.match(line) for line in lines)
@@ -228,6 +234,11 @@ def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def stored_config(path: Path) -> Config:
     """Read the configuration in the folder of a run."""
     try:
-        return read_stored_config(tomllib.loads((path / "config.toml").read_text(encoding="utf-8")))
+        config = read_stored_config(tomllib.loads((path / "config.toml").read_text(encoding="utf-8")))
     except (OSError, tomllib.TOMLDecodeError, ConfigError) as error:
         raise ConfigError(f"{path} is not the folder of a run: {error}") from error
+    training = config.training
+    if training.learning_rate is not None:
+        return config
+    earlier = _EARLIER_RATE if training.lora is None else _EARLIER_LORA_RATE
+    return replace(config, training=replace(training, learning_rate=earlier))

@@ -18,6 +18,7 @@ from leyden.checkpoint_folders import latest_checkpoint
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.local.environment import describe_environment
+from leyden.local.learning_rate import with_learning_rate
 from leyden.local.notes import print_note, stderr_console
 from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
@@ -111,12 +112,14 @@ async def train(
     folder = RunFolder.of(config)
     if restart and (archive := folder.archive()) is not None:
         print_note(f"the earlier run is now {archive}")
+    config, learning_rate = with_learning_rate(config, folder, source)
     with folder.acquire(config, accept_changes) as archive:
         folder.environment_file.write_text(json.dumps(describe_environment(), indent=1) + "\n")
         if archive is not None:
             print_note(
                 f"the configuration or the code has changed: what was recorded with the earlier one is now {archive}"
             )
+        print_note(learning_rate)
         state = await _train(config, tasks, algorithm, source, folder, on_second_interrupt)
     metrics = read_metrics(folder.metrics_file, config.policy)
     if metrics:

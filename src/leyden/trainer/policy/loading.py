@@ -75,6 +75,21 @@ def _refuse_experts(name: str, config: Any) -> None:
         )
 
 
+def count_parameters(source: ModelSource) -> int:
+    """Count the parameters of a model without loading them."""
+    try:
+        return int(_empty_model(read_model_config(source.folder)).num_parameters())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"`model`: {source.name} cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+def _empty_model(config: Any) -> PreTrainedModel:
+    """Return a model without memory for its parameters."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
 def memory_for_training(model: PreTrainedModel, dtype: str, lora: AdapterConfig | None, reference: bool) -> int:
     """Return the bytes of weights and optimiser: a lower bound, without activations.
 
@@ -96,8 +111,7 @@ def memory_for_training(model: PreTrainedModel, dtype: str, lora: AdapterConfig 
 def _check_memory(
     name: str, config: Any, dtype: str, lora: AdapterConfig | None, reference: bool, where: torch.device
 ) -> None:
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config)
+    empty = _empty_model(config)
     needed = memory_for_training(empty, dtype, lora, reference)
     free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else _free_memory()
     if needed <= free:

@@ -24,6 +24,7 @@ from leyden.trainer.batch.samples import Sample
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.policy.compilation import compile_layers
 from leyden.trainer.policy.critic import Critic
+from leyden.trainer.policy.default_learning_rate import default_learning_rate
 from leyden.trainer.policy.forward import PolicyForward
 from leyden.trainer.policy.gradient_checkpointing import GradientCheckpointing
 from leyden.trainer.policy.lr_schedule import learning_rate_factor
@@ -110,11 +111,15 @@ class Policy:
         self.model = self.adapter.model if self.adapter is not None else model
         self.critic = Critic(model.config.get_text_config().hidden_size, model.device, model.dtype) if critic else None
         self._config = config
+        self.peak_learning_rate = config.learning_rate or default_learning_rate(
+            model.num_parameters(), config.lora is not None
+        )
+        """The learning rate after the warm-up."""
         self.masters = MasterWeights({name: each for name, each in self.model.named_parameters() if each.requires_grad})
         self.trained = self.masters.by_name
         self.optimiser = AdamW(
             self.trained.values(),
-            lr=config.peak_learning_rate,
+            lr=self.peak_learning_rate,
             betas=config.betas,
             weight_decay=config.weight_decay,
             fused=model.device.type == "cuda",
@@ -187,7 +192,7 @@ class Policy:
     @property
     def learning_rate(self) -> float:
         """The learning rate of this step."""
-        return self._config.peak_learning_rate * learning_rate_factor(self._config, self.step)
+        return self.peak_learning_rate * learning_rate_factor(self._config, self.step)
 
     def evaluate(self, samples: Sequence[Sample]) -> SampleEvaluation:
         """Compute the logprobs of each sample, and with a critic the value of its state."""
@@ -274,7 +279,7 @@ class Policy:
             if not isfinite(norm):
                 raise TrainingError(_not_finite(self.step, whose, norm))
         factor = learning_rate_factor(self._config, self.step)
-        rates = (self._config.peak_learning_rate, self._config.critic_learning_rate)
+        rates = (self.peak_learning_rate, self._config.critic_learning_rate)
         for group, rate in zip(self.optimiser.param_groups, rates, strict=False):
             group["lr"] = factor * rate
         self.optimiser.step()
