@@ -6,7 +6,6 @@ conversation takes space linear in its tokens; `Episode` derives whole prompts a
 
 import logging
 import math
-import re
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cache
@@ -132,7 +131,10 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     If empty, the policy serves every name.
     """
     roles: dict[Name, str] = {}
-    """Maps roles to a regular expression on the system prompt, for agents that do not name roles themselves."""
+    """Maps roles to a regular expression on the system prompt, for agents that do not name roles themselves.
+
+    Expressions that an earlier version accepted, with look-ahead or back-references, match nothing.
+    """
     train_distorted: bool | UnsetType = UNSET
     """The old name of `allow_biased_sampling`: read, and never written."""
 
@@ -141,11 +143,6 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
             _log_old_name("train_distorted", "allow_biased_sampling")
             force_setattr(self, "allow_biased_sampling", self.allow_biased_sampling or self.train_distorted)
             force_setattr(self, "train_distorted", UNSET)
-        for role, rule in self.roles.items():
-            try:
-                re.compile(rule)
-            except re.error as error:
-                raise ValueError(f"`roles`: the rule of {role!r} is not a regular expression: {error}") from error
         if self.sampling.biased and not self.allow_biased_sampling:
             raise ValueError(
                 f"`sampling`: {self.sampling.biased} is not trained on, and this is the sampling of training rollouts: "

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from leyden.outcomes import Outcome, Retry
+from leyden.patterns import PatternError, check_rule
 from leyden.records import (
     ID_PATTERN,
     Attempt,
@@ -36,6 +37,13 @@ class RunSpec(Struct, frozen=True, forbid_unknown_fields=True):
     id: Id
     settings: RunSettings = RunSettings()
     config: Any = None
+
+    def __post_init__(self) -> None:
+        for role, rule in self.settings.roles.items():
+            try:
+                check_rule(rule)
+            except PatternError as error:
+                raise ValueError(f"`roles`: the rule of {role!r} cannot be used: {error}") from error
 
 
 class GroupSpec(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,12 +1,12 @@
 """Every key of a configuration, with its default. The defaults are for a model worth training, on one machine."""
 
-import re
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
 
 from leyden import defaults
+from leyden.patterns import PatternError, check_rule
 from leyden.records import DEFAULT_POLICY, FixedAnswer, Id, Name, Real
 
 Whole = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -437,9 +437,9 @@ class Config(_Section, frozen=True):
                 raise ValueError(f"`routes`: {model!r} is served upstream: set `upstream.url`")
         for role, rule in self.roles.items():
             try:
-                re.compile(rule)
-            except re.error as error:
-                raise ValueError(f"`roles.{role}` is not a regular expression: {error}") from error
+                check_rule(rule)
+            except PatternError as error:
+                raise ValueError(f"`roles.{role}` cannot be used: {error}") from error
         algorithm, training, sampling = self.algorithm, self.training, self.sampling
         if (sampling.top_p < 1 or sampling.top_k or sampling.min_p) and not training.allow_biased_sampling:
             raise ValueError(

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from leyden.rl.signals.schemas import follows, violation
+from leyden.rl.signals.schemas import CheckTime, SchemaCheck, check, check_text
+
+
+def checked(arguments: dict[str, Any], schema: Any) -> SchemaCheck:
+    return check(arguments, schema, CheckTime(60))
+
+
+def violation(arguments: dict[str, Any], schema: Any) -> str | None:
+    return checked(arguments, schema).error
 
 
 def text_schema(pattern: str, **more: Any) -> dict[str, Any]:
@@ -27,15 +35,41 @@ def test_patterns_are_checked(pattern: str, valid: str, invalid: str) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "text"),
-    [(r"^(a+)+$", "a" * 60 + "!"), (r"^(a|aa)*$", "a" * 60 + "!"), (r"a*a*a*a*a*b", "a" * 5000)],
+    [
+        (r"^(a+)+$", "a" * 5000 + "!"),
+        (r"^(a|aa)*$", "a" * 5000 + "!"),
+        (r"a*a*a*a*a*b", "a" * 5000),
+        ("^" + "(a|a)" * 40 + "$", "a" * 40 + "b"),
+    ],
 )
-def test_a_pattern_that_would_take_long_is_not_checked_and_the_rest_is(pattern: str, text: str) -> None:
+def test_patterns_that_backtrack_are_checked_in_linear_time(pattern: str, text: str) -> None:
     started = time.thread_time()
-    assert violation({"q": text}, text_schema(pattern)) is None
-    assert "'n'" in (violation({"q": text}, text_schema(pattern, required=["n"])) or "")
+    assert "does not match" in (violation({"q": text}, text_schema(pattern)) or "")
     named = {"patternProperties": {pattern: {"type": "string"}}, "additionalProperties": False}
-    other = {"properties": {"q": {"$schema": "http://json-schema.org/draft-07/schema#", "pattern": pattern}}}
-    assert violation({text: "x", "q": text}, named) is None and violation({"q": text}, other) is None
+    assert "not allowed" in (violation({text: "x"}, named) or "")
+    assert time.thread_time() - started < 5
+
+
+@pytest.mark.parametrize("pattern", ["^(?=a)" + "(a|a)" * 40 + "$", r"^(a)\1+$", "^(.{900}){900}$"])
+def test_a_pattern_that_cannot_be_matched_in_linear_time_is_unknown_and_the_rest_is_checked(pattern: str) -> None:
+    schema = text_schema(pattern)
+    assert checked({"q": "a" * 40 + "b"}, schema).result == "unchecked"
+    assert pattern[:20] in (checked({"q": "b"}, schema).unchecked or "").replace("\\\\", "\\")
+    assert "'n'" in (violation({"q": "b"}, {**schema, "required": ["n"]}) or "")
+    named = {"patternProperties": {pattern: {"type": "string"}}, "additionalProperties": False}
+    assert checked({"b": 1}, named).result == "unchecked"
+    for turned in ({"not": schema}, {"oneOf": [schema, {}]}, {"if": schema, "then": False}):
+        assert checked({"q": "b"}, turned).result == "unchecked"
+
+
+def test_items_are_unique_by_json_and_in_linear_time() -> None:
+    schema = {"properties": {"q": {"uniqueItems": True}}}
+    for different in ([1, True], [[1], [True]], [{"a": 1}, {"a": "1"}], ["1", 1], [0, False]):
+        assert violation({"q": different}, schema) is None
+    for equal in ([1, 1.0], [{"a": 1, "b": 2}, {"b": 2.0, "a": 1}], [[], []]):
+        assert violation({"q": equal}, schema) is not None
+    started = time.thread_time()
+    assert violation({"q": [{"a": number} for number in range(9000)]}, schema) is None
     assert time.thread_time() - started < 5
 
 
@@ -56,7 +90,26 @@ def test_a_schema_that_takes_long_is_not_checked_any_further() -> None:
     assert violation({}, doubled(3)) is not None  # the next call is checked from the beginning
 
 
+def test_a_schema_of_another_kind_is_unknown_and_nothing_is_fetched() -> None:
+    for schema in (
+        {"$ref": "http://127.0.0.1:9/x"},
+        {"$schema": "http://json-schema.org/draft-03/schema#", "required": ["n"]},
+        {"properties": {"q": {"$schema": "http://json-schema.org/draft-07/schema#", "pattern": "a"}}},
+        {"type": 5},
+        {"$ref": "#"},
+    ):
+        assert checked({}, schema).result == "unchecked"
+    assert checked({}, {"$schema": "http://127.0.0.1:9/x", "required": ["n"]}).result == "invalid"
+
+
+def test_several_checks_share_their_time() -> None:
+    allowed = CheckTime(0.0)
+    assert check({}, {"required": ["n"]}, allowed).result == "unchecked"
+    assert check({}, 5, allowed).result == "valid"
+
+
 def test_arguments_follow_a_schema_only_as_an_object() -> None:
     schema = {"type": "object", "required": ["a"]}
-    assert follows('{"a": 1}', schema) and follows("{}", None)
-    assert not follows("{}", schema) and not follows("[1]", schema) and not follows("{", schema)
+    results = [check_text(text, schema, CheckTime(60)).result for text in ('{"a": 1}', "{}", "[1]", "{")]
+    assert results == ["valid", "invalid", "invalid", "invalid"]
+    assert check_text("{}", None, CheckTime(60)).result == "valid"

@@ -446,3 +446,22 @@ async def test_without_the_allowed_mass_strict_is_validated_and_counted_in_train
             assert unusable == [None if purpose is Purpose.TRAIN else "chosen by a grammar"] * 2
         assert server.service.gateway is not None
         assert server.service.gateway.recorder.strict_calls == {"valid": 1, "invalid": 1}
+
+
+async def test_a_schema_that_cannot_be_checked_is_counted_so_and_holds_up_nobody(tmp_path: Path) -> None:
+    backtracking: Any = {
+        "type": "function",
+        "function": {
+            "name": "judge",
+            "strict": True,
+            "parameters": {"properties": {"q": {"type": "string", "pattern": f"^(?=a){'(a|a)' * 40}$"}}},
+        },
+    }
+    async with model_server(tmp_path) as server:
+        key = await server.new_attempt("strict", Purpose.TRAIN)
+        server.lines = [call("judge", json.dumps({"q": "a" * 40 + "b"})) + END]
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+            await client.chat.completions.create(model="m", messages=[QUESTION], tools=[backtracking])
+        assert server.service.gateway is not None
+        assert server.service.gateway.recorder.strict_calls == {"unchecked": 1}
+        await server.check(calls=1)

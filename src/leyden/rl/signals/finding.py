@@ -14,7 +14,7 @@ from leyden.records import Call, Span
 from leyden.rl.signals.agent_tools import attribute_spans
 from leyden.rl.signals.malformed import unreadable_call
 from leyden.rl.signals.repetition import repeated
-from leyden.rl.signals.schemas import violation
+from leyden.rl.signals.schemas import CheckTime, check
 from leyden.rl.signals.signal import Evidence, Signal, SignalKind
 from leyden.rl.signals.tool_calls import ObservedToolCall, ToolResult, answers, results, tool_calls_of
 from leyden.rl.signals.tool_endings import ending
@@ -24,6 +24,8 @@ Schemas = dict[str, Any]
 
 _LENGTH = "length"
 """The finish reason of an answer that was cut off."""
+_CHECK_S = 2.0
+"""CPU time for the schemas of an episode: those of most take milliseconds, and a hostile one must not take longer."""
 
 
 class _Execution(Struct, frozen=True):
@@ -41,7 +43,7 @@ def find(episode: Episode) -> list[Signal]:
     tool_calls = [tool_call for _, _, calls in answered for tool_call in calls]
     results_by_index, spans_by_index = results(episode, tool_calls), match_spans(tool_calls, episode.spans)
     repetitions = repeated(episode, tool_calls, results_by_index)
-    offered = _offered(episode)
+    offered, allowed = _offered(episode), CheckTime(_CHECK_S)
     matched = {span.span_id for span in spans_by_index.values()}
     own = attribute_spans(episode, (span for span in tool_spans(episode.spans) if span.span_id not in matched))
     executions = iter(
@@ -54,21 +56,26 @@ def find(episode: Episode) -> list[Signal]:
         signal
         for call, message, calls in answered
         for signal in (
-            *_signals(episode, call, message, [next(executions) for _ in calls], offered[call.id]),
+            *_signals(episode, call, message, [next(executions) for _ in calls], offered[call.id], allowed),
             *_of_agents_tools(episode, call, own.get(call.id, ()) if not calls else ()),
         )
     ]
 
 
 def _signals(
-    episode: Episode, call: Call, message: dict[str, Any], executions: Sequence[_Execution], tools: Schemas | None
+    episode: Episode,
+    call: Call,
+    message: dict[str, Any],
+    executions: Sequence[_Execution],
+    tools: Schemas | None,
+    allowed: CheckTime,
 ) -> Iterator[Signal]:
     """Yield the signals of one answer: of the answer as a whole, then of each of its tool calls."""
     role = episode.role(call)
     for kind, why in _of_answer(call, message, tools):
         yield Signal(kind, call, why, role)
     for execution in executions:
-        found = [*_of_tool_call(call, execution, tools), ending(execution.result, execution.span)]
+        found = [*_of_tool_call(call, execution, tools, allowed), ending(execution.result, execution.span)]
         if execution.repeated:
             found.append((SignalKind.REPEATED_CALL, "the same call was made before, and nothing has changed since"))
         for kind, why in filter(None, found):
@@ -113,7 +120,7 @@ def _of_answer(call: Call, message: dict[str, Any], tools: Schemas | None) -> It
         yield SignalKind.EMPTY_ANSWER, "the answer has neither text nor a tool call"
 
 
-def _of_tool_call(call: Call, execution: _Execution, tools: Schemas | None) -> Iterator[Evidence]:
+def _of_tool_call(call: Call, execution: _Execution, tools: Schemas | None, allowed: CheckTime) -> Iterator[Evidence]:
     name, arguments = execution.tool_call.name, execution.tool_call.arguments
     if tools is not None and name not in tools:
         offered = ", ".join(tools) or "none"
@@ -123,7 +130,7 @@ def _of_tool_call(call: Call, execution: _Execution, tools: Schemas | None) -> I
             yield SignalKind.MALFORMED_CALL, f"its arguments are not a JSON object: {arguments}"
     elif execution.tool_call.malformed is not None and call.finish != _LENGTH:
         yield SignalKind.MALFORMED_CALL, f"the call cannot be parsed: {execution.tool_call.malformed}"
-    elif tools is not None and (error := violation(arguments, tools.get(name))) is not None:
+    elif tools is not None and (error := check(arguments, tools.get(name), allowed).error) is not None:
         yield SignalKind.BAD_ARGUMENTS, f"its arguments break the tool's schema: {error}"
 
 

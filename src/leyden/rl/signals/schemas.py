@@ -1,103 +1,201 @@
 """Validates the arguments of a tool call against the tool's JSON schema, without fetching remote references.
 
-Agents send any schema, and some take years to check: regular expressions, which Python cannot interrupt, or references
-that repeat each other. So a pattern is not checked on a text that is too long for it, and a schema that is too large
-or takes too many steps is not checked any further.
+Agents send any schema, and some take years to check: expressions that backtrack, or references that repeat each other.
+So patterns are matched in linear time (`leyden.patterns`), and a schema that is too large or takes too long is not
+checked any further. What was not checked is unknown, and never an error of the model.
 """
 
-import math
-import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 import msgspec
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # jsonschema has no types
+from jsonschema import (  # type: ignore[import-untyped]  # jsonschema has no types
+    Draft4Validator,
+    Draft6Validator,
+    Draft7Validator,
+    Draft201909Validator,
+    Draft202012Validator,
+    ValidationError,
+)
 from jsonschema.exceptions import best_match  # type: ignore[import-untyped]  # likewise
 from jsonschema.validators import extend, validator_for  # type: ignore[import-untyped]  # likewise
+from msgspec import Struct
 from referencing import Registry
 
+from leyden.patterns import PatternError, contains
+
 _canonical = msgspec.json.Encoder(order="deterministic").encode
-_REPETITION, _REPEATED_GROUP = re.compile(r"[*+{]"), re.compile(r"\)[*+{]")
-_MAX_STEPS, _MAX_LENGTH = 1_000_000, 20
-"""Steps of a pattern in a text; length of a text for a pattern that repeats a group, whose steps grow exponentially."""
-_MAX_BYTES, _MAX_KEYWORDS = 1 << 16, 10_000
-"""Size of a schema, and how many of its keywords are checked for one call."""
-_NAME_LENGTH = 100
-"""The length of a property's name for which its pattern must be cheap."""
-
-_checked = threading.local()
+_MAX_BYTES, _MAX_ARGUMENTS = 1 << 16, 1 << 17
+"""Bytes of a schema, and of arguments."""
+_MAX_KEYWORDS, _MAX_S = 10_000, 0.25
+"""How many keywords are checked for one tool call, and how much CPU time that may take at most."""
+_DRAFTS = (Draft4Validator, Draft6Validator, Draft7Validator, Draft201909Validator, Draft202012Validator)
+_NEGATIONS = (b'"not"', b'"oneOf"', b'"if"', b'"maxContains"')
+"""Keywords under which a part that is not checked, and so taken for valid, can make a whole invalid."""
 
 
-def violation(arguments: Mapping[str, Any], schema: Any) -> str | None:
-    """Return how arguments break a schema; None if they do not, or if the schema itself cannot be used."""
+class SchemaCheck(Struct, frozen=True):
+    """What is known of arguments: how they break the schema, and what of the schema could not be checked."""
+
+    error: str | None = None
+    unchecked: str | None = None
+
+    @property
+    def result(self) -> str:
+        """One word: `invalid`, `unchecked` if something is unknown and nothing wrong, else `valid`."""
+        return "invalid" if self.error is not None else "unchecked" if self.unchecked is not None else "valid"
+
+
+class _TooLong(Exception):
+    """The schema takes too long to check."""
+
+
+class CheckTime:
+    """CPU time for the checks of several calls; what remains is not checked when it is used up."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left_s = seconds
+
+
+class _Progress(threading.local):
+    """The check that a thread is at."""
+
+    keywords = 0
+    ends_at = 0.0
+    unchecked: str | None = None
+
+
+_progress = _Progress()
+
+
+def check(arguments: Mapping[str, Any], schema: Any, allowed: CheckTime) -> SchemaCheck:
+    """Check arguments against a schema of an agent. A schema that is no object says nothing about them."""
     if not isinstance(schema, dict):
-        return None
-    _checked.keywords = 0
+        return SchemaCheck()
+    started = time.thread_time()
+    _progress.keywords, _progress.ends_at, _progress.unchecked = 0, started + min(_MAX_S, allowed.left_s), None
     try:
-        error = best_match(_validator(_canonical(schema)).iter_errors(dict(arguments)))
-    except Exception:  # agents send any schema: invalid, recursive without end, or with remote references
-        return None
-    return f"{error.json_path}: {error.message}" if error is not None else None
+        if len(_canonical(arguments)) > _MAX_ARGUMENTS:
+            raise _TooLong(f"the arguments have more than {_MAX_ARGUMENTS} bytes")
+        encoded = _canonical(schema)
+        error = best_match(_validator(encoded).iter_errors(dict(arguments)))
+    except Exception as failure:  # agents send any schema: invalid, recursive without end, or with remote references
+        return SchemaCheck(unchecked=str(failure) or type(failure).__name__)
+    finally:
+        allowed.left_s -= time.thread_time() - started
+    if error is None or (_progress.unchecked is not None and any(word in encoded for word in _NEGATIONS)):
+        return SchemaCheck(unchecked=_progress.unchecked)
+    return SchemaCheck(f"{error.json_path}: {error.message}", _progress.unchecked)
 
 
-def follows(arguments: str, schema: Any) -> bool:
-    """Return whether the JSON text of a call's arguments is an object that follows a schema."""
+def check_text(arguments: str, schema: Any, allowed: CheckTime) -> SchemaCheck:
+    """Check the JSON text of a call's arguments, which must be an object."""
     try:
         decoded = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
-        return False
-    return isinstance(decoded, dict) and violation(decoded, schema) is None
+        return SchemaCheck("the arguments are not JSON")
+    if not isinstance(decoded, dict):
+        return SchemaCheck("the arguments are not an object")
+    return check(decoded, schema, allowed)
 
 
 @lru_cache(maxsize=1024)
 def _validator(schema: bytes) -> Any:
-    decoded = msgspec.json.decode(schema)
+    from jsonschema_rs import meta  # slow to import, and few processes need it
+
     if len(schema) > _MAX_BYTES or b'"unevaluated' in schema:  # which follows references without checking keywords
-        raise ValueError("the schema may take long to check")
+        raise _TooLong("the schema may take long to check")
+    decoded = msgspec.json.decode(schema)
     if schema.count(b'"$schema"') > ("$schema" in decoded):  # a part of another draft has a validator of its own
         raise ValueError("a part of the schema is of another draft")
-    if any(_may_take_long(pattern, _NAME_LENGTH) for pattern in _name_patterns(decoded)):
-        raise ValueError("the pattern of a property's name may take long")
     validator = validator_for(decoded, default=Draft202012Validator)
-    validator.check_schema(decoded)
-    checks = {**validator.VALIDATORS, "pattern": _check_pattern}
-    bounded = extend(validator, {keyword: _bounded(check) for keyword, check in checks.items()})
+    if validator not in _DRAFTS:
+        raise ValueError("it is of a draft that is not known")
+    # `meta` would fetch a draft that it does not know.
+    if not meta.is_valid({**decoded, "$schema": validator.META_SCHEMA["$schema"]}):
+        raise ValueError("it is not a JSON schema")
+    bounded = extend(validator, {name: _bounded(_LINEAR.get(name, of)) for name, of in validator.VALIDATORS.items()})
     return bounded(decoded, registry=Registry())
 
 
 def _bounded(check: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the check of a keyword that raises when too many keywords were checked for one call."""
+    """Return the check of a keyword that raises when the checks of one call take too long."""
 
     def bounded(*arguments: Any) -> Any:
-        _checked.keywords += 1
-        if _checked.keywords > _MAX_KEYWORDS:
-            raise ValueError("the schema takes long to check")
+        _progress.keywords += 1
+        if _progress.keywords > _MAX_KEYWORDS or time.thread_time() > _progress.ends_at:
+            raise _TooLong("the schema takes long to check")
         return check(*arguments)
 
     return bounded
 
 
-def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
-    if isinstance(instance, str) and not _may_take_long(pattern, len(instance)):
-        yield from Draft202012Validator.VALIDATORS["pattern"](validator, pattern, instance, schema)
+def _matches(pattern: str, text: str) -> bool | None:
+    """Return whether a pattern matches; None if that cannot be found out, which is noted."""
+    if time.thread_time() > _progress.ends_at:
+        raise _TooLong("the patterns of the schema take long to check")
+    try:
+        return contains(pattern, text)
+    except PatternError as error:
+        _progress.unchecked = f"the pattern {pattern[:100]!r}: {error}"
+        return None
 
 
-def _may_take_long(pattern: str, length: int) -> bool:
-    """Whether matching a text of this length may take many steps: a factor of the length for each repetition."""
-    repetitions = len(_REPETITION.findall(pattern))
-    repeats_group = _REPEATED_GROUP.search(pattern) is not None
-    return (repeats_group and length > _MAX_LENGTH) or repetitions * math.log(length or 1) > math.log(_MAX_STEPS)
+def _pattern(_: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(instance, str) and _matches(pattern, instance) is False:
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
-def _name_patterns(schema: Any) -> Iterator[str]:
-    """Yield every pattern of property names in a schema."""
-    if isinstance(schema, dict):
-        names = schema.get("patternProperties")
-        yield from names if isinstance(names, dict) else ()
-        for part in schema.values():
-            yield from _name_patterns(part)
-    elif isinstance(schema, list):
-        for part in schema:
-            yield from _name_patterns(part)
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+    if not isinstance(instance, dict):
+        return
+    for pattern, subschema in patterns.items():
+        for name, value in instance.items():
+            if _matches(pattern, name):
+                yield from validator.descend(value, subschema, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, allowed: Any, instance: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
+    if not isinstance(instance, dict):
+        return
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    more = [
+        name
+        for name in instance
+        if name not in named and not any(_matches(pattern, name) in (True, None) for pattern in patterns)
+    ]
+    if isinstance(allowed, dict):
+        for name in more:
+            yield from validator.descend(instance[name], allowed, path=name)
+    elif not allowed and more:
+        yield ValidationError(f"additional properties are not allowed: {', '.join(map(repr, more))}")
+
+
+def _unique_items(_: Any, unique: bool, instance: Any, schema: Any) -> Iterator[Any]:
+    if unique and isinstance(instance, list) and len(set(map(_identity, instance))) < len(instance):
+        yield ValidationError(f"{instance!r} has non-unique elements")
+
+
+def _identity(value: Any) -> bytes:
+    """Return a text that two values have in common if JSON schemas take them for equal, as 1 and 1.0."""
+    return _canonical(_with_whole_numbers(value))
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return list(map(_with_whole_numbers, value))
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+_LINEAR = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "uniqueItems": _unique_items,
+}
+"""Keywords whose checks in `jsonschema` backtrack, or compare each item with each other."""

@@ -12,7 +12,7 @@ import msgspec
 
 _TOOL = r"['\"`]?[\w.:/-]+['\"`]?"
 _FAILED = re.compile(
-    rf"""\s*(?:
+    rf"""(?:
       Error:\s+ (?!(?i:none|null|nil|no|n/a)\W*(?:\n|\Z)|(?i:no\ errors?|none\ (?:found|detected))\b)
         (?!(?![45]\d\d\b)[-+±]?\.?\d) \S                                            # not a measured error
     | Error\ (?:while\ |when\ )?(?:executing|invoking|calling|running)\ (?:the\ )?(?:tool|function)\b  # LangGraph, MCP
@@ -20,18 +20,20 @@ _FAILED = re.compile(
     | I\ encountered\ an\ error\ while\ trying\ to\ use\ the\ tool\b                # CrewAI
     | Encountered\ error:\ \S                                                       # LlamaIndex
     | Input\ validation\ error:\ \S                                                 # MCP
-    | \d+\ validation\ errors?(?:\ for\ \w|:\s)                                     # Pydantic
+    | \d+\ validation\ errors?(?:\ for\ \w|:(?:\s|\Z))                              # Pydantic
     | Unknown\ tool\b
     | Tool\ {_TOOL}\ (?:not\ found|is\ not\ available|does\ not\ exist|(?:execution\ )?failed|timed\ out\ after)\b
     | Tool\ (?:execution\ )?(?:error|failed):\ \S
     | You\ tried\ to\ use\ the\ tool\ {_TOOL},\ but\ it\ doesn't\ exist\b           # CrewAI
     | [\w.-]+\ is\ not\ a\ valid\ tool,\ try\ one\ of\ \[                           # LangChain
-    | (?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?::\ \S|\(.*\)\s*\Z)           # a Python exception
-    | Traceback\ \(most\ recent\ call\ last\):\n.*\n[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b[^\n]*\s*\Z
-    | <(?P<mark>error|tool_error|tool_use_error)>.*</(?P=mark)>\s*\Z
+    | (?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?::\ \S|\(.*\)\Z)              # a Python exception
     )""",
     re.VERBOSE | re.DOTALL,
 )
+_TRACEBACK = "Traceback (most recent call last):\n"
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")
+"""How the last line of a traceback begins."""
+_MARKS = ("error", "tool_error", "tool_use_error")
 _ADVICE = re.compile(r"(?:Please fix your mistakes|[Ff]ix the errors? and try again)\.\s*\Z")
 """The last sentence of error texts of LangGraph and Pydantic AI."""
 _DOUBTFUL = re.compile(
@@ -57,9 +59,20 @@ def failed(text: str) -> bool | None:
             return _failed_object(document)
         if isinstance(document, str):
             text = document
-    if _FAILED.match(text) or _ADVICE.search(text[-100:]):
+    if _is_error(text.strip()):
         return True
     return None if _DOUBTFUL.match(text) else False
+
+
+def _is_error(text: str) -> bool:
+    """Whether a text is an error as a framework or Python writes it; takes time linear in its length."""
+    if text.startswith(_TRACEBACK):
+        _, newline, last = text.removeprefix(_TRACEBACK).rpartition("\n")
+        if newline and _EXCEPTION.match(last):
+            return True
+    if any(text.startswith(f"<{mark}>") and text.endswith(f"</{mark}>") for mark in _MARKS):
+        return True
+    return bool(_FAILED.match(text) or _ADVICE.search(text[-100:]))
 
 
 def _failed_object(document: dict[str, Any]) -> bool | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 _HEAD = re.compile(
     r'(?:<tool_call>)?\s*\{\s*"name"\s*:\s*("(?:[^"\\\n]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_PARTS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|[{}\[\]]', re.DOTALL)
+_PARTS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
 
 
 class CallText(NamedTuple):

@@ -1,6 +1,5 @@
 """Answers model calls: routes each to a served model, the upstream or a fixed answer; sets its budget and sampling."""
 
-import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping
@@ -23,6 +22,7 @@ from leyden.server.gateway.generation import Generation
 from leyden.server.gateway.prompt import Prompt, build_prompt, count_tokens
 from leyden.server.gateway.reasoning_tokens import count_reasoning_tokens
 from leyden.server.gateway.recorder import Recorder
+from leyden.server.gateway.run_rules import role_by_prompt, route_target
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.text_index import joined
 from leyden.server.gateway.text_prompt import build_text_prompt
@@ -92,7 +92,7 @@ class Gateway:
         await self._pacer.turn()
         attempt = await self._calls_by(caller)
         target = self._route(request.model, attempt.settings)
-        caller = replace(caller, role=caller.role or _role(request, attempt.settings))
+        caller = replace(caller, role=caller.role or role_by_prompt(request.messages, attempt.settings.roles))
         if isinstance(target, ServedModel):
             answering = self._generate(target, attempt, caller, request)
         else:
@@ -235,7 +235,7 @@ class Gateway:
 
     def _route(self, model: str, settings: RunSettings) -> ServedModel | AnswerSource:
         """Find what serves a name: the run's route, else the policy of that name, the only policy, or the upstream."""
-        target = _route_target(model, settings.routes)
+        target = route_target(model, settings.routes)
         if isinstance(target, FixedAnswer):
             return FixedAnswerSource(target.answer)
         name = model if target is None else target
@@ -284,22 +284,6 @@ async def _grammar(
         calls = bool(request.offered_tools)
         return await model.structured_output.grammar(request.format, prompt.ids, calls=calls, session=session)
     return await model.structured_output.call_grammar(request, prompt.ids, session) if constrains_calls else None
-
-
-def _route_target(model: str, routes: Mapping[str, str | FixedAnswer]) -> str | FixedAnswer | None:
-    """Return the target of a model's route: the one of that name, else the first whose `*` matches, else None."""
-    if model in routes:
-        return routes[model]
-    for name, target in routes.items():
-        if "*" in name and re.fullmatch(".*".join(map(re.escape, name.split("*"))), model, re.DOTALL):
-            return target
-    return None
-
-
-def _role(request: GenerationRequest, settings: RunSettings) -> str | None:
-    """Return the first role whose rule matches the system prompt."""
-    system = "\n".join(message["content"] for message in request.messages if message["role"] == "system")
-    return next((role for role, rule in settings.roles.items() if re.search(rule, system)), None)
 
 
 def _sampling(caller: Caller, settings: RunSettings, requested: Sampling, number: int) -> Sampling:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from leyden.backoff import Backoff
 from leyden.records import Call, CallStatus, Purpose, Sampling, VersionRun, WaitInterval
-from leyden.rl.signals.schemas import follows
+from leyden.rl.signals.schemas import CheckTime, SchemaCheck, check_text
 from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.types import GenerationRequest, Message, ToolCall
@@ -28,11 +28,14 @@ from leyden.server.gateway.history import History
 from leyden.server.gateway.prompt import Prompt
 from leyden.server.gateway.structured_output import is_strict
 from leyden.server.gateway.waiting import WaitTimer
+from leyden.server.offload import Offload
 from leyden.store.errors import Conflict, NotFound, NotStorable, StoreClosed, StoreError, StoreUnavailable
 from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
 
 _STORE_WAIT_S = 300.0
+_CHECK_S = 1.0
+"""CPU time for the schemas of one answer."""
 _BACKOFF = Backoff(first_s=0.1, max_s=2.0)
 _log = logging.getLogger("leyden.server")
 
@@ -45,9 +48,10 @@ class Recorder:
         self.untrained: Counter[str] = Counter()
         """Calls of training rollouts that give no gradient, by reason."""
         self.strict_calls: Counter[str] = Counter()
-        """Calls of strict tools that no grammar enforced, as `valid` or `invalid` by the tool's schema."""
+        """Calls of strict tools that no grammar enforced, as `valid`, `invalid` or `unchecked` by the tool's schema."""
         self.direct = DirectAnswers()
         self._store = store
+        self._offload = Offload()
 
     async def save(self, attempt: AttemptCalls, calls: Sequence[Call], history: History) -> None:
         """Save the calls of one request; they are durable when this returns. Waits while the disk is full."""
@@ -86,16 +90,22 @@ class Recorder:
                 timer.begin("store")
                 await _BACKOFF.wait(failures)
 
-    def count_strict(self, request: GenerationRequest, calls: Sequence[ToolCall]) -> None:
-        """Validate the calls of strict tools that no grammar enforced, and count them."""
-        if not calls:
-            return
-        functions = [tool["function"] for tool in request.callable_tools]
+    async def count_strict(self, request: GenerationRequest, calls: Sequence[ToolCall], session: str) -> None:
+        """Validate the calls of strict tools that no grammar enforced, and count them, outside of the event loop."""
+        functions = [tool["function"] for tool in request.callable_tools] if calls else []
         schemas = {function["name"]: function.get("parameters") for function in functions if is_strict(function)}
-        for call in calls:
-            if call.name in schemas:
-                valid = call.malformed is None and follows(call.arguments, schemas[call.name])
-                self.strict_calls["valid" if valid else "invalid"] += 1
+        strict = [(call, schemas[call.name]) for call in calls if call.name in schemas]
+        if strict:
+            checks = await self._offload.run(session, _check_calls, strict)
+            self.strict_calls.update(check.result for check in checks)
+
+
+def _check_calls(calls: Sequence[tuple[ToolCall, Any]]) -> list[SchemaCheck]:
+    allowed = CheckTime(_CHECK_S)
+    return [
+        check_text(call.arguments, schema, allowed) if call.malformed is None else SchemaCheck(call.malformed)
+        for call, schema in calls
+    ]
 
 
 class RecordedAnswer(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,57 @@
+"""Applies the rules of a run to a call: which target its model name is routed to, and which role its prompt shows.
+
+Agents choose model names and prompts, so that both are matched in linear time.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from leyden.patterns import PatternError, applies
+from leyden.records import FixedAnswer
+from leyden.server.gateway.dialects.types import Message
+
+_log = logging.getLogger("leyden.server")
+
+
+def route_target(model: str, routes: Mapping[str, str | FixedAnswer]) -> str | FixedAnswer | None:
+    """Return the target of a model's route: the one of that name, else the first whose `*` matches, else None."""
+    if model in routes:
+        return routes[model]
+    return next((target for name, target in routes.items() if "*" in name and _covers(name, model)), None)
+
+
+def role_by_prompt(messages: Sequence[Message], rules: Mapping[str, str]) -> str | None:
+    """Return the first role whose rule matches the system prompt."""
+    if not rules:
+        return None
+    system = "\n".join(message["content"] for message in messages if message["role"] == "system")
+    return next((role for role, rule in rules.items() if _applies(rule, system)), None)
+
+
+def _covers(pattern: str, name: str) -> bool:
+    """Whether a name is the pattern with any texts for its stars. The leftmost place for each part is the best one."""
+    first, *parts, last = pattern.split("*")
+    end = len(name) - len(last)
+    if not name.startswith(first) or not name.endswith(last):
+        return False
+    at = len(first)
+    for part in parts:
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return at <= end
+
+
+def _applies(rule: str, system: str) -> bool:
+    try:
+        return applies(rule, system)
+    except PatternError as error:  # of a run that an earlier version created
+        _log_unusable(rule, str(error))
+        return False
+
+
+@lru_cache(maxsize=256)  # once for each
+def _log_unusable(rule: str, error: str) -> None:
+    _log.warning("the rule %r of a role matches nothing: %s", rule, error)
