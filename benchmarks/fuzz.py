@@ -52,9 +52,15 @@ CHAT: dict[str, Any] = {
         {"role": "user", "content": [{"type": "text", "text": "Look."}]},
         {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [TOOL_CALL]},
         {"role": "tool", "tool_call_id": "c1", "content": "Seen."},
+        {"role": "assistant", "content": [{"type": "text", "text": "So."}, {"type": "refusal", "refusal": "No."}]},
+        {"role": "developer", "content": "Go on."},
     ],
-    "tools": [{"type": "function", "function": {"name": "look", "description": "d", "parameters": SCHEMA}}],
-    "tool_choice": "auto",
+    "tools": [
+        {"type": "function", "function": {"name": "look", "description": "d", "parameters": SCHEMA, "strict": True}}
+    ],
+    "tool_choice": {"type": "function", "function": {"name": "look"}},
+    "parallel_tool_calls": False,
+    "response_format": {"type": "text"},
     "temperature": 1.0,
     "max_tokens": 5,
     "n": 1,
@@ -70,11 +76,33 @@ MESSAGES: dict[str, Any] = {
     "system": [{"type": "text", "text": "Be brief."}],
     "messages": [
         {"role": "user", "content": "Look."},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 1}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [], "is_error": True}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                {"type": "redacted_thinking", "data": "d"},
+                {"type": "text", "text": "So."},
+                {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [{"type": "text", "text": "Seen."}, {"type": "tool_reference", "tool_name": "look"}],
+                    "is_error": True,
+                },
+                {"type": "text", "text": "Go on.", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
     ],
-    "tools": [{"name": "look", "description": "d", "input_schema": SCHEMA}],
-    "tool_choice": {"type": "auto"},
+    "tools": [{"name": "look", "description": "d", "input_schema": SCHEMA, "strict": True}],
+    "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    "metadata": {"user_id": "u"},
     "temperature": 1.0,
     "stop_sequences": ["x"],
     "stream": False,
@@ -84,10 +112,39 @@ RESPONSES: dict[str, Any] = {
     "instructions": "Be brief.",
     "input": [
         {"role": "user", "content": [{"type": "input_text", "text": "Look."}]},
-        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c1", "output": "Seen."},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [{"type": "summary_text", "text": "Hm."}],
+            "content": [{"type": "reasoning_text", "text": ""}],
+            "encrypted_content": "x",
+        },
+        {"type": "function_call", "call_id": "c1", "name": "look", "namespace": "n", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "Seen."}]},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "run", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": "Seen."},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "So.", "annotations": []}],
+        },
+        {"role": "developer", "content": "Go on."},
     ],
-    "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}],
+    "tools": [
+        {"type": "function", "name": "look", "parameters": SCHEMA, "strict": True},
+        {"type": "custom", "name": "run", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}]},
+        {"type": "web_search"},
+        {"type": "tool_search"},
+    ],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]},
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
+    "top_logprobs": 2,
+    "truncation": "auto",
+    "metadata": {"a": "b"},
+    "store": True,
     "max_output_tokens": 16,
     "text": {"format": {"type": "json_schema", "name": "v", "schema": SCHEMA}},
     "stream": False,
@@ -138,7 +195,10 @@ BODIES: dict[str, Any] = {  # by the end of the path
 }
 QUERY = {"after": "0", "limit": "10", "wait": "0", "kind": "metrics", "names": "x", "points": "10", "attempt": "1"}
 VALUES: list[Any] = [None, True, 5, -1, 10**400, 0.5, 1e308, "", "x", "\x00", "\ud7ff", [], {}, [[]], {"": None}, [5]]
-NAMES = ("multipleOf", "$ref", "type", "pattern", "role", "allOf", "x")
+NAMES = ("multipleOf", "$ref", "type", "pattern", "role", "allOf", "id", "name", "content", "text", "x")
+DIALECT_WEIGHT = 4
+"""How much more often the routes that generate are called: their bodies have the most parts."""
+WEIGHTS = [DIALECT_WEIGHT if route.permission is Permission.CALL_MODELS and route.body else 1 for route in ROUTES]
 SCRAPPING = ("/finish", "/cancel", "/timeout", "/scores", "/beat", "/hold", "/versions", "/groups", "/credits")
 """Routes that would end or hold what the other requests use: they concern another run."""
 
@@ -201,7 +261,7 @@ class Client:
             if number % REQUESTS_OF_AN_ATTEMPT == 0:
                 await self.end_attempts()
                 await self._new_attempts()
-            await self._send(self._chance.choice(ROUTES))
+            await self._send(self._chance.choices(ROUTES, WEIGHTS)[0])
         await self.end_attempts()
 
     async def _new_attempts(self) -> None:

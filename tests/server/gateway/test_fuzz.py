@@ -1,17 +1,23 @@
 """Requests mutated from valid ones: whatever a caller sends, the server neither fails nor hangs."""
 
+import json
 import random
 import sys
+import time
 from collections import Counter
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 from modelserving import END, ModelServer, model_server
 
 from leyden.rendering.tokenizer import Tokenizer
+from leyden.server.gateway.dialects.base import Dialect, ModelAccess
+from leyden.server.gateway.dialects.registry import DIALECTS
+from leyden.server.gateway.errors import GatewayError
 from leyden.server.keys import KeyKind
 from leyden.server.limits import LIMITS
 from leyden.server.routes import ROUTES
@@ -21,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import fuzz  # its folder is on the path only now
 
 FORMAT = {"type": "json_schema", "json_schema": {"name": "v", "schema": fuzz.SCHEMA}}
-CHAT: dict[str, Any] = {**fuzz.CHAT, "response_format": FORMAT}
+CHAT: dict[str, Any] = {**fuzz.CHAT, "tool_choice": "auto", "response_format": FORMAT}
+RESPONSES = {"model": "m", "input": "?"}
 REWARDS = "/api/runs/{run}/attempts/{attempt}/rewards"
 
 
@@ -60,9 +67,39 @@ async def test_inputs_that_failed_the_server_once_are_refused(tmp_path: Path) ->
             ("/v1/chat/completions", {"model": "m", "messages": called}),
             ("/v1/chat/completions", {**CHAT, "response_format": true}),
             ("/v1/traces", double),
+            ("/v1/responses", {**RESPONSES, "tools": [{"type": "namespace", "name": "n", "tools": [5]}]}),
+            ("/v1/responses", {**RESPONSES, "input": [{"type": "reasoning", "summary": 5}]}),
         ]:
             async with session.post(server.url + path, json=body, headers=headers) as reply:
                 assert reply.status == 400, (path, await reply.text())
+
+
+class NothingStored:
+    """What a dialect asks the gateway for, where nothing is stored."""
+
+    async def stored_answer(self, call: str) -> None:
+        return None
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+async def test_every_dialect_reads_or_refuses_mutated_requests(dialect: Dialect) -> None:
+    chance, access = random.Random(17), cast(ModelAccess, NothingStored())
+    for _ in range(1500):
+        body = fuzz.body_of(f"/v1{dialect.path}")
+        for _ in range(chance.choice((1, 1, 2, 3))):
+            body = fuzz.mutate(body, chance) if isinstance(body, dict | list) else body
+        with suppress(GatewayError):
+            await dialect.read(json.dumps(body).encode(), access)
+
+
+async def test_many_calls_of_many_tools_are_read_in_linear_time() -> None:
+    tools = [{"type": "custom", "name": f"tool-{number}"} for number in range(20_000)]
+    item = {"type": "custom_tool_call", "call_id": "c", "name": "none", "input": ""}
+    responses = next(dialect for dialect in DIALECTS if dialect.path == "/responses")
+    body = json.dumps({"model": "m", "tools": tools, "input": [item] * 20_000}).encode()
+    started = time.thread_time()
+    await responses.read(body, cast(ModelAccess, NothingStored()))
+    assert time.thread_time() - started < 5
 
 
 async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(

@@ -92,14 +92,14 @@ class _ItemReader:
 
     def _reasoning(self, item: dict[str, Any], field: str) -> str:
         """Return the text of a reasoning item: its content, else its sealed content, else its summary."""
-        if content := _joined(item.get("content")):
+        if content := _joined(item.get("content"), f"{field}.content"):
             return content
         sealed = _unseal_reasoning(item.get("encrypted_content"), _MAX_UNSEALED - self._unsealed)
         self._unsealed += len(sealed)
         if self._unsealed > _MAX_UNSEALED:
             message = f"the reasoning of a request has more than {_MAX_UNSEALED} bytes: leave out older items"
             raise GatewayError(ErrorKind.INVALID, message, f"{field}.encrypted_content")
-        return decode_text(sealed) or _joined(item.get("summary"))
+        return decode_text(sealed) or _joined(item.get("summary"), f"{field}.summary")
 
     def _answer_for(self, item: dict[str, Any], holds: str) -> AnswerParts:
         """Return the assistant message that an item belongs to: the latest one, or a new one.
@@ -128,7 +128,9 @@ def _begun(answer: AnswerParts, holds: str) -> bool:
     return answer.has_text or (holds == "reasoning_content" and answer.has_calls)
 
 
-def _joined(parts: Any) -> str:
+def _joined(parts: Any, field: str) -> str:
+    if not isinstance(parts, list | None):
+        raise GatewayError(ErrorKind.INVALID, "this is a list of parts", field)
     return "".join(str(part.get("text") or "") for part in parts or () if isinstance(part, dict))
 
 

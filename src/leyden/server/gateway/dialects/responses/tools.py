@@ -6,6 +6,7 @@ shown as `namespace__name`. `ToolTable` remembers how each was given, so that ca
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ class GivenTool(Struct, frozen=True, omit_defaults=True):
     custom: bool = False
 
 
-class ToolTable(Struct, frozen=True):
+class ToolTable(Struct, frozen=True, dict=True):
     """The tools of a request: the functions that the model is shown, and how the client gave them."""
 
     functions: tuple[dict[str, Any], ...] = ()
@@ -54,7 +55,19 @@ class ToolTable(Struct, frozen=True):
         return cls(tuple(functions), given)
 
     def __contains__(self, name: str) -> bool:
-        return any(function["function"]["name"] == name for function in self.functions)
+        return name in self._names
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(function["function"]["name"] for function in self.functions)
+
+    @cached_property
+    def _given_names(self) -> dict[str, list[str]]:
+        """The model's names by the client's."""
+        names: dict[str, list[str]] = {}
+        for shown, tool in self.given.items():
+            names.setdefault(tool.name, []).append(shown)
+        return names
 
     def written(self) -> list[dict[str, Any]]:
         """Return the tools as the client gave them; a custom tool without its format, which its description has."""
@@ -80,7 +93,7 @@ class ToolTable(Struct, frozen=True):
         if isinstance(namespace, str) and namespace:
             return f"{namespace}__{name}"
         if name not in self:
-            shown = [model_name for model_name, tool in self.given.items() if tool.name == name]
+            shown = self._given_names.get(name, [])
             if len(shown) == 1:
                 return shown[0]
         return name
@@ -133,7 +146,11 @@ def _flatten(tools: Sequence[dict[str, Any]], field: str) -> Iterator[tuple[dict
             case {"type": "function" | "custom"}:
                 yield tool, None, tool_field
             case {"type": "namespace", "name": str(namespace), "tools": list(nested)}:
-                for inner, _, inner_field in _flatten(nested, f"{tool_field}.tools"):
+                for at, inner in enumerate(nested):
+                    inner_field = f"{tool_field}.tools[{at}]"
+                    if not isinstance(inner, dict) or inner.get("type") not in ("function", "custom"):
+                        message = "a namespace has function and custom tools"
+                        raise GatewayError(ErrorKind.INVALID, message, inner_field)
                     yield inner, namespace, inner_field
             case _ if is_left_out(tool):
                 pass
