@@ -29,7 +29,7 @@ CHOICES = {
         ("algorithm.credit=stepwise", "algorithm.loss=gspo", "algorithm.clip_low=3e-4", "algorithm.clip_high=4e-4"),
         ("algorithm.aggregation=call_mean", "algorithm.kl=0.1", "algorithm.kl_estimate=k2", "algorithm.entropy=0.01"),
         ("algorithm.correction=masked", "algorithm.correction_level=call", "training.lora={rank=4, alpha=8}"),
-        ("algorithm.correction_ratio=geometric", "algorithm.by_role=true", "algorithm.scale_steps=true"),
+        ("algorithm.correction_ratio=geometric", "algorithm.compare=role", "algorithm.scale_steps=true"),
         ("signals.tool_succeeded=0.1", "signals.tool_failed=-0.1"),
     ),
     "rloo": (

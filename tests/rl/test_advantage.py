@@ -43,7 +43,7 @@ def calls(update: Sequence[Sequence[Sequence[float]]], level: str = "rollout", *
         baseline=np.zeros(len(flat)),
         state=np.arange(len(flat), dtype=np.int64),
     )
-    ints = {"kind", "state"}
+    ints = {"kind", "state", "situation"}
     return replace(made, **{name: np.array(of, np.int64 if name in ints else None) for name, of in others.items()})
 
 
@@ -80,6 +80,39 @@ def test_rloo_leaves_out_the_rollout_itself() -> None:
     # the last against (2 + 5) / 2 where rollouts count, against (1 + 3 + 5) / 3 where calls do
     assert told(rloo, calls(three))[3] == pytest.approx(2.5)
     assert told(rloo, calls(three, "transition"))[3] == pytest.approx(3.0)
+
+
+def test_a_value_is_compared_with_those_in_its_situation() -> None:
+    alone = calls([[[1.0, 6.0], [3.0, 2.0, 7.0]]], situation=[0, 1, 0, 1, 2])
+    # no other group: situations have the means 2 and 4, and the third is compared with the mean of 3.5 and 4 as two of
+    # three: 7 - (7 + 2 x 3.75) / 3
+    assert told(dr_grpo, alone) == pytest.approx([-1.0, 2.0, 1.0, -2.0, 6.5 / 3])
+    assert told(rloo, alone) == pytest.approx([-2.0, 4.0, 2.0, -4.0, 3.5])
+    # two groups: in the other one, second calls are 4 above the mean of two rollouts: 2 x 2 / (2 + 1) above and below
+    update = calls([[[1.0, 6.0], [3.0, 2.0]], [[0.0, 4.0], [0.0, 4.0]]], situation=[0, 1] * 4)
+    guess = np.array([3 - 4 / 3, 3 + 4 / 3] * 2)  # with the level of its own group, 3, counted as 2 x 2 / (2 + 1)
+    expected = (np.array([4.0, 8.0] * 2) + 4 / 3 * guess) / (2 + 4 / 3)
+    assert told(dr_grpo, update)[:4] == pytest.approx(np.array([1.0, 6.0, 3.0, 2.0]) - expected)
+    assert told(dr_grpo, update)[4:] == [0.0] * 4  # in no situation do values differ
+    assert count_groups(update) == GroupCounts(alone=0, flat=1)
+
+
+@pytest.mark.parametrize("advantage", [*GROUP_RELATIVE, reinforce_pp])
+def test_what_all_calls_in_a_situation_have_alike_changes_nothing_in_a_group(advantage: Advantage) -> None:
+    update = [[1.0, 6.0], [3.0, 2.0], [0.0, 2.5]]
+    plain = advantage(calls([update], situation=[0, 1] * 3), Hyperparameters())
+    shifted = [[one, other + 40] for one, other in update]
+    assert advantage(calls([shifted], situation=[0, 1] * 3), Hyperparameters()) == pytest.approx(plain)
+    assert advantage(calls([shifted]), Hyperparameters()) != pytest.approx(plain)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(-20, 20).map(float), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_one_situation_for_all_is_the_textbook(update: list[list[float]]) -> None:
+    plain = calls([[[value] for value in group] for group in update])
+    alike = replace(plain, situation=np.zeros(len(plain.value), np.int64))
+    for advantage in (*GROUP_RELATIVE, reinforce_pp):
+        assert told(advantage, alike) == pytest.approx(told(advantage, plain), abs=1e-12)
 
 
 def test_reinforce_pp_compares_with_the_whole_update() -> None:
@@ -244,7 +277,8 @@ def test_the_order_of_calls_and_the_numbers_of_rollouts_mean_nothing(
     made = replace(made, state=made.group)
     order = list(range(len(made.value)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    moved = CallBatch(*(getattr(made, name)[order] for name in CallBatch.__struct_fields__))
+    fields = {name: field[order] for name in CallBatch.__struct_fields__ if (field := getattr(made, name)) is not None}
+    moved = CallBatch(**fields)
     moved = replace(moved, group=7 - moved.group, rollout=100 - 3 * moved.rollout, state=-moved.state)
     for advantage in EVERY:
         assert advantage(moved, Hyperparameters()) == pytest.approx(advantage(made, Hyperparameters())[order], abs=1e-9)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from leyden.config import Hyperparameters
-from leyden.rl.advantage import Advantage, CallBatch, Floats, weights
+from leyden.rl.advantage import Advantage, CallBatch, Floats, Ints, weights
 from leyden.rl.advantage.dr_grpo import dr_grpo
 from leyden.rl.advantage.grpo import grpo
 from leyden.rl.advantage.rloo import rloo
@@ -82,6 +82,7 @@ def estimated(
     level: Level | None = None,
     critic: Sequence[float] = (0.0, 0.0, 0.0),
     kl_penalty: float = 0.0,
+    by_turn: bool = False,
 ) -> Tensor:
     """The expected gradient of the estimator, over all groups of this size that the sampler can draw."""
     table = POLICY.clone().requires_grad_()
@@ -111,10 +112,10 @@ def estimated(
         baseline=np.array(baselines),
         state=np.arange(len(rollout)),
     )
+    turn = np.concatenate([np.arange(len(path)) for path in rollouts])
+    found = by_situation(advantage, calls, turn) if by_turn else advantage(calls, hyperparameters)
     current = torch.cat([logprobs(table, path) for path in rollouts])
-    tokens = TokenBatch(
-        current, current.detach(), torch.from_numpy(advantage(calls, hyperparameters)), torch.arange(len(current))
-    )
+    tokens = TokenBatch(current, current.detach(), torch.from_numpy(found), torch.arange(len(current)))
     losses, _ = loss(tokens, hyperparameters)
     if level is not None:
         gap = current.detach() - torch.cat([logprobs(sampler, path) for path in rollouts])
@@ -124,6 +125,22 @@ def estimated(
     weight = torch.tensor(weights_R, dtype=torch.float64) * torch.stack(chances)
     (gradient,) = torch.autograd.grad((weight * losses).sum(), table)
     return gradient
+
+
+def by_situation(advantage: Advantage, calls: CallBatch, turn: Ints) -> Floats:
+    """The advantages of each group in an update with a second one, whose second turns are worth more than its first."""
+    beside = np.array([0, 0, 1, 1])
+    found = np.empty(len(turn))
+    for group in np.unique(calls.group):
+        own = calls.group == group
+        fields = {name: getattr(calls, name)[own] for name in CallBatch.__struct_fields__ if name != "situation"}
+        added = {"value": [1.0, 4.0, 0.0, 2.0], "weight": [0.5] * 4, "group": [-1] * 4, "rollout": -1 - beside}
+        update = CallBatch(
+            **{name: np.concatenate([field, added.get(name, np.zeros(4, int))]) for name, field in fields.items()},
+            situation=np.concatenate([turn[own], [0, 1, 0, 1]]),
+        )
+        found[own] = advantage(update, EXACT)[: own.sum()]
+    return found
 
 
 def apart(left: Tensor, right: Tensor) -> float:
@@ -141,6 +158,12 @@ def askew(left: Tensor, right: Tensor) -> float:
 @pytest.mark.parametrize("loss", [reinforce, ppo_clip, gspo, cispo])
 def test_rloo_is_unbiased_with_every_loss_where_the_policy_has_not_moved(loss: Loss, credit: Credit, size: int) -> None:
     assert apart(estimated(credit, rloo, loss, size), exact()) < 1e-12
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("credit", [identical, discounted])
+def test_rloo_is_unbiased_where_calls_are_compared_by_turn(credit: Credit, size: int) -> None:
+    assert apart(estimated(credit, rloo, size=size, by_turn=True), exact()) < 1e-12
 
 
 @pytest.mark.parametrize("size", [2, 3])

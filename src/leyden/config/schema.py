@@ -124,6 +124,9 @@ class AlgorithmConfig(Hyperparameters, frozen=True):
     """How a group's values become advantages."""
     level: Literal["rollout", "transition"] = "rollout"
     """Whether each rollout or each call counts once in a group's mean and deviation."""
+    compare: Literal["auto", "group", "role", "turn"] = "auto"
+    """Which calls of a group a call is compared with: all, those of its role, or those of its role and turn. `auto`:
+    by turn if the credit gives the calls of a rollout different values, else with all."""
     scale_steps: bool = False
     """Multiply step and automatic rewards by the standard deviation of the final rewards of their group, so that they
     have the same weight beside easy and hard tasks, and none where all final rewards are equal."""
@@ -146,8 +149,6 @@ class AlgorithmConfig(Hyperparameters, frozen=True):
     """Default: `k3` in the loss, `k1` in the reward."""
     entropy: NotNegative = 0.0
     """The weight of an entropy bonus."""
-    by_role: bool = False
-    """Compare calls only with calls of the same role, where several roles are trained together."""
     value_clip: Positive | None = None
     """How far a critic's value may move from that at the start of the step before its loss stops falling; None: no
     limit. For several updates per step."""

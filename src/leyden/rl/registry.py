@@ -35,6 +35,8 @@ class Declaration(Struct, frozen=True, kw_only=True):
     """Of an advantage: the credits that it goes with, the most usual first."""
     advantages: tuple[str, ...] = ()
     """Of a credit: advantages that it goes with although they do not name it."""
+    by_call: bool = False
+    """Of a credit: whether the calls of a rollout can have different values."""
     needs_critic: bool = False
     """Whether it reads the values of a critic."""
     compares_group: bool = False
@@ -50,10 +52,16 @@ class IncompatibleAlgorithms(Exception):
 
 
 def credit(
-    *, reads: tuple[str, ...] = (), advantages: tuple[str, ...] = (), needs_critic: bool = False
+    *,
+    reads: tuple[str, ...] = (),
+    advantages: tuple[str, ...] = (),
+    by_call: bool = False,
+    needs_critic: bool = False,
 ) -> Callable[[F], F]:
     """Declare a credit function."""
-    return _declare(Declaration(kind="credit", reads=reads, advantages=advantages, needs_critic=needs_critic))
+    return _declare(
+        Declaration(kind="credit", reads=reads, advantages=advantages, by_call=by_call, needs_critic=needs_critic)
+    )
 
 
 def advantage(

@@ -1,5 +1,8 @@
 """Samples are worth what credit and advantage say of their rollouts, and count in the loss by the aggregation."""
 
+from statistics import fmean
+from typing import Literal
+
 import pytest
 from msgspec.structs import replace
 from smallepisodes import call, episode
@@ -226,7 +229,7 @@ def test_step_rewards_can_be_scaled_by_the_deviation_of_the_final_rewards() -> N
     assert annealed(1, scaled, final=0.0) == pytest.approx((value - mean) / deviation)
 
 
-def test_by_role_each_call_is_compared_with_calls_of_its_own_role() -> None:
+def test_each_call_can_be_compared_with_calls_of_its_own_role() -> None:
     """Plans are worth 10 and 12, searches 0, 2 and 4: of one role each, and far from those of the other."""
 
     def calls(name: str, plan: float, *searches: float) -> tuple[list[Call], list[Reward]]:
@@ -246,14 +249,66 @@ def test_by_role_each_call_is_compared_with_calls_of_its_own_role() -> None:
         episodes.append(episode(number, 0.0, made, Ending.SUCCEEDED, *given))
     group = select_rollouts(episodes, RULES, StepAccounting())
     assert group is not None
-    rules = replace(ADVANTAGE_ESTIMATOR, credit=stepwise, advantage=dr_grpo, by_role=True)
+    rules = replace(ADVANTAGE_ESTIMATOR, credit=stepwise, advantage=dr_grpo, compare="role")
     found = {sample.call: sample.advantage for sample in valued([group], rules)}
     # each rollout counts once in the mean of a role: searches (0 + 2) / 2 and 4, whose mean is 2.5
     assert found == pytest.approx({"r0-plan": -1.0, "r0-0": -2.5, "r0-1": -0.5, "r1-plan": 1.0, "r1-0": 1.5})
-    together = {sample.call: sample.advantage for sample in valued([group], replace(rules, by_role=False))}
+    together = {sample.call: sample.advantage for sample in valued([group], replace(rules, compare="group"))}
     assert together["r0-plan"] > 0  # for being a plan
     silent = select_rollouts([*episodes, episode(2, -6.0, [], Ending.SUCCEEDED)], RULES, StepAccounting())
     assert silent is not None
     with_silent = {sample.call: sample.advantage for sample in valued([silent], rules)}
-    assert with_silent["r1-plan"] == pytest.approx(12 - 16 / 3)  # a rollout without a call counts in every role
-    assert with_silent["r1-0"] == pytest.approx(4 - (1 + 4 - 6) / 3)
+    # a rollout without a call counts in the situation in which its group begins
+    assert with_silent["r1-plan"] == pytest.approx(12 - 16 / 3)
+    assert with_silent["r1-0"] == pytest.approx(1.5)
+
+
+def drafted(draft: float, final: float, name: str) -> Episode:
+    """Drafts an answer, which a step reward scores, and gives it in the same conversation."""
+    question = {"role": "user", "content": "?"}
+    calls = [
+        call(f"{name}-draft", messages=(question,)),
+        call(f"{name}-final", messages=(question,), parent=f"{name}-draft", kept_messages=2),
+    ]
+    given = Reward("draft", draft, RewardKind.STEP, call=f"{name}-draft")
+    return episode(0, final, calls, Ending.SUCCEEDED, given)
+
+
+def test_calls_are_not_pushed_up_or_down_for_their_position() -> None:
+    """A draft earns 1.5 or 1.7 whatever comes of it, and a final answer 0 or 1, in easy and hard groups."""
+    groups = [
+        one_group(
+            *(drafted(1.5 + 0.2 * (n % 2), float(n < right), f"{right}-{n}") for n in range(8)),
+        )[0]
+        for right in (1, 3, 7)
+    ]
+    rules = replace(ADVANTAGE_ESTIMATOR, credit=stepwise, hyperparameters=Hyperparameters(spread="last"))
+
+    def mean_advantages(compare: Literal["group", "turn"]) -> tuple[float, float]:
+        found = valued(groups, replace(rules, compare=compare))
+        return tuple(  # type: ignore[return-value]
+            fmean(one.advantage for one in found if one.call.endswith(kind)) for kind in ("draft", "final")
+        )
+
+    draft, final = mean_advantages("group")
+    assert draft > 0.8 and final < -0.8
+    assert mean_advantages("turn") == pytest.approx((0.0, 0.0), abs=0.02)
+    found = {one.call: one.advantage for one in valued(groups, replace(rules, compare="turn"))}
+    assert found["3-1-final"] > 1 > -0.5 > found["3-4-final"]  # what the reward scores is what is compared
+
+
+def test_a_call_that_is_alone_in_its_situation_is_compared_with_what_other_groups_let_expect() -> None:
+    def rollout(name: str, *values: float) -> Episode:
+        calls = [call(f"{name}-{n}") for n in range(len(values))]
+        given = [Reward(f"{n}", value, RewardKind.STEP, call=f"{name}-{n}") for n, value in enumerate(values)]
+        return episode(0, 0.0, calls, Ending.SUCCEEDED, *given)
+
+    usual = [one_group(*(rollout(f"{g}{n}", 1.0 + n, 5.0 + n) for n in (0, 2)))[0] for g in "abc"]
+    rules = replace(ADVANTAGE_ESTIMATOR, credit=stepwise, advantage=dr_grpo, compare="turn")
+
+    def alone(second: float) -> float:
+        groups = [*usual, *one_group(rollout("x", 1.0, second), rollout("y", 3.0))]
+        return {one.call: one.advantage for one in valued(groups, rules)}["x-1"]
+
+    assert alone(9.0) > 1.0 > 0.0 > -1.0 > alone(1.0)  # at second turns of other groups values are 4 higher
+    assert abs(alone(5.5)) < 0.5

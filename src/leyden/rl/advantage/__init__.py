@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from leyden.config import Hyperparameters
@@ -18,6 +19,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+_PRIOR = 2.0
+"""How many rollouts a guess counts as, see `CallBatch.expected`."""
 _NOISE = 1e-7
 """Values this close, absolutely or relative to the largest, count as equal: single precision cannot separate them."""
 
@@ -40,10 +43,39 @@ class CallBatch(Struct, frozen=True):
     """The critic's value of the state before the call; 0 without a critic."""
     state: Ints
     """Calls with equal numbers are in the same state of the same group."""
+    situation: Ints | None = None
+    """Calls with equal numbers had the same role, or the same role and turn (`algorithm.compare`), in any group. None:
+    calls are compared whatever their situation."""
 
     def mean(self, of: Floats, by: Ints) -> Floats:
         """Return the weighted mean of each class, for each of its calls."""
         return total(self.weight * of, by) / total(self.weight, by)
+
+    def expected(self, by: Ints, leave_out: bool = False) -> Floats:
+        """Return the value to expect of each call: the mean of its class, or of those of its class in its situation.
+
+        Those are often few. So in their mean, where each rollout counts once, a guess counts as `_PRIOR` rollouts: the
+        level of the class plus what the situation adds to it in other classes. It counts for less if few others were in
+        that situation. With `leave_out`, the call's own rollout has no influence.
+        """
+
+        def add_up(of: Floats, classes: Ints) -> Floats:
+            return total(of, classes) - (total(of, joined(classes, self.rollout)) if leave_out else 0.0)
+
+        if self.situation is None:
+            return over(add_up(self.weight * self.value, by), add_up(self.weight, by))
+        cell, weight = joined(by, self.situation), self._weight_in_situation
+        above = weight * (self.value - self.mean(self.value, by))
+        others = total(weight, self.situation) - total(weight, cell)
+        effect = (total(above, self.situation) - total(above, cell)) / (others + 1)
+        level = over(add_up(self.weight * (self.value - effect), by), add_up(self.weight, by))
+        prior = _PRIOR * np.where(total(weight, cell) > 1.5, others / (others + 1), 1.0)
+        return (add_up(weight * self.value, cell) + prior * (level + effect)) / (add_up(weight, cell) + prior)
+
+    def above(self, by: Ints, leave_out: bool = False) -> Floats:
+        """Return how far each value is above the expected one; 0 where they are equal up to rounding."""
+        difference = self.value - self.expected(by, leave_out)
+        return np.where(np.abs(difference) > _NOISE * np.maximum(np.abs(self.value), 1.0), difference, 0.0)
 
     def deviation(self, of: Floats, by: Ints) -> Floats:
         """Return the sample standard deviation of each class, for each of its calls, with weights as frequencies.
@@ -62,8 +94,22 @@ class CallBatch(Struct, frozen=True):
 
     @property
     def comparable(self) -> Bools:
-        """Which calls can be compared within their group: it has at least two rollouts, and values that differ."""
-        return ~self.alone & (self.deviation(self.value, self.group) > 0)
+        """Which calls can be compared within their group: it has at least two rollouts, and values that differ.
+
+        If situations are compared, values of one situation differ, or one situation has a single rollout.
+        """
+        differs = self.deviation(self.value, self.group) > 0
+        if self.situation is not None:
+            cell, weight = joined(self.group, self.situation), self._weight_in_situation
+            within = replace(self, weight=weight).deviation(self.value, cell) > 0
+            differs &= largest(np.where(within | (total(weight, cell) < 1.5), 1.0, 0.0), self.group) > 0
+        return ~self.alone & differs
+
+    @property
+    def _weight_in_situation(self) -> Floats:
+        """The weight of each call among those in its situation: each rollout counts once."""
+        assert self.situation is not None
+        return weights(joined(self.rollout, self.situation), "rollout")
 
 
 Advantage = Callable[[CallBatch, Hyperparameters], Floats]
@@ -94,6 +140,12 @@ def weights(rollout: Ints, level: Literal["rollout", "transition"]) -> Floats:
 def total(of: Floats, by: Ints) -> Floats:
     """Return the sum of each class, for each of its members."""
     return _gathered(np.add, 0.0, of, by)
+
+
+def joined(one: Ints, other: Ints) -> Ints:
+    """Number the pairs of a class of one kind and a class of another."""
+    (_, first), (_, second) = (np.unique(classes, return_inverse=True) for classes in (one, other))
+    return first * (int(second.max(initial=0)) + 1) + second
 
 
 def largest(of: Floats, by: Ints) -> Floats:

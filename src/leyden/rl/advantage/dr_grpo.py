@@ -1,4 +1,4 @@
-"""Dr. GRPO: the value minus the mean of its group.
+"""Dr. GRPO: the value minus the mean of its group, in the same situation if situations are compared.
 
 It does not divide by the deviation, which would give groups that are almost always right or wrong a large weight.
 """
@@ -10,7 +10,7 @@ from leyden.rl.advantage import CallBatch, Floats
 from leyden.rl.registry import advantage
 
 
-@advantage(credits=("identical", "discounted", "stepwise", "last_call"), compares_group=True)
+@advantage(credits=("identical", "discounted", "stepwise", "last_call"), reads=("compare",), compares_group=True)
 def dr_grpo(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
-    """A = V - mean of the group."""
-    return np.where(calls.comparable, calls.value - calls.mean(calls.value, calls.group), 0.0)
+    """A = V - the value to expect in the group."""
+    return np.where(calls.comparable, calls.above(calls.group), 0.0)

@@ -7,9 +7,11 @@ from leyden.rl.registry import advantage
 
 
 @advantage(
-    credits=("identical", "discounted", "stepwise", "last_call"), reads=("deviation_floor",), compares_group=True
+    credits=("identical", "discounted", "stepwise", "last_call"),
+    reads=("compare", "deviation_floor"),
+    compares_group=True,
 )
 def grpo(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
-    """A = (V - mean) / max(deviation, floor), both of the group."""
-    deviation = calls.deviation(calls.value, calls.group)
-    return standardised(dr_grpo(calls, hyperparameters), deviation, hyperparameters.deviation_floor)
+    """A = D / max(deviation of D over the group, floor), D = V - the value to expect in the group."""
+    difference = dr_grpo(calls, hyperparameters)
+    return standardised(difference, calls.deviation(difference, calls.group), hyperparameters.deviation_floor)

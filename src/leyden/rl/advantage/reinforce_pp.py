@@ -5,8 +5,10 @@ from leyden.rl.advantage import CallBatch, Floats, standardised
 from leyden.rl.registry import advantage
 
 
-@advantage(credits=("identical", "discounted", "stepwise", "last_call"), reads=("deviation_floor", "normalize_by"))
+@advantage(
+    credits=("identical", "discounted", "stepwise", "last_call"), reads=("compare", "deviation_floor", "normalize_by")
+)
 def reinforce_pp(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
-    """A = (V - mean) / max(deviation, floor), both of the calls of its kind."""
-    above, deviation = calls.value - calls.mean(calls.value, calls.kind), calls.deviation(calls.value, calls.kind)
-    return standardised(above, deviation, hyperparameters.deviation_floor)
+    """A = D / max(deviation of D, floor) over the calls of its kind, D = V - the value to expect of that kind."""
+    difference = calls.above(calls.kind)
+    return standardised(difference, calls.deviation(difference, calls.kind), hyperparameters.deviation_floor)

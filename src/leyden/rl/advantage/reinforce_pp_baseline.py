@@ -11,10 +11,10 @@ from leyden.rl.registry import advantage
 
 @advantage(
     credits=("identical", "discounted", "stepwise", "last_call"),
-    reads=("deviation_floor", "normalize_by"),
+    reads=("compare", "deviation_floor", "normalize_by"),
     compares_group=True,
 )
 def reinforce_pp_baseline(calls: CallBatch, hyperparameters: Hyperparameters) -> Floats:
-    """A = D / max(deviation of D over the calls of its kind, floor), D = V - mean of the group."""
+    """A = D / max(deviation of D over the calls of its kind, floor), D = V - the value to expect in the group."""
     difference = dr_grpo(calls, hyperparameters)
     return standardised(difference, calls.deviation(difference, calls.kind), hyperparameters.deviation_floor)

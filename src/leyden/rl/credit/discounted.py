@@ -5,7 +5,7 @@ from leyden.rl.credit import RolloutRewards
 from leyden.rl.registry import credit
 
 
-@credit(reads=("gamma",))
+@credit(reads=("gamma",), by_call=True)
 def discounted(rewards: RolloutRewards, hyperparameters: Hyperparameters) -> list[float]:
     """V_t = r_t + gamma V_t+1, over all calls in time; the final reward comes with the last."""
     values: list[float] = []

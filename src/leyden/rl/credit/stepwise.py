@@ -8,7 +8,7 @@ from leyden.rl.credit import RolloutRewards
 from leyden.rl.registry import credit
 
 
-@credit(reads=("spread",))
+@credit(reads=("spread",), by_call=True)
 def stepwise(rewards: RolloutRewards, hyperparameters: Hyperparameters) -> list[float]:
     """V_t = r_t + r_final for all selected calls, or for the last alone, or r_final / (selected calls) for each."""
     calls = [call for call, selected in enumerate(rewards.selected) if selected]

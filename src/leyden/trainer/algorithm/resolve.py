@@ -11,7 +11,7 @@ from leyden.rl.kl import ESTIMATES, Estimate
 from leyden.rl.registry import KINDS, IncompatibleAlgorithms, Kind, UnknownAlgorithm, declaration
 from leyden.rl.signals import SignalKind, SignalRules
 from leyden.trainer.algorithm.user_functions import load_user_function
-from leyden.trainer.batch.advantages import AdvantageEstimator
+from leyden.trainer.batch.advantages import AdvantageEstimator, Compare
 from leyden.trainer.batch.samples import SampleFilter
 from leyden.trainer.policy.objective import Objective
 
@@ -64,7 +64,7 @@ def algorithm_of(config: Config) -> Algorithm:
                 state=_function("state", config) if _reads("advantage", named, "state") else None,
                 scale_steps=named.scale_steps,
                 normalize_by=named.normalize_by,
-                by_role=named.by_role,
+                compare=_compare(named),
             ),
             objective=_objective(config),
             critic=registry.needs_critic(named.credit, named.advantage),
@@ -134,6 +134,16 @@ def _reads(kind: Kind, named: AlgorithmConfig, key: str) -> bool:
 
 def _is_user_function(name: str) -> bool:
     return ":" in name
+
+
+def _compare(named: AlgorithmConfig) -> Compare:
+    """Return which calls are compared: by turn if values can differ by call, as those of a user's credit may."""
+    if not _reads("advantage", named, "compare"):
+        return "group"
+    if named.compare != "auto":
+        return named.compare
+    credit = declaration("credit", named.credit)
+    return "turn" if credit is None or credit.by_call else "group"
 
 
 def _signals(config: Config) -> SignalRules:

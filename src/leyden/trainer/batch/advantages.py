@@ -1,7 +1,6 @@
 """Computes advantage, loss weight and critic target of each sample of an update."""
 
 from collections.abc import Hashable, Sequence
-from functools import partial
 from itertools import chain
 from statistics import stdev
 from typing import Literal
@@ -15,8 +14,11 @@ from leyden.rl import advantage as advantages
 from leyden.rl.advantage import Advantage, CallBatch, Ints
 from leyden.rl.aggregation import Aggregation
 from leyden.rl.credit import Credit, RolloutRewards
+from leyden.rl.situation import Situation, situations
 from leyden.rl.state import StateKey, number_classes, shared_fraction
 from leyden.trainer.batch.samples import Sample, SelectedRollout, StepAccounting
+
+Compare = Literal["group", "role", "turn"]
 
 
 class AdvantageEstimator(Struct, frozen=True):
@@ -33,8 +35,8 @@ class AdvantageEstimator(Struct, frozen=True):
     """Whether step and automatic rewards are multiplied by the deviation of their group's final rewards."""
     normalize_by: str | None
     """A key of the task's input: global normalisation is done within each of its values."""
-    by_role: bool = False
-    """Whether calls are compared only with calls of the same role."""
+    compare: Compare = "group"
+    """Which calls of a group are compared: all, those of the same role, or those of the same role and turn."""
 
 
 class StepInputs(Struct, frozen=True):
@@ -51,8 +53,7 @@ class _Entry(Struct, frozen=True):
 
     rollout: int
     """Numbered over all groups."""
-    role: str | None
-    """None unless calls are compared by role."""
+    situation: Situation
     value: float
     baseline: float
     """The critic's value of the state before the call; 0 without a critic."""
@@ -86,9 +87,15 @@ def compute_advantages(
         for one, group, indices in zip(rollouts, group_R, samples_R, strict=True)
     ]
     values_R_C = [estimator.credit(rewards, estimator.hyperparameters) for rewards in rewards_R]
-    role = partial(_role, rollouts, estimator.by_role)
+    situations_R_C = [situations(rollout.episode) for rollout in rollouts]
     credited = [
-        _CreditedCall(sample.rollout, role(sample), value, inputs.values[index] if inputs.values else 0.0, sample)
+        _CreditedCall(
+            sample.rollout,
+            situations_R_C[sample.rollout][sample.call_index],
+            value,
+            inputs.values[index] if inputs.values else 0.0,
+            sample,
+        )
         for values_C, indices in zip(values_R_C, samples_R, strict=True)
         for index, sample in ((index, samples[index]) for index in indices)
         if (value := values_C[sample.call_index]) is not None
@@ -123,18 +130,17 @@ def _without_samples(
     group_R: Ints,
     rewards_R: Sequence[RolloutRewards],
 ) -> list[_Entry]:
-    """Return an entry for each rollout without samples, with its return as value, for each role of its group.
+    """Return an entry for each rollout without samples, with its return as value and its group's first situation.
 
     Otherwise the baseline would leave out failures before the first token.
     """
-    roles_G: dict[int, dict[str | None, None]] = {}
+    first_G: dict[int, Situation] = {}
     for call in credited:
-        roles_G.setdefault(group_R[call.rollout], {})[call.role] = None
+        first_G.setdefault(group_R[call.rollout], call.situation)
     return [
-        _Entry(number, role, rewards_R[number].total, 0.0)
+        _Entry(number, first_G[group_R[number]], rewards_R[number].total, 0.0)
         for number, indices in enumerate(samples_R)
-        if not indices
-        for role in roles_G.get(group_R[number], ())
+        if not indices and group_R[number] in first_G
     ]
 
 
@@ -149,19 +155,20 @@ def _call_batch(
     """Build the batch of calls to compare: those with credit, then the rollouts without samples."""
     entries = [*credited, *without_samples]
     rollout_C = np.array([entry.rollout for entry in entries], dtype=np.int64)
-    role_C = [entry.role for entry in entries]
     kind_C = [_kind(rollouts[entry.rollout], estimator.normalize_by) for entry in entries]
-    member_C = number_classes(rollout_C.tolist(), role_C)
+    situation_C = [_compared(entry.situation, estimator.compare) for entry in entries]
+    all_same = [0] * len(entries)
     states = _states(credited, rollouts, group_R, estimator)
     return CallBatch(
         value=np.array([entry.value for entry in entries], dtype=np.float64),
-        weight=advantages.weights(member_C, estimator.level),
-        group=number_classes(group_R[rollout_C].tolist(), role_C),
-        rollout=member_C,
-        kind=number_classes(number_classes([0] * len(entries), kind_C).tolist(), role_C),
+        weight=advantages.weights(rollout_C, estimator.level),
+        group=group_R[rollout_C],
+        rollout=rollout_C,
+        kind=number_classes(all_same, kind_C),
         returns=np.array([rewards.total for rewards in rewards_R])[rollout_C],
         baseline=np.array([entry.baseline for entry in entries], dtype=np.float64),
         state=np.concatenate([states, states.max(initial=-1) + 1 + np.arange(len(without_samples))]),
+        situation=None if estimator.compare == "group" else number_classes(all_same, situation_C),
     )
 
 
@@ -184,9 +191,8 @@ def _rewards(
     return RolloutRewards(tuple(steps), rollout.final, selected, tuple(critic) if inputs.values is not None else ())
 
 
-def _role(rollouts: Sequence[SelectedRollout], by_role: bool, sample: Sample) -> str | None:
-    episode = rollouts[sample.rollout].episode
-    return episode.role(episode.calls[sample.call_index]) if by_role else None
+def _compared(situation: Situation, compare: Compare) -> Hashable:
+    return situation if compare == "turn" else situation.role
 
 
 def _kind(rollout: SelectedRollout, key: str | None) -> Hashable:

@@ -1,0 +1,36 @@
+"""A configuration names functions, and which calls are compared follows from them unless it is set."""
+
+from pathlib import Path
+
+import pytest
+
+from leyden.config import read_config
+from leyden.trainer.algorithm.resolve import algorithm_of, unused_settings
+
+
+@pytest.mark.parametrize(
+    ("named", "compared"),
+    [
+        ({}, "group"),
+        ({"credit": "last_call"}, "group"),
+        ({"credit": "stepwise"}, "turn"),
+        ({"credit": "discounted", "advantage": "reinforce_pp"}, "turn"),
+        ({"credit": "mine.py:credit"}, "turn"),
+        ({"credit": "discounted", "advantage": "gigpo"}, "group"),
+        ({"credit": "gae", "advantage": "ppo"}, "group"),
+        ({"credit": "stepwise", "compare": "group"}, "group"),
+        ({"credit": "identical", "compare": "role"}, "role"),
+    ],
+)
+def test_calls_are_compared_by_turn_if_a_credit_gives_them_different_values(
+    named: dict[str, str], compared: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("def credit(rewards, hyperparameters):\n    return list(rewards.steps)\n")
+    config = read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": named, "base": str(tmp_path)})
+    assert algorithm_of(config).advantage_estimator.compare == compared
+
+
+def test_a_comparison_that_nothing_reads_is_reported() -> None:
+    named = {"credit": "discounted", "advantage": "gigpo", "compare": "turn"}
+    config = read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": named})
+    assert unused_settings(config.algorithm) == ['`algorithm.compare` does nothing with `advantage = "gigpo"`']
