@@ -27,13 +27,17 @@ from leyden.trainer.report.metrics_log import read_metrics
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "ablations"
 STEPWISE = {"algorithm": {"credit": "stepwise"}}
+GROUP = {"algorithm": {"credit": "stepwise", "compare": "group"}}
+"""A call is compared with all calls of its group, whatever its turn."""
 FAILED = {"signals": {"tool_failed": -0.3}}
 SUCCEEDED = {"signals": {"tool_succeeded": 0.3}}
 SIGNALS = {
     "failed": FAILED,
     "failed, stepwise": {**FAILED, **STEPWISE},
+    "failed, stepwise, group": {**FAILED, **GROUP},
     "succeeded": SUCCEEDED,
     "succeeded, stepwise": {**SUCCEEDED, **STEPWISE},
+    "succeeded, stepwise, group": {**SUCCEEDED, **GROUP},
 }
 """Automatic rewards for calls whose tool failed, or did not fail."""
 GIGPO = {**FAILED, "algorithm": {"credit": "discounted", "gamma": 0.95, "advantage": "gigpo"}}
@@ -158,7 +162,7 @@ def main() -> None:
         for variant, entry in variants.items():
             seeds, *measured = entry.items()
             shown = "  ".join(f"{name} {mean} (sd {deviation})" for name, (mean, deviation) in measured)
-            print(f"{agent:8} {variant:22} {seeds[1]} seeds  {shown}")
+            print(f"{agent:8} {variant:26} {seeds[1]} seeds  {shown}")
     report_result({"ratio": ratio(found), **found}, options.out)
 
 
