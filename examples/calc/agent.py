@@ -17,6 +17,7 @@ SYSTEM = (
     "Solve the problem step by step. Call the calculator for every calculation, with one expression a call. When you "
     "know the result, end with #### and the number."
 )
+SYSTEM_ALONE = "Solve the problem step by step. When you know the result, end with #### and the number."
 MAX_CALLS = 6
 MAX_TOKENS = 256
 ANY_MODEL = ModelInfo(vision=False, function_calling=True, json_output=False, family="unknown", structured_output=False)
@@ -40,6 +41,16 @@ async def solve(task: dict[str, Any], system: str = SYSTEM) -> str:
     assistant = AssistantAgent(
         "solver", model, tools=[calculator], system_message=system, max_tool_iterations=MAX_CALLS
     )
+    return await ask(assistant, task)
+
+
+async def solve_alone(task: dict[str, Any]) -> str:
+    """Return the answer to a question, without the calculator: what it is worth to the model."""
+    return await ask(AssistantAgent("solver", model, system_message=SYSTEM_ALONE), task)
+
+
+async def ask(assistant: AssistantAgent, task: dict[str, Any]) -> str:
+    """Return an assistant's answer to a question."""
     result = await assistant.run(task=task["question"])
     return parse_answer(result.messages[-1].to_text())
 

@@ -1,8 +1,7 @@
 """Answers questions from a corpus: an agent of the OpenAI Agents SDK with a search tool. It knows nothing of Leyden.
 
-The agent starts with what a search for the question finds. It decides itself what to search for next and when it has
-found enough, up to `MAX_TURNS` model calls. A task names the index: it is searched by meaning where `embeddings.py` has
-embedded the passages, otherwise by words.
+The agent decides itself what to search for and when it has found enough, up to `MAX_TURNS` model calls. A task names
+the index: it is searched by meaning if `embeddings.py` has embedded the passages, otherwise by words.
 `OPENAI_BASE_URL` and `OPENAI_API_KEY` say which model the agent talks to.
 """
 
@@ -17,9 +16,10 @@ from agents import Agent, MaxTurnsExceeded, ModelSettings, RunContextWrapper, Ru
 from passages import Passages
 
 INSTRUCTIONS = (
-    "Answer the question from search results. Search again, for one fact at a time, until a result states the answer. "
-    "Then end with #### and the answer alone, in as few words as possible."
+    "Answer the question from what you find. Search for one fact at a time, and again with what you learnt, until a "
+    "result states the answer. Then end with #### and the answer alone, in as few words as possible."
 )
+INSTRUCTIONS_ALONE = "Answer the question. End with #### and the answer alone, in as few words as possible."
 REMINDER = "Search again for what is still missing, or end with #### and the answer alone."
 """Ends each result of a search: small models forget the form of the answer behind long passages."""
 MAX_TURNS = 6
@@ -45,17 +45,13 @@ def open_index(path: str) -> Any:
     return Passages(path)
 
 
-async def find(corpus: Corpus, query: str) -> str:
-    """Return the passages that match a query best, as the model reads them."""
-    found = await asyncio.to_thread(open_index(corpus.index).search, query, corpus.passages)
-    results = [f"{passage.title}: {passage.text}" for passage in found] or ["No results found."]
-    return "\n\n".join([*results, REMINDER]).strip()
-
-
 @function_tool
 async def search(context: RunContextWrapper[Corpus], query: str) -> str:
     """Search the documents."""
-    return await find(context.context, query)
+    corpus = context.context
+    found = await asyncio.to_thread(open_index(corpus.index).search, query, corpus.passages)
+    results = [f"{passage.title}: {passage.text}" for passage in found] or ["No results found."]
+    return "\n\n".join([*results, REMINDER]).strip()
 
 
 agent = Agent[Corpus](
@@ -69,20 +65,19 @@ agent = Agent[Corpus](
 
 async def solve(task: dict[str, Any]) -> str:
     """Return the agent's answer to a question, from what it found."""
-    corpus = corpus_of(task)
-    question = task["question"]
-    return await answer(f"{question}\n\nSearch results:\n\n{await find(corpus, question)}", corpus)
+    return await answer(agent, task)
 
 
-def corpus_of(task: dict[str, Any]) -> Corpus:
-    """Return the corpus that a task is about."""
-    return Corpus(task["index"], task.get("passages", 3))
+async def solve_alone(task: dict[str, Any]) -> str:
+    """Return the answer to a question, without the search: what it is worth to the model."""
+    return await answer(agent.clone(instructions=INSTRUCTIONS_ALONE, tools=[]), task)
 
 
-async def answer(message: str, corpus: Corpus) -> str:
-    """Return the agent's last message; empty where it did not end."""
+async def answer(agent: Agent[Corpus], task: dict[str, Any]) -> str:
+    """Return an agent's last message; empty if it did not end."""
+    corpus = Corpus(task["index"], task.get("passages", 3))
     try:
-        result = await Runner.run(agent, message, context=corpus, max_turns=MAX_TURNS)
+        result = await Runner.run(agent, task["question"], context=corpus, max_turns=MAX_TURNS)
     except MaxTurnsExceeded:
         return ""
     return str(result.final_output)

