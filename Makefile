@@ -36,11 +36,11 @@ $(EXAMPLES): pyproject.toml constraints.txt | $(INSTALLED)
 	touch $@
 
 demo: $(DEMO)
-	$(BIN)/python examples/calc_plain/demo.py
+	$(BIN)/python examples/calc_plain/demo.py --out results/demo
 
 # Trains the three agents of examples/ on the bundled model; the frameworks of `dev` are all that they need.
 examples: $(INSTALLED)
-	$(BIN)/python examples/train_on_spark.py
+	$(BIN)/python examples/train_on_spark.py --out results/examples
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -87,9 +87,7 @@ bench: $(INSTALLED)
 HARNESS_VENV := .venv-harness
 
 harnesses: $(INSTALLED) $(HARNESS_VENV)/installed
-	mkdir -p results/harnesses
-	set -o pipefail; $(BIN)/python benchmarks/harnesses.py --document docs/harnesses.md | tee $(HARNESS_VENV)/table.txt; \
-	  status=$$?; tail -n 1 $(HARNESS_VENV)/table.txt > results/harnesses/benchmark.json; exit $$status
+	$(BIN)/python benchmarks/harnesses.py --document docs/harnesses.md --out results/harnesses
 
 $(HARNESS_VENV)/installed: requirements-harness.txt benchmarks/harness_clients/package.json
 	$(PYTHON) -m venv $(HARNESS_VENV)

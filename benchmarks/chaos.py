@@ -12,7 +12,8 @@ trainer, server, worker and host are killed in turn. Its engine is in the traine
     python benchmarks/chaos.py --faults 0 --training 10 --vllm .venv-vllm/bin/python
 
 The last line is one JSON object: `kills` counts all faults, `lost` what was acknowledged and is not there, `twice` what
-counted more than once, `left_behind` the processes that are left at the end.
+counted more than once, `left_behind` the processes that are left at the end; `ratio` is 1 if there are none of these
+three.
 """
 
 import argparse
@@ -521,7 +522,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         faults = list(itertools.islice(itertools.cycle(FAULTS), options.faults))
         accounts = run(Path(folder), faults, options.training, options.seed, vllm=options.vllm)
-    result = {**msgspec.structs.asdict(accounts), "seed": options.seed}
+    wrong = accounts.lost + accounts.twice + accounts.left_behind
+    ratio = round(1 - min(wrong, accounts.kills) / max(accounts.kills, 1), 4)
+    result = {"ratio": ratio, **msgspec.structs.asdict(accounts), "seed": options.seed}
     report_result(result, options.out, "benchmark" if options.vllm is None else "vllm")
     if accounts.lost or accounts.twice or accounts.left_behind:
         sys.exit(1)

@@ -7,8 +7,8 @@ return when they end.
     python benchmarks/fuzz.py                   100,000 requests
     python benchmarks/fuzz.py --requests 2000 --seed 3
 
-The last line is one JSON object: `failed` counts answers of 500 and above, `reached` is the share of requests that were
-decoded and reached their handlers, `longest_wait_s` is the other caller's.
+The last line is one JSON object: `failed` counts answers of 500 and above, and `ratio` is the share of the others;
+`reached` is the share of requests that were decoded and reached their handlers, `longest_wait_s` is the other caller's.
 """
 
 import argparse
@@ -392,6 +392,7 @@ async def fuzz(home: Path, requests: int, seed: int) -> dict[str, Any]:
     statuses = sum((client.statuses for client in clients), Counter[int]())
     sent = warm * CLIENTS + (requests // CLIENTS - warm) * CLIENTS
     return {
+        "ratio": round(1 - len(failures) / sent, 6),
         "requests": sent,
         "routes": len(ROUTES),
         "failed": len(failures),

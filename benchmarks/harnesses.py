@@ -5,7 +5,8 @@ with one dialect, streamed or not. It is ok when the harness ends as it should. 
 counts the model calls that it saw answered, `captured` those of them that are in the record with tokens and logprobs (a
 call that the run routes to an upstream or a fixed answer has none),
 `extendable` those that repeat an earlier request and its answer (`harness_traffic.py`), and `exact` those of these
-whose prompt begins with that call's prompt and completion, token for token. The last line is JSON; `--document FILE`
+whose prompt begins with that call's prompt and completion, token for token. The last line is one JSON object; `ratio`
+is the smallest of the shares of cells that are ok, calls that are captured and turns that are exact. `--document FILE`
 also writes the table there.
 """
 
@@ -26,12 +27,14 @@ from harness_coding import coding_agents
 from harness_list import HOME, INSTALLED, Harness, apart, node
 from harness_traffic import Exchange, Traffic, extendable, watched
 from modelserving import END, ModelServer, eventually, model_server
+from reporting import add_out, report_result
 
 from leyden.engine.protocol import EngineRequest
 from leyden.records import CallStatus, FixedAnswer
 from leyden.server.gateway.upstream.client import UpstreamClient
 
 COUNTS = ("made", "captured", "extendable", "exact")
+SHARES = (("cells", "ok"), ("made", "captured"), ("extendable", "exact"))
 MARKS = ("<!-- begin of the table of make harnesses -->\n", "<!-- end of the table of make harnesses -->\n")
 
 
@@ -270,7 +273,9 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
     for cell in cells:
         dialects = by_harness.setdefault(cell.harness, {"version": cell.version, "dialects": {}})["dialects"]
         dialects[cell.dialect] = _sums([c for c in cells if (c.harness, c.dialect) == (cell.harness, cell.dialect)])
-    return {**_sums(cells), "harnesses": by_harness}
+    sums = _sums(cells)
+    shares = (sums[part] / sums[whole] for whole, part in SHARES if sums[whole])
+    return {"ratio": round(min(shares, default=0.0), 4), **sums, "harnesses": by_harness}
 
 
 def _sums(cells: list[Cell]) -> dict[str, Any]:
@@ -292,8 +297,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _line(name: str, version: str, dialect: str, sums: dict[str, Any]) -> str:
-    pairs = [("cells", "ok"), ("made", "captured"), ("extendable", "exact")]
-    return " | ".join([f"| {name}", version, dialect, *(f"{sums[a]}, {sums[b]}" for a, b in pairs)]) + " |"
+    return " | ".join([f"| {name}", version, dialect, *(f"{sums[a]}, {sums[b]}" for a, b in SHARES)]) + " |"
 
 
 def write_table(path: Path, result: dict[str, Any]) -> None:
@@ -311,6 +315,7 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=180.0, help="for one command of a cell")
     parser.add_argument("--log", type=Path, help="a folder for the traffic of each cell")
     parser.add_argument("--document", type=Path, help="a page whose table is replaced")
+    add_out(parser)
     args = parser.parse_args()
     harnesses = INSTALLED if args.installed else [*INSTALLED, *apart(), *coding_agents()]
     chosen = [harness for harness in harnesses if not args.only or harness.name in args.only]
@@ -318,7 +323,7 @@ def main() -> None:
     result = summary(cells)
     if args.document is not None:
         write_table(args.document, result)
-    print(json.dumps(result))
+    report_result(result, args.out)
     sys.exit(0 if all(cell.perfect for cell in cells) else 1)
 
 

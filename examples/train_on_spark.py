@@ -4,20 +4,22 @@
 
 Each agent is measured on tasks held out: before training with greedy decoding, which is more than the untrained model
 earns when it samples, and after training with sampling, so that a policy which only became more certain gains nothing.
-The last line is one JSON object: `[before, after]` of each. `--out FOLDER` keeps it, with the metrics and the curve of
-each run.
+The last line is one JSON object: `[before, after]` of each, and as `ratio` the smallest of after over before.
+`--out FOLDER` keeps it, with the metrics and the curve of each run.
 """
 
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from reporting import add_out, report_result
 
 HERE = Path(__file__).parent
 EXAMPLES = ("sql", "rag", "calc")
@@ -52,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--home", type=Path, default=Path("runs/examples"), help="the folder of the runs")
     parser.add_argument("--only", choices=EXAMPLES, help="one of them; a kept result keeps what it has of the others")
-    parser.add_argument("--out", type=Path, help="a folder to keep the results in")
+    add_out(parser)
     parser.add_argument("settings", nargs="*", help="settings of all runs, such as training.steps=2")
     options = parser.parse_args()
     kept = options.out / "benchmark.json" if options.out is not None else None
@@ -68,15 +70,8 @@ def main() -> None:
     result = {
         name: [round(one[key], 3) for key in ("greedy_before", "sampled_after")] for name, one in measured.items()
     }
-    if kept is not None:
-        about = {
-            "command": " ".join(["python", *sys.argv]),
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-        }
-        text = json.dumps({**result, "measured": {**about, "runs": measured}}, indent=1)
-        kept.write_text(text + "\n", encoding="utf-8")
-    print(json.dumps(result))
+    ratio = round(min(after / before if before else 0.0 for before, after in result.values()), 3)
+    report_result({"ratio": ratio, **result}, options.out, command=" ".join(["python", *sys.argv]), runs=measured)
 
 
 if __name__ == "__main__":

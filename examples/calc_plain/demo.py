@@ -4,14 +4,20 @@
 
 The agent requests no temperature, so the model is sampled at 1, in training and in evaluation. Greedy, it is better
 before training, so the rise is also given at temperature 0. The last line is one JSON object: held-out reward before
-and after, sampled and greedy, optimiser steps, seconds of training.
+and after, sampled and greedy, optimiser steps, seconds of training; `ratio` is sampled reward after over before. With
+`--out FOLDER` it is kept there, with the metrics, the configuration and the curve of the run.
 """
 
+import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from reporting import add_out, report_result
 from rich.console import Console
 from rich.markup import escape
 
@@ -22,8 +28,8 @@ HERE = Path(__file__).parent
 RUN = "demo"
 
 
-def main(**settings: Any) -> None:
-    """Train, and show what changed. The arguments override those of calc.toml."""
+def main(out: Path | None = None, **settings: Any) -> None:
+    """Train, and show what changed. The settings override those of calc.toml."""
     console = Console()
     console.print(f"Training [bold]{HERE.name}/agent.py[/] on spark. Its own code is not touched.\n", highlight=False)
     trained = leyden.train(HERE / "calc.toml", run=RUN, restart=True, **settings)
@@ -45,6 +51,7 @@ def main(**settings: Any) -> None:
     for command, about in next_commands(trained.checkpoint):
         console.print(f"  .venv/bin/{command}   [dim]# {about}[/]", highlight=False, soft_wrap=True)
     report = {
+        "ratio": round(trained.after / trained.before, 3) if trained.before else None,
         "before": trained.before,
         "after": trained.after,
         "greedy_before": greedy[0],
@@ -52,7 +59,18 @@ def main(**settings: Any) -> None:
         "steps": trained.step,
         "seconds": round(trained.seconds, 1),
     }
-    sys.stdout.write(json.dumps(report) + "\n")
+    if out is not None:
+        keep(trained.folder, out)
+    report_result(report, out, command="make demo")
+
+
+def keep(run: Path, out: Path) -> None:
+    """Keep the metrics, the curve and the configuration of a run; paths in it are relative to the repository."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("metrics.jsonl", "curve.png"):
+        shutil.copy(run / name, out / name)
+    config = (run / "config.toml").read_text(encoding="utf-8")
+    (out / "config.toml").write_text(config.replace(f"{HERE.parents[1]}/", ""), encoding="utf-8")
 
 
 def next_commands(checkpoint: Path | None) -> list[tuple[str, str]]:
@@ -80,4 +98,6 @@ def transcript(episode: Episode) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_out(parser)
+    main(parser.parse_args().out)

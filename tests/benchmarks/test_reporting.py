@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import checkouts  # noqa: E402  # its folder is on the path only now
 import reporting  # noqa: E402
+import sql_baseline  # noqa: E402
 
 
 def test_the_result_is_the_last_line_and_is_kept_with_its_command(
@@ -40,7 +41,21 @@ def test_make_keeps_the_result_of_every_benchmark_that_it_runs() -> None:
     lines = re.findall(r"benchmarks/(\w+)\.py(.*)", (ROOT / "Makefile").read_text())
     kept = {name for name, options in lines if f"--out results/{name}" in options}
     assert {"store", "gateway", "workers", "loop", "chaos", "fuzz"} <= kept
-    assert {name for name, _ in lines} - kept <= {"harnesses"}, "these do not keep their results"
+    assert {name for name, _ in lines} == kept, "some do not keep their results"
+
+
+def test_every_kept_result_has_a_ratio_as_its_headline() -> None:
+    kept = {path: json.loads(path.read_text()) for path in (ROOT / "results").glob("*/benchmark.json")}
+    assert {path.parent.name for path in kept} >= {"ablations", "chaos", "demo", "examples", "fuzz", "harnesses", "sql"}
+    assert not [path for path, result in kept.items() if not isinstance(result.get("ratio"), int | float)]
+    assert not [path for path, result in kept.items() if "measured" not in result]
+
+
+def test_the_pooled_baseline_of_the_sql_agent_is_that_of_its_runs() -> None:
+    kept = json.loads((ROOT / "results" / "sql" / "benchmark.json").read_text())
+    del kept["measured"]
+    assert sql_baseline.pooled() == kept
+    assert kept["before_pooled"] == json.loads((ROOT / "results" / "sql" / "summary.json").read_text())["before_pooled"]
 
 
 def test_only_fields_that_differ_from_their_defaults_are_sent_to_another_checkout() -> None:

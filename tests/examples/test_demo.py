@@ -36,10 +36,14 @@ def test_the_demo_gives_the_greedy_reward_beside_the_sampled_one(
     held_out = (CALC / "held_out.jsonl").read_text().splitlines()[:4]
     (tmp_path / "held_out.jsonl").write_text("\n".join(held_out))
     small = {"steps": 1, "tasks_per_step": 2, "group_size": 2}
-    demo.main(home=str(tmp_path / "runs"), held_out=str(tmp_path / "held_out.jsonl"), training=small)
+    kept = tmp_path / "kept"
+    demo.main(kept, home=str(tmp_path / "runs"), held_out=str(tmp_path / "held_out.jsonl"), training=small)
     printed = capsys.readouterr().out
     result = json.loads(printed.splitlines()[-1])
-    assert {"before", "after", "greedy_before", "greedy_after"} <= result.keys()
+    assert {"ratio", "before", "after", "greedy_before", "greedy_after"} <= result.keys()
+    assert {path.name for path in kept.iterdir()} == {"benchmark.json", "config.toml", "curve.png", "metrics.jsonl"}
+    assert json.loads((kept / "metrics.jsonl").read_text().splitlines()[0])["held_out/reward"] == result["before"]
+    assert 'base = "examples/calc_plain"' in (kept / "config.toml").read_text()
     rows = [line.split() for line in printed.splitlines()]
     sampled, greedy = (
         f"{result[f'{kind}before']:.2f} {result[f'{kind}after']:.2f}".split() for kind in ("", "greedy_")
