@@ -17,6 +17,9 @@ match task["do"]:
         sys.stdout.buffer.write(bytes.fromhex(task["hex"]) * task.get("times", 1))
         if "then" in task:
             print(task["then"])
+    case "large result":
+        print(json.dumps({"progress": "half"}))
+        print(json.dumps({"said": task["n"], "text": "x" * task["bytes"]}))
     case "environment":
         print(json.dumps({name: value for name, value in os.environ.items() if name.startswith(task["prefix"])}))
     case "folder":

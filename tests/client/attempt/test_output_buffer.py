@@ -6,7 +6,7 @@ import pytest
 from worker_harness import WorkerHarness
 
 from leyden.client.attempt.output_buffer import HEAD_BYTES, TAIL_BYTES, OutputBuffer
-from leyden.client.runners.command_process import LastJsonLine
+from leyden.client.runners.command_process import AnswerTooLarge, LastJsonLine
 from leyden.outcomes import Ending
 
 AGENT = """
@@ -85,8 +85,9 @@ def test_the_result_of_a_command_is_its_last_line_that_is_json() -> None:
         ([b"1\n", b'{"a": [1', b", 2]}\n", b"bye\n"], {"a": [1, 2]}),
         ([b"1\n2"], 2),
         ([b"", b"\n\n"], None),
-        ([b'"' + b"x" * (3 << 20), b'"\n'], None),
-        ([b'"' + b"x" * (3 << 20), b'"\n"short"\r\n'], "short"),
+        ([b'"' + b"x" * (3 << 20), b'"\n'], "x" * (3 << 20)),
+        ([b'"' + b"x" * (9 << 20), b'"\n"short"\r\n'], "short"),
+        ([b"1\n", *[b"50%|#####\r" * 10_000] * 60, b"\n"], 1),
         ([b"[" * 100_000 + b"\n"], None),
         ([b"true story\nNaN\n- a list\n"], None),
     ):
@@ -94,3 +95,15 @@ def test_the_result_of_a_command_is_its_last_line_that_is_json() -> None:
         for piece in pieces:
             found.add(piece)
         assert found.value() == value
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b" \r\n", b"\nbye\n"])
+@pytest.mark.parametrize(("first", "last"), [(b'{"answer": "', b'"}'), (b"[", b"]"), (b'"', b'"')])
+def test_an_earlier_line_is_not_the_result_where_the_last_one_is_too_large(
+    first: bytes, last: bytes, end: bytes
+) -> None:
+    found = LastJsonLine()
+    for piece in (b'{"progress": "half"}\n', first, *[b"1" * (1 << 20)] * 9, last + end):
+        found.add(piece)
+    with pytest.raises(AnswerTooLarge, match=r"too large: 9,437,\d+ bytes as JSON, and 4,194,304 are the most"):
+        found.value()

@@ -11,7 +11,17 @@ import numpy
 import pytest
 
 import leyden
-from leyden.client.attempt.result import MAX_RESULT_BYTES, NotAReward, TwoRewards, parse_reward, split_returned, to_json
+from leyden.client.attempt.outcome import end_of_attempt
+from leyden.client.attempt.result import (
+    MAX_RESULT_BYTES,
+    NotAReward,
+    TwoRewards,
+    cut_result,
+    parse_reward,
+    split_returned,
+    to_json,
+)
+from leyden.outcomes import Ending
 
 
 def test_a_run_has_one_source_of_the_final_reward() -> None:
@@ -57,5 +67,15 @@ def test_any_result_can_be_written() -> None:
     assert json.loads(to_json(cyclic)) == "[[...]]"
     assert "a Rude whose repr fails" in json.loads(to_json(Rude()))
     assert json.loads(to_json("\ud800")) == r"'\ud800'"
-    long = to_json("é" * MAX_RESULT_BYTES)
+    long = cut_result(to_json("é" * MAX_RESULT_BYTES))
     assert len(long) < MAX_RESULT_BYTES and msgspec.json.decode(long).endswith(f"has {2 * MAX_RESULT_BYTES + 2} bytes)")
+
+
+def test_a_part_of_a_result_is_never_scored() -> None:
+    value = ["x"] * MAX_RESULT_BYTES
+    scored = end_of_attempt("a.1", value, has_reward_function=True)
+    assert scored.outcome.ending is Ending.AGENT_ERROR and "the result is too large" in scored.outcome.message
+    rewarded = end_of_attempt("a.1", leyden.Result(value, 0.5), has_reward_function=False)
+    assert (rewarded.outcome.ending, rewarded.reward) == (Ending.SUCCEEDED, 0.5)
+    for end in (scored, rewarded):  # what is recorded
+        assert "(cut: the result has" in msgspec.json.decode(end.result)

@@ -120,6 +120,18 @@ async def test_every_way_a_command_can_end_has_its_outcome(harness: WorkerHarnes
     assert len(spewed) < 66_000 and "bytes dropped" in spewed
 
 
+async def test_a_result_that_is_too_large_is_an_outcome_and_no_earlier_line_is_scored(harness: WorkerHarness) -> None:
+    await harness.open()
+    sizes = {"read": 3 << 20, "not-read": 9 << 20}
+    for name, size in sizes.items():
+        await harness.queue(name, {"do": "large result", "n": 1, "bytes": size})
+    with harness.worker(PYTHON, reward="commands_reward.py:said"):
+        found = {name: await harness.episode(name) for name in sizes}
+    for name, size in sizes.items():
+        assert (ending(found[name]), found[name].final_reward(-1.0)) == (Ending.AGENT_ERROR, -1.0)
+        assert f"the result is too large: {size:,}"[:-3] in message(found[name])
+
+
 async def test_a_command_has_its_own_attempts_key_and_no_other(harness: WorkerHarness) -> None:
     await harness.open()
     await harness.queue("g", {"do": "environment", "prefix": ""})

@@ -32,6 +32,8 @@ class Service:
                 return web.Response(body=b'{"reward": 0.5, "result": "caf\xe9"}')
             case "latin failure":
                 return web.Response(status=500, body=b"caf\xe9")
+            case "large":
+                return web.json_response({"result": "x" * (5 << 20), "reward": 1})
             case "nothing":
                 return web.Response()
             case "fail":
@@ -93,7 +95,7 @@ def bind_endpoint() -> tuple[socket.socket, str]:
 
 async def test_an_endpoint_receives_all_it_needs_and_every_response_has_its_outcome(harness: WorkerHarness) -> None:
     await harness.open()
-    names = ("ask", "number", "nothing", "fail", "prose", "break off", "latin", "latin failure")
+    names = ("ask", "number", "nothing", "fail", "prose", "break off", "latin", "latin failure", "large")
     for name in names:
         await harness.queue(name.replace(" ", "-"), {"do": name, "n": 5})
     listener, url = bind_endpoint()
@@ -110,6 +112,7 @@ async def test_an_endpoint_receives_all_it_needs_and_every_response_has_its_outc
         "break off": "agent_error",
         "latin": "succeeded",
         "latin failure": "agent_error",
+        "large": "agent_error",
     }
     asked = found["ask"]
     assert (asked.attempt.result, asked.final_reward(-1.0), len(asked.calls)) == (5, 0.25, 1)
@@ -117,6 +120,7 @@ async def test_an_endpoint_receives_all_it_needs_and_every_response_has_its_outc
     assert found["latin"].attempt.result == "caf\N{REPLACEMENT CHARACTER}"
     assert outcomes["latin failure"] and "500: caf\N{REPLACEMENT CHARACTER}" in outcomes["latin failure"].message
     assert outcomes["fail"] and outcomes["fail"].message == f"{url} answered 500: the database is gone"
+    assert outcomes["large"] and "more than 4,194,304 bytes" in outcomes["large"].message
     assert outcomes["prose"] and "not JSON" in outcomes["prose"].message
     (told,) = [body for body in service.received if body["task"]["do"] == "ask"]
     assert (told["attempt"], told["base_url"]) == ("ask.0.1", f"{harness.server.url}/v1")

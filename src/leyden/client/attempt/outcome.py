@@ -4,7 +4,17 @@ from typing import Any
 
 from msgspec import Raw
 
-from leyden.client.attempt.result import NotAReward, Result, TwoRewards, parse_reward, split_returned, to_json
+from leyden.client.attempt.result import (
+    MAX_RESULT_BYTES,
+    NotAReward,
+    Result,
+    TwoRewards,
+    cut_result,
+    describe_too_large,
+    parse_reward,
+    split_returned,
+    to_json,
+)
 from leyden.client.host_protocol import AttemptEnd
 from leyden.outcomes import Ending, Outcome
 
@@ -15,7 +25,11 @@ def end_of_attempt(attempt: str, value: Any, has_reward_function: bool) -> Attem
         result, reward = split_returned(value, has_reward_function)
     except TwoRewards as error:
         return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, str(error)))
-    document = Raw(to_json(result))
+    text = to_json(result)
+    document = Raw(cut_result(text))
+    if len(text) > MAX_RESULT_BYTES and has_reward_function:  # a part of the result must not be scored as the result
+        message = describe_too_large(len(text), MAX_RESULT_BYTES)
+        return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, message), document)
     try:
         number = None if reward is None else parse_reward(reward, "the agent")
     except NotAReward as error:

@@ -8,7 +8,9 @@ import msgspec
 from msgspec import Struct
 
 MAX_RESULT_BYTES = 1 << 20
-"""Size limit of a result as JSON. Longer results are cut, with a note."""
+"""Size limit of a result as JSON. Of a larger one the beginning is recorded, and no reward function is given it."""
+MAX_ANSWER_BYTES = 4 * MAX_RESULT_BYTES
+"""Size limit of what a command prints or an endpoint answers as its result. A larger one is not read."""
 
 
 class Result(Struct, frozen=True):
@@ -69,10 +71,20 @@ def to_json(value: Any) -> bytes:
         text = msgspec.json.encode(value, enc_hook=_encode_other)
     except Exception:  # cyclic values, invalid text, non-string keys: the attempt must end normally
         text = msgspec.json.encode(_safe_repr(value, MAX_RESULT_BYTES))
-    if len(text) > MAX_RESULT_BYTES:
-        beginning = text[: MAX_RESULT_BYTES // 2].decode(errors="ignore")
-        text = msgspec.json.encode(f"{beginning}... (cut: the result has {len(text)} bytes)")
     return text
+
+
+def cut_result(text: bytes) -> bytes:
+    """Return a result as it is recorded: one that is too large as its beginning, with a note."""
+    if len(text) <= MAX_RESULT_BYTES:
+        return text
+    beginning = text[: MAX_RESULT_BYTES // 2].decode(errors="ignore")
+    return msgspec.json.encode(f"{beginning}... (cut: the result has {len(text)} bytes)")
+
+
+def describe_too_large(size: int, limit: int) -> str:
+    """Return the message of an attempt whose result is too large."""
+    return f"the result is too large: {size:,} bytes as JSON, and {limit:,} are the most: return less, or name a file"
 
 
 def _encode_other(value: Any) -> Any:

@@ -12,7 +12,7 @@ import msgspec
 from leyden.background import start_background
 from leyden.client.attempt.outcome import end_of_attempt, result_from_json
 from leyden.client.attempt.output_buffer import OutputBuffer
-from leyden.client.attempt.result import MAX_RESULT_BYTES
+from leyden.client.attempt.result import MAX_ANSWER_BYTES, describe_too_large
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.isolation.launcher import Launch
 from leyden.client.processes.limits import ResourceLimits
@@ -26,6 +26,8 @@ _TERM_TIMEOUT_S, _KILL_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 5.0, 1.0
 _TREE_TIMEOUT_S = 1.0
 _CHUNK_BYTES = 1 << 16
 _MAX_LINES, _MAX_MESSAGE = 20, 4000
+_KEPT_END = 64
+"""Bytes of each end of a line that is too long."""
 _OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "out of memory", "Out of memory", "Cannot allocate memory", "process OOM")
 
 
@@ -126,7 +128,11 @@ class CommandProcess:
     def _read_end(self, attempt: str, status: int, has_reward_function: bool) -> AttemptEnd:
         if status != 0:
             return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, self._describe_failure(status)))
-        return end_of_attempt(attempt, result_from_json(self._result.value()), has_reward_function)
+        try:
+            result = self._result.value()
+        except AnswerTooLarge as error:
+            return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, str(error)))
+        return end_of_attempt(attempt, result_from_json(result), has_reward_function)
 
     def _describe_failure(self, status: int) -> str:
         stderr = decode_text(self._stderr_tail)
@@ -140,29 +146,56 @@ class CommandProcess:
         return "\n".join([message, *stderr.rstrip().splitlines()[-_MAX_LINES:]])[:_MAX_MESSAGE]
 
 
+class AnswerTooLarge(Exception):
+    """The last line of JSON is longer than `MAX_ANSWER_BYTES`."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(describe_too_large(size, MAX_ANSWER_BYTES))
+
+
 class LastJsonLine:
-    """Keeps the last line that is JSON, without keeping the others."""
+    """Keeps the last line that is JSON, without keeping the others.
+
+    Of a line that is too long only the ends are kept. It is taken for JSON if they are those of an object, an array or
+    a text: an earlier line must not be taken for the result.
+    """
 
     def __init__(self) -> None:
-        self._last: bytes | None = None
+        self._last: bytes | AnswerTooLarge | None = None
         self._line = bytearray()
-        self._too_long = False
+        self._dropped = 0
+        """Bytes that were cut out of the line."""
 
     def add(self, data: bytes) -> None:
         """Add output as it arrives, in chunks of any size."""
-        *lines, rest = data.split(b"\n")
-        if lines:
-            lines[0] = b"" if self._too_long else bytes(self._line) + lines[0]
-            self._line, self._too_long = bytearray(), False
-            self._last = next(filter(_is_json, reversed(lines)), self._last)
-        self._line += rest
-        if len(self._line) > MAX_RESULT_BYTES:
-            self._line, self._too_long = bytearray(), True
+        end, *others = data.split(b"\n")
+        self._extend(end)
+        if others:
+            *lines, rest = others
+            self._last = next(filter(_is_json, reversed(lines)), None) or self._ended_line()
+            self._line, self._dropped = bytearray(), 0
+            self._extend(rest)
 
     def value(self) -> Any:
-        """Return the decoded line, which may lack its newline at the end of the output; None where there is none."""
-        last = bytes(self._line) if _is_json(self._line) else self._last
+        """Return the decoded line, which may lack its newline at the end of the output; None if there is none."""
+        last = self._ended_line()
+        if isinstance(last, AnswerTooLarge):
+            raise last
         return None if last is None else decode_json(last)
+
+    def _extend(self, part: bytes) -> None:
+        self._line += part
+        if len(self._line) > MAX_ANSWER_BYTES:
+            self._dropped += len(self._line) - 2 * _KEPT_END
+            del self._line[_KEPT_END:-_KEPT_END]
+
+    def _ended_line(self) -> bytes | AnswerTooLarge | None:
+        """Return the current line, if it is JSON, or the last one that was."""
+        if not self._dropped:
+            return bytes(self._line) if _is_json(self._line) else self._last
+        ends = bytes(self._line.strip())
+        is_json = ends[:1] + ends[-1:] in (b"{}", b"[]", b'""')
+        return AnswerTooLarge(self._dropped + len(self._line)) if is_json else self._last
 
 
 def _is_json(line: bytes | bytearray) -> bool:

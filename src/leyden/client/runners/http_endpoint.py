@@ -13,7 +13,7 @@ import msgspec
 from leyden.background import start_background
 from leyden.backoff import Backoff
 from leyden.client.attempt.outcome import end_of_attempt, result_from_json
-from leyden.client.attempt.result import MAX_RESULT_BYTES
+from leyden.client.attempt.result import MAX_ANSWER_BYTES
 from leyden.client.host_protocol import AttemptEnd, HostSetup, StopReply
 from leyden.client.services.registry import addressed_services
 from leyden.decoding import NotJson, decode_json, decode_text
@@ -21,7 +21,7 @@ from leyden.outcomes import Ending, Outcome
 from leyden.wire import Lease
 
 _log = logging.getLogger("leyden.worker")
-_MAX_RESPONSE, _MAX_MESSAGE = 4 * MAX_RESULT_BYTES, 2000
+_MAX_MESSAGE = 2000
 _BACKOFF, _MAX_TRIES = Backoff(first_s=0.1, max_s=2.0), 6
 _NOT_ANSWERED = (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, ConnectionError)
 
@@ -126,8 +126,8 @@ class HttpEndpoint:
                 return self._failed(attempt, f"closed the connection: {error}")
 
     def _read(self, attempt: str, status: int, data: bytes) -> AttemptEnd:
-        if len(data) > _MAX_RESPONSE:
-            return self._failed(attempt, f"answered with more than {_MAX_RESPONSE} bytes")
+        if len(data) > MAX_ANSWER_BYTES:
+            return self._failed(attempt, f"answered with more than {MAX_ANSWER_BYTES:,} bytes")
         if status >= 300:
             return self._failed(attempt, f"answered {status}: {decode_text(data[:_MAX_MESSAGE])}")
         try:
@@ -149,6 +149,6 @@ async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
     data = bytearray()
     async for chunk in response.content.iter_any():
         data += chunk
-        if len(data) > _MAX_RESPONSE:
+        if len(data) > MAX_ANSWER_BYTES:
             break
     return bytes(data)
