@@ -1,12 +1,19 @@
 """Texts that were encoded before: the same ids, without the tokenizer, within a limit of memory."""
 
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from leyden.rendering.encoding_cache import EncodingCache
 from leyden.rendering.tokenizer import Tokenizer
 
 SPARK = Path(__file__).parents[2] / "src/leyden/models/spark"
+
+
+def ordinals(text: str) -> list[int]:
+    return [ord(character) for character in text]
 
 
 class CountingEncoder:
@@ -15,7 +22,7 @@ class CountingEncoder:
 
     def __call__(self, text: str) -> list[int]:
         self.texts.append(text)
-        return [ord(character) for character in text]
+        return ordinals(text)
 
 
 def test_a_text_is_encoded_once() -> None:
@@ -35,7 +42,7 @@ def test_callers_may_change_the_ids_that_they_get() -> None:
 
 def test_texts_that_were_not_used_for_longest_are_forgotten_first() -> None:
     encode = CountingEncoder()
-    cache = EncodingCache(encode, max_characters=6)
+    cache = EncodingCache(encode, max_entries=2)
     for text in ("aaa", "bbb", "aaa", "ccc", "aaa", "bbb"):
         cache(text)
     assert encode.texts == ["aaa", "bbb", "ccc", "bbb"]
@@ -53,12 +60,27 @@ def test_a_very_long_text_is_not_remembered() -> None:
 
 def test_threads_get_the_same_ids_and_the_limit_holds() -> None:
     encode = CountingEncoder()
-    cache = EncodingCache(encode, max_characters=50)
+    cache = EncodingCache(encode, max_bytes=3000)
     texts = [f"text {number % 17}" for number in range(2000)]
     with ThreadPoolExecutor(8) as pool:
         for text, ids in zip(texts, pool.map(cache, texts), strict=True):
             assert ids == [ord(character) for character in text]
-    assert cache._characters == sum(map(len, cache._known)) <= 50
+    assert 0 < len(cache._known) < 17
+    assert cache._bytes <= 3000
+
+
+@pytest.mark.parametrize("length", [2, 400, 20_000])
+def test_texts_of_any_length_take_no_more_memory_than_the_limit(length: int) -> None:
+    limit = 1 << 20
+    cache = EncodingCache(ordinals, max_bytes=limit, max_entries=1 << 14)
+    tracemalloc.start()
+    try:
+        for number in range(3 * limit // (length + 100)):
+            cache(f"{number:{length}}")
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert limit / 2 < taken < 1.1 * limit
 
 
 def test_a_tokenizer_encodes_alike_with_and_without_control_tokens() -> None:

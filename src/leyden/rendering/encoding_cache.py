@@ -1,23 +1,28 @@
 """Remembers how recent texts were encoded: the rollouts of a group and the turns of an agent repeat most of theirs."""
 
+import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
-_MAX_CHARACTERS = 1 << 23
-"""Of all texts that are remembered together."""
+_MAX_BYTES, _MAX_ENTRIES = 12 << 20, 1 << 14
+"""Of all texts that are remembered together, with their tokens."""
 _MAX_TEXT = 1 << 16
 """Longer texts are not remembered, so that a few of them do not displace all others."""
+_ENTRY_BYTES = 200
+"""What an entry takes in the dictionary."""
 
 
 class EncodingCache:
     """Encodes texts, those that it remembers without the tokenizer. Safe to use from several threads."""
 
-    def __init__(self, encode: Callable[[str], list[int]], max_characters: int = _MAX_CHARACTERS) -> None:
-        self._encode, self._max_characters = encode, max_characters
+    def __init__(
+        self, encode: Callable[[str], list[int]], max_bytes: int = _MAX_BYTES, max_entries: int = _MAX_ENTRIES
+    ) -> None:
+        self._encode, self._max_bytes, self._max_entries = encode, max_bytes, max_entries
         self._known: OrderedDict[str, array[int]] = OrderedDict()
-        self._characters = 0
+        self._bytes = 0
         self._lock = Lock()
 
     def __call__(self, text: str) -> list[int]:
@@ -29,14 +34,18 @@ class EncodingCache:
                 return known.tolist()
         ids = self._encode(text)
         if len(text) <= _MAX_TEXT:
-            self._remember(text, ids)
+            self._remember(text, array("I", ids))
         return ids
 
-    def _remember(self, text: str, ids: list[int]) -> None:
+    def _remember(self, text: str, ids: "array[int]") -> None:
         with self._lock:
             if text in self._known:  # another thread was faster
                 return
-            self._known[text] = array("I", ids)
-            self._characters += len(text)
-            while self._characters > self._max_characters:
-                self._characters -= len(self._known.popitem(last=False)[0])
+            self._known[text] = ids
+            self._bytes += _size(text, ids)
+            while self._bytes > self._max_bytes or len(self._known) > self._max_entries:
+                self._bytes -= _size(*self._known.popitem(last=False))
+
+
+def _size(text: str, ids: "array[int]") -> int:
+    return sys.getsizeof(text) + sys.getsizeof(ids) + _ENTRY_BYTES
