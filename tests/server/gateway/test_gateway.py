@@ -1,8 +1,10 @@
 """Calls and their attempt: seeds of their own, one budget, and an engine that is told when it is over."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -201,3 +203,24 @@ async def test_what_follows_a_stop_string_is_not_part_of_the_answer(server: Mode
     assert said.startswith("One. Two. Th") and "Four" not in said
     assert call.context_tail == (said != "One. Two. Th")
     assert len(call.chosen) == len(call.completion_ids) - call.context_tail
+
+
+async def test_an_attempt_that_ended_is_freed_at_once(server: ModelServer) -> None:
+    """Tokens of long prompts are what takes memory: they do not wait for a garbage collection."""
+    await server.new_attempt()
+    gateway = server.service.gateway
+    assert gateway is not None
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        async with client_of(server) as client:
+            await client.chat.completions.create(**ASK, n=2)
+            async for _ in await client.chat.completions.create(**ASK, stream=True):
+                pass
+        index = weakref.ref(gateway._attempts[server.attempt].index)
+        await end_attempt(server)
+        server.engine.requests.clear()
+        await eventually(lambda: index() is None)
+    finally:
+        if collecting:
+            gc.enable()

@@ -177,6 +177,7 @@ class CallRecording:
         """Save the calls unless that has begun; without a status, as ok or cut."""
         if self._saving is None:
             answers = self._answers()
+            del self._answers  # with the object that it belongs to and that has this one: no cycle keeps the prompt
             calls = [self._call(choice, answer, status) for choice, answer in enumerate(answers)]
             for call in calls:
                 self._attempt.index.add_request(call, self._prompt.history)
