@@ -16,6 +16,12 @@ from leyden.server.keys import KeyKind, Keyring
 from leyden.server.options import RunningServer
 
 
+def delete_store(home: Path) -> None:
+    """Delete the files of a server's store, as a user does who cleans up too early."""
+    for file in home.glob("leyden.db*"):
+        file.unlink()
+
+
 class ServerProcess:
     """`leyden serve` on a free port. Started again after a kill, it listens on the same port."""
 

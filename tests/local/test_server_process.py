@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from modelserving import eventually
+from serving import delete_store
 
 from leyden.engine.torch.engine import TorchEngine
 from leyden.local import server_process
@@ -15,7 +16,7 @@ from leyden.local.retrying_remote import RetryingRemote
 from leyden.local.server_process import LocalServer, running_server
 from leyden.local.stack import admin_key
 from leyden.records import DEFAULT_POLICY, RunSettings, Task, Version
-from leyden.remote import ServerUnreachable
+from leyden.remote import RemoteError, ServerUnreachable
 from leyden.server.options import ServeOptions, ServerProcessOptions
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.policy.loading import load_model
@@ -85,6 +86,23 @@ async def test_a_request_waits_for_a_server_that_is_started_again_until_there_is
                 await remote.summary("r")
         with pytest.raises(TrainingError, match="the server keeps dying: the server ended"):
             await server.wait_failed()
+
+
+@pytest.mark.parametrize("dies_first", [False, True])
+async def test_a_server_whose_store_was_deleted_is_not_started_with_an_empty_one(
+    server: LocalServer, tmp_path: Path, dies_first: bool
+) -> None:
+    async with RetryingRemote(server.running.url, admin_key(tmp_path), lambda: server.is_gone) as remote:
+        await remote.create_run(RunSpec("r", RunSettings()))
+        delete_store(tmp_path)
+        if dies_first:
+            kill_process(server)
+        with pytest.raises((RemoteError, ServerUnreachable)):
+            await remote.enqueue("r", GroupSpec("g", Task("t", {})))
+        with pytest.raises(TrainingError, match=r"leyden\.db is gone") as ended:
+            await server.wait_failed()
+        assert "\n" not in str(ended.value)
+    assert not (tmp_path / "leyden.db").exists()
 
 
 async def test_a_server_that_dies_before_it_listens_is_started_again(

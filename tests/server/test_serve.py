@@ -13,13 +13,14 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from databases import Postgres
 from prometheus_client.parser import text_string_to_metric_families
-from serving import ServerProcess
+from serving import ServerProcess, delete_store
 
 from leyden.cli import main
 from leyden.engine.scripted import ScriptedEngine
 from leyden.records import Call, CallStatus, RunSettings, Task, Version, Worker
-from leyden.remote import Remote, RemoteError
+from leyden.remote import Remote, RemoteError, ServerUnreachable
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.scheduler import Scheduler
@@ -27,8 +28,9 @@ from leyden.server.gateway.served_model import ServedModel
 from leyden.server.keys import KeyKind
 from leyden.server.options import ServeOptions
 from leyden.server.serve import open_server
-from leyden.store import queries
+from leyden.store import queries, server_lock
 from leyden.store.database import Database
+from leyden.store.errors import StoreLost
 from leyden.store.queue import LeaseQuery
 from leyden.wire import EventLog, GroupSpec, LeaseRequest, RunSpec
 
@@ -96,6 +98,19 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path, refusal: Refusal) -> No
 
 def test_a_second_server_on_the_same_home_is_refused(server: ServerProcess, refusal: Refusal) -> None:
     assert "in use by another server" in refusal(server.home)
+
+
+def test_a_second_server_on_the_same_postgresql_is_refused_until_the_first_is_killed(
+    tmp_path: Path, postgres: Postgres | None, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if postgres is None:
+        pytest.skip("no PostgreSQL server on this machine")
+    monkeypatch.setattr(server_lock, "_WAIT_S", 1)
+    database = postgres.new_database()
+    with ServerProcess(tmp_path / "first", "--store", database) as first:
+        assert "in use by another server" in refusal(tmp_path / "second", "--store", database)
+        first.kill()
+        first.start()
 
 
 def test_a_home_that_is_a_file_is_refused(tmp_path: Path, refusal: Refusal) -> None:
@@ -376,3 +391,16 @@ async def test_calls_that_a_stopping_server_cuts_off_are_recorded(
     assert call.status is CallStatus.ABANDONED
     assert not [record for record in caplog.records if record.exc_info]
     assert any("cut off" in message or "Cancel 1 running task" in message for message in caplog.messages)
+
+
+async def test_a_server_whose_store_is_deleted_acknowledges_nothing_more_and_ends(tmp_path: Path) -> None:
+    with pytest.raises(StoreLost, match=r"leyden\.db is gone"):
+        async with open_server(ServeOptions(tmp_path, port=0)) as server:
+            async with Remote(server.running.url, (tmp_path / "admin.key").read_text().strip()) as remote:
+                await work(remote, "r")
+                waiting = asyncio.create_task(remote.events("r", after=1000, wait=60))  # it does not delay the end
+                delete_store(tmp_path)
+                with pytest.raises((RemoteError, ServerUnreachable)):
+                    await remote.create_run(RunSpec("second"))
+                await server.stopped
+            await asyncio.wait({waiting})

@@ -60,7 +60,7 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
 
 async def _run(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    names = (name for name in ServeOptions.__struct_fields__ if name not in ("direct", "upstream_key"))
+    names = (name for name in ServeOptions.__struct_fields__ if name not in ("create", "direct", "upstream_key"))
     upstream_key = os.environ.get(UPSTREAM_KEY_VARIABLE)
     serving = ServeOptions(**{name: getattr(options, name) for name in names}, upstream_key=upstream_key)
 

@@ -2,7 +2,8 @@
 
 The server reaches the engine over a socket to this process, and ends with this process, however that ends. A server
 that dies is started again at the same address, within limits. Attempts that were active when it died are released
-without being charged, because their model calls may have failed with it.
+without being charged, because their model calls may have failed with it. A server whose store was deleted is not
+started again: it would begin with an empty one.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from leyden.guardian import exit_reason
 from leyden.local.notes import print_note
 from leyden.restart_limit import RestartLimit
 from leyden.rotating_log import RotatingLog
-from leyden.server.options import REFUSED, RunningServer, ServerProcessOptions
+from leyden.server.options import REFUSED, STORE_LOST, RunningServer, ServerProcessOptions
 from leyden.trainer.errors import TrainingError
 
 _STOP_TIMEOUT_S = 40.0
@@ -40,6 +41,10 @@ _MAX_STARTS = 3
 _REFUSED_WITHIN_S = 600.0
 """How long a server that refuses to start is started again."""
 _BACKOFF = Backoff(first_s=0.1, max_s=5.0)
+
+
+class StoreGone(TrainingError):
+    """The server's store was deleted, moved or replaced."""
 
 
 class LocalServer:
@@ -58,7 +63,8 @@ class LocalServer:
         self.running = await self._first_launch()
         port = urlsplit(self.running.url).port
         assert port is not None
-        self._options = replace(self._options, serve=replace(self._options.serve, port=port), release=True)
+        serve = replace(self._options.serve, port=port, create=False)
+        self._options = replace(self._options, serve=serve, release=True)
         self._supervising = asyncio.create_task(self._supervise())
         return self
 
@@ -99,6 +105,8 @@ class LocalServer:
             print_note(f"{reason}; it is started again")
             try:
                 await self._restart()
+            except StoreGone:
+                raise
             except TrainingError as error:
                 reason = str(error)
             else:
@@ -129,9 +137,11 @@ class LocalServer:
                     print_note(f"{refusal}; trying again")
 
     async def _wait_dead(self) -> str:
-        """Wait until the process ends; returns how it ended."""
+        """Wait until the process ends; returns how it ended. Raises `StoreGone` where starting it again is wrong."""
         status = await self._process.wait()
         self._close_engine()
+        if status == STORE_LOST:
+            raise StoreGone(self._output.last_line() or "the server's store was lost")
         return f"the server ended ({exit_reason(status)}): {_last_line(self._output)}"
 
     async def _launch(self, options: ServerProcessOptions) -> RunningServer:
@@ -194,6 +204,8 @@ async def _wait_ready(process: Process, options: ServerProcessOptions, output: R
     if line := await process.stdout.readline():
         return msgspec.json.decode(line, type=RunningServer)
     status = await process.wait()
+    if status == STORE_LOST:
+        raise StoreGone(output.last_line() or "the server's store was lost")
     if status == REFUSED:
         raise ConfigError(f"`server`: {_last_line(output)}")
     raise TrainingError(f"the server did not start ({exit_reason(status)}): {_last_line(output)}")

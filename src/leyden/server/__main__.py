@@ -22,9 +22,9 @@ from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 from leyden.server.gateway.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
-from leyden.server.options import REFUSED, ServeError, ServerProcessOptions
+from leyden.server.options import REFUSED, STORE_LOST, ServeError, ServerProcessOptions
 from leyden.server.serve import open_server
-from leyden.store.errors import StoreError
+from leyden.store.errors import StoreError, StoreLost
 
 _LOST_MESSAGE = "its worker or the server was started again"
 
@@ -39,6 +39,9 @@ def main(stream: int) -> int:
     os.set_inheritable(stream, False)
     try:
         uvloop.run(_serve(ServerProcessOptions.from_json(sys.stdin.readline()), socket.socket(fileno=stream), announce))
+    except StoreLost as error:
+        sys.stderr.write(f"{error}\n")
+        return STORE_LOST
     except (ServeError, StoreError, TokenizerError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return REFUSED

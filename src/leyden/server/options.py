@@ -10,6 +10,8 @@ from leyden.engine.protocol import EngineAddress
 
 REFUSED = 2
 """Exit status of a server that cannot start with its options; starting it again does not help."""
+STORE_LOST = 3
+"""Exit status of a server whose store was deleted, moved or taken over: a new one would begin with an empty store."""
 
 
 class ServeError(Exception):
@@ -24,6 +26,8 @@ class ServeOptions(Struct, frozen=True):
     port: int = defaults.PORT
     store: str | None = None
     """A database URL; None: a SQLite file in the home folder."""
+    create: bool = True
+    """Whether a SQLite file that does not exist is created; otherwise it was lost."""
     advertise: str | None = None
     """The URL that workers and agents use; None: the address that the server listens on."""
     keyless: bool = False

@@ -57,7 +57,8 @@ async def open_server(
     """Run a server within a context; accepted requests are finished when the context is left.
 
     It serves these models and the upstream of the options. With `release`, it ends all active attempts with this
-    message, uncharged, before it accepts a request.
+    message, uncharged, before it accepts a request. If its store is lost, it stops at once, and the end of the context
+    raises `StoreLost`.
     """
     if options.keyless and not is_loopback(options.host):
         raise ServeError(
@@ -71,8 +72,11 @@ async def open_server(
     with bind_port(options.host, options.port) as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        store = await Store(options.location).start()
-        expiring = start_background(store.expire_loop(), "the expiry of leases")
+        store = await Store(options.location, create=options.create).start()
+        background = [
+            start_background(store.expire_loop(), "the expiry of leases"),
+            start_background(store.watch(), "the watch over the store"),
+        ]
         try:
             if release is not None:
                 await store.release_all(release)
@@ -108,8 +112,11 @@ async def open_server(
                 await server.cut_requests()
                 await service.close()
         finally:
-            expiring.cancel()
+            for task in background:
+                task.cancel()
             await store.close()
+    if store.lost.done():
+        raise store.lost.result()
 
 
 class Server(uvicorn.Server):
@@ -140,7 +147,8 @@ class Server(uvicorn.Server):
         logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
 
     async def listen(self, listener: socket.socket) -> None:
-        """Start listening."""
+        """Start listening. A server whose store is lost stops at once: it could not keep what it is told."""
+        self.service.store.lost.add_done_callback(lambda _: self.drop())
         self.stopped = asyncio.create_task(self.serve(sockets=[listener]))
         listening = asyncio.create_task(self._listening.wait())
         await asyncio.wait({self.stopped, listening}, return_when=asyncio.FIRST_COMPLETED)
@@ -152,6 +160,11 @@ class Server(uvicorn.Server):
         """Accept no more requests; called again, drop unfinished ones."""
         self.service.store.stop_waiting()  # requests that only wait are answered now
         self.handle_exit(signal.SIGINT, None)
+
+    def drop(self) -> None:
+        """Stop without waiting for unfinished requests."""
+        self.stop()
+        self.stop()
 
     async def cut_requests(self) -> None:
         """Cancel the requests that were not finished in time, and let them record that."""

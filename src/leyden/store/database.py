@@ -1,10 +1,9 @@
 """Opens a database. Differences between SQLite and PostgreSQL are here and in statements.py.
 
-One process at a time writes to a SQLite store; another that tries is refused. A store that cannot be used (corrupt,
+One process at a time writes to a store; another that tries is refused. A store that cannot be used (corrupt,
 another program's, of a newer schema) is refused before anything is written to it.
 """
 
-import fcntl
 import os
 import sqlite3
 from collections import Counter
@@ -19,24 +18,27 @@ from sqlalchemy.exc import ArgumentError, DatabaseError
 from sqlalchemy.pool import QueuePool
 
 from leyden.store import migrations
-from leyden.store.errors import StoreInUse, StoreUnusable
+from leyden.store.errors import StoreLost, StoreUnusable
 from leyden.store.page_checksums import changed_pages, checksums_file, write_page_checksums
+from leyden.store.server_lock import CONNECTION, ServerLock
+from leyden.store.store_files import StoreFiles
 
 _APPLICATION = 0x4C455944  # "LEYD", in the header of every SQLite store
 _CHECK_UP_TO = 256 * 2**20  # larger files are checked as they are read: a start takes seconds, not minutes
 _READERS = 4
 _CHECKPOINT_WAIT_MS = 100
 """How long a checkpoint that frees space waits for readers, while writers wait for it; a later one frees the rest."""
-_EXCLUSIVE_LOCK = f"SELECT pg_advisory_xact_lock({_APPLICATION})"
 
 
 class Database:
-    """A writing engine, whose transactions exclude each other across processes, and a reading engine."""
+    """A writing engine with one connection, which no other process has at the same time, and a reading engine."""
 
-    def __init__(self, location: str | Path, *, readonly: bool = False) -> None:
-        self.url = _url(location)
-        self.readonly = readonly
-        self._lock: int | None = None
+    def __init__(self, location: str | Path, *, readonly: bool = False, create: bool = True) -> None:
+        """Without `create`, a SQLite file that does not exist is a store that was lost, and not a new one."""
+        self._location, self.url = location, _url(location)
+        self.readonly, self._create = readonly, create
+        self._files: StoreFiles | None = None
+        """Of a SQLite store that is open for writing."""
         self._opened: Path | None = None
         """The SQLite file that was opened for writing."""
         try:
@@ -67,13 +69,19 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """Yield a driver's cursor in a transaction that excludes all other writers, in this and other processes."""
+        """Yield a driver's cursor in a transaction that excludes all other writers, in this and other processes.
+
+        Raises `StoreLost` if the transaction was committed to files that nobody will find.
+        """
         connection = self.writer.raw_connection()
         try:
             cursor = connection.cursor()
-            cursor.execute("BEGIN IMMEDIATE" if self.dialect == "sqlite" else _EXCLUSIVE_LOCK)
+            if self.dialect == "sqlite":
+                cursor.execute("BEGIN IMMEDIATE")
             yield cursor
             connection.commit()
+            if self._files is not None:
+                self._files.check()
         except BaseException:
             connection.rollback()
             raise
@@ -82,14 +90,24 @@ class Database:
 
     def close(self) -> None:
         """Close every connection, write the checksums of a file that is complete, and release the lock."""
+        in_place = self._opened is not None and self._is_in_place()
         self._dispose()
-        if self._opened is not None and is_complete(self._opened):
+        if self._opened is not None and in_place and is_complete(self._opened):
             with suppress(OSError):  # such as a full disk: the next start then checks less
                 write_page_checksums(self._opened)
         self._opened = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._files is not None:
+            self._files.unlock()
+            self._files = None
+
+    def _is_in_place(self) -> bool:
+        """Whether the files that were opened are still those at their paths."""
+        try:
+            if self._files is not None:
+                self._files.check()
+        except StoreLost:
+            return False
+        return True
 
     def _dispose(self) -> None:
         for engine in (getattr(self, "reader", None), getattr(self, "writer", None)):
@@ -128,11 +146,13 @@ class Database:
         exists = path.exists()
         if self.readonly and not exists:
             raise StoreUnusable("does not exist: name another database")
+        if not self._create and not exists:
+            raise StoreLost(f"{path} is gone: the store was deleted or moved. Move it back or restore it")
         if exists and path.stat().st_size == 0:
             raise StoreUnusable("has 0 bytes, so what it held is lost: restore it, or delete it to start an empty one")
         if not self.readonly:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(path)
+            self._files = StoreFiles(path)
             os.close(os.open(path, os.O_CREAT, 0o600))  # the record is private to its owner
         try:
             self._connect_sqlite(path, exists)
@@ -159,6 +179,8 @@ class Database:
 
         @event.listens_for(self.writer, "connect")
         def write(connection: sqlite3.Connection, _: object) -> None:
+            if self._files is not None:
+                self._files.forget_connection()
             connection.isolation_level = None
             connection.execute("PRAGMA busy_timeout = 30000")
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -167,6 +189,9 @@ class Database:
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA wal_autocheckpoint = 4000")
             connection.execute("PRAGMA journal_size_limit = 67108864")
+            connection.execute("PRAGMA user_version").fetchone()  # opens every file
+            if self._files is not None:
+                self._files.remember()
 
         @event.listens_for(self.reader, "begin")
         def begin(connection: Connection) -> None:
@@ -189,21 +214,23 @@ class Database:
             self.reader = create_engine(
                 self.url, pool_size=_READERS, pool_pre_ping=True, isolation_level="REPEATABLE READ"
             )
-            self.writer = create_engine(self.url, pool_size=1, max_overflow=0, pool_pre_ping=True)
+            self.writer = create_engine(
+                self.url, pool_size=1, max_overflow=0, pool_pre_ping=True, connect_args=CONNECTION
+            )
         except ModuleNotFoundError as missing:
             raise StoreUnusable("needs a driver: pip install 'leyden[postgres]'") from missing
-
-        @event.listens_for(self.writer, "begin")
-        def begin_exclusive(connection: Connection) -> None:
-            connection.exec_driver_sql(_EXCLUSIVE_LOCK)
-
+        lock = ServerLock(self.name)
+        event.listen(self.writer, "connect", lambda connection, _: lock.acquire(connection))
         try:
             with self.reader.begin() as connection:
                 version = migrations.version_of(connection)
                 migrations.check(version)
-            if not self.readonly or version != migrations.SCHEMA:
+            if self.readonly and version != migrations.SCHEMA:
+                Database(self._location).close()  # migrates, and gives up the lock
+            elif not self.readonly:
                 with self.writer.begin() as connection:
                     migrations.migrate(connection)
+                    lock.leave_mark(connection)
         except DatabaseError as error:
             raise StoreUnusable(f"cannot be opened: {_first_line(error.orig)}") from error
 
@@ -222,17 +249,6 @@ def _url(location: str | Path) -> URL:
             return url.set(drivername="postgresql+psycopg")
         case other:
             raise StoreUnusable(f"{other} databases are not supported: write a path, or postgresql://...")
-
-
-def _lock(path: Path) -> int:
-    """Lock the store; the operating system releases the lock when the process ends."""
-    lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise StoreInUse("is in use by another server: stop that one, or name another with --home") from error
-    return lock
 
 
 def is_complete(path: Path) -> bool:

@@ -29,5 +29,12 @@ class StoreUnavailable(StoreError):
     """The database failed (a full disk, a lost connection); the operation was rolled back."""
 
 
+class StoreLost(StoreUnavailable):
+    """The store is no longer this process's: its files were deleted or replaced, or another server has taken it over.
+
+    What was written last is not acknowledged. To try again is useless, and a new store would be empty.
+    """
+
+
 class StoreClosed(StoreUnavailable):
     """The store was closed before the operation began: to try again is useless."""

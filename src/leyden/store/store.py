@@ -21,6 +21,7 @@ from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, EventKind, Group, Metric, Reward, Run, Span, StepCredits, Version
 from leyden.store import attempts, pruning, queries, queue, recording, runs, schema, scoring
 from leyden.store.database import Database
+from leyden.store.errors import StoreError, StoreLost
 from leyden.store.lease_dispatcher import LeaseDispatcher
 from leyden.store.lease_expiry import LeaseExpiry
 from leyden.store.notifications import Notifications
@@ -43,13 +44,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _READERS = 2
+_WATCH_S = 2.0
 
 
 class Store:
     """A store that is open for writing, in a running event loop."""
 
-    def __init__(self, location: str | Path, clock: Callable[[], float] = time.time) -> None:
-        self.database = Database(location)
+    def __init__(self, location: str | Path, clock: Callable[[], float] = time.time, *, create: bool = True) -> None:
+        self.database = Database(location, create=create)
         self.clock = clock
         self.notifications = Notifications()
         self.writer = Writer(self.database, clock, self.notifications.publish)
@@ -57,6 +59,11 @@ class Store:
         self._dispatcher = LeaseDispatcher(self._lease, self._return_lease, clock)
         self.notifications.subscribe(self._dispatcher.on_event)
         self._deletions: set[asyncio.Task[None]] = set()
+
+    @property
+    def lost(self) -> asyncio.Future[StoreLost]:
+        """Done when the store is no longer this process's; then it acknowledges nothing."""
+        return self.writer.lost
 
     async def start(self) -> Self:
         """Recover the state of an earlier process: renew active leases in full and continue unfinished deletions.
@@ -250,6 +257,13 @@ class Store:
         expiry = LeaseExpiry(self, self.clock, lambda: self.writer.outages)
         self.notifications.subscribe(expiry.on_event)
         await expiry.run()
+
+    async def watch(self) -> None:
+        """Notice within seconds that the store was lost, also if nothing is written; runs until then."""
+        while not self.lost.done():
+            await asyncio.sleep(_WATCH_S)
+            with suppress(StoreError):  # the next operation says so too
+                await self._write(lambda _: None)
 
     async def _lease(self, requests: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
         return await self._write(queue.lease, requests)

@@ -2,7 +2,8 @@
 
 Operations that arrive during a commit share the next transaction. An operation that raises a `StoreError` is rolled
 back alone; on any other failure (a full disk, a lost connection, a bug) the whole transaction is rolled back and its
-operations are tried one by one. An operation returns only after the commit that contains it.
+operations are tried one by one. An operation returns only after the commit that contains it. If the store is lost
+(its files were deleted, another server has taken it over), this and every later operation is refused.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from leyden.records import Event, EventKind
 from leyden.store.codec import encode_json
 from leyden.store.database import Database
-from leyden.store.errors import StoreClosed, StoreError, StoreUnavailable
+from leyden.store.errors import StoreClosed, StoreError, StoreInUse, StoreLost, StoreUnavailable
 from leyden.store.schema import events
 from leyden.store.statements import Statement, insert
 
@@ -114,6 +115,8 @@ class Writer:
         self._clock = clock
         self._publish = publish
         self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[StoreLost] = self._loop.create_future()
+        """Done when the store is no longer this process's."""
         self._closed = False
         self._jobs: SimpleQueue[_Operation[Any] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="leyden-store", daemon=True)
@@ -124,6 +127,8 @@ class Writer:
 
         Raises `StoreClosed` after `close`.
         """
+        if self.lost.done():
+            raise self.lost.result()
         if self._closed:
             raise StoreClosed("the store is closed")
         job: _Operation[T] = _Operation(operation, self._loop.create_future())
@@ -141,8 +146,10 @@ class Writer:
             started = perf_counter()
             try:
                 log = self._commit(batch)
+            except (StoreInUse, StoreLost) as error:  # no operation can change that
+                log = self._refuse(batch, error)
             except Exception:
-                log = [event for job in batch for event in self._commit_alone(job)]
+                log = self._commit_each(batch)
             self.commits += 1
             self.operations += len(batch)
             self.busy_s += perf_counter() - started
@@ -159,16 +166,37 @@ class Writer:
             _log.warning("the store commits again")
         return transaction.events
 
+    def _commit_each(self, batch: Sequence[_Operation[Any]]) -> list[Event]:
+        log: list[Event] = []
+        for number, job in enumerate(batch):
+            try:
+                log += self._commit_alone(job)
+            except (StoreInUse, StoreLost) as error:
+                return log + self._refuse(batch[number:], error)
+        return log
+
     def _commit_alone(self, job: _Operation[Any]) -> list[Event]:
         job.error = None
         try:
             return self._commit([job])
+        except (StoreInUse, StoreLost):
+            raise
         except Exception as error:
             if _is_database_error(error):
                 self._report_outage(error)
                 error = StoreUnavailable(f"the store could not commit: {error}")
             job.error = error
             return []
+
+    def _refuse(self, batch: Sequence[_Operation[Any]], error: StoreInUse | StoreLost) -> list[Event]:
+        """Refuse operations because the store is another server's, for now or for good."""
+        refusal: StoreError = error
+        if isinstance(error, StoreInUse):
+            self._report_outage(error)
+            refusal = StoreUnavailable(f"the store could not commit: {error}")
+        for job in batch:
+            job.error = refusal
+        return []
 
     def _report_outage(self, error: Exception) -> None:
         if not self._failing:
@@ -189,3 +217,5 @@ class Writer:
         self._publish(log)  # before any caller continues, so that the key of a finished attempt is invalid
         for job in batch:
             job.resolve()
+            if isinstance(job.error, StoreLost) and not self.lost.done():
+                self.lost.set_result(job.error)

@@ -29,7 +29,7 @@ from leyden.server.gateway.prompt import Prompt
 from leyden.server.gateway.structured_output import is_strict
 from leyden.server.gateway.waiting import WaitTimer
 from leyden.server.offload import Offload
-from leyden.store.errors import Conflict, NotFound, NotStorable, StoreClosed, StoreError, StoreUnavailable
+from leyden.store.errors import Conflict, NotFound, NotStorable, StoreClosed, StoreError, StoreLost, StoreUnavailable
 from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
 
@@ -84,7 +84,7 @@ class Recorder:
                 await self._store.record_calls(lease.run, lease.attempt, calls)
                 return
             except StoreUnavailable as error:
-                if time.monotonic() > deadline or isinstance(error, StoreClosed):
+                if time.monotonic() > deadline or isinstance(error, StoreClosed | StoreLost):
                     raise
                 failures += 1
                 timer.begin("store")
