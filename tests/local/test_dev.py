@@ -66,6 +66,26 @@ def test_a_group_with_equal_rewards_is_trained_if_other_terms_have_a_gradient() 
     assert (report.trained, report.groups_flat, report.left_out) == (2, 0, {})
 
 
+def test_advantages_that_depend_on_the_position_of_calls_are_reported() -> None:
+    """Every first call uses a tool, which is rewarded, and every second one answers."""
+
+    def rollout(group: str, index: int) -> Episode:
+        calls = [
+            uses(f"{group}{index}", "search"),
+            call(f"{group}{index}-answer", messages=(result(f"{group}{index}", "2"),)),
+        ]
+        made = episode(index, float(index), calls)
+        return replace(made, rollout=replace(made.rollout, group=group, task=group))
+
+    episodes = [rollout(group, index) for group in "abcd" for index in (0, 1)]
+    signals = replace(CONFIG.signals, tool_succeeded=3.0)
+    by_turn = replace(CONFIG, algorithm=replace(CONFIG.algorithm, credit="stepwise"), signals=signals)
+    by_group = replace(by_turn, algorithm=replace(by_turn.algorithm, compare="group"))
+    said = summarise(by_group, episodes, Path("runs/dev")).position_bias
+    assert said is not None and "at turn 0" in said
+    assert summarise(by_turn, episodes, Path("runs/dev")).position_bias is None
+
+
 async def test_without_a_terminal_it_prints_how_far_it_is_while_agents_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,8 @@ def print_report(console: Console, report: "DevReport", episodes: Sequence[Episo
     if report.groups_flat and report.failures < len(report.rewards):
         flat = f"{report.groups_flat} of {report.groups} groups flat"
         console.print(f"[yellow]{flat}: a group with equal rewards has no learning signal[/]", highlight=False)
+    if report.position_bias:
+        console.print(f"[yellow]{escape(report.position_bias)}[/]", highlight=False, soft_wrap=True)
     home = report.folder.parent
     where = "" if home == default_home().absolute() else f" --home {home}"
     console.print(f"leyden show {report.run}{where}", highlight=False, soft_wrap=True)

@@ -19,7 +19,7 @@ from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
 from leyden.outcomes import MEANING
 from leyden.records import Call, Purpose
-from leyden.rl.signals import SignalKind
+from leyden.rl.signals import SignalKind, SignalRules, automatic
 from leyden.rl.signals import find as find_signals
 from leyden.rl.signals.tool_calls import tool_calls_of
 from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of
@@ -28,6 +28,7 @@ from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, make_s
 from leyden.trainer.failures import count_alike
 from leyden.trainer.policy.loading import check_tokenizer, load_model
 from leyden.trainer.policy.model_source import find_model
+from leyden.trainer.position import PositionDetector
 from leyden.trainer.report.progress_line import ProgressLine
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.trainer.rollouts.tasks import read_tasks
@@ -69,6 +70,8 @@ class DevReport(Struct, frozen=True):
     groups: int
     groups_flat: int
     """Groups of several rollouts without an advantage, such as those with equal rewards: nothing of them is trained."""
+    position_bias: str | None
+    """That the mean advantage of calls depends on their position, and what to set; None: nothing shows it."""
     left_out: dict[str, int]
     """Rollouts and calls that training would not use, by reason."""
     folder: Path
@@ -180,6 +183,7 @@ def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevR
         tokens_trained=sum(len(call.chosen) for call in trained),
         groups=len(members),
         groups_flat=len(flat),
+        position_bias=_position_bias(groups, algorithm),
         left_out={**accounting.excluded, **{f"call: {why}": count for why, count in accounting.calls_excluded.items()}},
         folder=folder,
         run=folder.name,
@@ -195,3 +199,19 @@ def _flat_groups(groups: Sequence[Sequence[SelectedRollout]], algorithm: Algorit
     estimated = compute_advantages(compared, samples, StepInputs(), algorithm.advantage_estimator, StepAccounting())
     group_R = [rollout.episode.rollout.group for group in compared for rollout in group]
     return set(group_R) - {group_R[sample.rollout] for sample in estimated if sample.advantage}
+
+
+def _position_bias(groups: Sequence[Sequence[SelectedRollout]], algorithm: Algorithm) -> str | None:
+    """Return that advantages depend on the position of calls, if no model is needed to compute them."""
+    if algorithm.critic or algorithm.kl_penalty:
+        return None
+    rewarded = [[_with_signals(rollout, algorithm.signals) for rollout in group] for group in groups]
+    accounting = StepAccounting()
+    compute_advantages(rewarded, make_samples(rewarded), StepInputs(), algorithm.advantage_estimator, accounting)
+    return PositionDetector(algorithm.advantage_estimator.compare).add_step(accounting.advantages)
+
+
+def _with_signals(rollout: SelectedRollout, rules: SignalRules) -> SelectedRollout:
+    """Return a rollout with the automatic rewards of the first step."""
+    episode = rollout.episode
+    return replace(rollout, episode=replace(episode, rewards=(*episode.rewards, *automatic(episode, rules, 1))))

@@ -29,6 +29,7 @@ from leyden.trainer.errors import TrainingError
 from leyden.trainer.failures import NO_CALLS, FailureShare, FailureStreak
 from leyden.trainer.mismatch import MismatchDetector
 from leyden.trainer.policy.policy import CurrentWeights, Policy, PolicyUpdate
+from leyden.trainer.position import PositionDetector
 from leyden.trainer.report.observer import TrainingObserver
 from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.collector import RolloutCollector
@@ -75,7 +76,7 @@ class Trainer:
         self._observers, self._collapse, self._mismatch = observers, collapse, MismatchDetector()
         self._collector = RolloutCollector(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
-        self._algorithm = algorithm
+        self._algorithm, self._position = algorithm, PositionDetector(algorithm.advantage_estimator.compare)
         self._rewards_before: TaskRewards | None = None
         self._changing_weights, self._held = changing_weights, ExitStack()
         self._failures = FailureStreak(len({task.id for task in (*tasks.train, *tasks.held_out)}))
@@ -118,6 +119,7 @@ class Trainer:
                 await self._when_there_is_room("the metrics", partial(observer.step, report, left_s))
             self._warn_of_collapse(report)
             self._warn_of_mismatch(report)
+            self._warn_of_position(report)
             best = self.state.best_step == report.step
             if best or stop.is_set() or _due(self._config.checkpoints.every, report.step, last):
                 save = partial(self._on_thread, lambda: self._checkpoints.save(self._policy, self.state))
@@ -307,6 +309,11 @@ class Trainer:
     def _warn_of_mismatch(self, report: StepReport) -> None:
         """Warn if the engine sampled from other probabilities than those of the policy at the start of the step."""
         message = self._mismatch.add_step(report.metrics[0].statistics) if report.metrics else None
+        self._warn(None if message is None else f"step {report.step}: {message}.")
+
+    def _warn_of_position(self, report: StepReport) -> None:
+        """Warn if calls are pushed up or down for their position in a rollout."""
+        message = self._position.add_step(report.accounting.advantages)
         self._warn(None if message is None else f"step {report.step}: {message}.")
 
     def _warn_of_collapse(self, report: StepReport) -> None:

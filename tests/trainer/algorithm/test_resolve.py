@@ -16,14 +16,14 @@ from leyden.trainer.algorithm.resolve import algorithm_of, unused_settings
         ({"credit": "stepwise"}, "turn"),
         ({"credit": "discounted", "advantage": "reinforce_pp"}, "turn"),
         ({"credit": "mine.py:credit"}, "turn"),
-        ({"credit": "discounted", "advantage": "gigpo"}, "group"),
-        ({"credit": "gae", "advantage": "ppo"}, "group"),
+        ({"credit": "discounted", "advantage": "gigpo"}, None),
+        ({"credit": "gae", "advantage": "ppo"}, None),
         ({"credit": "stepwise", "compare": "group"}, "group"),
         ({"credit": "identical", "compare": "role"}, "role"),
     ],
 )
 def test_calls_are_compared_by_turn_if_a_credit_gives_them_different_values(
-    named: dict[str, str], compared: str, tmp_path: Path
+    named: dict[str, str], compared: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text("def credit(rewards, hyperparameters):\n    return list(rewards.steps)\n")
     config = read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": named, "base": str(tmp_path)})

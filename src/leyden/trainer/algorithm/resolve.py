@@ -136,10 +136,10 @@ def _is_user_function(name: str) -> bool:
     return ":" in name
 
 
-def _compare(named: AlgorithmConfig) -> Compare:
+def _compare(named: AlgorithmConfig) -> Compare | None:
     """Return which calls are compared: by turn if values can differ by call, as those of a user's credit may."""
     if not _reads("advantage", named, "compare"):
-        return "group"
+        return None
     if named.compare != "auto":
         return named.compare
     credit = declaration("credit", named.credit)

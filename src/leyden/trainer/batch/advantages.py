@@ -16,7 +16,7 @@ from leyden.rl.aggregation import Aggregation
 from leyden.rl.credit import Credit, RolloutRewards
 from leyden.rl.situation import Situation, situations
 from leyden.rl.state import StateKey, number_classes, shared_fraction
-from leyden.trainer.batch.samples import Sample, SelectedRollout, StepAccounting
+from leyden.trainer.batch.samples import Sample, SelectedRollout, SituatedAdvantage, StepAccounting
 
 Compare = Literal["group", "role", "turn"]
 
@@ -35,8 +35,9 @@ class AdvantageEstimator(Struct, frozen=True):
     """Whether step and automatic rewards are multiplied by the deviation of their group's final rewards."""
     normalize_by: str | None
     """A key of the task's input: global normalisation is done within each of its values."""
-    compare: Compare = "group"
-    """Which calls of a group are compared: all, those of the same role, or those of the same role and turn."""
+    compare: Compare | None = "group"
+    """Which calls of a group are compared: all, those of the same role, or those of the same role and turn. None: the
+    advantage does not read it."""
 
 
 class StepInputs(Struct, frozen=True):
@@ -118,6 +119,10 @@ def compute_advantages(
         tokens_R_C[call.rollout].append(len(call.sample.token_indices))
     weights_C = chain(*estimator.aggregation(tokens_R_C, estimator.hyperparameters))
     advantages_C = estimator.advantage(calls, estimator.hyperparameters)[: len(credited)]
+    accounting.advantages += [
+        SituatedAdvantage(rollouts[call.rollout].episode.rollout.group, call.situation, float(advantage))
+        for call, advantage in zip(credited, advantages_C, strict=True)
+    ]
     return [
         replace(call.sample, advantage=float(advantage), weight=weight, target=call.value, old_value=call.baseline)
         for call, advantage, weight in zip(credited, advantages_C, weights_C, strict=True)
@@ -168,7 +173,7 @@ def _call_batch(
         returns=np.array([rewards.total for rewards in rewards_R])[rollout_C],
         baseline=np.array([entry.baseline for entry in entries], dtype=np.float64),
         state=np.concatenate([states, states.max(initial=-1) + 1 + np.arange(len(without_samples))]),
-        situation=None if estimator.compare == "group" else number_classes(all_same, situation_C),
+        situation=None if estimator.compare in ("group", None) else number_classes(all_same, situation_C),
     )
 
 
@@ -191,7 +196,7 @@ def _rewards(
     return RolloutRewards(tuple(steps), rollout.final, selected, tuple(critic) if inputs.values is not None else ())
 
 
-def _compared(situation: Situation, compare: Compare) -> Hashable:
+def _compared(situation: Situation, compare: Compare | None) -> Hashable:
     return situation if compare == "turn" else situation.role
 
 

@@ -3,12 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
 from leyden.episodes import Episode, Transition
 from leyden.outcomes import MEANING
 from leyden.records import DEFAULT_POLICY, Call, CallCredit
+from leyden.rl.situation import Situation
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -38,6 +40,14 @@ class Sample(Struct, frozen=True, kw_only=True):
         return len(self.prompt_ids) + len(self.completion_ids)
 
 
+class SituatedAdvantage(NamedTuple):
+    """The advantage of one call, and where it was made."""
+
+    group: str
+    situation: Situation
+    advantage: float
+
+
 class StepAccounting(Struct):
     """Counts the rollouts of a step; `requested` is the sum of `trained` and all of `excluded`."""
 
@@ -61,6 +71,8 @@ class StepAccounting(Struct):
     """For each update, the mean KL divergence from the reference of a token, if the reward is penalised for it."""
     critic_explained: list[float] = field(default_factory=list)
     """For each update, the share of the variance of the calls' values that the critic explains, if there is one."""
+    advantages: list[SituatedAdvantage] = field(default_factory=list)
+    """Of all calls with credit."""
     credits: list[CallCredit] = field(default_factory=list)
     """What the step computed for each call of this policy, or why the call was left out."""
 
