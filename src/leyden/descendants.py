@@ -68,23 +68,13 @@ def kill_children(timeout_s: float, keep: Collection[int] = ()) -> dict[int, int
 def kill_tree(pid: int, timeout_s: float) -> None:
     """Kill a process that adopts orphans, after all its descendants; it and they may be stopped."""
     deadline = time.monotonic() + timeout_s
-    while (living := [each for each in _descendants(pid) if not _is_zombie(each)]) and time.monotonic() < deadline:
+    while (living := [each for each in descendants(pid) if not _is_zombie(each)]) and time.monotonic() < deadline:
         for each in living:
             with suppress(OSError):
                 os.kill(each, signal.SIGKILL)
         time.sleep(_POLL_S)
     with suppress(OSError):
         os.kill(pid, signal.SIGKILL)
-
-
-def descendants_exceed(memory: int) -> bool:
-    """Whether all descendants together hold more than so many bytes, without mapped files.
-
-    Pages that processes share after a fork count once. Only where they would be too many otherwise are they told apart,
-    which takes the kernel longer.
-    """
-    found = _descendants("self")
-    return sum(map(_resident_bytes, found)) > memory and sum(map(_proportional_bytes, found)) > memory
 
 
 def reap(pid: int = -1) -> dict[int, int]:
@@ -96,23 +86,8 @@ def reap(pid: int = -1) -> dict[int, int]:
     return ended
 
 
-def _resident_bytes(pid: int) -> int:
-    with suppress(OSError):  # it has ended
-        resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
-        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-    return 0
-
-
-def _proportional_bytes(pid: int) -> int:
-    """Return the resident memory of a process, each page divided by the number of processes that share it."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss_Anon:"):
-                return int(line.split()[1]) << 10
-    return _resident_bytes(pid)  # an older kernel, or one that does not show it
-
-
-def _descendants(pid: int | str) -> list[int]:
+def descendants(pid: int | str = "self") -> list[int]:
+    """Return the processes that a process has started, those that they have started, and so on."""
     found, waiting = [], _children(pid)
     while waiting:
         found.append(child := waiting.pop())

@@ -19,18 +19,17 @@ from typing import NamedTuple, NoReturn
 
 from leyden.descendants import (
     adopt_orphans,
-    descendants_exceed,
+    descendants,
     kill_children,
     reap,
     set_name,
     signal_when_parent_ends,
 )
+from leyden.memory_use import exceed
 
 NAME = "leyden-guardian"
 TERMINATE, KILL = b"T", b"K"
 """Bytes on the control pipe: send SIGTERM to the program's group; kill the program and all its descendants."""
-OVER_MEMORY = b"over memory"
-"""What the report pipe receives when a program with its descendants is killed because they hold too much memory."""
 KILL_TIMEOUT_S = 10.0
 _MEMORY_CHECK_S = 1.0
 _CANNOT_RUN = 127
@@ -64,7 +63,7 @@ def fork_guardian(program: Program, control: int, report: int) -> int:
     """Start a program under a guardian and return the guardian's pid. The calling process must have one thread.
 
     The guardian reads the pipe `control`. `report` is a pipe that receives the reason where the program cannot be
-    started, or `OVER_MEMORY`, and that closes when the guardian ends. The caller closes its own copies.
+    started, or `over_memory`, and that closes when the guardian ends. The caller closes its own copies.
     """
     if (pid := os.fork()) != 0:
         return pid
@@ -111,13 +110,18 @@ def _wait(pid: int, control: int, report: int, woken: int, program: Program) -> 
             if message == TERMINATE or (not message and program.terminate):
                 _kill_group(pid, signal.SIGTERM)
         ended |= reap()
-        if program.memory_mb is not None and descendants_exceed(program.memory_mb << 20):
+        if program.memory_mb is not None and exceed(descendants(), program.memory_mb << 20):
             with suppress(OSError):
-                os.write(report, OVER_MEMORY)
+                os.write(report, over_memory(program.memory_mb))
             break
     _kill_group(pid, signal.SIGKILL)
     ended |= kill_children(KILL_TIMEOUT_S)
     return ended.get(pid, signal.SIGKILL)
+
+
+def over_memory(memory_mb: int) -> bytes:
+    """Return what is reported when a program with its descendants is killed because they hold too much memory."""
+    return f"its processes together held more than {memory_mb} MB of memory (`memory_mb`)".encode()
 
 
 def _exec(program: Program, report: int) -> NoReturn:
@@ -211,12 +215,14 @@ def guarded(
     grace_s: float = 0.0,
     terminate: bool = False,
     user: int | None = None,
+    memory_mb: int | None = None,
+    report: int = 2,
 ) -> list[str]:
     """Return the command that runs `command` under a guardian, for a parent that has threads and cannot fork one.
 
-    The parent passes `control`, the reading end of a pipe, and `pass_fds` to it, and nothing else.
+    The parent passes `control`, the reading end of a pipe, `report` and `pass_fds` to it, and nothing else.
     """
-    options = json.dumps([control, list(pass_fds), grace_s, terminate, user])
+    options = json.dumps([control, list(pass_fds), grace_s, terminate, user, memory_mb, report])
     # without -P a file of the user may shadow one of ours
     return [sys.executable, "-P", "-m", "leyden.guardian", options, *command]
 
@@ -226,13 +232,21 @@ def main(options: str, command: Sequence[str]) -> NoReturn:
 
     If it is killed, its orphans die here; if it is stopped, it continues at once.
     """
-    control, pass_fds, grace_s, terminate, user = json.loads(options)
+    control, pass_fds, grace_s, terminate, user, memory_mb, report = json.loads(options)
     signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.Signals) - {signal.SIGCHLD})
     signal_when_parent_ends(signal.SIGCONT)
     adopt_orphans()
     set_name(NAME)
-    program = Program(command, os.environ, pass_fds=tuple(pass_fds), grace_s=grace_s, terminate=terminate, user=user)
-    guardian = fork_guardian(program, control, os.dup(2))
+    program = Program(
+        command,
+        os.environ,
+        pass_fds=tuple(pass_fds),
+        grace_s=grace_s,
+        terminate=terminate,
+        user=user,
+        memory_mb=memory_mb,
+    )
+    guardian = fork_guardian(program, control, os.dup(report))
     _close_all_but(())
     while os.WIFSTOPPED(status := os.waitpid(guardian, os.WUNTRACED)[1]):
         os.kill(guardian, signal.SIGCONT)

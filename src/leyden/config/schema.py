@@ -37,7 +37,7 @@ class RolloutConfig(_Section, frozen=True):
     time_limit_s: Positive = defaults.TIME_LIMIT_S
     """Seconds that an attempt may take."""
     memory_mb: AtLeastOne | None = None
-    """The memory limit, in MB, of each process of a command and of all together, or of a host with all its rollouts;
+    """The memory limit, in MB, of a command or a host with all its rollouts, with all processes that it starts;
     None: no limit.
 
     In a sandbox, None is half of the memory of the machine.

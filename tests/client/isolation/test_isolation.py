@@ -1,12 +1,10 @@
 """What agents can reach under each mode of isolation, with real sandboxes, user ids and gateways."""
 
 import asyncio
-import contextlib
 import os
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from isolating import IS_ROOT, module_path, needs_root, needs_sandbox, public_python
 from modelserving import eventually
 from worker_harness import AGENTS, WorkerHarness, hosts_of
 
@@ -26,17 +25,6 @@ from leyden.client.isolation.sandbox import hosts_file, server_inside, targets
 from leyden.client.worker.worker import WorkerOptions, isolation_request
 from leyden.loading import LoadError
 from leyden.outcomes import Ending
-
-IS_ROOT = os.geteuid() == 0
-
-
-def _sandbox_works() -> bool:
-    words = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true"]
-    return shutil.which("bwrap") is not None and subprocess.run(words, capture_output=True).returncode == 0
-
-
-needs_sandbox = pytest.mark.skipif(not _sandbox_works(), reason="bubblewrap does not work here")
-needs_root = pytest.mark.skipif(not IS_ROOT, reason="needs root")
 
 
 @contextmanager
@@ -224,34 +212,6 @@ async def test_commands_run_while_the_scratch_folder_of_an_earlier_one_is_remove
         assert all(home.exists() for home in homes) and homes[0].name.split("-")[2] != homes[1].name.split("-")[2]
         (tmp_path / "go").touch()
         await eventually(lambda: not any(home.exists() for home in homes))
-
-
-def public_python(folder: Path) -> str:
-    """An interpreter that other users can run with this checkout; skips the test where there is none."""
-    ours = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-    probe = "import leyden.client.host.main, openai, os, sys; os.listdir(sys.argv[1])"
-    for python in filter(os.path.exists, (sys.executable, ours)):
-        variables = {"PYTHONPATH": module_path(), "HOME": "/", "PATH": os.environ["PATH"]}
-        words = [python, "-P", "-c", probe, str(folder)]
-        with contextlib.suppress(PermissionError):
-            tried = subprocess.run(
-                words,
-                env=variables,
-                cwd="/",
-                user=user_ids.LAST,
-                group=user_ids.LAST,
-                extra_groups=(),
-                capture_output=True,
-            )
-            if tried.returncode == 0:
-                return python
-    pytest.skip("other users cannot run any interpreter with this checkout")
-
-
-def module_path() -> str:
-    """The folders of modules that do not come with the interpreter."""
-    folders = (path for path in sys.path if path and Path(path).is_dir() and not path.startswith(sys.base_prefix))
-    return os.pathsep.join(folders)
 
 
 @needs_root

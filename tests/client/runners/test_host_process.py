@@ -87,6 +87,18 @@ async def test_an_attempt_whose_task_is_cancelled_after_its_code_returned_has_it
     assert ends["a.1"].outcome.ending is Ending.SUCCEEDED
 
 
+async def test_a_host_whose_agents_hold_too_much_shared_memory_is_killed_and_says_so() -> None:
+    host = await HostProcess.start(AGENT_HOST, replace(SETUP, agent="hoarding.py:act", memory_mb=400))
+    try:
+        host._stream.send(StartAttempt("a.1", "a", f"00-{'1' * 32}-{'2' * 16}-01", {"shared_mb": 500}))
+        async with asyncio.timeout(60):
+            await host.listen(lambda event: None)
+            reason = await host.exit_reason()
+    finally:
+        await host.close(kill=True)
+    assert reason == "killed by SIGKILL\nits processes together held more than 400 MB of memory (`memory_mb`)"
+
+
 async def test_an_end_and_the_reply_to_a_stop_do_not_wait_for_spans(tmp_path: Path) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 

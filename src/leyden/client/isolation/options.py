@@ -24,6 +24,8 @@ class IsolationOptions(Struct, frozen=True, kw_only=True):
     """Folders that a sandbox hides where they are inside others: those of runs."""
     network: tuple[str, ...] = ()
     """`host:port` of what a sandbox may reach besides the gateway; `*`: it has the network of the machine."""
+    memory_mb: int | None = None
+    """Limit of the memory of an agent's processes, and of each file system in memory of its sandbox."""
     environment: tuple[str, ...] = ()
     """Names of variables that isolated agents inherit besides those that programs need; `*` stands for any text."""
     sockets: str = ""

@@ -16,7 +16,8 @@ from leyden.client.isolation.options import IsolationOptions, SandboxUnavailable
 from leyden.guardian import MAX_PROCESSES
 
 SCRATCH = "/tmp"
-_SCRATCH_BYTES = 4 << 30
+_SHARED_MEMORY = "/dev/shm"
+_MAX_SCRATCH = 4 << 30
 _SOCKETS = "/run/leyden"
 _SYSTEM = [*map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix", "/gnu"))]
 _WHOLE_NETWORK = "*"
@@ -42,6 +43,7 @@ def sandboxed(options: IsolationOptions, command: Sequence[str], folder: str, us
     words += ["--unshare-user"] if user is None else ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     words += ["--cap-add", "CAP_NET_BIND_SERVICE"]  # to listen on ports like that of the server
     words += [*_files(options, command[0]), *_network(options)]
+    words += ["--remount-ro", "/dev", "--remount-ro", "/"]  # they are in memory, and without a limit
     routes = [(each.address, each.port, f"{_SOCKETS}/{socket_name(each.target)}") for each in _routes(options)]
     init = json.dumps({"user": user, "routes": routes, "max_processes": MAX_PROCESSES})
     interpreter = [sys.executable, "-I", "-S", sandbox_init.__file__, init]
@@ -106,7 +108,9 @@ def _files(options: IsolationOptions, program: str) -> list[str]:
         elif path.is_dir():
             words += ["--ro-bind", str(path), str(path)]
     words += ["--proc", "/proc", "--dev", "/dev"]
-    words += ["--perms", "1777", "--size", str(_SCRATCH_BYTES), "--tmpfs", SCRATCH]
+    size = _MAX_SCRATCH if options.memory_mb is None else min(_MAX_SCRATCH, options.memory_mb << 20)
+    for folder in (_SHARED_MEMORY, SCRATCH):  # the memory of both is counted with that of the processes, too
+        words += ["--perms", "1777", "--size", str(size), "--tmpfs", folder]
     modules = filter(_is_specific, map(Path, filter(None, (*sys.path, *options.path))))
     shown = [*_interpreter(), *modules, base.absolute(), *_program_folders(program)]
     visible = [path for path in dict.fromkeys(shown) if path.exists() and not _is_within(path, _SYSTEM)]

@@ -1,4 +1,4 @@
-"""Passes Python's report of a fatal signal from a crashed process to its parent, through a temporary file."""
+"""Passes Python's report of a fatal signal, or that of a guardian, to the parent process, through a temporary file."""
 
 import faulthandler
 import os
@@ -25,12 +25,12 @@ class CrashReport:
         self._file.close()
 
     def read(self) -> str:
-        """Return the fatal error and the stack of its thread, innermost first; empty where there was none."""
+        """Return the fatal error and the stack of its thread, innermost first, or what else was written."""
         text = decode_text(os.pread(self.fileno(), _MAX_BYTES, 0))
         fatal, _, threads = text.partition("\n\n")
         current = [block for block in threads.split("\n\n") if block.startswith("Current thread")]
         stack = current[0].splitlines()[: _MAX_LINES + 1] if current else []
-        return "\n".join([fatal, *stack]) if fatal.startswith("Fatal") else ""
+        return "\n".join([fatal, *stack]) if fatal.startswith("Fatal") else text.strip()
 
 
 def write_to(fd: int) -> None:

@@ -18,7 +18,7 @@ from leyden.client.isolation.launcher import Launch
 from leyden.client.processes.limits import ResourceLimits
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.descendants import kill_tree
-from leyden.guardian import KILL, OVER_MEMORY, TERMINATE, Program, exit_reason, fork_guardian
+from leyden.guardian import KILL, TERMINATE, Program, exit_reason, fork_guardian, over_memory
 from leyden.outcomes import Ending, Outcome
 
 _TERM_TIMEOUT_S, _KILL_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 5.0, 1.0
@@ -84,7 +84,8 @@ class CommandProcess:
         _, unfinished = await asyncio.wait(pipes, timeout=_LAST_OUTPUT_S)
         for pipe in unfinished:  # a descendant that escaped may hold the pipe open
             pipe.cancel()
-        self._over_memory = report == OVER_MEMORY
+        limit = self._limits.memory_mb
+        self._over_memory = limit is not None and report == over_memory(limit)
         if report and not self._over_memory:
             raise OSError(decode_text(bytes(report)).strip())
         end = self._read_end(attempt, status, has_reward_function)
@@ -139,8 +140,8 @@ class CommandProcess:
         message = exit_reason(status)
         if status in (-signal.SIGXCPU, 128 + signal.SIGXCPU):  # the latter from a sandbox
             message += f": it used more than {self._limits.cpu_s:g} s of CPU time (`cpu_s`)"
-        elif self._over_memory:
-            message += f": its processes together held more than {self._limits.memory_mb} MB of memory (`memory_mb`)"
+        elif self._limits.memory_mb is not None and self._over_memory:
+            message += f": {over_memory(self._limits.memory_mb).decode()}"
         elif self._limits.memory_mb is not None and any(text in stderr for text in _OUT_OF_MEMORY):
             message += f": it needed more than {self._limits.memory_mb} MB of memory (`memory_mb`)"
         return "\n".join([message, *stderr.rstrip().splitlines()[-_MAX_LINES:]])[:_MAX_MESSAGE]

@@ -149,7 +149,15 @@ class HostProcess:
             stream = await MessageStream[ToWorker].connect(ours, ToWorker, _MAX_FRAME)
             on_failure.callback(stream.close)
             process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
-                guarded(launched.command, child_control, pass_fds=pass_fds, grace_s=_GRACE_S, user=launched.user),
+                guarded(
+                    launched.command,
+                    child_control,
+                    pass_fds=pass_fds,
+                    grace_s=_GRACE_S,
+                    user=launched.user,
+                    memory_mb=setup.memory_mb if module == AGENT_HOST else None,  # commands have guardians of their own
+                    report=crash.fileno(),
+                ),
                 pass_fds=(*pass_fds, child_control),
                 env=launched.environment,
                 stdin=subprocess.DEVNULL,

@@ -69,7 +69,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     time_limit_s: float = defaults.TIME_LIMIT_S
     """How long one attempt may take."""
     memory_mb: int | None = None
-    """Memory limit of each process with agent code; None: half of the machine's in a sandbox, otherwise no limit."""
+    """Memory limit of a host or command with its processes; None: half of the machine's in a sandbox, else no limit."""
     cpu_s: float | None = None
     """CPU time limit of each process of a command; None: no limit."""
     grace_s: float = 10.0
@@ -188,6 +188,7 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingClient, isolatio
     loops = options.processes if kind is AgentKind.PYTHON else 1
     all_options = []
     one_at_a_time = asyncio.Event()
+    memory_mb = memory_limit_mb(options.memory_mb, isolation.options.mode)
     for index in range(loops):
         concurrency = _share(options.concurrency, index, loops)
         setup = HostSetup(
@@ -198,9 +199,9 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingClient, isolatio
             key="",
             concurrency=concurrency,
             has_reward_function=options.reward is not None,
-            memory_mb=memory_limit_mb(options.memory_mb, isolation.options.mode),
+            memory_mb=memory_mb,
             cpu_s=options.cpu_s,
-            isolation=isolation.options,
+            isolation=replace(isolation.options, memory_mb=memory_mb),
             services={name: _service_share(name, each, index, loops) for name, each in options.services.items()},
         )
         all_options.append(

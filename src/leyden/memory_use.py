@@ -1,0 +1,107 @@
+"""Tells whether processes together hold more memory than they may: their own, shared memory, and files in memory.
+
+Files in memory are memory files (memfd) that they have open, and file systems that only they have mounted, such as
+`/tmp` and `/dev/shm` of a sandbox. What several processes share, or is both mapped and a file, counts once. Mapped
+files of disks do not count. Elsewhere than on Linux nothing is counted.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_File = tuple[int, int]
+"""Device and inode of a memory file; inode 0: all files of a file system."""
+_ALL = 0
+_MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)")
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+def exceed(pids: Collection[int], memory: int) -> bool:
+    """Whether processes together hold more than so many bytes.
+
+    Only if they would with everything counted for each process is what they share told apart, which takes the kernel
+    longer.
+    """
+    files = dict(_memory_files(pids)) | dict(_file_systems(pids))
+    if sum(map(_resident_bytes, pids)) + sum(files.values()) <= memory:
+        return False
+    mapped = _mapped_bytes(pids, files) if files else {}
+    unmapped = sum(max(0, size - mapped.get(file, 0)) for file, size in files.items())
+    return sum(map(_proportional_bytes, pids)) + unmapped > memory
+
+
+def _resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process, also what it shares, without mapped files of disks."""
+    return _kilobytes(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:")) or 0
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Return the same, each page divided by the number of processes that share it."""
+    found = _kilobytes(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
+    return _resident_bytes(pid) if found is None else found  # an older kernel, or one that does not show it
+
+
+def _kilobytes(path: str, fields: tuple[str, ...]) -> int | None:
+    """Return the sum of some lines of a file, in bytes; None where it has none of them."""
+    with suppress(OSError):  # it has ended
+        found = [int(line.split()[1]) for line in Path(path).read_text().splitlines() if line.startswith(fields)]
+        return sum(found) << 10 if found else None
+    return None
+
+
+def _memory_files(pids: Collection[int]) -> Iterator[tuple[_File, int]]:
+    """Yield the memory files that processes have open, with their sizes in memory."""
+    for pid in pids:
+        with suppress(OSError):
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):  # closed meanwhile
+                    if str(link.readlink()).startswith("/memfd:"):
+                        found = link.stat()
+                        yield (found.st_dev, found.st_ino), found.st_blocks * 512
+
+
+def _file_systems(pids: Collection[int]) -> Iterator[tuple[_File, int]]:
+    """Yield the file systems in memory that processes have mounted and this one has not, with their sizes."""
+    ours = {device for device, _ in _mounts("self")}
+    namespaces = {}
+    for pid in pids:
+        with suppress(OSError):
+            namespaces[os.readlink(f"/proc/{pid}/ns/mnt")] = pid  # noqa: PTH115 - the target is no path
+    for pid in namespaces.values():
+        for device, folder in _mounts(pid):
+            path = f"/proc/{pid}/root{folder}"
+            with suppress(OSError):
+                if device not in ours and os.stat(path).st_dev == device:  # noqa: PTH116 - not covered by another mount
+                    size = os.statvfs(path)
+                    yield (device, _ALL), (size.f_blocks - size.f_bfree) * size.f_frsize
+
+
+def _mounts(pid: int | str) -> Iterator[tuple[int, str]]:
+    """Yield device and folder of the file systems in memory that a process sees."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
+            mount, _, system = line.partition(" - ")
+            if system.startswith("tmpfs "):
+                device, folder = mount.split()[2], mount.split()[4]
+                yield (
+                    os.makedev(*map(int, device.split(":"))),
+                    _ESCAPED.sub(lambda code: chr(int(code[1], 8)), folder),
+                )
+
+
+def _mapped_bytes(pids: Collection[int], files: Collection[_File]) -> Counter[_File]:
+    """Return how much of these files is counted as memory of the processes."""
+    found: Counter[_File] = Counter()
+    for pid in pids:
+        file = None
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+                if (mapping := _MAPPING.match(line)) is not None:
+                    device, inode = os.makedev(int(mapping[1], 16), int(mapping[2], 16)), int(mapping[3])
+                    file = next((each for each in ((device, inode), (device, _ALL)) if each in files), None)
+                elif file is not None and line.startswith("Pss:"):
+                    found[file] += int(line.split()[1]) << 10
+    return found

@@ -1,0 +1,80 @@
+"""What programs can read, write and hold in sandboxes, of root and of a user who is not root."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from isolating import SandboxedProgram, needs_sandbox, run_sandboxed
+
+from leyden.client.isolation.options import IsolationOptions
+
+pytestmark = needs_sandbox
+by_root = pytest.mark.parametrize("as_root", [True, False], ids=["root", "not root"])
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that every user can read."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        (Path(name) / "agent").mkdir()
+        yield Path(name)
+
+
+def run(folder: Path, program: str, as_root: bool, memory_mb: int | None = None, **options: object) -> tuple[str, str]:
+    """Run a program and return its output and the report of its guardian."""
+    fields = {"server": "http://127.0.0.1:50009", "base": str(folder / "agent"), **options}
+    end = run_sandboxed(SandboxedProgram(program, IsolationOptions(**fields), memory_mb), as_root)  # type: ignore[arg-type]
+    return end.output, end.report
+
+
+POOL = """
+import multiprocessing
+from multiprocessing import shared_memory
+with multiprocessing.Lock(), multiprocessing.get_context("fork").Pool(2) as pool:
+    block = shared_memory.SharedMemory(create=True, size=1 << 20)
+    block.unlink()
+    print(pool.map(abs, [-1, 2]))
+"""
+
+
+@by_root
+def test_multiprocessing_works_in_a_sandbox(folder: Path, as_root: bool) -> None:
+    assert run(folder, POOL, as_root)[0] == "[1, 2]\n"
+
+
+FILES = """
+import errno, os, time
+MB = 1 << 20
+for name in ("/tmp/a", "/dev/shm/a"):
+    with open(name, "wb", 0) as file:
+        for _ in range(150):
+            file.write(b"x" * MB)
+print("written", flush=True)
+time.sleep(600)
+"""
+SIZES = """
+import os
+for folder in ("/tmp", "/dev/shm"):
+    size = os.statvfs(folder)
+    print(folder, size.f_blocks * size.f_frsize >> 20)
+for folder in ("/", "/dev", "/run", "/home"):
+    try:
+        open(os.path.join(folder, "file"), "w")
+    except OSError:
+        continue
+    print(folder, "can be written to")
+"""
+
+
+@by_root
+def test_files_in_memory_count_as_memory_of_a_program_in_a_sandbox(folder: Path, as_root: bool) -> None:
+    output, report = run(folder, FILES, as_root, memory_mb=200)
+    assert output in ("", "written\n")
+    assert report == "its processes together held more than 200 MB of memory (`memory_mb`)"
+
+
+@by_root
+def test_no_file_system_in_memory_of_a_sandbox_is_larger_than_the_limit(folder: Path, as_root: bool) -> None:
+    assert run(folder, SIZES, as_root, memory_mb=200)[0] == "/tmp 200\n/dev/shm 200\n"
