@@ -65,12 +65,13 @@ def _memory_files(pids: Collection[int]) -> Iterator[tuple[_File, int]]:
 
 def _file_systems(pids: Collection[int]) -> Iterator[tuple[_File, int]]:
     """Yield the file systems in memory that processes have mounted and this one has not, with their sizes."""
-    ours = {device for device, _ in _mounts("self")}
-    namespaces = {}
-    for pid in pids:
+    namespaces: dict[str, str] = {}
+    for pid in ("self", *map(str, pids)):
         with suppress(OSError):
-            namespaces[os.readlink(f"/proc/{pid}/ns/mnt")] = pid  # noqa: PTH115 - the target is no path
-    for pid in namespaces.values():
+            namespaces.setdefault(os.readlink(f"/proc/{pid}/ns/mnt"), pid)  # noqa: PTH115 - the target is no path
+    others = [pid for pid in namespaces.values() if pid != "self"]
+    ours = {device for device, _ in _mounts("self")} if others else set()
+    for pid in others:
         for device, folder in _mounts(pid):
             path = f"/proc/{pid}/root{folder}"
             with suppress(OSError):
@@ -79,7 +80,7 @@ def _file_systems(pids: Collection[int]) -> Iterator[tuple[_File, int]]:
                     yield (device, _ALL), (size.f_blocks - size.f_bfree) * size.f_frsize
 
 
-def _mounts(pid: int | str) -> Iterator[tuple[int, str]]:
+def _mounts(pid: str) -> Iterator[tuple[int, str]]:
     """Yield device and folder of the file systems in memory that a process sees."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
