@@ -232,6 +232,8 @@ class CancelReply(Struct, frozen=True):
 
 
 MAX_KEY_TTL_S = 10 * 365 * 86_400.0
+KEY_PREFIX = "leyden-"
+"""How every key begins."""
 """The longest time that a key can be valid for."""
 
 

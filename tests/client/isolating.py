@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ needs_sandbox = pytest.mark.skipif(not _sandbox_works(), reason="bubblewrap does
 needs_root = pytest.mark.skipif(not IS_ROOT, reason="needs root")
 
 
+@functools.cache
 def public_python(folder: Path) -> str:
     """An interpreter that other users can run with this checkout; skips the test where there is none."""
     ours = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -86,7 +88,7 @@ def run_sandboxed(sandboxed: SandboxedProgram, as_root: bool) -> ProgramEnd:
     tried = subprocess.run([*PROBE, "--unshare-user", "true"], capture_output=True, text=True, **user)
     if tried.returncode != 0:
         pytest.skip(f"users who are not root cannot create sandboxes here: {tried.stderr.strip()}")
-    python = public_python(Path(sandboxed.options.base)) if IS_ROOT else sys.executable
+    python = public_python(Path("/")) if IS_ROOT else sys.executable
     modules = os.pathsep.join((module_path(), str(Path(__file__).parent)))
     ran = subprocess.run(
         [python, "-P", "-m", "isolating", msgspec.json.encode(sandboxed).decode()],

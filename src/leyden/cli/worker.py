@@ -55,7 +55,7 @@ async def _run(options: argparse.Namespace) -> None:
     key = read_key(options.key_file) if options.key_file else os.environ.pop("LEYDEN_KEY", "")
     if not key:
         raise ConfigError("a worker needs a key: name its file with --key-file, or set LEYDEN_KEY")
-    worker = worker_options(config, options.server, config.run)
+    worker = worker_options(config, options.server, config.run, key_file=options.key_file)
     if options.ray:
         await _work_on_cluster(worker, key, options)
     else:

@@ -75,8 +75,10 @@ async def running_worker(options: WorkerOptions, key: str, log_file: Path) -> As
         await worker.stop()
 
 
-def worker_options(config: Config, url: str, run: str, on_gpu: bool = False) -> WorkerOptions:
-    """Return the options of a run's worker, from its configuration and this machine."""
+def worker_options(
+    config: Config, url: str, run: str, on_gpu: bool = False, key_file: Path | None = None
+) -> WorkerOptions:
+    """Return the options of a run's worker, from its configuration and this machine; agents do not see `key_file`."""
     processes, concurrency = worker_size(config, usable_cores(), on_gpu)
     return WorkerOptions(
         server=url,
@@ -98,6 +100,6 @@ def worker_options(config: Config, url: str, run: str, on_gpu: bool = False) -> 
         readable=tuple(str(Path(config.base, each)) for each in config.workers.readable),
         writable=tuple(str(Path(config.base, each)) for each in config.workers.writable),
         environment=config.workers.environment,
-        hidden=(str(Path(config.home).absolute()),),
+        hidden=tuple(str(path.absolute()) for path in (Path(config.home), key_file) if path is not None),
         path=tuple(filter(None, sys.path)),
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from leyden.server.leases import ActiveLeases
+from leyden.wire import KEY_PREFIX
 
 
 class KeyKind(StrEnum):
@@ -103,7 +104,6 @@ class KeyRefused(Exception):
 class Keyring:
     """Creates and verifies keys with the server's secret."""
 
-    _PREFIX = "leyden-"
     _CACHE_SIZE = 4096
 
     def __init__(self, secret: bytes, clock: Callable[[], float]) -> None:
@@ -141,7 +141,7 @@ class Keyring:
         expires = self.clock() + ttl_s
         key = Key(kind, secrets.token_hex(8), expires, run, rollout, attempt, started, pool)
         payload = urlsafe_b64encode(msgspec.msgpack.encode(key)).rstrip(b"=")
-        return f"{self._PREFIX}{payload.decode()}.{self._sign(payload)}", key
+        return f"{KEY_PREFIX}{payload.decode()}.{self._sign(payload)}", key
 
     def verify(self, text: str) -> Key:
         """Return the content of a key, if this server signed it and it has not expired."""
@@ -156,8 +156,8 @@ class Keyring:
         return key
 
     def _check_signature(self, text: str) -> Key:
-        payload, _, signature = text.removeprefix(self._PREFIX).partition(".")
-        genuine = text.startswith(self._PREFIX) and text.isascii()
+        payload, _, signature = text.removeprefix(KEY_PREFIX).partition(".")
+        genuine = text.startswith(KEY_PREFIX) and text.isascii()
         if not genuine or not hmac.compare_digest(self._sign(payload.encode()), signature):
             raise KeyRefused(
                 401, "invalid_api_key", "this is not a key of this server: check the key and the server's URL"

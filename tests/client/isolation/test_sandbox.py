@@ -29,6 +29,62 @@ def run(folder: Path, program: str, as_root: bool, memory_mb: int | None = None,
     return end.output, end.report
 
 
+READ = """
+import os
+for folder, _, files in os.walk({folder!r}):
+    for name in files:
+        path = os.path.join(folder, name)
+        try:
+            print(os.path.relpath(path, {folder!r}), open(path).read())
+        except OSError:
+            print(os.path.relpath(path, {folder!r}))
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a file that every user can read, in folders that every user can read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@by_root
+def test_keys_and_runs_are_hidden_by_every_path_that_leads_to_them(folder: Path, as_root: bool) -> None:
+    agent, data = folder / "agent", folder / "data"
+    key = write(agent / "worker.key", "leyden-of-the-worker")
+    write(agent / "notes.key", "no key of ours")
+    write(agent / "old" / "runs" / "mine" / "admin.key", "leyden-of-the-admin")
+    write(agent / "old" / "runs" / "mine" / "secret", "of the server")
+    write(agent / "runs" / "mine" / "leyden.db", "recorded")
+    write(agent / "runs" / "mine" / "step-5" / "model", "weights")
+    write(agent / "runs" / "mine" / "step-5" / "my.key", "leyden-named-otherwise")
+    write(data / "another name", "leyden-of-any-name")
+    write(data / "rows", "data")
+    (folder / "link").symlink_to(agent / "worker.key")
+    (folder / "agent too").symlink_to(agent)
+    (agent / "linked").symlink_to(key)
+    options = {
+        "hidden": tuple(map(str, (folder / "link", folder / "agent too" / "runs", data / "another name"))),
+        "readable": tuple(map(str, (folder / "agent too", agent / "runs" / "mine" / "step-5"))),
+        "writable": (str(data),),
+    }
+    seen = run(folder, READ.format(folder=str(folder)), as_root, **options)[0]
+    assert "leyden-" not in seen and "of the server" not in seen and "recorded" not in seen
+    assert {"agent/notes.key no key of ours", "agent/runs/mine/step-5/model weights", "data/rows data"} <= {
+        *seen.splitlines()
+    }
+
+
+@by_root
+def test_a_folder_that_is_named_is_seen_without_the_key_in_it(folder: Path, as_root: bool) -> None:
+    key = write(folder / "keys" / "worker.key", "leyden-of-the-worker")
+    write(folder / "keys" / "rows", "data")
+    for kind in ("readable", "writable"):
+        named = {kind: (str(key.parent), str(key)), "hidden": (str(key),)}
+        seen = run(folder, READ.format(folder=str(folder / "keys")), as_root, **named)[0]
+        assert "rows data" in seen and "leyden-" not in seen
+
+
 POOL = """
 import multiprocessing
 from multiprocessing import shared_memory

@@ -3,11 +3,14 @@
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 
+from leyden.client.isolation.key_files import is_public
 from leyden.client.isolation.options import IsolationOptions, Mode, SandboxUnavailable
-from leyden.client.isolation.sandbox import SCRATCH, sandboxed, server_inside
+from leyden.client.isolation.sandbox import sandboxed, server_inside
+from leyden.client.isolation.sandbox_files import SCRATCH
 from leyden.client.isolation.user_ids import AllocatedUser, allocate_user
 from leyden.client.processes.environment import inherited_environment
 from leyden.decoding import decode_text
@@ -58,7 +61,9 @@ def launch(options: IsolationOptions, command: Sequence[str], folder: str, envir
 
 
 def check(options: IsolationOptions, probe: Sequence[str]) -> None:
-    """Raise `SandboxUnavailable` where the command `probe` fails under these options."""
+    """Raise `SandboxUnavailable` where the command `probe` fails under these options, or agents could read a key."""
+    if options.mode == "user" and (public := [each for each in options.hidden if is_public(Path(each))]):
+        raise SandboxUnavailable(f"every user can read the key in {public[0]}: chmod 600 {public[0]}")
     started = launch(options, probe, options.base, inherited_environment(options))
     try:
         ran = subprocess.run(

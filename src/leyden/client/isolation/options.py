@@ -21,7 +21,7 @@ class IsolationOptions(Struct, frozen=True, kw_only=True):
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
-    """Folders that a sandbox hides where they are inside others: those of runs."""
+    """Folders of runs and files with keys, which a sandbox hides if they are inside of what it shows."""
     network: tuple[str, ...] = ()
     """`host:port` of what a sandbox may reach besides the gateway; `*`: it has the network of the machine."""
     memory_mb: int | None = None

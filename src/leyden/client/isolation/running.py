@@ -15,9 +15,11 @@ from msgspec.structs import replace
 
 from leyden.background import start_background
 from leyden.backoff import Backoff
+from leyden.client.isolation.key_files import find_key_files
 from leyden.client.isolation.launcher import agents_server, check, describe
 from leyden.client.isolation.options import IsolationOptions, Mode, ModeChoice, SandboxUnavailable
 from leyden.client.isolation.sandbox import hosts_file, targets
+from leyden.client.isolation.sandbox_files import EMPTY_FILE
 from leyden.client.isolation.user_ids import remove_abandoned_scratch
 from leyden.client.processes.guardian_end import wait_guardian
 from leyden.guardian import guarded
@@ -52,7 +54,7 @@ class Isolation(Struct, frozen=True):
 def choose_mode(request: IsolationRequest) -> tuple[Mode, str]:
     """Return the mode that a worker uses here, and one line about it. Raises `LoadError` where it does not work."""
     with tempfile.TemporaryDirectory(prefix="leyden-worker-") as folder:
-        return _choose(request, _with_sockets(request.options, Path(folder)))
+        return _choose(request, _prepare(request.options, Path(folder)))
 
 
 def _choose(request: IsolationRequest, options: IsolationOptions) -> tuple[Mode, str]:
@@ -84,7 +86,7 @@ async def running_isolation(request: IsolationRequest) -> AsyncIterator[Isolatio
     try:
         if os.geteuid() == 0:
             await asyncio.to_thread(remove_abandoned_scratch)
-        options = _with_sockets(request.options, folder)
+        options = await asyncio.to_thread(_prepare, request.options, folder)
         mode, note = await asyncio.to_thread(_choose, request, options)
         if request.choice == "auto":
             sys.stderr.write(f"{note}\n")
@@ -111,14 +113,18 @@ async def _forwarding(options: IsolationOptions) -> AsyncIterator[None]:
         await asyncio.wait({forwarding})
 
 
-def _with_sockets(options: IsolationOptions, folder: Path) -> IsolationOptions:
-    """Create the folder of the forwarder's sockets, which sandboxes see."""
+def _prepare(options: IsolationOptions, folder: Path) -> IsolationOptions:
+    """Create the folder of the forwarder's sockets, which sandboxes see, and find the keys that they must not see."""
     folder.chmod(0o711)
     sockets = folder / "sockets"
     sockets.mkdir(mode=0o711)
     (sockets / "hosts").write_text(hosts_file(options))
-    (sockets / "hosts").chmod(0o644)
-    return replace(options, sockets=str(sockets))
+    (sockets / EMPTY_FILE).touch()
+    for name in ("hosts", EMPTY_FILE):
+        (sockets / name).chmod(0o644)
+    modules = (each for each in options.path if "-packages" not in each and not each.startswith(sys.base_prefix))
+    keys = find_key_files((options.base, *options.readable, *options.writable, *modules))
+    return replace(options, sockets=str(sockets), hidden=(*options.hidden, *keys))
 
 
 def _readable_copy(agent: str, folder: Path) -> str:

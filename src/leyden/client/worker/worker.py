@@ -95,7 +95,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     environment: tuple[str, ...] = ()
     """Names of variables that isolated agents inherit besides those that programs need; `*` stands for any text."""
     hidden: tuple[str, ...] = ()
-    """Folders that sandboxes hide where they are inside others."""
+    """Folders and files that sandboxes hide if they are inside of what they show."""
     name: str = msgspec.field(default_factory=_default_name)
 
     def __post_init__(self) -> None:

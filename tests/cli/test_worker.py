@@ -1,0 +1,28 @@
+"""`leyden worker`: what it passes on to the worker that it runs."""
+
+from pathlib import Path
+
+import pytest
+
+from leyden.cli import main, worker
+from leyden.client.worker.worker import WorkerOptions
+
+
+def test_agents_do_not_see_the_file_of_the_key_and_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[WorkerOptions, str]] = []
+
+    async def work(options: WorkerOptions, key: str, stop: object) -> None:
+        found.append((options, key))
+
+    monkeypatch.setattr(worker, "work", work)
+    monkeypatch.chdir(tmp_path)
+    Path("agent.py").write_text("def solve(task): ...")
+    Path("tasks.jsonl").write_text('{"input": 1}\n')
+    Path("mine.toml").write_text('agent = "agent.py:solve"\ntasks = "tasks.jsonl"\n')
+    Path("worker.key").write_text("leyden-of-the-worker\n")
+    command = ["worker", "mine.toml", "--server", "http://127.0.0.1:9", "--key-file", "worker.key"]
+    assert main([*command, 'workers.environment=["INDEX"]']) == 0
+    ((options, key),) = found
+    assert key == "leyden-of-the-worker"
+    assert options.hidden == (str(tmp_path / "runs"), str(tmp_path / "worker.key"))
+    assert options.environment == ("INDEX",)
