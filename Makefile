@@ -81,6 +81,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/tree.py --out results/tree
 	$(BIN)/python benchmarks/loss_memory.py --out results/loss_memory
 	$(BIN)/python benchmarks/credit.py --out results/credit
+	$(BIN)/python benchmarks/baselines.py --out results/baselines
 
 # Agent harnesses, unmodified, against the gateway. Those that cannot share our environment have their own; the coding
 # agents from npm bring their programs as packages, so that no install script has to run.

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 _PRIOR = 2.0
-"""How many rollouts a guess counts as, see `CallBatch.expected`."""
+"""How many rollouts a guess counts as, see `CallBatch.expected`; `benchmarks/baselines.py` compares others."""
 _NOISE = 1e-7
 """Values this close, absolutely or relative to the largest, count as equal: single precision cannot separate them."""
 
