@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from smallepisodes import call, episode
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -15,10 +16,11 @@ from leyden.remote import Remote
 from leyden.trainer.batch.samples import StepAccounting
 from leyden.trainer.checkpoint import is_disk_full
 from leyden.trainer.policy.policy import UpdateMetrics
-from leyden.trainer.report.metrics_log import MetricsLog, read_metrics, step_metrics
+from leyden.trainer.report.metrics_log import MetricsLog, evaluation_metrics, read_metrics, step_metrics
 from leyden.trainer.report.plot import draw_image, draw_text
 from leyden.trainer.report.sinks import opened_sinks
 from leyden.trainer.report.step_report import StepReport
+from leyden.trainer.rollouts.call_usage import CallUsage
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 from leyden.wire import RunSpec
 
@@ -80,6 +82,28 @@ def test_only_the_trained_policys_tokens_are_counted() -> None:
     one = StepReport(1, [], StepAccounting())
     one.add_episodes([episode(0, 1.0, calls)], 0, config, False)
     assert (one.lengths, one.rollout_lengths, one.sampled, one.rewards) == ([4], [4], 4, [1.0])
+
+
+def test_flat_groups_that_succeed_and_that_fail_are_told_apart() -> None:
+    config = read_config({"run": "r", "agent": "a", "tasks": "t", "evaluation": {"success": 0.5}})
+    one = StepReport(1, [], StepAccounting(groups_flat=3))
+    for number, rewards in enumerate([(1.0, 1.0), (0.5, 0.5), (0.25, 0.25), (0.0, 1.0), (0.0, None), (0.0, 0.0)]):
+        group = [episode(index, reward, [call("a", 2, finish="length")]) for index, reward in enumerate(rewards)]
+        named = [replace(each, rollout=replace(each.rollout, group=f"g{number}")) for each in group]
+        one.add_episodes(named, 0, config, False)
+    found = step_metrics(one)
+    assert (found["groups/flat"], found["groups/flat_succeeded"], found["groups/flat_failed"]) == (3, 2, 2)
+    assert (found["calls/per_rollout"], found["calls/tool_calls_per_rollout"], found["calls/cut"]) == (1, 0, 1)
+
+
+def test_an_evaluation_has_the_calls_of_its_rollouts() -> None:
+    usage = CallUsage(rollouts=4, calls=6, tool_calls=2, cut=3)
+    found = evaluation_metrics(EvaluationResult(0.5, 0.1, 4, {"succeeded": 4}, usage=usage))
+    assert {name: value for name, value in found.items() if "/calls/" in name} == {
+        "held_out/calls/per_rollout": 1.5,
+        "held_out/calls/tool_calls_per_rollout": 0.5,
+        "held_out/calls/cut": 0.5,
+    }
 
 
 async def test_a_resumed_run_removes_the_metrics_of_steps_that_are_repeated(remote: Remote, tmp_path: Path) -> None:

@@ -15,7 +15,26 @@ from leyden.records import Run
 from leyden.views import RunCard, Series
 
 _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("flat and dropped groups", (("groups/flat", "flat"), ("groups/dropped", "dropped"))),
+    (
+        "flat and dropped groups",
+        (
+            ("groups/flat", "flat"),
+            ("groups/flat_succeeded", "all succeeded alike"),
+            ("groups/flat_failed", "all failed alike"),
+            ("groups/dropped", "dropped"),
+        ),
+    ),
+    (
+        "calls of a rollout",
+        (
+            ("calls/per_rollout", "model calls"),
+            ("calls/tool_calls_per_rollout", "tool calls"),
+            ("held_out/calls/per_rollout", "model calls, held out"),
+            ("held_out/calls/tool_calls_per_rollout", "tool calls, held out"),
+        ),
+    ),
+    ("share of calls cut by length", (("calls/cut", "training"), ("held_out/calls/cut", "held out"))),
+    ("divergence from the starting model", (("training/kl_start", "on its own samples"),)),
     ("entropy", (("training/entropy", "entropy"),)),
     ("KL divergence", (("training/kl_sampler_k3", "to the sampler"), ("training/kl_reference", "to the reference"))),
     ("clipped tokens", (("training/clipped_low", "clipped low"), ("training/clipped_high", "clipped high"))),

@@ -112,6 +112,8 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         "groups/dropped": accounting.groups_dropped,
         "groups/single": accounting.groups_single,
         "groups/flat": accounting.groups_flat,
+        **{f"groups/flat_{ending}": count for ending, count in report.flat.items()},
+        **{f"calls/{name}": value for name, value in report.usage.metrics().items()},
         "calls/states_shared": fmean(accounting.states_shared) if accounting.states_shared else None,
         "calls/trained": accounting.calls_trained,
         "tokens/sampled": report.sampled,
@@ -132,6 +134,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         "time/evaluation_s": report.evaluation_s or None,
         "publish/bytes": report.publication.transferred_bytes if report.publication is not None else 0,
         "training/learning_rate": report.learning_rate,
+        "training/kl_start": report.kl_start,
         "training/kl_reference": fmean(accounting.kl_reference) if accounting.kl_reference else None,
         "training/critic_explained": fmean(accounting.critic_explained) if accounting.critic_explained else None,
         "reward/automatic": fmean(report.automatic) if report.automatic else None,
@@ -169,6 +172,8 @@ def evaluation_metrics(measured: EvaluationResult, split: str = "held_out") -> d
         found[f"{split}/change"] = measured.change.difference
         if measured.change.error is not None:
             found[f"{split}/change_error"] = measured.change.error
+    if measured.usage is not None:
+        found |= {f"{split}/calls/{name}": value for name, value in measured.usage.metrics().items()}
     return found | {f"{split}/pass_at_{k}": share for k, share in measured.pass_at.items()}
 
 

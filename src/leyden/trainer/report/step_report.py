@@ -13,6 +13,7 @@ from leyden.records import Call, RewardKind
 from leyden.trainer.batch.samples import StepAccounting
 from leyden.trainer.policy.policy import UpdateMetrics
 from leyden.trainer.report.call_positions import CallPositions
+from leyden.trainer.rollouts.call_usage import CallUsage
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 
 
@@ -39,6 +40,10 @@ class StepReport(Struct):
     """By role, the rewards of the rollouts in which it made a call."""
     positions: CallPositions = field(default_factory=CallPositions)
     """Role and turn of each call of the trained policy."""
+    usage: CallUsage = field(default_factory=CallUsage)
+    """Calls and tool calls of the trained policy."""
+    flat: dict[str, int] = field(default_factory=lambda: {"succeeded": 0, "failed": 0})
+    """Groups whose final rewards are all equal: those that reach `evaluation.success`, and those below."""
     by_kind: dict[str, list[float]] = field(default_factory=dict)
     """By kind of task (`algorithm.normalize_by`), the rewards of its rollouts."""
     sampled_now: int = 0
@@ -54,6 +59,8 @@ class StepReport(Struct):
     """How long publishing the weights after the last update took, and how much was transferred; None without one."""
     evaluation_s: float = 0.0
     learning_rate: float = 0.0
+    kl_start: float | None = None
+    """The divergence from the starting model before the step's updates, in nats a token; None if not measured."""
     held_out: EvaluationResult | None = None
 
     def add_episodes(self, episodes: Sequence[Episode], version: int, config: Config, automatic: bool) -> None:
@@ -62,6 +69,8 @@ class StepReport(Struct):
         Automatic rewards are added where they are enabled.
         """
         kind = config.algorithm.normalize_by
+        self.usage.add(episodes, config.policy)
+        self._count_flat_groups(episodes, config)
         for episode in episodes:
             self.count_tokens([call for call in episode.calls if call.policy == config.policy], version)
             self.positions.add(episode, config.policy)
@@ -76,6 +85,15 @@ class StepReport(Struct):
                     self.by_role.setdefault(str(role), []).append(reward)
                 if kind is not None:
                     self.by_kind.setdefault(str(episode.task.input.get(kind)), []).append(reward)
+
+    def _count_flat_groups(self, episodes: Sequence[Episode], config: Config) -> None:
+        rewards_G: dict[str, list[float]] = {}
+        for episode in episodes:
+            if (reward := episode.final_reward(config.rollout.failure_reward)) is not None:
+                rewards_G.setdefault(episode.rollout.group, []).append(reward)
+        for rewards in rewards_G.values():
+            if len(rewards) > 1 and min(rewards) == max(rewards):
+                self.flat["succeeded" if rewards[0] >= config.evaluation.success else "failed"] += 1
 
     def count_tokens(self, calls: Sequence[Call], version: int) -> None:
         """Add the tokens of some calls of one rollout."""

@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.estimates import PairedDifference, TaskRewards, estimate, pass_at
 from leyden.records import Purpose, Task
+from leyden.trainer.rollouts.call_usage import CallUsage
 from leyden.trainer.rollouts.collector import RolloutCollector
 from leyden.wire import GroupSpec
 
@@ -30,6 +32,8 @@ class EvaluationResult(Struct, frozen=True):
     """By task, the rewards of its rollouts that count."""
     change: PairedDifference | None = None
     """The difference to the evaluation before the first step, in pairs of tasks."""
+    usage: CallUsage | None = None
+    """What the trained policy's calls used; None if they were not counted."""
 
 
 async def evaluate(
@@ -50,7 +54,10 @@ async def evaluate(
         done[spec.id] = group
         progress(len(done) * rollouts, len(specs) * rollouts)
     episodes = [episode for spec in specs for episode in done[spec.id]]
-    return measure(episodes, config.rollout.failure_reward, config.evaluation.success), episodes
+    usage = CallUsage()
+    usage.add(episodes, config.policy)
+    measured = measure(episodes, config.rollout.failure_reward, config.evaluation.success)
+    return replace(measured, usage=usage), episodes
 
 
 def rollouts_per_task(config: Config, tasks: int) -> int:

@@ -11,9 +11,12 @@ const OUTCOMES = [["succeeded", 1], ["agent_error", 5], ["timeout", 2], ["no_rew
 // Charts of metrics: title, metrics by the names to show, options.
 const CHARTS = [
   ["outcomes of a step", OUTCOMES.map(([ending, colour]) => [`rollouts/${ending}`, ending.replaceAll("_", " "), colour]), { stacked: true, unit: "rollouts" }],
-  ["groups of a step", [["groups/flat", "flat: every rollout has the same reward"], ["groups/dropped", "dropped"]], { zero: true }],
+  ["groups of a step", [["groups/flat", "flat: no gradient"], ["groups/flat_succeeded", "all succeeded alike"], ["groups/flat_failed", "all failed alike"], ["groups/dropped", "dropped"]], { zero: true }],
+  ["calls of a rollout", [["calls/per_rollout", "model calls"], ["calls/tool_calls_per_rollout", "tool calls"], ["held_out/calls/per_rollout", "model calls, held out"], ["held_out/calls/tool_calls_per_rollout", "tool calls, held out"]], { zero: true }],
+  ["calls cut by their length limit", [["calls/cut", "training"], ["held_out/calls/cut", "held out"]], { zero: true, unit: "share" }],
   ["entropy", [["training/entropy", "mean of the sampled tokens"]], { zero: true, unit: "nats" }],
   ["KL divergence", [["training/kl_sampler_k3", "to the sampler"], ["training/kl_proximal_k3", "within the step"], ["training/kl_reference", "to the reference"]], { zero: true, unit: "nats a token" }],
+  ["divergence from the starting model", [["training/kl_start", "on its own samples"]], { zero: true, unit: "nats a token" }],
   ["clipped and corrected tokens", [["training/clipped_low", "clipped low"], ["training/clipped_high", "clipped high"], ["training/corrected", "corrected"]], { zero: true, unit: "share" }],
   ["trainer and engine agree", [["training/ess_token", "effective sample size by token"], ["training/ess_call", "by call"]], { max: 1, unit: "share" }],
   ["staleness", [["staleness/mean", "mean"], ["staleness/max", "most"]], { zero: true, unit: "versions behind" }],
