@@ -50,6 +50,7 @@ from leyden.records import Task
 from leyden.trainer.algorithm.resolve import algorithm_of
 from leyden.trainer.checkpoint import Checkpoints, TrainerState
 from leyden.trainer.collapse import CollapseDetector
+from leyden.trainer.divergence import START_FILE, Divergence
 from leyden.trainer.loop import Trainer
 from leyden.trainer.policy.loading import load_model
 from leyden.trainer.policy.model_source import find_model
@@ -58,6 +59,7 @@ from leyden.trainer.report.metrics_log import MetricsLog
 from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.evaluation import EvaluationResult
 from leyden.trainer.rollouts.tasks import Tasks
+from leyden.trainer.standstill import StandstillDetector
 
 HERE = Path(__file__).parent
 QUESTIONS = HERE.parent / "examples" / "calc_plain" / "tasks.jsonl"
@@ -183,6 +185,8 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
             TrainerState(),
             (metrics, clock),
             CollapseDetector(),
+            StandstillDetector(config.training),
+            Divergence(folder / START_FILE, policy, config.training.steps),
         )
         await stack.run(trainer.run(asyncio.Event()))
         await metrics.close()

@@ -46,7 +46,8 @@ class RunCard(Struct, frozen=True):
     created: float
     last_event: float
     """When something last happened in it."""
-    state: Literal["running", "finished", "idle"]
+    state: Literal["running", "finished", "unchanged", "idle"]
+    """`unchanged`: a training that ended without an update of the weights."""
     model: str | None
     step: int
     steps: int | None

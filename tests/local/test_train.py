@@ -161,7 +161,14 @@ def test_of_equals_the_later_is_the_best(tmp_path: Path) -> None:
     training = Training(tmp_path, "training.steps=1")
     agent = (tmp_path / "agent.py").read_text()
     (tmp_path / "agent.py").write_text(agent.replace('float(len(result or "") % 2)', "1.0"))
-    training.finish()
+    process = training.start()
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 1 and "run small ended without an update" in printed  # nothing was trained
+    assert printed.splitlines()[-1].startswith("leyden: run small made no update in 1 step, so nothing was trained")
+    (listed,) = json.loads(leyden(tmp_path, "runs", "--json").stdout)
+    assert listed["card"]["state"] == "unchanged"
+    (line,) = training.metrics()[1:]
+    assert (line["groups/flat_succeeded"], line["groups/flat_failed"]) == (2, 0)
     done = leyden(tmp_path, "export", "small", "--to", "exported", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["checkpoint"].endswith("step-1")
@@ -230,6 +237,7 @@ def test_where_no_step_is_better_the_model_before_training_is_tested(tmp_path: P
     assert read_state(training.run / "step-1").version == 1
     assert {run.number for call in calls_of_tests(training.run) for run in call.versions} == {0}
     assert f"test reward {test['test/reward']:.3f}" in printed
+    assert "step 1: the held-out reward has collapsed: it is 0.500, and was 1.000 at step 0" in printed
     assert "of the model before training, measured once: no checkpoint was better on the held-out tasks" in printed
 
 

@@ -53,7 +53,7 @@ rollouts = 1
 [checkpoints]
 every = 2
 """
-ACCOUNTS = ("rollouts/", "groups/requested", "calls/", "held_out/succeeded")
+ACCOUNTS = ("rollouts/", "groups/requested", "calls/trained", "calls/excluded/", "held_out/succeeded")
 
 
 class Training:

@@ -7,7 +7,7 @@ import pytest
 
 from leyden.estimates import estimate
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Call, Metric, Purpose, Reward, Task
+from leyden.records import Call, Metric, Purpose, Reward, Task, Version
 from leyden.store import rollout_search, views
 from leyden.store.queue import LeaseQuery
 from leyden.store.run_digest import digest_run
@@ -143,6 +143,21 @@ async def test_a_run_of_dev_is_judged_by_all_its_rollouts_and_is_finished(store:
     assert expected is not None and (card.reward, card.error) == pytest.approx((expected.mean, expected.error))
     assert (card.counted, card.measured, card.held_out, card.state) == (4, "dev", False, "finished")
     assert (card.best, card.steps) == (None, None)
+
+
+async def test_a_training_that_ended_without_an_update_is_unchanged(store: Store) -> None:
+    await store.create_run(RunSpec("still", config={"training": {"steps": 2}}))
+
+    async def state() -> str:
+        return (await store.read(views.run_card, "still", 1000.0)).state
+
+    await store.record_metrics("still", [Metric(1, "reward/mean", 1.0)])
+    assert await state() != "unchanged"  # it has not ended
+    await store.record_metrics("still", [Metric(2, "reward/mean", 1.0)])
+    await store.publish_version("still", Version("policy", 0))
+    assert await state() == "unchanged"
+    await store.publish_version("still", Version("policy", 1))
+    assert await state() == "finished"
 
 
 async def test_rewards_of_many_steps_are_joined_into_points(store: Store) -> None:

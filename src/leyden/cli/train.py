@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
+from rich.markup import escape
 
 from leyden.cli.arguments import integer, run_name
 from leyden.cli.dev import format_counts, print_report
@@ -136,7 +137,18 @@ async def _train(options: argparse.Namespace) -> None:
     )
     if options.json:
         print_json(trained)
-        return
+    else:
+        _print_result(trained, options)
+    if trained.steps and trained.step == trained.steps and not trained.updates:
+        from leyden.trainer.errors import TrainingError
+
+        raise TrainingError(
+            f"run {trained.run} made no update in {plural(trained.step, 'step')}, so nothing was trained: in every "
+            "group all rollouts were worth the same (docs/when_it_does_not_learn.md)"
+        )
+
+
+def _print_result(trained: "TrainingResult", options: argparse.Namespace) -> None:
     console = stdout_console()
     if trained.before is not None:
         console.print(_learned(trained), highlight=False, soft_wrap=True)
@@ -149,7 +161,12 @@ async def _train(options: argparse.Namespace) -> None:
         if trained.best_step == 0:
             test, why = f"{test} of the model before training", ": no checkpoint was better on the held-out tasks"
         console.print(f"test reward {test}, measured once{why}", highlight=False, soft_wrap=True)
-    state = "is done" if trained.step == trained.steps else f"stopped at step {trained.step} of {trained.steps}"
+    if trained.standstill is not None:
+        console.print(f"[yellow]{escape(trained.standstill)}[/]", highlight=False, soft_wrap=True)
+    if trained.step < trained.steps:
+        state = f"stopped at step {trained.step} of {trained.steps}"
+    else:
+        state = "is done" if trained.updates or not trained.steps else "ended without an update"
     console.print(f"run [bold]{trained.run}[/] {state}: {trained.folder}", highlight=False, soft_wrap=True)
     if trained.step < trained.steps:
         console.print(f"continue with: {resume_command(options)}", highlight=False, soft_wrap=True)

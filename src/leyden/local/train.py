@@ -14,7 +14,7 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from leyden.checkpoint_folders import latest_checkpoint
+from leyden.checkpoint_folders import checkpoint_folder, latest_checkpoint
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.local.environment import describe_environment
@@ -28,6 +28,7 @@ from leyden.store.database import Database
 from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of, unused_settings
 from leyden.trainer.checkpoint import Checkpoints, TrainerState, restore_latest
 from leyden.trainer.collapse import CollapseDetector
+from leyden.trainer.divergence import START_FILE, Divergence
 from leyden.trainer.loop import Trainer
 from leyden.trainer.policy.loading import check_tokenizer, load_model
 from leyden.trainer.policy.model_source import ModelSource, find_model
@@ -38,6 +39,7 @@ from leyden.trainer.report.plot import draw_image, draw_text, metric_points
 from leyden.trainer.report.sinks import opened_sinks
 from leyden.trainer.report.time_summary import time_summary
 from leyden.trainer.rollouts.tasks import Tasks, read_tasks
+from leyden.trainer.standstill import StandstillDetector
 
 
 class TrainingResult(Struct, frozen=True):
@@ -74,6 +76,10 @@ class TrainingResult(Struct, frozen=True):
     """The standard error of `test`, clustered by task."""
     policy: str = DEFAULT_POLICY
     """Name of the policy that was trained."""
+    updates: int = 0
+    """Updates of the weights since the run began; with 0 it has trained nothing."""
+    standstill: str | None = None
+    """Why the run has not moved, if its policy or its rewards have not."""
 
     def episodes(self, group: str) -> list[Episode]:
         """Return the episodes of a group: `step-7-0`, or `eval-20-TASK` for the evaluation after step 20."""
@@ -146,6 +152,8 @@ async def train(
         test=_last(metrics, "test/reward"),
         test_error=_last(metrics, "test/error"),
         policy=config.policy,
+        updates=state.version,
+        standstill=StandstillDetector.of(metrics, config.training).verdict,
     )
 
 
@@ -214,6 +222,8 @@ async def _train(
             state,
             (metrics, display),
             CollapseDetector.of(lines),
+            StandstillDetector.of(lines, config.training),
+            Divergence(checkpoint_folder(folder.path, config.policy) / START_FILE, policy, config.training.steps),
             stack.server.starting_held,
         )
         try:

@@ -126,11 +126,12 @@ def run_card(
     best = best_step(measured) if measured and not digest.trains_nothing else None
     now_at = measured[-1] if measured else None
     active = digest.states.get("running", 0) + digest.states.get("queued", 0) > 0
-    state: Literal["running", "finished", "idle"]
+    state: Literal["running", "finished", "unchanged", "idle"]
     if digest.trains_nothing:
         steps = None  # its configuration may be that of a training
     if not active and (digest.trains_nothing or (steps is not None and step >= steps)):
-        state = "finished"
+        trained = digest.trains_nothing or not steps or (version_at(connection, run, None) or 0) > 0
+        state = "finished" if trained else "unchanged"
     else:
         alive = held if held is not None else now - last_event < _IDLE_AFTER_S
         state = "running" if alive else "idle"

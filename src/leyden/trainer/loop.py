@@ -25,11 +25,13 @@ from leyden.trainer.algorithm.resolve import Algorithm
 from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, select_rollouts
 from leyden.trainer.checkpoint import Checkpoints, TrainerState, is_disk_full
 from leyden.trainer.collapse import CollapseDetector
+from leyden.trainer.divergence import Divergence
 from leyden.trainer.errors import TrainingError
 from leyden.trainer.failures import NO_CALLS, FailureShare, FailureStreak
 from leyden.trainer.mismatch import MismatchDetector
 from leyden.trainer.policy.policy import CurrentWeights, Policy, PolicyUpdate
 from leyden.trainer.position import PositionDetector
+from leyden.trainer.report.metrics_log import step_metrics
 from leyden.trainer.report.observer import TrainingObserver
 from leyden.trainer.report.step_report import StepReport
 from leyden.trainer.rollouts.collector import RolloutCollector
@@ -38,6 +40,7 @@ from leyden.trainer.rollouts.signals import reward_automatically
 from leyden.trainer.rollouts.tasks import Tasks
 from leyden.trainer.rollouts.time_split import split_sampling
 from leyden.trainer.shared_weights import shared_weights
+from leyden.trainer.standstill import StandstillDetector
 from leyden.trainer.updates import Update, prepare_updates
 from leyden.wire import GroupSpec
 
@@ -68,12 +71,15 @@ class Trainer:
         state: TrainerState,
         observers: Sequence[TrainingObserver],
         collapse: CollapseDetector,
+        standstill: StandstillDetector,
+        divergence: Divergence,
         changing_weights: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """`changing_weights` is entered from the hold of the calls until the new version is published."""
         self._config, self._tasks, self._remote = config, tasks, remote
         self._policy, self._engine, self._checkpoints = policy, engine, checkpoints
         self._observers, self._collapse, self._mismatch = observers, collapse, MismatchDetector()
+        self._standstill, self._divergence = standstill, divergence
         self._collector = RolloutCollector(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
         self._algorithm, self._position = algorithm, PositionDetector(algorithm.advantage_estimator.compare)
@@ -120,6 +126,7 @@ class Trainer:
             self._warn_of_collapse(report)
             self._warn_of_mismatch(report)
             self._warn_of_position(report)
+            self._warn_of_standstill(report)
             best = self.state.best_step == report.step
             if best or stop.is_set() or _due(self._config.checkpoints.every, report.step, last):
                 save = partial(self._on_thread, lambda: self._checkpoints.save(self._policy, self.state))
@@ -153,6 +160,7 @@ class Trainer:
         report.learning_rate = self._policy.learning_rate
         training = self._config.training
         await self._make_room()
+        report.kl_start = await self._on_thread(lambda: self._divergence.measure(groups, step))
         updates = await self._on_thread(
             lambda: prepare_updates(
                 groups,
@@ -253,7 +261,9 @@ class Trainer:
             return None
         measured, episodes = await self._evaluate("eval", step, self._tasks.held_out, "held-out rollouts")
         self._add_failures(f"evaluation after step {step}" if step else "evaluation before training", episodes)
-        if step > 0:
+        if step == 0:
+            self._collapse.add_held_out(0, measured.reward, measured.error)
+        else:
             measured = replace(measured, change=compare(await self._read_rewards_before(), measured.rewards))
         best = self.state.best_reward
         if measured.reward is not None and (best is None or measured.reward >= best):  # of equal ones the later
@@ -314,6 +324,11 @@ class Trainer:
     def _warn_of_position(self, report: StepReport) -> None:
         """Warn if calls are pushed up or down for their position in a rollout."""
         message = self._position.add_step(report.accounting.advantages)
+        self._warn(None if message is None else f"step {report.step}: {message}.")
+
+    def _warn_of_standstill(self, report: StepReport) -> None:
+        """Warn if the policy or its rewards do not move."""
+        message = self._standstill.add_step(report.step, step_metrics(report))
         self._warn(None if message is None else f"step {report.step}: {message}.")
 
     def _warn_of_collapse(self, report: StepReport) -> None:
