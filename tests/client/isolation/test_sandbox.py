@@ -29,6 +29,15 @@ def run(folder: Path, program: str, as_root: bool, memory_mb: int | None = None,
     return end.output, end.report
 
 
+@by_root
+def test_a_port_that_cannot_be_forwarded_is_named(folder: Path, as_root: bool) -> None:
+    if as_root:
+        assert run(folder, "print(1)", as_root, server="http://127.0.0.1:443")[0] == "1\n"
+    else:
+        with pytest.raises(AssertionError, match="only root's sandboxes can forward port 443: use one above 1023"):
+            run(folder, "print(1)", as_root, server="http://127.0.0.1:443")
+
+
 READ = """
 import os
 for folder, _, files in os.walk({folder!r}):

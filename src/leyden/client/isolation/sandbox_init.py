@@ -20,7 +20,13 @@ import forwarding  # type: ignore[import-not-found]  # found through the line ab
 def _listen(address: str, port: int, path: str) -> "forwarding.ForwardRoute":
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((address, port))
+    try:
+        listener.bind((address, port))
+    except PermissionError:  # without root, bubblewrap's network belongs to a user namespace around that of the program
+        sys.exit(
+            f"only root's sandboxes can forward port {port}: use one above 1023, or allow the whole network "
+            '(`workers.network = ["*"]`)'
+        )
     listener.listen(1024)
     return forwarding.ForwardRoute(listener, socket.AF_UNIX, path)
 
