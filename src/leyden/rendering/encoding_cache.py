@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
-_MAX_BYTES, _MAX_ENTRIES = 12 << 20, 1 << 14
+_MAX_BYTES, _MAX_ENTRIES = 24 << 20, 1 << 14
 """Of all texts that are remembered together, with their tokens."""
 _MAX_TEXT = 1 << 16
 """Longer texts are not remembered, so that a few of them do not displace all others."""
