@@ -4,6 +4,7 @@ import asyncio
 import gc
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
@@ -28,7 +29,8 @@ from leyden.server.dashboard.prefix_tree import prefix_tree
 from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import Counts, StorePolling
 from leyden.server.dashboard.token_text import token_texts
-from leyden.server.keys import KeyKind
+from leyden.server.keys import KeyKind, Keyring
+from leyden.server.service import ServerContext, ServerSettings
 from leyden.store import queries
 from leyden.store.database import Database
 from leyden.store.errors import NotFound, StoreClosed
@@ -230,6 +232,16 @@ async def test_a_store_that_a_thread_opens_while_the_server_stops_is_closed(
     with pytest.raises(StoreClosed):
         read()
     await store.close()
+
+
+async def test_the_totals_of_a_run_are_forgotten_when_it_is_deleted(store: Store) -> None:
+    service = await ServerContext.start(store, Keyring(b"secret", time.time), ServerSettings("http://127.0.0.1"))
+    await store.create_run(RunSpec("r"))
+    await service.run_stores.digest("r")
+    assert service.run_stores._digests._totals
+    await store.delete_run("r")
+    assert not service.run_stores._digests._totals and not service.run_stores._digests._known
+    await service.close()
 
 
 async def test_the_totals_that_a_page_will_ask_for_are_read_once(

@@ -13,7 +13,7 @@ FollowedRun = tuple[RunTotals, RunDigest]
 
 
 class RunDigests:
-    """The totals of each run that a page has shown, until `keep` is told that the run is gone."""
+    """The totals of each run that a page has shown, until `keep` or `forget` is told that the run is gone."""
 
     def __init__(self) -> None:
         self._known: dict[StoreRun, tuple[int, asyncio.Task[FollowedRun]]] = {}
@@ -38,14 +38,15 @@ class RunDigests:
             raise
         self._totals[run] = totals
         if totals.created is None:  # no store has the run
-            self._forget(run)
+            self.forget(run)
         return digest
 
     def keep(self, runs: Collection[StoreRun]) -> None:
         """Forget all runs but these."""
         for run in (self._known.keys() | self._totals.keys()) - set(runs):
-            self._forget(run)
+            self.forget(run)
 
-    def _forget(self, run: StoreRun) -> None:
+    def forget(self, run: StoreRun) -> None:
+        """Forget the totals of a run that is gone."""
         self._known.pop(run, None)
         self._totals.pop(run, None)

@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError
 
 from leyden.background import start_background
+from leyden.records import Event, EventKind
 from leyden.server.dashboard.digests import FollowedRun, RunDigests, StoreRun
 from leyden.store import views
 from leyden.store.database import Database
@@ -91,6 +92,11 @@ class RunStores:
         task = start_background(read(), "the reading of a run's totals")
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
+
+    def on_event(self, event: Event) -> None:
+        """Forget the totals of a run that was deleted from this server's store."""
+        if event.kind is EventKind.RUN_DELETED:
+            self._digests.forget((None, event.run))
 
     async def runs(self, only: str | None) -> list[str]:
         """Return the names of all runs, newest first within each store, or of one if it exists.
