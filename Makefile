@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 OPTIONS := --quiet --no-compile --constraint constraints.txt
 INSTALL := $(BIN)/python -m pip install $(OPTIONS) --editable
 
-.PHONY: demo examples test test-all seeds check format bench chaos fuzz harnesses vllm-env clean
+.PHONY: demo examples test test-all seeds check format bench chaos fuzz soak harnesses vllm-env clean
 
 # The newest pip finds packages in half the time of the one that Python 3.11 brings. Where the machine's pip is too old to
 # install into another environment, the environment gets that one first.
@@ -106,6 +106,10 @@ chaos: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python benchmarks/fuzz.py --out results/fuzz
+
+# An hour of calls on one server; the last line must have "flat": true.
+soak: $(INSTALLED)
+	$(BIN)/python benchmarks/soak.py --out results/soak
 
 # Real vLLM on the CPU, for the tests of the engine; `make test-all` runs them where it is there.
 VLLM_VENV := .venv-vllm
