@@ -64,7 +64,7 @@ Leyden = Callable[..., Ran]
 @pytest.fixture
 def leyden(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Ran]:
     """Run a command, in a folder where nothing is, on a wide terminal."""
-    for name in ("LEYDEN_URL", "LEYDEN_KEY", "LEYDEN_HOME"):
+    for name in ("LEYDEN_URL", "LEYDEN_KEY", "LEYDEN_HOME", "LEYDEN_STORE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
@@ -382,6 +382,30 @@ def test_ids_are_whole_however_narrow_and_attempts_are_there_where_it_took_sever
 )
 def test_a_command_that_makes_no_sense_is_answered_in_one_line(leyden: Leyden, arguments: list[str], said: str) -> None:
     assert said in leyden(*arguments).mistake(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["runs", "--store", "postgresql://me:secret@host/db"], "LEYDEN_STORE"),
+        (["serve", "--store", "postgresql://host/db?password=secret"], "PGPASSWORD"),
+        (["serve", "--upstream", "http://me:secret@host/v1"], "LEYDEN_UPSTREAM_KEY"),
+        (["serve", "--upstream", "http://secret@host/v1"], "LEYDEN_UPSTREAM_KEY"),
+    ],
+)
+def test_a_secret_on_a_command_line_is_refused_and_not_repeated(
+    leyden: Leyden, arguments: list[str], said: str
+) -> None:
+    line = leyden(*arguments).mistake(2)
+    assert said in line and "secret" not in line
+
+
+def test_the_store_may_be_named_by_the_environment(leyden: Leyden, left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEYDEN_STORE", str(left / "leyden.db"))
+    assert [run["id"] for run in leyden("runs", "--json").document] == ["calc", "empty"]
+    for wrong in ("postgresql://me:secret@127.0.0.1:none/db", "postgresql://me:secret@127.0.0.1:1/db?password=secret"):
+        monkeypatch.setenv("LEYDEN_STORE", wrong)
+        assert "secret" not in leyden("runs").mistake(1)
 
 
 async def leave_open(folder: Path) -> None:

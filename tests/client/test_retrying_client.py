@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from psutil import Process
 from serving import ServerProcess
 from worker_harness import AGENTS
 
@@ -28,6 +29,7 @@ async def test_an_attempt_outlives_its_server_and_a_bad_key_ends_a_worker(
             await remote.enqueue("r", GroupSpec("g", Task("t", {"do": "wait", "files": [str(begun), str(go)]})))
             options = WorkerOptions(server=server.url, run="r", agent="moody.py:act", base=str(AGENTS))
             worker = WorkerProcess(options, server.key(KeyKind.WORKER, run="r"))
+            assert not any("moody" in word for word in Process(worker.process.pid).cmdline())  # others can read it
             await asyncio.to_thread(begun.write_text, "begun?")  # returns when the agent reads
             server.kill()
             await asyncio.to_thread(go.write_text, "go on")

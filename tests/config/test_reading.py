@@ -61,6 +61,7 @@ def test_a_file_names_the_run_and_is_where_its_files_are(tmp_path: Path) -> None
         ('[routes]\ngpt = "elsewhere"\n', "'gpt' is served by 'elsewhere': write policy, upstream or"),
         ("[routes]\ngpt = {anwser = 'x'}\n", "did you mean `routes.NAME.answer`?"),
         ('[routes]\ngpt = "upstream"\n', "is served upstream: set `upstream.url`"),
+        ('[upstream]\nurl = "http://me:secret@host"\n', "`upstream.url` has a user or a password"),
         ('[roles]\ncritic = "("\n', "/calc.toml:2: `roles.critic` cannot be used: it is not a regular expression"),
         ('[roles]\ncritic = "(?=a)"\n', "`roles.critic` cannot be used: write it without look-around"),
     ],

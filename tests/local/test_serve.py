@@ -49,6 +49,20 @@ def test_the_best_checkpoint_of_a_run_is_found_by_its_folder_or_its_name(tmp_pat
     assert find_served("spark", tmp_path / "runs").source.folder == Path(str(BUNDLED["spark"]))
 
 
+def test_nothing_that_a_served_folder_names_is_run_or_called(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "elsewhere", best_step=2)
+    engine = EngineConfig(
+        kind="vllm", slots=3, url="http://far.example", vllm_python="/evil", vllm_arguments=("--load-format=evil",)
+    )
+    hostile = Config(run="mine", agent="evil", tasks="t", model="/evil", base="/evil", engine=engine)
+    (run / "config.toml").write_text(to_toml(hostile))
+    found = find_served(str(run), tmp_path)
+    assert found.config == Config(run="serve", agent="", tasks="", engine=EngineConfig(kind="vllm", slots=3))
+    assert (found.name, found.source.folder) == ("mine", run / "step-2")
+    mine = find_served(str(run), tmp_path, vllm_python="/my/python")
+    assert mine.config.engine.vllm_python == "/my/python"
+
+
 def test_a_model_that_is_not_found_is_answered_with_names_that_are_near(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from leyden.config.schema import STORE_VARIABLE, UPSTREAM_KEY_VARIABLE
 from leyden.records import ID_CHARACTERS, ID_PATTERN, ID_RULE, Id
+from leyden.urls import has_password, without_userinfo
 
 
 def integer(least: int, most: int) -> Callable[[str], int]:
@@ -45,9 +47,31 @@ def run_name(text: str) -> str:
     return text
 
 
+def add_store(command: argparse.ArgumentParser, about: str) -> None:
+    """Add the argument that names a database."""
+    command.add_argument(
+        "--store", metavar="URL", type=_store, default=os.environ.get(STORE_VARIABLE) or None, help=about
+    )
+
+
+def _store(text: str) -> str:
+    """Parse the path or URL of a database. Other users of a machine can read command lines."""
+    if text != os.environ.get(STORE_VARIABLE) and "://" in text and has_password(text):
+        raise argparse.ArgumentTypeError(
+            "other users can read a password on a command line: put it into PGPASSWORD or ~/.pgpass, or the whole URL "
+            f"into {STORE_VARIABLE}"
+        )
+    return text
+
+
 def url(text: str) -> str:
     """Parse the URL of a server."""
     parts = urlsplit(text)
+    if "@" in parts.netloc:
+        raise argparse.ArgumentTypeError(
+            f"{without_userinfo(text)} was written with a user or a password, which others can read: leave them out "
+            f"(the key of an upstream goes into {UPSTREAM_KEY_VARIABLE})"
+        )
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise argparse.ArgumentTypeError(f"{text!r} is not the URL of a server: write http://host:port")
     return text.rstrip("/")

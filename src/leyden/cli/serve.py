@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from leyden import __version__, defaults
-from leyden.cli.arguments import integer, url
+from leyden.cli.arguments import add_store, integer, url
 from leyden.cli.train import needs_torch
 from leyden.config import ConfigError
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
@@ -29,12 +29,15 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
         default=defaults.PORT,
         help="the port; 0 takes a free one (default: %(default)s)",
     )
-    command.add_argument("--store", metavar="URL", help="postgresql://... (default: leyden.db in the home folder)")
+    add_store(command, "postgresql://... (or set LEYDEN_STORE; default: leyden.db in the home folder)")
     command.add_argument(
         "--advertise", metavar="URL", type=url, help="the URL at which workers and agents elsewhere reach the server"
     )
     command.add_argument("--model", metavar="RUN|DIR", help="serve this model: a run, its folder, or a model's folder")
     command.add_argument("--step", help="with --model RUN: best, last, or a number (default: best)")
+    command.add_argument(
+        "--vllm-python", metavar="FILE", help="with --model: the Python interpreter that has vLLM (default: this one)"
+    )
     command.add_argument("--keyless", action="store_true", help="accept requests without a key; on loopback only")
     command.add_argument(
         "--max-body-mb",
@@ -88,10 +91,12 @@ async def _run(options: argparse.Namespace) -> None:
         needs_torch()
         from leyden.local.serve import serve_model
 
-        await serve_model(serving, options.model, options.step, started)
+        await serve_model(serving, options.model, options.step, options.vllm_python, started)
         return
     if options.step is not None:
         raise ConfigError("--step is for --model RUN")
+    if options.vllm_python is not None:
+        raise ConfigError("--vllm-python is for --model")
     from leyden.server.serve import serve  # takes seconds to import; other commands must not wait for it
 
     await serve(serving, started)

@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from msgspec import Struct
 
+from leyden.cli.arguments import add_store
 from leyden.local.stored_runs import RunSource, StoredRuns, open_run, open_stores
 from leyden.records import Reward
 from leyden.remote import Remote, RemoteError, read_key
@@ -49,9 +50,7 @@ def add_source(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a file with the key for it (or set LEYDEN_KEY; default: admin.key in the home folder)",
     )
-    command.add_argument(
-        "--store", metavar="URL", help="read from this database (default: leyden.db in the home folder)"
-    )
+    add_store(command, "read from this database (or set LEYDEN_STORE; default: leyden.db in the home folder)")
 
 
 class ListedRun(Struct, frozen=True):

@@ -1,6 +1,7 @@
 """Every key of a configuration, with its default. The defaults are for a model worth training, on one machine."""
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
@@ -351,6 +352,8 @@ class ServiceConfig(_Section, frozen=True):
 
 UPSTREAM_KEY_VARIABLE = "LEYDEN_UPSTREAM_KEY"
 """The environment variable with the upstream's key; it is removed from the environment of agents."""
+STORE_VARIABLE = "LEYDEN_STORE"
+"""The environment variable with the URL of a server's database, which may have a password; removed like the key."""
 
 
 class UpstreamConfig(_Section, frozen=True):
@@ -359,6 +362,13 @@ class UpstreamConfig(_Section, frozen=True):
     url: str | None = None
     timeout_s: Positive = defaults.UPSTREAM_TIMEOUT_S
     """Seconds that it may send nothing before a call fails."""
+
+    def __post_init__(self) -> None:
+        if self.url is not None and "@" in urlsplit(self.url).netloc:
+            raise ValueError(
+                "`upstream.url` has a user or a password, which pages and messages would show: leave them out, and put "
+                f"the key into {UPSTREAM_KEY_VARIABLE} (`Basic BASE64` for a user and a password)"
+            )
 
 
 class ServerConfig(_Section, frozen=True):

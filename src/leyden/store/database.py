@@ -60,7 +60,7 @@ class Database:
         """The path or URL to show to a user, without the password."""
         if self.dialect == "sqlite":
             return self.url.database or ""
-        return self.url.render_as_string(hide_password=True)
+        return self.url.difference_update_query(["password"]).render_as_string(hide_password=True)
 
     @property
     def dialect(self) -> str:
@@ -240,8 +240,8 @@ def _url(location: str | Path) -> URL:
         return URL.create("sqlite", database=str(location))
     try:
         url = make_url(location)
-    except ArgumentError as error:
-        raise StoreUnusable(f"{location} is not a database URL: write a path, or postgresql://...") from error
+    except (ArgumentError, ValueError) as error:  # its text may have a password in it
+        raise StoreUnusable("the store is not a database URL: write a path, or postgresql://...") from error
     match url.drivername:
         case "sqlite":
             return url

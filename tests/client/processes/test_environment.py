@@ -25,7 +25,8 @@ def test_an_isolated_agent_inherits_what_programs_need_and_what_is_named(
 
 
 def test_an_agent_that_is_not_isolated_inherits_all_but_keys_of_leyden(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*SECRETS, "LEYDEN_KEY"):
+    own = ("LEYDEN_KEY", "LEYDEN_UPSTREAM_KEY", "LEYDEN_STORE")
+    for name in (*SECRETS, *own):
         monkeypatch.setenv(name, "x")
     found = agent_environment(IsolationOptions(), "http://server", "leyden-key")
-    assert set(SECRETS) <= set(found) and "LEYDEN_KEY" not in found
+    assert set(SECRETS) <= set(found) and not set(own) & set(found)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 from leyden.client.isolation.options import IsolationOptions
-from leyden.config.schema import UPSTREAM_KEY_VARIABLE
+from leyden.config.schema import STORE_VARIABLE, UPSTREAM_KEY_VARIABLE
 
 KEY_VARIABLE = "LEYDEN_KEY"
 """Holds a worker's own key, which no host process inherits, or the key of a command's attempt."""
@@ -27,7 +27,8 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 def without_secrets() -> dict[str, str]:
     """Return the variables of this process without the keys that agents must not see."""
-    return {name: value for name, value in os.environ.items() if name not in (KEY_VARIABLE, UPSTREAM_KEY_VARIABLE)}
+    secret = (KEY_VARIABLE, UPSTREAM_KEY_VARIABLE, STORE_VARIABLE)
+    return {name: value for name, value in os.environ.items() if name not in secret}
 
 
 def inherited_environment(options: IsolationOptions) -> dict[str, str]:

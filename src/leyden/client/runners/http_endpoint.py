@@ -18,6 +18,7 @@ from leyden.client.host_protocol import AttemptEnd, HostSetup, StopReply
 from leyden.client.services.registry import addressed_services
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.outcomes import Ending, Outcome
+from leyden.urls import without_userinfo
 from leyden.wire import Lease
 
 _log = logging.getLogger("leyden.worker")
@@ -138,10 +139,10 @@ class HttpEndpoint:
         return end_of_attempt(attempt, result_from_json(document), self._setup.has_reward_function)
 
     def _lost(self, attempt: str, reason: str) -> AttemptEnd:
-        return AttemptEnd(attempt, Outcome(Ending.LOST, f"{self._setup.agent} {reason}"))
+        return AttemptEnd(attempt, Outcome(Ending.LOST, f"{without_userinfo(self._setup.agent)} {reason}"))
 
     def _failed(self, attempt: str, reason: str) -> AttemptEnd:
-        return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, f"{self._setup.agent} {reason}"))
+        return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, f"{without_userinfo(self._setup.agent)} {reason}"))
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:

@@ -1,4 +1,7 @@
-"""The worker process: `python -m leyden.client.worker OPTIONS LIFELINE`. It reads its key from the lifeline pipe."""
+"""The worker process: `python -m leyden.client.worker LIFELINE`. It reads its key and its options from that pipe.
+
+They are not on its command line, which every user of the machine can read: an agent's command or URL may have a secret.
+"""
 
 import argparse
 import asyncio
@@ -7,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
 
 import msgspec
 import uvloop
@@ -21,26 +23,31 @@ from leyden.remote import RemoteError
 def main() -> int:
     """Work until a signal. The first lets attempts finish within the grace time; the second ends the process."""
     parser = argparse.ArgumentParser(prog="python -m leyden.client.worker", description=__doc__)
-    parser.add_argument("options", help="the worker's options as JSON, or a file with them")
-    parser.add_argument("lifeline", type=int, help="a pipe that holds the key; the worker ends when it closes")
+    parser.add_argument("lifeline", type=int, help="a pipe with key and options; the worker ends when it closes")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.set_inheritable(arguments.lifeline, False)
-    key = b"".join(iter(lambda: os.read(arguments.lifeline, 1).strip(b"\n"), b"")).decode()
+    key, options = _read_lines(arguments.lifeline)
     raise_file_limit()
     add_current_folder()
     threading.Thread(target=_exit_when_closed, args=(arguments.lifeline,), daemon=True).start()
     try:
-        uvloop.run(_work(_read_options(arguments.options), key))
+        uvloop.run(_work(msgspec.json.decode(options, type=WorkerOptions), key.decode()))
     except (LoadError, RemoteError, msgspec.ValidationError) as error:
         sys.stderr.write(f"leyden worker: {error}\n")
         return 2
     return 0
 
 
-def _read_options(text: str) -> WorkerOptions:
-    data = text if text.lstrip().startswith("{") else Path(text).read_bytes()
-    return msgspec.json.decode(data, type=WorkerOptions)
+def _read_lines(lifeline: int) -> tuple[bytes, bytes]:
+    """Read two lines, which are all that is written to the pipe. Ends this process if the parent is gone."""
+    read = b""
+    while read.count(b"\n") < 2:
+        if not (data := os.read(lifeline, 1 << 16)):
+            os._exit(1)
+        read += data
+    key, options, _ = read.split(b"\n")
+    return key, options
 
 
 async def _work(options: WorkerOptions, key: str) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import msgspec
 
@@ -20,12 +21,8 @@ class WorkerProcess:
         self._lifeline: int | None = None
         child_end, lifeline = os.pipe()
         try:
-            os.write(lifeline, f"{key}\n".encode())  # agents of the same user could read it from the environment
             self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "leyden.client.worker"),
-                    *(msgspec.json.encode(options).decode(), str(child_end)),
-                ],
+                [sys.executable, "-P", "-m", "leyden.client.worker", str(child_end)],
                 pass_fds=[child_end],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -40,6 +37,11 @@ class WorkerProcess:
             if output is not None:
                 os.close(output)
         self._lifeline = lifeline
+        # Agents of the same user could read the environment, and every user the command line.
+        message = key.encode() + b"\n" + msgspec.json.encode(options) + b"\n"
+        with suppress(BrokenPipeError):  # it has ended already: its exit status says so
+            while message:
+                message = message[os.write(lifeline, message) :]
 
     def stop(self) -> None:
         """Let it finish its attempts within the grace time; `process.wait()` waits for its end."""

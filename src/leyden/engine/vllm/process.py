@@ -128,7 +128,8 @@ class VllmProcess:
         """Start the server and wait until it is ready. Raises `EngineError` with the reason if it ends instead."""
         self._installation = await asyncio.to_thread(find_vllm, self._options.python)
         if self._installation is None:
-            raise EngineError(f"{self._options.python} has no vLLM: install it, or set `engine.vllm_python`")
+            setting = "`engine.vllm_python` (--vllm-python of `leyden serve`)"
+            raise EngineError(f"{self._options.python} has no vLLM: install it, or set {setting}")
         await self._launch()
         self._admit()
         self._up.set()

@@ -32,7 +32,7 @@ class UpstreamClient:
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float = defaults.UPSTREAM_TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers = {"authorization": key if key.startswith("Basic ") else f"Bearer {key}"} if key else {}
         self.load = EngineLoad()
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=timeout_s)
         self._session: aiohttp.ClientSession | None = None
