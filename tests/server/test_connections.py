@@ -1,4 +1,4 @@
-"""Connections without a key: they end in time, and their number leaves room for callers who hold one."""
+"""Connections end in time, and their number leaves room: for those who hold a key, and for other keys."""
 
 import asyncio
 import socket
@@ -8,10 +8,12 @@ import aiohttp
 import pytest
 from serving import ServerProcess
 
+from leyden.records import RunSettings, Task
 from leyden.remote import Remote
 from leyden.server import connections
 from leyden.server.options import ServeOptions
 from leyden.server.serve import open_server
+from leyden.wire import GroupSpec, LeaseRequest, RunSpec
 
 HEAD = b"POST /api/runs HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
@@ -23,9 +25,7 @@ def connect(url: str) -> socket.socket:
 
 async def test_half_open_connections_do_not_lock_out_those_who_hold_a_key(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server:
-        server.stop()
-        server.prefix = ("bash", "-c", 'ulimit -n 300; exec "$@"', "bash")
-        server.start()
+        few_descriptors(server, 300)
         url = server.url
         async with Remote(url, server.admin_key) as before, aiohttp.ClientSession() as anybody:
             await before.runs()  # this connection stays open
@@ -50,6 +50,41 @@ async def test_half_open_connections_do_not_lock_out_those_who_hold_a_key(tmp_pa
                     pass
                 attacker.close()
             assert closed >= 250  # the oldest made room
+
+
+def few_descriptors(server: ServerProcess, number: int) -> None:
+    """Start a server again with so many descriptors."""
+    server.stop()
+    server.prefix = ("bash", "-c", f'ulimit -n {number}; exec "$@"', "bash")
+    server.start()
+
+
+async def idle_connections(url: str, key: str, number: int) -> list[socket.socket]:
+    """Open connections on which a key was sent, and leave them idle."""
+    opened = []
+    request = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n\r\n".encode()
+    for _ in range(number):
+        opened.append(connect(url))
+        opened[-1].sendall(request)
+        await asyncio.to_thread(opened[-1].recv, 65536)
+    return opened
+
+
+async def test_idle_connections_of_agents_do_not_lock_out_others(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        few_descriptors(server, 300)
+        async with Remote(server.url, server.admin_key) as remote:
+            await remote.create_run(RunSpec("r", RunSettings()))
+            await remote.enqueue("r", GroupSpec("g", Task("t", {}), 6))
+            leases = await remote.lease(LeaseRequest("w", 6))
+            opened = await idle_connections(server.url, leases[0].key, 230)
+            for lease in leases[1:]:
+                opened += await idle_connections(server.url, lease.key, 45)
+            for _ in range(3):
+                async with asyncio.timeout(30), Remote(server.url, server.admin_key) as new:
+                    assert len(await new.runs()) == 1
+            for connection in opened:
+                connection.close()
 
 
 @pytest.mark.parametrize(

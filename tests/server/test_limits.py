@@ -30,7 +30,7 @@ def clock() -> Clock:
 
 
 def limiter(clock: Clock, per_second: float = 10, concurrency: int = 1000) -> Limiter:
-    return Limiter(dict.fromkeys(KeyKind, Limit(per_second, concurrency)), clock)
+    return Limiter(dict.fromkeys(KeyKind, Limit(per_second, concurrency, 1, 1.0)), clock)
 
 
 def admitted(gate: Limiter, id: str = "key", tries: int = 1000) -> int:

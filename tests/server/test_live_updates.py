@@ -9,14 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 
 from leyden.records import Metric, RunSettings
+from leyden.remote import Remote, read_key
 from leyden.server.dashboard import store_polling, stream
 from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import StorePolling
+from leyden.server.options import ServeOptions
+from leyden.server.serve import open_server
 from leyden.store.store import Store
-from leyden.wire import RunSpec
+from leyden.wire import KeySpec, RunSpec
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ async def test_an_event_is_sent_without_waiting_and_those_that_follow_are_sent_t
     monkeypatch.setattr(stream, "asyncio", SimpleNamespace(sleep=interval))
     stores = RunStores(store, None)
     service: Any = SimpleNamespace(store=store, store_polling=StorePolling(stores))
-    async with aclosing(stream._changes(service, "r")) as changes:
+    async with aclosing(stream._changes(service, "r", 3600.0)) as changes:
         assert b"event: open" in await anext(changes)
         assert b'"run.created"' in await anext(changes)  # happened in the last two seconds
         following = asyncio.ensure_future(anext(changes))
@@ -56,3 +60,15 @@ async def test_an_event_is_sent_without_waiting_and_those_that_follow_are_sent_t
         passed.set()
         assert b'{"r":{"metrics":2}}' in await following
     stores.close()
+
+
+async def test_a_stream_ends_with_its_key(tmp_path: Path) -> None:
+    async with open_server(ServeOptions(tmp_path, port=0)) as server:
+        admin = read_key(tmp_path / "admin.key")
+        async with Remote(server.running.url, admin) as remote, aiohttp.ClientSession() as session:
+            key = (await remote.make_key(KeySpec("viewer", ttl_s=1.0))).key
+            async with (
+                asyncio.timeout(60),
+                session.get(f"{server.running.url}/api/stream", headers={"authorization": f"Bearer {key}"}) as reply,
+            ):
+                assert b"event: open" in await reply.content.read()  # until it ends

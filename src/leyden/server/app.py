@@ -89,7 +89,7 @@ class Endpoint:
         if route.permission is not None:
             key = self._authenticate(route.permission, path, headers)
             if (connection := scope.get("state", {}).get("connection")) is not None:
-                connection.holds_key()
+                connection.holds_key(key)
             admission.enter_context(service.limiter.admit(key.kind, key.id))
         check_path(path)
         query = decode_query(scope["query_string"], route.query)

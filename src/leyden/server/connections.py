@@ -1,17 +1,21 @@
-"""Limits what a connection may cost before its caller has shown a key.
+"""Limits what a connection may cost before its caller has shown a key, and how many connections a key may have.
 
 Heads have a limit of size and time, bodies and answers that nobody reads a limit of time, and connections on which no
 valid key was sent a limit of number: a new connection replaces the oldest of them, so that descriptors are left for
-callers with keys. uvicorn itself limits only how long a connection is idle between two requests.
+callers with keys. A key that has as many as it may loses the one that has been idle the longest. uvicorn itself limits
+only how long a connection is idle between two requests.
 """
 
 import asyncio
 import resource
+from collections.abc import Iterable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from leyden.server.batched_writes import BatchedTransport
+from leyden.server.keys import Key
+from leyden.server.limits import LIMITS, RateLimited
 
 KEEP_ALIVE_S = 75
 """How long a connection may be idle between two requests."""
@@ -37,6 +41,8 @@ class ConnectionLimits:
         self._open: set[LimitedConnection] = set()
         self._anonymous: dict[LimitedConnection, None] = {}
         """Connections on which no valid key was sent, the oldest first."""
+        self._of_key: dict[str, dict[LimitedConnection, None]] = {}
+        """The connections of each key, by the latest that was sent on one; those that got it first come first."""
         self._sweeping: asyncio.TimerHandle | None = None
 
     def protocol(self, *args: Any, **kwargs: Any) -> "LimitedConnection":
@@ -44,24 +50,61 @@ class ConnectionLimits:
         return LimitedConnection(self, *args, **kwargs)
 
     def add(self, connection: "LimitedConnection") -> None:
-        """Count a new connection; where there are too many, close the oldest on which no key was sent."""
+        """Count a new connection; where there are too many, close another one."""
         self._open.add(connection)
         self._anonymous[connection] = None
-        if len(self._anonymous) > self._max_anonymous or len(self._open) > self._max_connections:
-            oldest = next(iter(self._anonymous))
-            self.remove(oldest)
-            oldest.transport.abort()
+        if len(self._open) > self._max_connections:
+            self._make_room()
+        elif len(self._anonymous) > self._max_anonymous:
+            self._close(next(iter(self._anonymous)))
         if self._sweeping is None:
             self._sweep()
 
-    def trust(self, connection: "LimitedConnection") -> None:
-        """Exempt a connection on which a valid key was sent from being closed for new ones."""
+    def hold(self, connection: "LimitedConnection", key: Key) -> None:
+        """Count a connection for a key that was sent on it. Raises `RateLimited` where all of the key's are in use."""
+        limit, held = LIMITS[key.kind], self._of_key.get(key.id, {})
+        allowed = max(1, min(limit.connections, int(limit.share * self._max_connections)))
+        if len(held) >= allowed and not self._close_idle(held):
+            raise RateLimited(f"more than {allowed} connections at once", 1.0)
+        self._release(connection)
+        self._of_key.setdefault(key.id, {})[connection] = None
+        connection.key = key.id
         self._anonymous.pop(connection, None)
 
     def remove(self, connection: "LimitedConnection") -> None:
         """Forget a connection that is closed."""
         self._open.discard(connection)
         self._anonymous.pop(connection, None)
+        self._release(connection)
+
+    def _make_room(self) -> None:
+        """Close the oldest connection without a key; if only the new one has none, an idle one of the busiest key."""
+        oldest = next(iter(self._anonymous))
+        if len(self._anonymous) == 1:
+            for held in sorted(self._of_key.values(), key=len, reverse=True):
+                if self._close_idle(held):
+                    return
+        self._close(oldest)
+
+    def _close_idle(self, connections: Iterable["LimitedConnection"]) -> bool:
+        """Close the first connection without a request; return whether there was one."""
+        idle = next((connection for connection in connections if connection.is_idle), None)
+        if idle is None:
+            return False
+        self._close(idle)
+        return True
+
+    def _close(self, connection: "LimitedConnection") -> None:
+        self.remove(connection)
+        connection.transport.abort()
+
+    def _release(self, connection: "LimitedConnection") -> None:
+        """Stop counting a connection for its key."""
+        if connection.key is not None and (held := self._of_key.get(connection.key)) is not None:
+            held.pop(connection, None)
+            if not held:
+                del self._of_key[connection.key]
+        connection.key = None
 
     def _sweep(self) -> None:
         """Close connections that are over time; repeat while there are any."""
@@ -87,6 +130,13 @@ class LimitedConnection(HttpToolsProtocol):
         self._deadline: float | None = None
         self._body_deadline = 0.0
         self._write_deadline: float | None = None
+        self.key: str | None = None
+        """The id of the latest valid key that was sent."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being received or answered."""
+        return not self._head and (self.cycle is None or self.cycle.response_complete)
 
     def is_over_time(self, now: float) -> bool:
         """Whether the head, the body or the reading of the answer takes too long.
@@ -97,9 +147,10 @@ class LimitedConnection(HttpToolsProtocol):
             return True
         return self._deadline is not None and now > self._deadline and not self.flow.read_paused
 
-    def holds_key(self) -> None:
-        """Called when a request on this connection has a valid key."""
-        self._limits.trust(self)
+    def holds_key(self, key: Key) -> None:
+        """Called when a request on this connection has a valid key. Raises `RateLimited` where it has too many."""
+        if self.key != key.id:
+            self._limits.hold(self, key)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Wait for the first head."""

@@ -10,20 +10,23 @@ from leyden.server.keys import KeyKind
 
 
 class Limit(Struct, frozen=True):
-    """A sustained rate, with a burst of two seconds' worth, and the number of concurrent requests."""
+    """A sustained rate, with a burst of two seconds' worth, and the numbers of concurrent requests and connections."""
 
     per_second: float
     concurrency: int
+    connections: int
+    share: float
+    """Of all connections that the server may have, at most."""
 
 
 LIMITS: dict[KeyKind, Limit] = {
     # Generous: they stop a runaway client, not a busy system. A pool or a worker serves many rollouts.
-    KeyKind.ADMIN: Limit(20_000, 8192),
-    KeyKind.WORKER: Limit(20_000, 8192),
-    KeyKind.POOL: Limit(5_000, 4096),
-    KeyKind.ATTEMPT: Limit(200, 128),
-    KeyKind.VIEWER: Limit(100, 64),
-    KeyKind.CLIENT: Limit(5_000, 4096),
+    KeyKind.ADMIN: Limit(20_000, 8192, 16_384, 1.0),
+    KeyKind.WORKER: Limit(20_000, 8192, 16_384, 1.0),
+    KeyKind.POOL: Limit(5_000, 4096, 8192, 0.75),
+    KeyKind.ATTEMPT: Limit(200, 128, 256, 0.25),
+    KeyKind.VIEWER: Limit(100, 64, 256, 0.25),
+    KeyKind.CLIENT: Limit(5_000, 4096, 8192, 0.75),
 }
 
 

@@ -1,8 +1,10 @@
 """Server-sent events: what changed in which run, at most four times a second, so that pages fetch only that again."""
 
 import asyncio
+from asyncio import get_running_loop
 from collections import Counter
 from collections.abc import AsyncGenerator
+from contextlib import ExitStack
 
 import msgspec
 
@@ -14,27 +16,32 @@ from leyden.server.service import ServerContext
 from leyden.server.streaming import StreamResponse
 
 _INTERVAL_S = 0.25
+_MAX_TIMER_S = 30 * 86_400.0
 Changes = Counter[tuple[str, str]]
 """How many events there were, by run and kind."""
 
 
 async def stream_changes(service: ServerContext, request: Request[None, None]) -> StreamResponse:
-    """Stream the numbers of new events by run and kind, for as long as the client listens.
+    """Stream the numbers of new events by run and kind, for as long as the client listens and its key is valid.
 
     The first message also has the events of the last two seconds, which the client may not have seen.
     """
-    return StreamResponse(_changes(service, request.path.get("run") or request.key.run))
+    valid_s = request.key.expires - service.keyring.clock()
+    return StreamResponse(_changes(service, request.path.get("run") or request.key.run, valid_s))
 
 
-async def _changes(service: ServerContext, run: str | None) -> AsyncGenerator[bytes, None]:
+async def _changes(service: ServerContext, run: str | None, valid_s: float) -> AsyncGenerator[bytes, None]:
     notifications, changes = service.store.notifications, Changes()
+    loop = get_running_loop()
+    expires = loop.time() + valid_s
 
     def on_event(event: Event) -> None:
         if run in (None, event.run):
             changes[event.run, str(event.kind)] += 1
 
     notifications.subscribe(on_event)
-    try:
+    with ExitStack() as stack:
+        stack.callback(notifications.unsubscribe, on_event)
         yield b"event: open\ndata: {}\n\n"
         with notifications.listen(run) as woken:
 
@@ -43,9 +50,10 @@ async def _changes(service: ServerContext, run: str | None) -> AsyncGenerator[by
                 if changes:
                     woken.set()
 
+            stack.callback(loop.call_later(min(valid_s, _MAX_TIMER_S), woken.set).cancel)
             with service.store_polling.listen(on_change):
                 on_change((await service.store.read(recent_events))[1])
-                while not notifications.closed:
+                while not notifications.closed and loop.time() < expires:
                     await woken.wait()
                     woken.clear()
                     if changes:
@@ -53,8 +61,6 @@ async def _changes(service: ServerContext, run: str | None) -> AsyncGenerator[by
                         changes.clear()  # before the message is sent: events that come meanwhile are for the next one
                         yield message
                     await asyncio.sleep(_INTERVAL_S)
-    finally:
-        notifications.unsubscribe(on_event)
 
 
 def _message(changes: Changes) -> bytes:
