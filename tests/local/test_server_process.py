@@ -11,7 +11,7 @@ from modelserving import eventually
 from serving import delete_store
 
 from leyden.engine.torch.engine import TorchEngine
-from leyden.local import server_process
+from leyden.local import server_health, server_process
 from leyden.local.retrying_remote import RetryingRemote
 from leyden.local.server_process import LocalServer, running_server
 from leyden.local.stack import admin_key
@@ -115,3 +115,18 @@ async def test_a_server_that_dies_before_it_listens_is_started_again(
     await starting
     assert "the server did not start (killed by SIGKILL)" in capsys.readouterr().err
     await server.stop()
+
+
+async def test_a_server_that_does_not_answer_is_killed_and_started_again(
+    server: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = server._process.pid
+    monkeypatch.setattr(server_health, "_INTERVAL_S", 0.05)
+    monkeypatch.setattr(server_health, "MAX_SILENT_S", 0.2)
+    monkeypatch.setattr(server_health, "_answers", lambda url: server._process.pid != frozen)
+    async with asyncio.timeout(120):
+        while server._process.pid == frozen or "it is started again" not in capsys.readouterr().err:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    async with RetryingRemote(server.running.url, admin_key(tmp_path), lambda: server.is_gone) as remote:
+        assert await remote.runs() == []
+    assert "(most recent call first)" in (tmp_path / "server.log").read_text()

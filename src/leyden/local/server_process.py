@@ -1,9 +1,9 @@
 """Runs the server of a local run in its own process, so that it does not compete with the engine for Python's lock.
 
 The server reaches the engine over a socket to this process, and ends with this process, however that ends. A server
-that dies is started again at the same address, within limits. Attempts that were active when it died are released
-without being charged, because their model calls may have failed with it. A server whose store was deleted is not
-started again: it would begin with an empty one.
+that dies is started again at the same address, within limits; one that is alive and does not answer is killed first.
+Attempts that were active when it died are released without being charged, because their model calls may have failed
+with it. A server whose store was deleted is not started again: it would begin with an empty one.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, Self
 from urllib.parse import urlsplit
@@ -27,9 +27,10 @@ from leyden.config import ConfigError
 from leyden.engine.protocol import EngineBackend
 from leyden.guardian import exit_reason
 from leyden.local.notes import print_note
+from leyden.local.server_health import MAX_SILENT_S, wait_unresponsive
 from leyden.restart_limit import RestartLimit
 from leyden.rotating_log import RotatingLog
-from leyden.server.options import REFUSED, STORE_LOST, RunningServer, ServerProcessOptions
+from leyden.server.options import REFUSED, SHOW_STACK, STORE_LOST, RunningServer, ServerProcessOptions
 from leyden.trainer.errors import TrainingError
 
 _STOP_TIMEOUT_S = 40.0
@@ -40,6 +41,8 @@ _MAX_STARTS = 3
 """How often a server that dies before it listens is started when the run starts."""
 _REFUSED_WITHIN_S = 600.0
 """How long a server that refuses to start is started again."""
+_STACK_S = 1.0
+"""How long a server that does not answer has to write to its log what it was doing."""
 _BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 
 
@@ -137,12 +140,30 @@ class LocalServer:
                     print_note(f"{refusal}; trying again")
 
     async def _wait_dead(self) -> str:
-        """Wait until the process ends; returns how it ended. Raises `StoreGone` where starting it again is wrong."""
-        status = await self._process.wait()
+        """Wait until the process ends, or kill it when it does not answer any more; returns how it ended.
+
+        Raises `StoreGone` where starting it again is wrong.
+        """
+        ended = asyncio.create_task(self._process.wait())
+        silent = asyncio.create_task(wait_unresponsive(self.running.url, self._process.pid))
+        try:
+            await asyncio.wait({ended, silent}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                reason = f"the server ended ({exit_reason(ended.result())})"
+            else:
+                reason = f"the server did not answer for {MAX_SILENT_S:g} s, and was killed"
+                with suppress(ProcessLookupError):  # it ends just now
+                    self._process.send_signal(SHOW_STACK)
+                    await asyncio.wait({ended}, timeout=_STACK_S)
+                    self._process.kill()
+            status = await ended
+        finally:
+            ended.cancel()
+            silent.cancel()
         self._close_engine()
         if status == STORE_LOST:
             raise StoreGone(self._output.last_line() or "the server's store was lost")
-        return f"the server ended ({exit_reason(status)}): {_last_line(self._output)}"
+        return f"{reason}: {_last_line(self._output)}"
 
     async def _launch(self, options: ServerProcessOptions) -> RunningServer:
         """Start a process that is connected to the engine, and wait until it listens."""

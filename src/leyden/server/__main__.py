@@ -2,10 +2,12 @@
 
 It reads its options as a line of JSON from standard input and prints where it listens, also as JSON. When standard
 input closes, it finishes accepted requests and ends. When the socket closes, it ends at once: acknowledged data is
-durable, and everything else failed with the engine. It ignores signals, which its parent handles.
+durable, and everything else failed with the engine. It ignores signals, which its parent handles, except the one by
+which the parent asks for its stack.
 """
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
@@ -22,7 +24,7 @@ from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 from leyden.server.gateway.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
-from leyden.server.options import REFUSED, STORE_LOST, ServeError, ServerProcessOptions
+from leyden.server.options import REFUSED, SHOW_STACK, STORE_LOST, ServeError, ServerProcessOptions
 from leyden.server.serve import open_server
 from leyden.store.errors import StoreError, StoreLost
 
@@ -33,6 +35,7 @@ def main(stream: int) -> int:
     """Serve until standard input or the engine closes; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(SHOW_STACK)
     announce = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other output goes to the log
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

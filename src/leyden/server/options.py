@@ -1,5 +1,6 @@
 """Options of a server. This module is cheap to import."""
 
+import signal
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,8 @@ from msgspec import Struct
 from leyden import defaults
 from leyden.engine.protocol import EngineAddress
 
+SHOW_STACK = signal.SIGUSR1
+"""Makes a server process write the stacks of its threads to its log."""
 REFUSED = 2
 """Exit status of a server that cannot start with its options; starting it again does not help."""
 STORE_LOST = 3

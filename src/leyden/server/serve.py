@@ -17,6 +17,7 @@ from leyden.descriptors import raise_file_limit
 from leyden.server.address import is_loopback, is_wildcard
 from leyden.server.app import application
 from leyden.server.connections import KEEP_ALIVE_S, ConnectionLimits
+from leyden.server.ending import ending_process
 from leyden.server.engine_reports import writing_reports
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.served_model import ServedModel
@@ -43,11 +44,9 @@ async def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM, then finish accepted requests; a second signal stops at once."""
     async with open_server(options, models) as server:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, server.stop)
-        started(server.running)
-        await server.stopped
+        with ending_process(server.stop):
+            started(server.running)
+            await server.stopped
 
 
 @asynccontextmanager
