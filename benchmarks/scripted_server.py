@@ -1,7 +1,9 @@
-"""A server whose models play the same tokens every time, behind spark's tokenizer: `scripted_server.py HOME [slow]`.
+"""A server whose models play the same tokens every time, behind spark's tokenizer.
 
-Without `slow` there is one model, which answers at once. With it, `model` takes a quarter of a second and answers 48
-calls at once, and `long` streams answers of 4,000 tokens for 50 s.
+scripted_server.py HOME                     one model, which answers at once
+scripted_server.py HOME slow                `model` takes a quarter of a second and answers 48 calls at once, and
+                                            `long` streams answers of 4,000 tokens for 50 s
+scripted_server.py HOME caller ARGUMENTS    a second model, `caller`, calls the tool `check` with these arguments
 """
 
 import asyncio
@@ -41,6 +43,13 @@ def slow() -> list[ServedModel]:
     ]
 
 
+def caller(arguments: str) -> ServedModel:
+    """Return a model that always makes the same tool call."""
+    tokenizer = _tokenizer()
+    call = f'<tool_call>\n{{"name": "check", "arguments": {arguments}}}\n</tool_call><|im_end|>'
+    return _served("caller", tokenizer, tokenizer.encode(call), chunk_tokens=1000, delay_s=0.0, slots=4096)
+
+
 def _tokenizer() -> Tokenizer:
     return Tokenizer.load(str(files("leyden") / "models" / "spark"))
 
@@ -58,6 +67,12 @@ def started(running: RunningServer) -> None:
 
 
 if __name__ == "__main__":
-    models = slow() if sys.argv[2:] == ["slow"] else [scripted()]
+    match sys.argv[2:]:
+        case ["slow"]:
+            models = slow()
+        case ["caller", arguments]:
+            models = [scripted(), caller(arguments)]
+        case _:
+            models = [scripted()]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(ServeOptions(Path(sys.argv[1]), port=0), started, models))

@@ -84,7 +84,7 @@ class _StateCollector(Collector):
             "leyden_strict_tool_calls", "Calls of strict tools that were validated and not enforced", labels=["result"]
         )
         if (recorder := self._calls()) is not None:
-            for result, count in recorder.strict_calls.items():
+            for result, count in recorder.strict.counts.items():
                 strict.add_metric([result], count)
             for labels, count in recorder.counts.items():
                 calls.add_metric(labels, count)

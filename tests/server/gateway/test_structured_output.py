@@ -445,7 +445,9 @@ async def test_without_the_allowed_mass_strict_is_validated_and_counted_in_train
             unusable = [made.unusable for made in (await server.check(calls=2)).calls]
             assert unusable == [None if purpose is Purpose.TRAIN else "chosen by a grammar"] * 2
         assert server.service.gateway is not None
-        assert server.service.gateway.recorder.strict_calls == {"valid": 1, "invalid": 1}
+        strict = server.service.gateway.recorder.strict
+        await eventually(lambda: +strict.counts == {"valid": 1, "invalid": 1})
+        await strict.close()
 
 
 async def test_a_schema_that_cannot_be_checked_is_counted_so_and_holds_up_nobody(tmp_path: Path) -> None:
@@ -463,5 +465,7 @@ async def test_a_schema_that_cannot_be_checked_is_counted_so_and_holds_up_nobody
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
             await client.chat.completions.create(model="m", messages=[QUESTION], tools=[backtracking])
         assert server.service.gateway is not None
-        assert server.service.gateway.recorder.strict_calls == {"unchecked": 1}
+        strict = server.service.gateway.recorder.strict
+        await eventually(lambda: +strict.counts == {"unchecked": 1})
+        await strict.close()
         await server.check(calls=1)

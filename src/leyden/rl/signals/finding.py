@@ -24,7 +24,7 @@ Schemas = dict[str, Any]
 
 _LENGTH = "length"
 """The finish reason of an answer that was cut off."""
-_CHECK_S = 2.0
+_CHECK_S = 1.0
 """CPU time for the schemas of an episode: those of most take milliseconds, and a hostile one must not take longer."""
 
 

@@ -30,7 +30,7 @@ from leyden.patterns import PatternError, contains
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 _MAX_BYTES, _MAX_ARGUMENTS = 1 << 16, 1 << 17
 """Bytes of a schema, and of arguments."""
-_MAX_KEYWORDS, _MAX_S = 10_000, 0.25
+_MAX_KEYWORDS, _MAX_S = 10_000, 0.1
 """How many keywords are checked for one tool call, and how much CPU time that may take at most."""
 _DRAFTS = (Draft4Validator, Draft6Validator, Draft7Validator, Draft201909Validator, Draft202012Validator)
 _NEGATIONS = (b'"not"', b'"oneOf"', b'"if"', b'"maxContains"')

@@ -77,7 +77,8 @@ class Gateway:
             self.times.pop(event.run, None)
 
     async def close(self) -> None:
-        """Close the connections to the upstream."""
+        """Close the connections to the upstream, and end what runs beside the calls."""
+        await self.recorder.strict.close()
         if self.upstream is not None:
             await self.upstream.close()
 

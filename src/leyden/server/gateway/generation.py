@@ -101,7 +101,7 @@ class Generation:
             raise GatewayError(ErrorKind.FAILED, _failure(error)) from error
         if self._grammar is None:
             calls = [call for parser in self._parsers for call in parser.calls]
-            await self._recorder.count_strict(self._request, calls, self._caller.lease.attempt)
+            self._recorder.count_strict(self._request, calls, self._caller.lease.attempt)
         for parser, id in zip(self._parsers, self._recording.ids, strict=True):
             yield AnswerFinished(
                 choice=parser.choice,

@@ -18,7 +18,6 @@ from msgspec import Struct
 
 from leyden.backoff import Backoff
 from leyden.records import Call, CallStatus, Purpose, Sampling, VersionRun, WaitInterval
-from leyden.rl.signals.schemas import CheckTime, SchemaCheck, check_text
 from leyden.server.gateway.attempt_calls import AttemptCalls
 from leyden.server.gateway.caller import Caller
 from leyden.server.gateway.dialects.types import GenerationRequest, Message, ToolCall
@@ -26,16 +25,14 @@ from leyden.server.gateway.direct_answers import DirectAnswers
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.history import History
 from leyden.server.gateway.prompt import Prompt
+from leyden.server.gateway.strict_checks import StrictChecks
 from leyden.server.gateway.structured_output import is_strict
 from leyden.server.gateway.waiting import WaitTimer
-from leyden.server.offload import Offload
 from leyden.store.errors import Conflict, NotFound, NotStorable, StoreClosed, StoreError, StoreLost, StoreUnavailable
 from leyden.store.queue import ActiveLease
 from leyden.store.store import Store
 
 _STORE_WAIT_S = 300.0
-_CHECK_S = 1.0
-"""CPU time for the schemas of one answer."""
 _BACKOFF = Backoff(first_s=0.1, max_s=2.0)
 _log = logging.getLogger("leyden.server")
 
@@ -47,11 +44,9 @@ class Recorder:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.untrained: Counter[str] = Counter()
         """Calls of training rollouts that give no gradient, by reason."""
-        self.strict_calls: Counter[str] = Counter()
-        """Calls of strict tools that no grammar enforced, as `valid`, `invalid` or `unchecked` by the tool's schema."""
+        self.strict = StrictChecks()
         self.direct = DirectAnswers()
         self._store = store
-        self._offload = Offload()
 
     async def save(self, attempt: AttemptCalls, calls: Sequence[Call], history: History) -> None:
         """Save the calls of one request; they are durable when this returns. Waits while the disk is full."""
@@ -90,22 +85,14 @@ class Recorder:
                 timer.begin("store")
                 await _BACKOFF.wait(failures)
 
-    async def count_strict(self, request: GenerationRequest, calls: Sequence[ToolCall], session: str) -> None:
-        """Validate the calls of strict tools that no grammar enforced, and count them, outside of the event loop."""
+    def count_strict(self, request: GenerationRequest, calls: Sequence[ToolCall], session: str) -> None:
+        """Have the calls of strict tools checked that no grammar enforced."""
         functions = [tool["function"] for tool in request.callable_tools] if calls else []
         schemas = {function["name"]: function.get("parameters") for function in functions if is_strict(function)}
-        strict = [(call, schemas[call.name]) for call in calls if call.name in schemas]
-        if strict:
-            checks = await self._offload.run(session, _check_calls, strict)
-            self.strict_calls.update(check.result for check in checks)
-
-
-def _check_calls(calls: Sequence[tuple[ToolCall, Any]]) -> list[SchemaCheck]:
-    allowed = CheckTime(_CHECK_S)
-    return [
-        check_text(call.arguments, schema, allowed) if call.malformed is None else SchemaCheck(call.malformed)
-        for call, schema in calls
-    ]
+        strict = [call for call in calls if call.name in schemas]
+        self.strict.counts["invalid"] += sum(call.malformed is not None for call in strict)
+        if readable := [(call.arguments, schemas[call.name]) for call in strict if call.malformed is None]:
+            self.strict.add(session, readable)
 
 
 class RecordedAnswer(Struct, frozen=True, kw_only=True):
