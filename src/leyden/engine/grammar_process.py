@@ -39,6 +39,7 @@ class CheckRequest(Struct, frozen=True):
 def main(fd: int) -> None:
     """Check grammars until the socket closes."""
     os.set_inheritable(fd, False)
+    os.nice(10)  # the server that waits for it, and everybody else, comes first
     end = socket.socket(fileno=fd)
     file = end.makefile("rb")
     if (body := read_frame_blocking(file)) is None:

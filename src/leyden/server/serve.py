@@ -5,6 +5,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -35,6 +36,8 @@ _SHUTDOWN_S = 30
 _RECORDING_S = 5.0
 """How long requests that are cut off have to record that."""
 _MONTH = 30 * 86_400.0
+_SWITCH_S = 0.001
+"""How long the event loop waits for a thread that computes; Python's 5 ms add up over the steps of a call."""
 _GC_THRESHOLD = 20_000
 """New objects between two collections, in place of 700: most objects of a call are freed before one looks at them."""
 
@@ -98,6 +101,7 @@ async def open_server(
             gc.collect()
             gc.freeze()  # imported modules live as long as the server, so collections need not scan them
             gc.set_threshold(_GC_THRESHOLD)
+            sys.setswitchinterval(_SWITCH_S)
             link = f"{url}/signin#key={keyring.create(KeyKind.VIEWER, _MONTH)[0]}"
             server = Server(service, RunningServer(url, settings.url, store.database.name, str(admin_key), link))
             await server.listen(listener)
