@@ -14,7 +14,7 @@ from leyden.trainer.batch.samples import SituatedAdvantage
 
 _STEPS = 10
 """The last steps that are looked at together."""
-_SIZE = 0.5
+_SIZE = 0.3
 """A mean advantage counts if it is at least this share of the root mean square of all advantages."""
 _SHARE = 0.05
 """A position counts if at least this share of the calls is there."""
