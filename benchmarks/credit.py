@@ -1,12 +1,14 @@
 """Whether rewards that the record shows by itself, given to the calls that earned them, make learning faster.
 
 The bundled model learns a task of two steps (tests/local/table: ask a table by SQL, then answer; only the right answer
-is rewarded, and a query that SQLite refuses cannot be made up for), four ways, all else equal, with the same seeds:
+is rewarded, and a query that SQLite refuses cannot be made up for), six ways, all else equal, with the same seeds:
 
     identical             every call gets the final reward
     identical + signals   every call gets it, less what failed tools cost
     stepwise + signals    every call gets it, and the call that failed bears the cost
     stepwise + scaled     the same, with costs in units of the deviation of the group's final rewards (scale_steps)
+    success by group      every call gets it, a query that SQLite accepts 1 more; a group's calls are compared with all
+    success by turn       the same; queries are compared with queries, and answers with answers
 
     python benchmarks/credit.py
     python benchmarks/credit.py --raw runs.jsonl --limit 1      # one run at a time; those in the file are not repeated
@@ -31,11 +33,14 @@ from tables import steps, train_table
 
 from leyden.estimates import compare
 
+STEPWISE = ("algorithm.credit=stepwise", "algorithm.compare=group")
 WAYS: dict[str, tuple[str, ...]] = {
     "identical": (),
     "identical + signals": ("signals.tool_failed={cost}",),
-    "stepwise + signals": ("algorithm.credit=stepwise", "signals.tool_failed={cost}"),
-    "stepwise + scaled": ("algorithm.credit=stepwise", "signals.tool_failed={cost}", "algorithm.scale_steps=true"),
+    "stepwise + signals": (*STEPWISE, "signals.tool_failed={cost}"),
+    "stepwise + scaled": (*STEPWISE, "signals.tool_failed={cost}", "algorithm.scale_steps=true"),
+    "success by group": (*STEPWISE, "signals.tool_succeeded=1"),
+    "success by turn": ("algorithm.credit=stepwise", "signals.tool_succeeded=1"),
 }
 """With which settings."""
 THRESHOLD = 0.6
@@ -50,17 +55,18 @@ def measure(way: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         trained = train_table(Path(folder), *settings)
         samples = steps(trained)
     rewards = [round(sample["reward/mean"], 4) for sample in samples]
+    costs = any("tool_failed" in setting for setting in WAYS[way])
     there = next((step for step, reward in enumerate(rewards, 1) if reward >= THRESHOLD), options.steps + 1)
     return {
         "way": way,
         "seed": seed,
         "steps": options.steps,
         "learning_rate": options.learning_rate,
-        "tool_failed": options.tool_failed if WAYS[way] else None,
+        "tool_failed": options.tool_failed if costs else None,
         "steps_to_threshold": there,
         "held_out": [trained.before, trained.after],
         "mean_reward": round(fmean(rewards), 4),
-        "failed_queries": [int(sample.get("signals/tool_failed", 0)) for sample in samples] if WAYS[way] else None,
+        "failed_queries": [int(sample.get("signals/tool_failed", 0)) for sample in samples] if costs else None,
         "rewards": rewards,
     }
 
