@@ -22,6 +22,7 @@ _TICK_S = 1.0
 def ending_process(stop: Callable[[], None]) -> Iterator[None]:
     """Within this context of a running loop, SIGINT and SIGTERM call `stop`, and a blocked loop ends the process."""
     loop = asyncio.get_running_loop()
+    timer: asyncio.Handle
 
     def on_signal(*_: object) -> None:  # runs between two instructions, also where the loop is blocked
         faulthandler.dump_traceback_later(_GRACE_S, exit=True)

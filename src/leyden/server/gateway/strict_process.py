@@ -10,8 +10,6 @@ from typing import Any
 
 import msgspec
 
-from leyden.rl.signals.schemas import CheckTime, check_text
-
 _CHECK_S = 1.0
 """CPU time for the schemas of one answer."""
 
@@ -19,6 +17,8 @@ _CHECK_S = 1.0
 def main() -> None:
     """Answer until standard input closes."""
     os.nice(10)
+    from leyden.rl.signals.schemas import CheckTime, check_text  # it takes time to import, which others need more
+
     decode = msgspec.json.Decoder(list[tuple[str, Any]]).decode
     for line in sys.stdin.buffer:
         allowed = CheckTime(_CHECK_S)
