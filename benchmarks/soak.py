@@ -9,8 +9,8 @@ and the metrics are read all the time. The memory (RSS) of the server's process 
     python benchmarks/soak.py --minutes 20 --rate 60
 
 The last line is one JSON object. `slope_mb_per_min` is fitted to all samples after the first ten minutes (a sixth of
-the time if it is shorter than an hour), and `growth` is how much larger the mean of their last quarter is than that of
-their first. Memory is `flat` if both are below their bounds: 0.25 MB a minute, and 5 %.
+the time if it is shorter than an hour), and `ratio` is the mean of their last quarter over that of their first. Memory
+is `flat` if both are below their bounds: 0.25 MB a minute, and 1.05.
 """
 
 import argparse
@@ -47,7 +47,7 @@ SHORT_RUN_S = 240.0
 """How long a run lasts before it is deleted."""
 WARM_UP = 1 / 6
 """The share of the time that is not judged: ten minutes of an hour."""
-SLOPE_MB_PER_MIN, GROWTH = 0.25, 0.05
+SLOPE_MB_PER_MIN, RATIO = 0.25, 1.05
 WORDS = Path(__file__).read_text(encoding="utf-8").split()
 SYSTEM = "You are an agent with tools. Use them, think step by step, and say what you found. " * 6
 
@@ -209,13 +209,14 @@ async def sampling(process: psutil.Process, samples: list[float], every_s: float
 
 
 def judge(samples: Sequence[float], every_s: float) -> dict[str, Any]:
-    """Return slope and growth of the samples after the warm-up, and whether they are below their bounds."""
+    """Return slope and ratio of the samples after the warm-up, and whether they are below their bounds."""
     judged = samples[round(len(samples) * WARM_UP) :]
     minutes = [number * every_s / 60 for number in range(len(judged))]
     slope = statistics.linear_regression(minutes, judged).slope
     quarter = max(1, len(judged) // 4)
-    growth = statistics.fmean(judged[-quarter:]) / statistics.fmean(judged[:quarter]) - 1
+    ratio = statistics.fmean(judged[-quarter:]) / statistics.fmean(judged[:quarter])
     return {
+        "ratio": round(ratio, 4),
         "memory_mb": {
             "first": round(samples[0], 1),
             "after_warm_up": round(judged[0], 1),
@@ -223,8 +224,7 @@ def judge(samples: Sequence[float], every_s: float) -> dict[str, Any]:
             "largest": round(max(samples), 1),
         },
         "slope_mb_per_min": round(slope, 3),
-        "growth": round(growth, 4),
-        "flat": slope < SLOPE_MB_PER_MIN and growth < GROWTH,
+        "flat": slope < SLOPE_MB_PER_MIN and ratio < RATIO,
     }
 
 
@@ -242,12 +242,12 @@ async def soak(home: Path, minutes: float, rate: float, sample_s: float = SAMPLE
             took = time.monotonic() - began
     calls, minute = sum(load.statuses.values()), round(60 / sample_s)
     return {
+        **judge(samples, sample_s),
         "minutes": round(took / 60, 1),
         "calls": calls,
         "calls_per_s": round(calls / took, 1),
         "rollouts": load.rollouts,
         "runs_deleted": load.deleted,
-        **judge(samples, sample_s),
         "memory_mb_by_minute": [round(value, 1) for value in samples[minute - 1 :: minute]],
     }
 
