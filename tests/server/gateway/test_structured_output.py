@@ -446,7 +446,7 @@ async def test_without_the_allowed_mass_strict_is_validated_and_counted_in_train
             assert unusable == [None if purpose is Purpose.TRAIN else "chosen by a grammar"] * 2
         assert server.service.gateway is not None
         strict = server.service.gateway.recorder.strict
-        await eventually(lambda: +strict.counts == {"valid": 1, "invalid": 1})
+        await eventually(lambda: strict.counts == {"valid": 1, "invalid": 1})
         await strict.close()
 
 
@@ -466,6 +466,6 @@ async def test_a_schema_that_cannot_be_checked_is_counted_so_and_holds_up_nobody
             await client.chat.completions.create(model="m", messages=[QUESTION], tools=[backtracking])
         assert server.service.gateway is not None
         strict = server.service.gateway.recorder.strict
-        await eventually(lambda: +strict.counts == {"unchecked": 1})
+        await eventually(lambda: strict.counts == {"unchecked": 1})
         await strict.close()
         await server.check(calls=1)

@@ -90,7 +90,7 @@ class Recorder:
         functions = [tool["function"] for tool in request.callable_tools] if calls else []
         schemas = {function["name"]: function.get("parameters") for function in functions if is_strict(function)}
         strict = [call for call in calls if call.name in schemas]
-        self.strict.counts["invalid"] += sum(call.malformed is not None for call in strict)
+        self.strict.counts.update("invalid" for call in strict if call.malformed is not None)
         if readable := [(call.arguments, schemas[call.name]) for call in strict if call.malformed is None]:
             self.strict.add(session, readable)
 
