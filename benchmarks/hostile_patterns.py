@@ -8,8 +8,9 @@ by its own attempt. The other clients call a scripted model that answers at once
     python benchmarks/hostile_patterns.py
     python benchmarks/hostile_patterns.py --seconds 5 --clients 5
 
-The last line is one JSON object: `longest_wait_s` is the longest wait of the other clients under attack, `waits` has
-their waits before and under attack, `attacks` how often each attack was answered, and how long that took.
+The last line is one JSON object: `ratio` is the share of the other clients' calls under attack that were answered
+within a second, `longest_wait_s` their longest wait, `waits` has their waits before and under attack, `attacks` how
+often each attack was answered, and how long that took.
 """
 
 import argparse
@@ -172,6 +173,7 @@ async def measure(home: Path, clients: int, seconds: float) -> dict[str, Any]:
         server.terminate()
         server.wait(60)
     return {
+        "ratio": round(sum(wait <= 1 for wait in under) / len(under), 4),
         "longest_wait_s": round(max(under), 3),
         "clients": clients,
         "waits": {"before": _described(before), "under attack": _described(under)},
