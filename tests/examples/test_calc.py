@@ -29,10 +29,12 @@ UNTRACEABLE = [
 
 
 def say(prompt: str) -> str:
-    """A slip, the right expression, and then what the calculator said."""
+    """A slip, too much at once, the right expression, and then what the calculator said."""
     assert TASK["question"] in prompt
     if "invalid syntax" not in prompt:
         return call("calculator", '{"expression": "3 * 14 ="}') + END
+    if "at most 1 operation" not in prompt:
+        return call("calculator", '{"expression": "3 * (10 + 4)"}') + END
     if "\n42\n" not in prompt:
         return call("calculator", '{"expression": "3 * 14"}') + END
     return f"She has 42. #### 42{END}"
@@ -43,8 +45,8 @@ async def test_outside_of_leyden_it_needs_only_an_openai_endpoint(tmp_path: Path
         server.say = say
         await server.new_attempt()
         assert await run_alone(server, "calc", TASK) == "42"
-        episode = await server.check(calls=3)
-    assert [made.prompt_origin for made in episode.calls] == ["fresh", "continued", "continued"]
+        episode = await server.check(calls=4)
+    assert [made.prompt_origin for made in episode.calls] == ["fresh", *3 * ["continued"]]
 
 
 @pytest.mark.slow
@@ -108,6 +110,7 @@ def test_the_reward_is_the_right_number(answer: float, said: str, earned: float)
         ("-2 ** 2", "-4"),
         ("0.1 + 0.2", "0.3"),
         ("8 / 2", "4"),
+        ("6 × 7 − 8 ÷ 4", "40"),
     ],
 )
 def test_the_calculator_calculates(expression: str, value: str) -> None:
