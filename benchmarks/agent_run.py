@@ -22,13 +22,13 @@ import leyden
 from leyden.config import override, read_file
 from leyden.episodes import Episode
 from leyden.loading import load_callable, placeholder_keys
-from leyden.local.train import TrainingResult
 from leyden.store import queries
 from leyden.store.database import Database
 from leyden.trainer.report.metrics_log import read_metrics
 
 SHOWN = 3
 """Tasks whose rollouts are written out."""
+ESTIMATES = ("before", "after", "change", "before_error", "after_error", "change_error")
 PHASES = ("sampling", "training", "publishing", "evaluation")
 
 
@@ -42,10 +42,10 @@ def read_episodes(folder: Path, run: str, groups: Sequence[str]) -> list[Episode
         database.close()
 
 
-def count_calls(episodes: Sequence[Episode]) -> tuple[float, float]:
-    """Return the model calls of a rollout and its tool calls, on average."""
-    tools = [len((call.response or {}).get("tool_calls") or ()) for episode in episodes for call in episode.calls]
-    return round(fmean(len(one.calls) for one in episodes), 3), round(sum(tools) / len(episodes), 3)
+def share_with_tools(episodes: Sequence[Episode]) -> float:
+    """Return the share of rollouts that call a tool at all."""
+    called = [any((call.response or {}).get("tool_calls") for call in episode.calls) for episode in episodes]
+    return round(fmean(called), 3)
 
 
 def score(episodes: Sequence[Episode], function: Callable[..., float]) -> float:
@@ -54,10 +54,10 @@ def score(episodes: Sequence[Episode], function: Callable[..., float]) -> float:
     return round(fmean(scored), 4)
 
 
-def time_of_a_step(trained: TrainingResult) -> dict[str, float]:
+def time_of_a_step(metrics: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return the mean seconds of the phases of a step, the first one left out: layers are compiled in it."""
-    rows = [row for row in read_metrics(trained.folder / "metrics.jsonl", trained.policy) if row["step"] > 1]
-    return {phase: round(fmean(row.get(f"time/{phase}_s", 0.0) for row in rows), 2) for phase in PHASES}
+    steps = [row for row in metrics if row["step"] > 1]
+    return {phase: round(fmean(row.get(f"time/{phase}_s", 0.0) for row in steps), 2) for phase in PHASES}
 
 
 def conversations(episodes: dict[str, list[Episode]]) -> Iterator[str]:
@@ -91,21 +91,26 @@ def main() -> None:
         read_episodes(trained.folder, trained.run, [f"eval-{step}-{id}" for id in ids]) for step in (0, trained.step)
     )
     without = read_episodes(alone.folder, alone.run, [f"eval-{id}" for id in ids])
-    (calls_before, tools_before), (calls_after, tools_after) = count_calls(before), count_calls(after)
+    metrics = read_metrics(trained.folder / "metrics.jsonl", trained.policy)
+
+    def measured(name: str) -> dict[str, float]:
+        values = {
+            row["step"]: round(row[f"held_out/calls/{name}"], 3) for row in metrics if f"held_out/calls/{name}" in row
+        }
+        return {"before": values[0], "after": values[trained.step]}
+
     summary: dict[str, Any] = {
         "ratio": round(trained.after / trained.before, 3) if trained.after and trained.before else None,
-        **{
-            key: getattr(trained, key)
-            for key in ("before", "after", "change", "before_error", "after_error", "change_error")
-        },
-        "tool_calls": {"before": tools_before, "after": tools_after},
-        "calls": {"before": calls_before, "after": calls_after},
+        **{key: getattr(trained, key) for key in ESTIMATES},
+        "tool_calls": measured("tool_calls_per_rollout"),
+        "calls": measured("per_rollout"),
+        "rollouts_with_tool_calls": {"before": share_with_tools(before), "after": share_with_tools(after)},
         "without_tool": alone.reward,
         "without_tool_error": alone.error,
         "rows": len(ids),
         "steps": trained.step,
         "seconds": round(trained.seconds),
-        "step_s": time_of_a_step(trained),
+        "step_s": time_of_a_step(metrics),
         "seed": document.get("seed", 0),
     }
     if options.score:
