@@ -208,7 +208,7 @@ def _position_bias(groups: Sequence[Sequence[SelectedRollout]], algorithm: Algor
     rewarded = [[_with_signals(rollout, algorithm.signals) for rollout in group] for group in groups]
     accounting = StepAccounting()
     compute_advantages(rewarded, make_samples(rewarded), StepInputs(), algorithm.advantage_estimator, accounting)
-    return PositionDetector(algorithm.advantage_estimator.compare).add_step(accounting.advantages)
+    return PositionDetector(algorithm.position_advice).add_step(accounting.advantages)
 
 
 def _with_signals(rollout: SelectedRollout, rules: SignalRules) -> SelectedRollout:

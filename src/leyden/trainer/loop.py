@@ -82,7 +82,7 @@ class Trainer:
         self._standstill, self._divergence = standstill, divergence
         self._collector = RolloutCollector(remote, config.run)
         self._compute = ThreadPoolExecutor(1, "trainer")
-        self._algorithm, self._position = algorithm, PositionDetector(algorithm.advantage_estimator.compare)
+        self._algorithm, self._position = algorithm, PositionDetector(algorithm.position_advice)
         self._rewards_before: TaskRewards | None = None
         self._changing_weights, self._held = changing_weights, ExitStack()
         self._failures = FailureStreak(len({task.id for task in (*tasks.train, *tasks.held_out)}))
@@ -322,7 +322,7 @@ class Trainer:
         self._warn(None if message is None else f"step {report.step}: {message}.")
 
     def _warn_of_position(self, report: StepReport) -> None:
-        """Warn if calls are pushed up or down for their position in a rollout."""
+        """Warn if advantages depend on the position of calls in a rollout, and need not."""
         message = self._position.add_step(report.accounting.advantages)
         self._warn(None if message is None else f"step {report.step}: {message}.")
 

@@ -1,6 +1,7 @@
-"""Detects that calls are pushed up or down for their position: that the mean advantage depends on role and turn.
+"""Detects that the mean advantage of calls depends on their role and turn, though they could be compared by them.
 
-Reported once. Advantages of a group depend on each other, so errors are computed from the spread between groups.
+The gradient is unbiased also then, but has more variance. Reported once. Advantages of a group depend on each other, so
+errors are computed from the spread between groups.
 """
 
 from collections import defaultdict, deque
@@ -9,7 +10,6 @@ from math import fsum, inf, log1p, sqrt
 
 from leyden.estimates import clustered_error
 from leyden.rl.situation import Situation
-from leyden.trainer.batch.advantages import Compare
 from leyden.trainer.batch.samples import SituatedAdvantage
 
 _STEPS = 10
@@ -26,33 +26,28 @@ _ERRORS = 4.0
 class PositionDetector:
     """Follows the advantages of calls by their situation."""
 
-    def __init__(self, compare: Compare | None) -> None:
-        """`compare` is that of the advantage estimator; nothing is reported if its advantage does not read it."""
-        self._compare = compare
+    def __init__(self, advice: str | None) -> None:
+        """`advice` says what to change; without it nothing is reported."""
+        self._advice = advice
         self._steps: deque[Sequence[SituatedAdvantage]] = deque(maxlen=_STEPS)
 
     def add_step(self, advantages: Sequence[SituatedAdvantage]) -> str | None:
-        """Add the advantages of a step; return what is wrong and what to set, the first time that it is."""
-        if self._compare is None:
+        """Add the advantages of a step; return what is found and what to set, the first time that it is."""
+        if self._advice is None:
             return None
         self._steps.append(advantages)
-        found = _biased((step, one) for step, some in enumerate(self._steps) for one in some)
+        found = _unlike_zero((step, one) for step, some in enumerate(self._steps) for one in some)
         if not found:
             return None
         shown = ", ".join(dict.fromkeys((found[0], found[-1])))
-        advice = (
-            "compare values with `calls.expected` in your advantage function"
-            if self._compare == "turn"
-            else 'with `algorithm.compare = "turn"` a call is compared with those of its role and turn'
-        )
-        self._compare = None
+        advice, self._advice = self._advice, None
         return (
-            f"the mean advantage of calls depends on their position: {shown}. So calls are pushed up or down for where "
-            f"they are in a rollout, whatever they say ({advice})"
+            f"the mean advantage of calls depends on their position: {shown}. This adds variance to the gradient "
+            f"({advice})"
         )
 
 
-def _biased(advantages: Iterable[tuple[int, SituatedAdvantage]]) -> list[str]:
+def _unlike_zero(advantages: Iterable[tuple[int, SituatedAdvantage]]) -> list[str]:
     """Describe the situations whose mean advantage is not 0, from the highest to the lowest."""
     by_group: defaultdict[Situation, defaultdict[tuple[int, str], list[float]]] = defaultdict(lambda: defaultdict(list))
     for step, one in advantages:

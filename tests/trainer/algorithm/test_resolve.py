@@ -34,3 +34,29 @@ def test_a_comparison_that_nothing_reads_is_reported() -> None:
     named = {"credit": "discounted", "advantage": "gigpo", "compare": "turn"}
     config = read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": named})
     assert unused_settings(config.algorithm) == ['`algorithm.compare` does nothing with `advantage = "gigpo"`']
+
+
+@pytest.mark.parametrize(
+    ("named", "advice"),
+    [
+        ({}, None),
+        ({"compare": "group"}, None),
+        ({"credit": "last_call"}, None),
+        ({"advantage": "mine.py:advantage"}, None),
+        ({"credit": "stepwise"}, None),
+        ({"credit": "mine.py:credit"}, None),
+        ({"credit": "discounted", "advantage": "gigpo"}, None),
+        ({"credit": "stepwise", "compare": "group"}, '`algorithm.compare = "turn"`'),
+        ({"credit": "mine.py:credit", "compare": "role"}, '`algorithm.compare = "turn"`'),
+        ({"credit": "stepwise", "advantage": "mine.py:advantage"}, "`calls.expected`"),
+    ],
+)
+def test_positions_are_advised_on_only_if_values_differ_by_call_and_something_can_be_changed(
+    named: dict[str, str], advice: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def credit(rewards, hyperparameters): ...\ndef advantage(calls, hyperparameters): ...\n"
+    )
+    config = read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": named, "base": str(tmp_path)})
+    found = algorithm_of(config).position_advice
+    assert found is None if advice is None else found is not None and advice in found

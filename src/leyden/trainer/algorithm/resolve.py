@@ -35,6 +35,9 @@ class Algorithm(Struct, frozen=True):
     """The rules of automatic rewards."""
     kl_penalty: KlPenalty | None
     """None: the reward has no KL penalty."""
+    position_advice: str | None
+    """What to change if the mean advantage depends on the position of calls; None: values do not differ by call, or
+    nothing would be better."""
 
     @property
     def reference(self) -> bool:
@@ -70,6 +73,7 @@ def algorithm_of(config: Config) -> Algorithm:
             critic=registry.needs_critic(named.credit, named.advantage),
             signals=_signals(config),
             kl_penalty=KlPenalty(_estimate(named), named.kl) if named.kl > 0 and named.kl_in == "reward" else None,
+            position_advice=_position_advice(named),
         )
     except (UnknownAlgorithm, IncompatibleAlgorithms) as error:
         raise ConfigError(str(error)) from error
@@ -142,8 +146,23 @@ def _compare(named: AlgorithmConfig) -> Compare | None:
         return None
     if named.compare != "auto":
         return named.compare
+    return "turn" if _values_differ_by_call(named) else "group"
+
+
+def _values_differ_by_call(named: AlgorithmConfig) -> bool:
     credit = declaration("credit", named.credit)
-    return "turn" if credit is None or credit.by_call else "group"
+    return credit is None or credit.by_call
+
+
+def _position_advice(named: AlgorithmConfig) -> str | None:
+    compare = _compare(named)
+    if compare is None or not _values_differ_by_call(named):
+        return None
+    if compare != "turn":
+        return 'with `algorithm.compare = "turn"` a call is compared with those of its role and turn'
+    if _is_user_function(named.advantage):
+        return "compare values with `calls.expected` in your advantage function"
+    return None
 
 
 def _signals(config: Config) -> SignalRules:
