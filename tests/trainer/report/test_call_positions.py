@@ -3,15 +3,17 @@
 from smallepisodes import call, episode
 
 from leyden.records import CallCredit
+from leyden.rl.situation import Situation
 from leyden.rl.statistics import MAX_TURN
-from leyden.trainer.report.call_positions import CallPosition, CallPositions
+from leyden.trainer.report.call_positions import CallPositions
 
 
 def positions() -> CallPositions:
-    """Two rollouts of a writer that drafts and finishes with a judge between, and one that only drafts."""
+    """A writer that continues its draft after a judge's call, a checker in its place, and a draft alone."""
     found = CallPositions()
     draft, judged = call("d", 4, role="writer"), call("j", 9, policy="judge", role="judge")
-    found.add(episode(0, 1.0, [draft, judged, call("f", 2, role="writer")]), "policy")
+    final = call("f", 2, role="writer", parent="d", kept_messages=1)
+    found.add(episode(0, 1.0, [draft, judged, final]), "policy")
     found.add(episode(1, 0.0, [draft, judged, call("f", 4, role="checker")]), "policy")
     found.add(episode(2, 0.0, [call("d", 7)]), "policy")
     return found
@@ -30,26 +32,29 @@ def test_length_and_advantage_by_role_and_turn() -> None:
     assert positions().metrics(CREDITS) == {
         "length/role/writer": (4 + 2 + 4) / 3,
         "length/role/checker": 4,
-        "length/turn/0": (4 + 4 + 7) / 3,
-        "length/turn/2": (2 + 4) / 2,
+        "length/turn/0": (4 + 4 + 4 + 7) / 4,
+        "length/turn/1": 2,
         "advantage/role/writer": (0.5 + 1.5 + 0) / 3,
         "advantage/role/checker": -1.0,
-        "advantage/turn/0": (0.5 + 0) / 2,
-        "advantage/turn/2": (1.5 - 1.0) / 2,
+        "advantage/turn/0": (0.5 + 0 - 1.0) / 3,
+        "advantage/turn/1": 1.5,
     }
 
 
-def test_advantages_by_position_leave_out_calls_without_one() -> None:
+def test_advantages_by_situation_leave_out_calls_without_one() -> None:
     assert positions().advantages(CREDITS) == {
-        CallPosition("writer", 0): [0.5, 0.0],
-        CallPosition("writer", 2): [1.5],
-        CallPosition("checker", 2): [-1.0],
+        Situation("writer", 0, 0): [0.5, 0.0],
+        Situation("writer", 0, 1): [1.5],
+        Situation("checker", 0, 0): [-1.0],
     }
 
 
 def test_the_number_of_series_is_bounded() -> None:
     found = CallPositions()
-    found.add(episode(0, 1.0, [call(str(turn), turn, role=f"role {turn}") for turn in range(100)]), "policy")
+    calls = [
+        call(str(turn), turn, role=f"role {turn}", parent=str(turn - 1), kept_messages=turn) for turn in range(100)
+    ]
+    found.add(episode(0, 1.0, calls), "policy")
     metrics = found.metrics([])
     last = [MAX_TURN, 99]
     assert metrics[f"length/turn/{MAX_TURN}"] == sum(last) / 2
