@@ -1,6 +1,6 @@
 """REINFORCE++ with a baseline: the value minus the group's mean, in standard deviations of the whole update.
 
-The differences have mean 0 in every group, so no further mean is subtracted.
+No further mean is subtracted: the differences from whole groups have mean 0 in each, those by situation about 0.
 """
 
 from leyden.config import Hyperparameters
