@@ -339,16 +339,20 @@ def test_auto_takes_the_strongest_mode_that_works_and_says_which(monkeypatch: py
         choose_mode(request("sandbox"))
 
 
-@needs_root
-def test_keys_that_every_user_can_read_are_an_error_where_agents_are_other_users(tmp_path: Path) -> None:
+@pytest.mark.parametrize("choice", ["auto", "user"])
+def test_keys_that_every_user_can_read_are_an_error_where_agents_are_other_users(
+    tmp_path: Path, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)  # without bubblewrap, `auto` tries `user`
     key = tmp_path / "worker.key"
     key.write_text("leyden-of-the-worker")
     key.chmod(0o644)
     for options in ({"hidden": (str(key),)}, {"base": str(tmp_path)}):
         with pytest.raises(LoadError, match=r"every user can read the key in .*worker.key: chmod 600"):
-            choose_mode(request("user", **options))
+            choose_mode(request(choice, **options))
+        assert choose_mode(request("none", **options))[0] == "none"
     key.chmod(0o600)
-    assert choose_mode(request("user", hidden=(str(key),)))[0] == "user"
+    assert choose_mode(request("auto", hidden=(str(key),)))[0] == ("user" if IS_ROOT else "none")
 
 
 @needs_sandbox

@@ -14,6 +14,7 @@ from leyden.client.isolation.sandbox_files import SCRATCH
 from leyden.client.isolation.user_ids import AllocatedUser, allocate_user
 from leyden.client.processes.environment import inherited_environment
 from leyden.decoding import decode_text
+from leyden.loading import LoadError
 
 _PROBE_TIMEOUT_S = 60.0
 _USER_NAME = "leyden-agent"
@@ -61,9 +62,12 @@ def launch(options: IsolationOptions, command: Sequence[str], folder: str, envir
 
 
 def check(options: IsolationOptions, probe: Sequence[str]) -> None:
-    """Raise `SandboxUnavailable` where the command `probe` fails under these options, or agents could read a key."""
+    """Raise `SandboxUnavailable` if the command `probe` fails under these options.
+
+    If agents could read a key, raise `LoadError`: that is no reason for `auto` to isolate less.
+    """
     if options.mode == "user" and (public := [each for each in options.hidden if is_public(Path(each))]):
-        raise SandboxUnavailable(f"every user can read the key in {public[0]}: chmod 600 {public[0]}")
+        raise LoadError(f"every user can read the key in {public[0]}: chmod 600 {public[0]}")
     started = launch(options, probe, options.base, inherited_environment(options))
     try:
         ran = subprocess.run(
