@@ -60,6 +60,34 @@ def test_memory_counts_once_however_it_is_held(hold: str) -> None:
         assert not exceed(pids, (64 + 48) * MB)
 
 
+HIDING = """
+import ctypes, os, signal
+from leyden.memory_use import exceed
+MB = 1 << 20
+if os.geteuid() == 0:
+    os.setresuid(65534, 65534, 65534)
+reading, writing = os.pipe()
+if (pid := os.fork()) == 0:
+    fd = os.memfd_create("m")
+    [os.write(fd, b"x" * MB) for _ in range(64)]
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+    os.write(writing, b"held")
+    signal.pause()
+os.read(reading, 4)
+print(exceed([pid], 64 * MB), exceed([pid], 1 << 60))
+os.kill(pid, signal.SIGKILL)
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+print(exceed([pid], 0))
+os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted on Linux only")
+def test_a_process_that_hides_its_memory_files_is_taken_to_have_them() -> None:
+    found = subprocess.run([sys.executable, "-c", HIDING], capture_output=True, check=True, text=True)
+    assert found.stdout.splitlines() == ["True False", "False"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is counted on Linux only")
 def test_processes_that_have_ended_hold_nothing() -> None:
     with running("") as pids:

@@ -2,7 +2,8 @@
 
 Files in memory are memory files (memfd) that they have open, and file systems that only they have mounted, such as
 `/tmp` and `/dev/shm` of a sandbox. What several processes share, or is both mapped and a file, counts once. Mapped
-files of disks do not count. Elsewhere than on Linux nothing is counted.
+files of disks do not count. If a process hides its files (`PR_SET_DUMPABLE`, unless this process is root), all memory
+files and shared memory of the machine count, because they may be its. Elsewhere than on Linux nothing is counted.
 """
 
 import os
@@ -26,11 +27,12 @@ def exceed(pids: Collection[int], memory: int) -> bool:
     longer.
     """
     files = dict(_memory_files(pids)) | dict(_file_systems(pids))
-    if sum(map(_resident_bytes, pids)) + sum(files.values()) <= memory:
+    hidden = _unseen_bytes() if any(map(_hides_files, pids)) else 0
+    if sum(map(_resident_bytes, pids)) + sum(files.values()) + hidden <= memory:
         return False
     mapped = _mapped_bytes(pids, files) if files else {}
     unmapped = sum(max(0, size - mapped.get(file, 0)) for file, size in files.items())
-    return sum(map(_proportional_bytes, pids)) + unmapped > memory
+    return sum(map(_proportional_bytes, pids)) + unmapped + hidden > memory
 
 
 def _resident_bytes(pid: int) -> int:
@@ -61,6 +63,21 @@ def _memory_files(pids: Collection[int]) -> Iterator[tuple[_File, int]]:
                     if str(link.readlink()).startswith("/memfd:"):
                         found = link.stat()
                         yield (found.st_dev, found.st_ino), found.st_blocks * 512
+
+
+def _hides_files(pid: int) -> bool:
+    """Whether a process does not show which files it has open; one that has ended has no memory either."""
+    return not os.access(f"/proc/{pid}/fd", os.R_OK) and _kilobytes(f"/proc/{pid}/status", ("RssAnon:",)) is not None
+
+
+def _unseen_bytes() -> int:
+    """Return the machine's shared memory that is in no file system that this process sees."""
+    sizes: dict[int, int] = {}
+    for device, folder in _mounts("self"):
+        with suppress(OSError):
+            size = os.statvfs(folder)
+            sizes[device] = (size.f_blocks - size.f_bfree) * size.f_frsize
+    return max(0, (_kilobytes("/proc/meminfo", ("Shmem:",)) or 0) - sum(sizes.values()))
 
 
 def _file_systems(pids: Collection[int]) -> Iterator[tuple[_File, int]]:
