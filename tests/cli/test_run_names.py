@@ -140,6 +140,28 @@ def test_rescore_and_delete_touch_only_the_named_run(
     assert rewards(command) == {kept[1]: REWARDS[kept[0]]} and [path.name for path in home.iterdir()] == [kept[1]]
 
 
+def test_show_and_delete_agree_about_a_folder_with_several_runs(
+    home: Path, archived: str, command: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(add_run(home / archived / "leyden.db"))
+    assert command("show", archived)["card"]["reward"] == REWARDS["earlier"]
+    assert command("show", f"{archived}:other")["card"]["reward"] is None
+    config = home / archived / "config.toml"
+    config.write_text(config.read_text().replace('run = "calc"', 'run = "gone"'))
+    for arguments in (["show", archived], ["delete", archived, "--yes"]):
+        assert main(arguments) == 1
+        assert f"no run '{archived}': there are calc, {archived}:calc, {archived}:other" in capsys.readouterr().err
+    command("delete", f"{archived}:other", "--yes")
+    command("delete", archived, "--yes")
+    assert [path.name for path in home.iterdir()] == ["calc"]
+
+
+async def add_run(database: Path) -> None:
+    store = await Store(database).start()
+    await store.create_run(RunSpec("other"))
+    await store.close()
+
+
 def test_the_dashboard_shows_each_run_under_its_name(home: Path, archived: str) -> None:
     with ServerProcess(home) as server:
         headers = {"authorization": f"Bearer {server.key(KeyKind.VIEWER)}"}

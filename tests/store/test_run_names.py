@@ -36,6 +36,16 @@ def test_other_runs_of_a_folders_store_have_its_name_before_their_own(folder: Pa
     assert name_runs(folder, ["calc"]) == FolderRuns({"calc": "calc"})
 
 
+def test_of_several_runs_in_its_store_a_folder_is_that_of_the_one_in_its_configuration(folder: Path) -> None:
+    (folder / "config.toml").write_text('run = "b"')
+    assert name_runs(folder, ["a", "b"]) == FolderRuns({"calc:a": "a", "calc": "b"}, "calc")
+    assert name_runs(folder, ["calc", "b"]) == FolderRuns({"calc": "calc", "calc:b": "b"}, "calc")
+    assert name_runs(folder, ["a", "c"]) == FolderRuns({"calc:a": "a", "calc:c": "c"})
+    for unusable in ("run = ", "run = 5", "[run]"):
+        (folder / "config.toml").write_text(unusable)
+        assert name_runs(folder, ["a"]) == FolderRuns({"calc": "a"}, "calc")
+
+
 def test_a_name_says_which_folders_may_have_its_run() -> None:
     folders = [Path("runs", name) for name in ("calc", "calc.before-1", "calc:a", "ca")]
     assert [folder.name for folder in may_have(folders, "calc:a")] == ["calc", "calc:a"]

@@ -11,6 +11,7 @@ from leyden.config import ConfigError
 from leyden.local.named_folders import find_run_folder, require_run_folder
 from leyden.local.pruning import PRUNABLE, prune_run
 from leyden.local.run_folder import RunFolder, folder_size
+from leyden.local.stored_runs import has_only_others
 
 
 def add_delete(commands: Any) -> argparse.ArgumentParser:
@@ -40,6 +41,8 @@ def add_prune(commands: Any) -> argparse.ArgumentParser:
 
 async def _delete(options: argparse.Namespace) -> None:
     folder = None if options.server or options.store else find_run_folder(options.home, options.name)
+    if folder is not None and has_only_others(folder):
+        folder = None
     if not options.yes and sys.stdin.isatty() and not _confirmed(options.name):
         raise ConfigError("nothing was deleted")
     size = folder_size(folder) if folder is not None else None

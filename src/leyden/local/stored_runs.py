@@ -8,6 +8,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
+from sqlalchemy.exc import DatabaseError
 
 from leyden.episodes import Episode
 from leyden.records import Run, StepCredits
@@ -187,6 +188,13 @@ def is_folders_name(folder: Path, run: str) -> bool:
     """Whether a name is that of the run whose folder this is; False if the folder's store cannot be read."""
     with suppress(StoreUnusable), _common_store(folder.parent) as common, _folder_store(folder, _ids(common)) as found:
         return found.named.own == run
+    return False
+
+
+def has_only_others(folder: Path) -> bool:
+    """Whether a folder's store can be read and has runs, but none that is called by the folder's name."""
+    with suppress(StoreUnusable, DatabaseError), _folder_store(folder, ()) as found:
+        return bool(found.named.ids) and found.named.own is None
     return False
 
 

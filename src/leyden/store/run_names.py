@@ -2,11 +2,13 @@
 
 A run in the store of a home folder itself, or in a database that is named by its URL, is called by its id there. A run
 that has a folder in the home folder is called by that folder's name, whatever its id is in the folder's store: a run
-that `--restart` moved aside keeps its id, and its folder has another name. Every other run of a folder's store, and the
+that `--restart` moved aside keeps its id, and its folder has another name. Of several runs in the store, the folder's
+is the one that has its name, otherwise the one in its configuration. Every other run of a folder's store, and the
 folder's own one if the home folder's store has a run of that name, is called FOLDER:ID. So no two runs of a home folder
 have the same name, and a name says which folder has its store.
 """
 
+import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -46,7 +48,19 @@ def name_runs(folder: Path | None, ids: Sequence[str], taken: Collection[str] = 
 
 def own_run(folder: Path, ids: Sequence[str]) -> str | None:
     """Return the id of the run that a folder is called after, of those in its store; None if there is no such run."""
-    return folder.name if folder.name in ids else ids[0] if len(ids) == 1 and is_run_folder(folder) else None
+    if folder.name in ids or not is_run_folder(folder):
+        return folder.name if folder.name in ids else None
+    configured = _configured_run(folder)
+    return configured if configured in ids else ids[0] if len(ids) == 1 else None
+
+
+def _configured_run(folder: Path) -> str | None:
+    """Return the run that the configuration in a folder names; None if it names none or cannot be read."""
+    try:
+        run = tomllib.loads((folder / _CONFIG_NAME).read_text()).get("run")
+    except (OSError, ValueError):
+        return None
+    return run if isinstance(run, str) else None
 
 
 def is_run_folder(folder: Path) -> bool:
