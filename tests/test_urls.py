@@ -11,7 +11,8 @@ from leyden.urls import has_password, without_userinfo
         ("http://host/v1", "http://host/v1"),
         ("http://me:secret@host:8000/v1?a=b@c", "http://host:8000/v1?a=b@c"),
         ("https://secret@host", "https://host"),
-        ("http://me:se@cret@host/a@b", "http://host/a@b"),
+        ("http://me:se@cret@host/v1", "http://host/v1"),
+        ("http://me:se/c#ret@host/v1?a=b@c", "http://host/v1?a=b@c"),
         ("node agent.mjs", "node agent.mjs"),
     ],
 )
@@ -25,6 +26,7 @@ def test_user_and_password_are_left_out(url: str, shown: str) -> None:
         ("postgresql://me:secret@host/db", True),
         ("postgresql://me:se/c?ret@host/db", True),
         ("postgresql://host/db?sslmode=require&password=secret", True),
+        ("postgresql://host/db?sslmode=require&sslpassword=secret", True),
         ("postgresql://me@host:5432/db?sslmode=require", False),
         ("postgresql:///db", False),
     ],

@@ -135,6 +135,13 @@ def test_a_location_that_cannot_be_opened_is_one_line(location: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("key", ["password", "sslpassword"])
+def test_no_password_is_in_an_error(key: str) -> None:
+    with pytest.raises(StoreUnusable) as refusal:
+        Database(f"postgresql://me:secret@127.0.0.1:1/none?sslmode=disable&{key}=secret")
+    assert "secret" not in str(refusal.value) and "sslmode=disable" in str(refusal.value)
+
+
 async def test_two_servers_cannot_write_to_one_file(tmp_path: Path) -> None:
     store = await Store(tmp_path / "leyden.db").start()
     with pytest.raises(StoreUnusable, match="in use"):

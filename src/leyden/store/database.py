@@ -22,6 +22,7 @@ from leyden.store.errors import StoreLost, StoreUnusable
 from leyden.store.page_checksums import changed_pages, checksums_file, write_page_checksums
 from leyden.store.server_lock import CONNECTION, ServerLock
 from leyden.store.store_files import StoreFiles
+from leyden.urls import password_keys
 
 _APPLICATION = 0x4C455944  # "LEYD", in the header of every SQLite store
 _CHECK_UP_TO = 256 * 2**20  # larger files are checked as they are read: a start takes seconds, not minutes
@@ -60,7 +61,7 @@ class Database:
         """The path or URL to show to a user, without the password."""
         if self.dialect == "sqlite":
             return self.url.database or ""
-        return self.url.difference_update_query(["password"]).render_as_string(hide_password=True)
+        return self.url.difference_update_query(password_keys(self.url.query)).render_as_string(hide_password=True)
 
     @property
     def dialect(self) -> str:
