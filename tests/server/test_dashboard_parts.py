@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import requests
@@ -155,6 +155,31 @@ async def test_a_damaged_store_hides_no_other_run(tmp_path: Path) -> None:
     store = await Store(tmp_path / "leyden.db").start()
     stores = RunStores(store, tmp_path)
     assert await stores.runs(None) == ["sound"]
+    stores.close()
+    await store.close()
+
+
+async def test_a_page_of_a_run_reads_no_names_of_others(tmp_path: Path) -> None:
+    other = await Store(tmp_path / "trained" / "leyden.db").start()
+    await other.create_run(RunSpec("trained"))
+    await other.close()
+    store = await Store(tmp_path / "leyden.db").start()
+    for run in ("calc", "sums"):
+        await store.create_run(RunSpec(run))
+    read: list[list[str]] = []
+
+    class Counted:
+        async def read(self, query: Any, *args: Any) -> Any:
+            read.append(await store.read(query, *args))
+            return read[-1]
+
+    stores = RunStores(cast("Store", Counted()), tmp_path)
+    assert await stores.find("calc") == (None, "calc")
+    assert await stores.find("trained") == (tmp_path / "trained", "trained")
+    assert {name for names in read for name in names} == {"calc"}
+    assert await stores.find("trained:trained") == (None, "trained:trained")
+    await store.create_run(RunSpec("trained"))
+    assert await stores.find("trained:trained") == (tmp_path / "trained", "trained")
     stores.close()
     await store.close()
 

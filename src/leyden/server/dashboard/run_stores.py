@@ -116,9 +116,11 @@ class RunStores:
 
         A run that no store has is looked for in this server's.
         """
-        own = await self._store.read(views.open_runs)
-        if self._home is None or run in own:
+        found = await self._store.read(views.open_runs, run)
+        if self._home is None or found:
             return None, run
+        # whether FOLDER:ID is a name depends on whether this server has a run FOLDER
+        own = await self._store.read(views.open_runs) if ":" in run else ()
         return await self.in_thread(partial(self._find_other, run, own))
 
     async def name_counts(self, counts: Mapping[Path, Counts]) -> Counts:
