@@ -2,10 +2,12 @@
 
 GSM8K's answers mark every calculation: `<<48/2=24>>`. If each number of the calculations is, without doubt, one number
 of the question, an earlier result or a known constant, the solution is a small program: numbers of the question are
-replaced, and the program is executed again for the new answer. Other problems are left out.
+replaced, and the program is executed again for the new answer. Other problems are left out, and so are those whose
+solution may depend on which number is larger.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
@@ -20,11 +22,11 @@ REPLACEABLE = re.compile(
 """A number of a question that may be another one: no percentage, fraction, time, age, height or ordinal."""
 WORDS = {
     1: "one",
-    2: "two half twice double doubled couple pair pairs both",
+    2: "two half twice double doubled doubles couple pair pairs both parents back round",
     3: "three thrice triple tripled third thirds",
-    4: "four quarter quarters fourth fourths",
+    4: "four quarter quarters fourth fourths legs",
     12: "twelve dozen dozens",
-    5: "five fifth",
+    5: "five fifth weekday weekdays weeknight weeknights",
     6: "six sixth",
     7: "seven",
     8: "eight",
@@ -51,6 +53,12 @@ DIGITS = (3, 6)
 HARD, LARGEST = 10**6, 10**12
 """The range of a problem's largest result: below it is mental arithmetic, above it a calculator rounds."""
 TRIES = 200
+SMALL = 12
+"""Numbers up to this are often said without being written: a way there and back, the legs of a dog, weekdays."""
+ORDERING = re.compile(
+    r"\b(?:most|least|more than|less than|fewer than|best|\w+est|cheaper|better|minimum|maximum|winner)\b"
+)
+"""The solution of such a question may depend on which number is larger."""
 Operand = str | int | Fraction
 """A number of the question as it is written there, the index of an earlier result, or a constant."""
 
@@ -102,7 +110,20 @@ def trace(question: str, solution: str) -> list[Step]:
         steps.append(Step(formula, tuple(operands), parse(result)))
     results = [step.result for step in steps]
     marked = solution.count("<<") == len(steps) and results[-1:] == [parse(solution.rpartition("####")[2].strip())]
-    return steps if marked and run(steps, {text: text for text in written}) == results else []
+    certain = marked and not ORDERING.search(question.lower()) and not any(map(doubtful, steps)) and used_once(steps)
+    return steps if certain and run(steps, {text: text for text in written}) == results else []
+
+
+def doubtful(step: Step) -> bool:
+    """Whether a calculation computes nothing, or has a number of the question twice: one may be another of its size."""
+    written = [one for one in step.operands if isinstance(one, str)]
+    return len(step.operands) < 2 or len(written) > len(set(written))
+
+
+def used_once(steps: Sequence[Step]) -> bool:
+    """Whether no small number of the question is used twice."""
+    uses = Counter(one for step in steps for one in step.operands if isinstance(one, str))
+    return all(times == 1 or parse(number) > SMALL for number, times in uses.items())
 
 
 def constants_of(question: str) -> set[Fraction]:

@@ -4,7 +4,7 @@
 
 DIR has `gsm8k_train.jsonl` and `gsm8k_test.jsonl`, plain or with `.xz`, whose lines have `question` and `answer`.
 Without it both files are downloaded from the dataset's repository. FOLDER (`data` beside this file) gets `train.jsonl`
-and `test.jsonl`: the problems that `large_numbers.py` can rewrite, about a fifth of them. The same tasks every time.
+and `test.jsonl`: the problems that `large_numbers.py` can rewrite, about one in six. The same tasks every time.
 """
 
 import argparse

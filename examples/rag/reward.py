@@ -1,7 +1,7 @@
 """The reward: an answer counts if it is in what the agent found.
 
 0.7 of the word-level F1 with the gold answer, 0.2 for having found it, and 0.1 of the right format after a search. An
-answer that is guessed or known by heart earns nothing.
+answer without a search earns nothing, and one that is not in what was found hardly anything.
 """
 
 import re

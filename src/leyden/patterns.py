@@ -61,4 +61,7 @@ def _reason(pattern: str) -> str:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         return f"it is not a regular expression: {error}"
-    return "write it without look-around, back-references and large numbers of repetitions, which take long to match"
+    return (
+        "write it in the syntax of ECMA 262, without look-around, back-references and large numbers of repetitions, "
+        "which take long to match"
+    )

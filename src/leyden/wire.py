@@ -231,9 +231,9 @@ class CancelReply(Struct, frozen=True):
     cancelled: Count
 
 
-MAX_KEY_TTL_S = 10 * 365 * 86_400.0
 KEY_PREFIX = "leyden-"
 """How every key begins."""
+MAX_KEY_TTL_S = 10 * 365 * 86_400.0
 """The longest time that a key can be valid for."""
 
 

@@ -25,6 +25,10 @@ UNTRACEABLE = [
     {"question": "Ann has two bags of 2 apples.", "answer": "2 * 2 = <<2*2=4>>4\n#### 4"},  # the word or the number?
     {"question": "Ann has 3 bags of 14 apples.", "answer": "3 * 14 = <<3*14=42>>42\n#### 43"},  # not the result
     {"question": "Ann has 3 bags of 14 apples.", "answer": "3 * 14 = <<3*14=41>>41\n#### 41"},  # wrong
+    {"question": "Ann has 14 apples.", "answer": "<<14=14>>14\n#### 14"},  # nothing is calculated
+    {"question": "4 dogs eat 20 apples.", "answer": "4 * 4 = <<4*4=16>>16\n#### 16"},  # their legs
+    {"question": "A way of 2 hours, walked 9 times.", "answer": "<<9*2=18>>18 <<18*2=36>>36\n#### 36"},  # and home
+    {"question": "Which is the heaviest, 30 bags of 14 or 5 of 60?", "answer": "<<30*14=420>>420\n#### 420"},
 ]
 
 

@@ -28,6 +28,10 @@ while True:
     connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n")
     connection.close()
 """
+CLOSING = """
+while True:
+    listener.accept()[0].close()
+"""
 
 
 @contextmanager
@@ -59,9 +63,10 @@ async def test_a_server_that_does_not_answer_is_found(code: str) -> None:
             await wait_unresponsive(url, pid)
 
 
-async def test_a_server_that_answers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [ANSWERING, CLOSING], ids=["answering", "too many connections"])
+async def test_a_server_that_answers_is_left_alone(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(server_health, "_TIMEOUT_S", 30.0)
-    with process(ANSWERING) as (url, pid):
+    with process(code) as (url, pid):
         async with waiting(url, pid) as task:
             assert not (await asyncio.wait({task}, timeout=2))[0]
 

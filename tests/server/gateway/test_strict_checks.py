@@ -30,6 +30,14 @@ async def test_calls_are_checked_and_counted_in_another_process() -> None:
     await checks.close()
 
 
+async def test_an_answer_with_very_many_calls_is_unchecked_and_the_next_is_checked() -> None:
+    checks = StrictChecks()
+    checks.add("s", [("{}", True)] * 12_000)  # their results are more than a line may have
+    checks.add("s", [("{}", SCHEMA)])
+    await eventually(lambda: checks.counts == {"unchecked": 12_000, "invalid": 1})
+    await checks.close()
+
+
 async def test_what_waits_for_too_many_others_is_not_checked() -> None:
     checks = StrictChecks()
     for _ in range(strict_checks._MAX_OF_SESSION + 2):

@@ -163,13 +163,12 @@ class CallRecording:
     async def _save(self, status: CallStatus | None = None) -> None:
         """Save the calls unless that has begun; without a status, as ok or cut."""
         if self._saving is None:
-            answers = self._answers()
-            del self._answers  # with the object that it belongs to and that has this one: no cycle keeps the prompt
-            calls = [self._call(choice, answer, status) for choice, answer in enumerate(answers)]
+            calls = [self._call(choice, answer, status) for choice, answer in enumerate(self._answers())]
             for call in calls:
                 self._attempt.index.add_request(call, self._prompt.history)
             self._saving = asyncio.create_task(self._recorder.save(self._attempt, calls, self._prompt.history))
             self._saving.add_done_callback(_log_failure)
+            del self._answers  # with the object that it belongs to and that has this one: no cycle keeps the prompt
         await asyncio.shield(self._saving)
 
     def _call(self, choice: int, answer: RecordedAnswer, status: CallStatus | None) -> Call:

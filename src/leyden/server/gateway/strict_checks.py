@@ -16,6 +16,7 @@ import msgspec
 
 from leyden.background import start_background
 
+_COMMAND = (sys.executable, "-P", "-m", "leyden.server.gateway.strict_process")
 _MAX_WAITING, _MAX_OF_SESSION = 256, 8
 """Answers whose calls wait to be checked, in all and of one session."""
 _TIMEOUT_S = 10.0
@@ -56,22 +57,17 @@ class StrictChecks:
             if not self._of_session[session]:
                 del self._of_session[session]
             try:
+                if self._process is None:
+                    self._process = await asyncio.create_subprocess_exec(
+                        *_COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+                    )
+                    await _check(self._process, ())  # it begins with imports, which take long on a busy machine
                 async with asyncio.timeout(_TIMEOUT_S):
-                    results = await self._check(calls)
-            except (TimeoutError, OSError, msgspec.DecodeError):
+                    results = await _check(self._process, calls)
+            except (TimeoutError, OSError, ValueError):  # also a line that is no JSON, or too long
                 await self._kill()
                 results = ["unchecked"] * len(calls)
             self.counts.update(results)
-
-    async def _check(self, calls: Sequence[tuple[str, Any]]) -> list[str]:
-        if self._process is None:
-            words = (sys.executable, "-P", "-m", "leyden.server.gateway.strict_process")
-            self._process = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
-        reader, writer = self._process.stdout, self._process.stdin
-        assert reader is not None and writer is not None
-        writer.write(msgspec.json.encode(calls) + b"\n")
-        await writer.drain()
-        return msgspec.json.decode(await reader.readline(), type=list[str])
 
     async def _kill(self) -> None:
         process, self._process = self._process, None
@@ -79,3 +75,11 @@ class StrictChecks:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+async def _check(process: Process, calls: Sequence[tuple[str, Any]]) -> list[str]:
+    reader, writer = process.stdout, process.stdin
+    assert reader is not None and writer is not None
+    writer.write(msgspec.json.encode(calls) + b"\n")
+    await writer.drain()
+    return msgspec.json.decode(await reader.readline(), type=list[str])

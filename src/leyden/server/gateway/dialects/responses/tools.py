@@ -148,10 +148,11 @@ def _flatten(tools: Sequence[dict[str, Any]], field: str) -> Iterator[tuple[dict
             case {"type": "namespace", "name": str(namespace), "tools": list(nested)}:
                 for at, inner in enumerate(nested):
                     inner_field = f"{tool_field}.tools[{at}]"
-                    if not isinstance(inner, dict) or inner.get("type") not in ("function", "custom"):
+                    if isinstance(inner, dict) and inner.get("type") in ("function", "custom"):
+                        yield inner, namespace, inner_field
+                    elif not isinstance(inner, dict) or not is_left_out(inner):
                         message = "a namespace has function and custom tools"
                         raise GatewayError(ErrorKind.INVALID, message, inner_field)
-                    yield inner, namespace, inner_field
             case _ if is_left_out(tool):
                 pass
             case {"type": "tool_search"}:
