@@ -20,7 +20,9 @@ from leyden.local.stack import run_settings
 from leyden.records import RunSettings
 from leyden.store.mapping import decode_settings
 from leyden.trainer.policy.policy import UpdateMetrics
+from leyden.trainer.report.call_positions import CallPositions
 from leyden.trainer.report.metrics_log import evaluation_metrics, step_metrics
+from leyden.trainer.rollouts.call_usage import CallUsage
 from leyden.wire import RunSpec
 
 ROOT = Path(__file__).parents[1]
@@ -115,6 +117,7 @@ def test_the_old_name_of_a_setting_is_accepted_with_a_line_that_says_so(caplog: 
 def test_pages_reports_docs_and_tests_name_metrics_that_are_written() -> None:
     """A name in a chart, in `leyden top`, in the report, the docs or a test stands in the code that writes metrics."""
     source = "".join(inspect.getsource(one) for one in (step_metrics, evaluation_metrics, UpdateMetrics))
+    usage, positions = inspect.getsource(CallUsage), inspect.getsource(CallPositions)
     algorithms = "".join(path.read_text() for path in _files("rl", "trainer/policy"))
     endings = {str(ending) for ending in import_module("leyden.outcomes").Ending}
     name = re.compile(r"\b((?:reward|rollouts|groups|calls|tokens|length|staleness|time|training|held_out)/[a-z_0-9]+)")
@@ -131,6 +134,8 @@ def test_pages_reports_docs_and_tests_name_metrics_that_are_written() -> None:
         group, last = metric.rstrip("0123456789").split("/") if "pass_at" in metric else metric.split("/")
         known = f'"{metric}"' in source or f'f"{metric}' in source or f'f"{{split}}/{last}' in source
         known |= group in ("rollouts", "held_out") and last in endings
+        known |= group == "calls" and f'"{last}"' in usage
+        known |= f'"{group}"' in positions and f'"{last}"' in positions
         known |= group == "training" and (f'"{last}"' in source + algorithms or f'f"{last}{{' in algorithms)
         assert known, f"{where} names {metric}, which is not written"
 

@@ -89,5 +89,5 @@ def test_a_step_without_an_update_wakes_it_with_the_weights_that_it_had(
 ) -> None:
     recorder = Recorder(monkeypatch)
     train(tmp_path, reward=lambda task, result: 1.0, training={"steps": 2})
-    step = ["samples", "calls held", "sleeps", "calls held", "gets version 0"]
+    step = ["samples", "calls held", "sleeps", "logprobs", "calls held", "gets version 0"]  # logprobs: for `kl_start`
     assert recorder.events == step * 2

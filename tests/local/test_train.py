@@ -144,7 +144,7 @@ def test_an_exported_run_is_a_model_and_can_be_measured(trained: Training) -> No
     modes = {file.stat().st_mode for file in (trained.folder / "exported").iterdir()}
     assert modes == {(trained.folder / "ordinary").stat().st_mode}
     unknown = leyden(trained.folder, "export", "nope", "--to", "other")
-    assert "there is no run 'nope' in runs; there are small" in unknown.stderr
+    assert "there is no run 'nope' with a folder in runs; there are small" in unknown.stderr
     tokenizer = AutoTokenizer.from_pretrained(trained.folder / "exported")
     assert tokenizer.chat_template
     measured = leyden(trained.folder, "eval", "small.toml", "--model", "exported", "--json")
@@ -273,7 +273,8 @@ def test_a_run_that_came_to_nothing_may_begin_with_another_configuration(tmp_pat
     broken = leyden(tmp_path, "train", "small.toml", "held_out=1", "training.group_size=2")
     assert "no rollout of 8 different tasks in a row succeeded" in broken.stderr
     (tmp_path / "agent.py").write_text(agent)
-    assert "what was recorded with the earlier one is now" in training.finish()
+    began = leyden(tmp_path, "train", "small.toml", *training.settings)
+    assert "what was recorded with the earlier one is now" in began.stderr + began.stdout
     assert [row["rollouts/requested"] for row in training.metrics() if row["step"]] == [6]
 
 

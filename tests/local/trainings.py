@@ -103,7 +103,9 @@ def after_lines(process: ForkedCommand, number: int) -> None:
     """Wait until a training has printed this many lines besides what it says of its parts."""
     assert process.stdout is not None
     while number:
-        number -= not process.stdout.readline().startswith(("tasks:", "engine:", "agents:", "dashboard:"))
+        number -= not process.stdout.readline().startswith(
+            ("tasks:", "learning rate", "engine:", "agents:", "dashboard:")
+        )
 
 
 def line_with(process: ForkedCommand, text: str) -> str:

@@ -5,6 +5,7 @@ Hidden files and folders are empty by whichever path they would be seen; what th
 folder is seen.
 """
 
+import os
 import shutil
 import sys
 import tempfile
@@ -65,7 +66,7 @@ def _shown(options: IsolationOptions, program: str) -> dict[Path, str]:
     """Return what is shown besides the system, and how it is bound."""
     modules = filter(_is_specific, map(Path, filter(None, (*sys.path, *options.path))))
     visible = [*_interpreter(), *modules, Path(options.base).absolute(), *_program_folders(program)]
-    found = {path: "--ro-bind" for path in visible if path.exists() and not _is_within(path, _SYSTEM)}
+    found = {path: "--ro-bind" for path in visible if os.access(path, os.R_OK) and not _is_within(path, _SYSTEM)}
     found |= {Path(each): "--ro-bind" for each in options.readable}
     return found | {Path(each): "--bind" for each in options.writable}
 
