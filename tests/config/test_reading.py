@@ -63,7 +63,7 @@ def test_a_file_names_the_run_and_is_where_its_files_are(tmp_path: Path) -> None
         ('[routes]\ngpt = "upstream"\n', "is served upstream: set `upstream.url`"),
         ('[upstream]\nurl = "http://me:secret@host"\n', "`upstream.url` has a user or a password"),
         ('[roles]\ncritic = "("\n', "/calc.toml:2: `roles.critic` cannot be used: it is not a regular expression"),
-        ('[roles]\ncritic = "(?=a)"\n', "`roles.critic` cannot be used: write it without look-around"),
+        ('[roles]\ncritic = "(?=a)"\n', "`roles.critic` cannot be used: write it in the syntax of ECMA 262"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(text: str, says: str, tmp_path: Path) -> None:
