@@ -22,7 +22,7 @@ from typing import Any
 from reporting import report_result
 
 import leyden
-from leyden.trainer.report.metrics_log import read_metrics
+from leyden.orchestrator.report.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "ablations"

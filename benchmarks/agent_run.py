@@ -21,10 +21,10 @@ from reporting import add_out, report_result
 import leyden
 from leyden.config import override, read_file
 from leyden.episodes import Episode
-from leyden.loading import load_callable, placeholder_keys
-from leyden.store import queries
+from leyden.orchestrator.report.metrics_log import read_metrics
 from leyden.store.database import Database
-from leyden.trainer.report.metrics_log import read_metrics
+from leyden.store.read import queries
+from leyden.user_code.loading import load_callable, placeholder_keys
 
 SHOWN = 3
 """Tasks whose rollouts are written out."""

@@ -36,11 +36,11 @@ from leyden.config import read_config
 from leyden.engine.protocol import EngineRequest, TokenChunk
 from leyden.engine.torch.engine import TorchEngine
 from leyden.local.train import TrainingResult, train
+from leyden.models.source import find_model
+from leyden.orchestrator.report.metrics_log import read_metrics
 from leyden.records import Sampling
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.trainer.policy.model_source import find_model
-from leyden.trainer.report.metrics_log import read_metrics
 
 _LISTED = (
     "the sea, dogs, music, the moon, bread, trains, winter, gardens, Rome, chess, coffee, rivers, glass, owls, summer, "

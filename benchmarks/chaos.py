@@ -39,14 +39,14 @@ import msgspec
 import psutil
 from reporting import add_out, report_result
 
-from leyden import guardian
+from leyden.api.client import Remote, RemoteError, read_key
+from leyden.api.wire import FinishRequest, GroupSpec, KeySpec, LeaseRequest, RunSpec
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.outcomes import Ending, Outcome
+from leyden.process import guardian
 from leyden.records import Call, EventKind, Reward, RewardKind, RunSettings, State, Task
-from leyden.remote import Remote, RemoteError, read_key
 from leyden.server.options import RunningServer
-from leyden.wire import FinishRequest, GroupSpec, KeySpec, LeaseRequest, RunSpec
 
 HERE = Path(__file__).parent
 LAUNCHER = HERE / "chaos_server.py"

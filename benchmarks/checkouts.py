@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from leyden.remote import Remote
+from leyden.api.client import Remote
 
 THIS = Path(__file__).parent.parent
 

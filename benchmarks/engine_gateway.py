@@ -16,7 +16,7 @@ from leyden.engine.protocol import EngineRequest, TokenChunk, VllmAddress
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.server.gateway.scheduler import Scheduler
+from leyden.server.gateway.calls.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.options import ServeOptions
 from leyden.server.serve import serve

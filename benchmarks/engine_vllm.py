@@ -42,13 +42,13 @@ from gpu_step_replay import generate as generate_in_vllm
 from reporting import add_out, report_result
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
+from leyden.api.client import Remote
+from leyden.api.wire import GroupSpec, KeySpec, Lease, LeaseRequest, RunSpec
 from leyden.engine.vllm.http import session as vllm_session
 from leyden.engine.vllm.process import VllmOptions, VllmProcess
 from leyden.local.engine import VLLM_STREAM_INTERVAL
 from leyden.records import RunSettings, Sampling, Task
-from leyden.remote import Remote
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.wire import GroupSpec, KeySpec, Lease, LeaseRequest, RunSpec
 
 HERE = Path(__file__).parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

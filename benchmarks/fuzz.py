@@ -30,13 +30,13 @@ import msgspec
 import psutil
 from reporting import add_out, report_result
 
+from leyden.api.client import Remote, read_key
+from leyden.api.wire import FinishRequest, GroupSpec, KeySpec, LeaseRequest, RunSpec
 from leyden.outcomes import Ending, Outcome
 from leyden.records import RunSettings, Task
-from leyden.remote import Remote, read_key
-from leyden.server.http import Raw, Route
-from leyden.server.keys import Permission
-from leyden.server.routes import ROUTES
-from leyden.wire import FinishRequest, GroupSpec, KeySpec, LeaseRequest, RunSpec
+from leyden.server.control.keys import Permission
+from leyden.server.control.routes import ROUTES
+from leyden.server.http.responses import Raw, Route
 
 HERE = Path(__file__).parent
 CLIENTS, REQUESTS_OF_AN_ATTEMPT = 8, 500

@@ -37,9 +37,9 @@ from peers import free_port, install
 from reporting import add_out, report_result
 from scripted_server import ANSWER
 
+from leyden.api.client import Remote
+from leyden.api.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 from leyden.records import RunSettings, Task
-from leyden.remote import Remote
-from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 
 CLIENTS = (1, 64, 512)
 WARM_UP_S = 3.0

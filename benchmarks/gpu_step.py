@@ -42,11 +42,11 @@ from reporting import add_out, report_result
 
 from leyden.config import read_file
 from leyden.episodes import Episode
+from leyden.models.source import find_model
+from leyden.orchestrator.report.metrics_log import read_metrics
 from leyden.records import DEFAULT_POLICY
-from leyden.store import queries
 from leyden.store.database import Database
-from leyden.trainer.policy.model_source import find_model
-from leyden.trainer.report.metrics_log import read_metrics
+from leyden.store.read import queries
 
 HERE = Path(__file__).parent
 ENGINES = ("vllm", "torch")

@@ -29,9 +29,9 @@ from typing import Any
 import aiohttp
 from reporting import add_out, report_result
 
+from leyden.api.client import Remote, read_key
+from leyden.api.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 from leyden.records import RunSettings, Task
-from leyden.remote import Remote, read_key
-from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 
 HERE = Path(__file__).parent
 THINK_S = 0.5

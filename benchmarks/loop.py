@@ -45,21 +45,21 @@ from leyden.config import Config, read_config
 from leyden.engine.protocol import EngineRequest, TokenChunk
 from leyden.engine.torch.engine import TorchEngine
 from leyden.episodes import Episode
+from leyden.learner.checkpoint import Checkpoints, TrainerState
+from leyden.learner.loading import load_model
+from leyden.learner.policy import Policy, UpdateMetrics
 from leyden.local.stack import LocalStack, local_stack
+from leyden.models.source import find_model
+from leyden.orchestrator.algorithm.resolve import algorithm_of
+from leyden.orchestrator.health.collapse import CollapseDetector
+from leyden.orchestrator.health.divergence import START_FILE, Divergence
+from leyden.orchestrator.health.standstill import StandstillDetector
+from leyden.orchestrator.loop import Trainer
+from leyden.orchestrator.report.metrics_log import MetricsLog
+from leyden.orchestrator.report.step_report import StepReport
+from leyden.orchestrator.rollouts.evaluation import EvaluationResult
+from leyden.orchestrator.rollouts.tasks import Tasks
 from leyden.records import Task
-from leyden.trainer.algorithm.resolve import algorithm_of
-from leyden.trainer.checkpoint import Checkpoints, TrainerState
-from leyden.trainer.collapse import CollapseDetector
-from leyden.trainer.divergence import START_FILE, Divergence
-from leyden.trainer.loop import Trainer
-from leyden.trainer.policy.loading import load_model
-from leyden.trainer.policy.model_source import find_model
-from leyden.trainer.policy.policy import Policy, UpdateMetrics
-from leyden.trainer.report.metrics_log import MetricsLog
-from leyden.trainer.report.step_report import StepReport
-from leyden.trainer.rollouts.evaluation import EvaluationResult
-from leyden.trainer.rollouts.tasks import Tasks
-from leyden.trainer.standstill import StandstillDetector
 
 HERE = Path(__file__).parent
 QUESTIONS = HERE.parent / "examples" / "calc_plain" / "tasks.jsonl"

@@ -40,8 +40,8 @@ import tomli_w
 from loop_config import configuration
 from reporting import report_result
 
+from leyden.orchestrator.report.metrics_log import read_metrics
 from leyden.records import DEFAULT_POLICY
-from leyden.trainer.report.metrics_log import read_metrics
 
 SYSTEM = "Solve the problem step by step, then give the number after ####."
 RESULTS = Path(__file__).parents[1] / "results" / "loop_cuda"

@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from leyden.config import AdapterConfig
-from leyden.trainer.policy.lora import LoraAdapter
-from leyden.trainer.policy.model_source import BUNDLED
+from leyden.learner.lora import LoraAdapter
+from leyden.models.source import BUNDLED
 
 PROMPT, SAMPLES = 8, 8
 STEPS = (10, 30, 100)

@@ -33,11 +33,11 @@ import psutil
 from hostile_clients import CONNECTIONS
 from reporting import add_out, report_result
 
-from leyden.descriptors import raise_file_limit
+from leyden.api.client import Remote, read_key
+from leyden.api.wire import FinishRequest, GroupSpec, Lease, LeaseRequest, RunSpec
 from leyden.outcomes import Ending, Outcome
+from leyden.process.descriptors import raise_file_limit
 from leyden.records import RunSettings, Task
-from leyden.remote import Remote, read_key
-from leyden.wire import FinishRequest, GroupSpec, Lease, LeaseRequest, RunSpec
 
 HERE = Path(__file__).parent
 LEASE_S, HEARTBEAT_S = 60.0, 10.0

@@ -17,7 +17,7 @@ import uvloop
 from leyden.engine.scripted import ScriptedEngine
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.server.gateway.scheduler import Scheduler
+from leyden.server.gateway.calls.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.options import RunningServer, ServeOptions
 from leyden.server.serve import serve

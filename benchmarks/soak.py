@@ -34,10 +34,10 @@ import psutil
 from reporting import add_out, report_result
 from scripted_server import ANSWER
 
+from leyden.api.client import Remote, read_key
+from leyden.api.wire import FinishRequest, GroupSpec, KeySpec, Lease, LeaseRequest, RunSpec
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Reward, RunSettings, Task, trace_id
-from leyden.remote import Remote, read_key
-from leyden.wire import FinishRequest, GroupSpec, KeySpec, Lease, LeaseRequest, RunSpec
 
 HERE = Path(__file__).parent
 AGENTS, TURNS, GROUP_SIZE = 16, 10, 8

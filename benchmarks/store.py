@@ -36,9 +36,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from peers import free_port, install
 from reporting import add_out, report_result
 
+from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Reward, Task
-from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 
 WORKERS = (1, 100, 1000)
 

@@ -29,8 +29,8 @@ import leyden
 from leyden.config import read_file
 from leyden.episodes import Episode
 from leyden.rl.signals import SignalKind, find
-from leyden.store import queries
 from leyden.store.database import Database
+from leyden.store.read import queries
 
 FENCE = re.compile(r"```\w*\s*\{.*?\}\s*```", re.DOTALL)
 CALL = re.compile(r'\{\s*"(?:name|function|tool)"\s*:.*?"(?:arguments|parameters)"\s*:', re.DOTALL)

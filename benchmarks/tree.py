@@ -35,13 +35,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 
 import leyden
 from leyden.config import Hyperparameters, TrainingConfig
+from leyden.learner.microbatch import MicroBatch, _lines, _sequences
+from leyden.learner.objective import Objective, OldLogprobs
+from leyden.learner.policy import Policy
+from leyden.learner.sample import Sample
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.rl.pack import Cost, merge_prefixes
 from leyden.rl.tree import build_tree
-from leyden.trainer.batch.microbatch import MicroBatch, _lines, _sequences
-from leyden.trainer.batch.samples import Sample
-from leyden.trainer.policy.objective import Objective, OldLogprobs
-from leyden.trainer.policy.policy import Policy
 
 HERE = Path(__file__).parent
 RUNS = ("ten_turns", "three_roles", "one_turn")

@@ -28,12 +28,12 @@ from checkouts import Run, add_against, alternate_runs, commits, compare_medians
 from gateway import leyden_server
 from reporting import add_out, report_result
 
-from leyden import guardian
+from leyden.api.client import Remote
+from leyden.api.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
+from leyden.process import guardian
 from leyden.records import EventKind, RunSettings, Task
-from leyden.remote import Remote
-from leyden.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 
 HERE = Path(__file__).parent
 WARM_UP = 64

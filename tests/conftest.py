@@ -18,7 +18,7 @@ from databases import Postgres, find_programs
 from randomness import is_fixed
 from serving import ServerProcess
 
-from leyden.remote import Remote
+from leyden.api.client import Remote
 from leyden.store.store import Store
 
 # Random examples are the same for everybody; `make test-all` draws new ones with --hypothesis-profile=random, and

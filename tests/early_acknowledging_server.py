@@ -5,7 +5,7 @@ import time
 
 from leyden.cli import main
 from leyden.records import Event
-from leyden.store.writer import Transaction, Writer
+from leyden.store.write.writer import Transaction, Writer
 
 _DELAY_S = 0.2
 

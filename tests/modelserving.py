@@ -8,23 +8,23 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 
+from leyden.api.wire import GroupSpec, RunSpec
 from leyden.engine.protocol import EngineRequest
 from leyden.engine.scripted import ScriptedEngine
 from leyden.episodes import Episode
 from leyden.records import Purpose, RunSettings, Task
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
+from leyden.server.control.keys import KeyKind, Keyring
+from leyden.server.gateway.calls.scheduler import Scheduler
 from leyden.server.gateway.gateway import Gateway
-from leyden.server.gateway.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
-from leyden.server.keys import KeyKind, Keyring
 from leyden.server.options import RunningServer
 from leyden.server.serve import Server
 from leyden.server.service import ServerContext, ServerSettings
-from leyden.store import queries
-from leyden.store.queue import LeaseQuery
+from leyden.store.read import queries
 from leyden.store.store import Store
-from leyden.wire import GroupSpec, RunSpec
+from leyden.store.write.queue import LeaseQuery
 
 END = "<|im_end|>"
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 from forked_commands import ForkedCommand, start_command
 
-from leyden.server.keys import KeyKind, Keyring
+from leyden.server.control.keys import KeyKind, Keyring
 from leyden.server.options import RunningServer
 
 

@@ -6,10 +6,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from leyden.config import Hyperparameters, TrainingConfig
+from leyden.learner.objective import Objective
+from leyden.learner.policy import Policy
+from leyden.learner.sample import Sample
 from leyden.rl.loss.ppo_clip import ppo_clip
-from leyden.trainer.batch.samples import Sample
-from leyden.trainer.policy.objective import Objective
-from leyden.trainer.policy.policy import Policy
 
 OBJECTIVE = Objective(ppo_clip, Hyperparameters())
 

@@ -14,20 +14,20 @@ import pytest
 
 import leyden
 from leyden import records
+from leyden.api.wire import RunSpec
 from leyden.config import Config, read_config
 from leyden.config.reading import to_toml
+from leyden.learner.policy import UpdateMetrics
 from leyden.local.stack import run_settings
+from leyden.orchestrator.report.call_positions import CallPositions
+from leyden.orchestrator.report.metrics_log import evaluation_metrics, step_metrics
+from leyden.orchestrator.rollouts.call_usage import CallUsage
 from leyden.records import RunSettings
 from leyden.store.mapping import decode_settings
-from leyden.trainer.policy.policy import UpdateMetrics
-from leyden.trainer.report.call_positions import CallPositions
-from leyden.trainer.report.metrics_log import evaluation_metrics, step_metrics
-from leyden.trainer.rollouts.call_usage import CallUsage
-from leyden.wire import RunSpec
 
 ROOT = Path(__file__).parents[1]
 STATIC = ROOT / "src/leyden/server/dashboard/static"
-MODULES = ("records", "outcomes", "wire", "views", "config.schema")
+MODULES = ("records", "outcomes", "api.wire", "api.views", "config.schema")
 DERIVED = {"reward_function"}
 """Settings of a run that no key sets: whether there is a `reward`."""
 
@@ -118,7 +118,7 @@ def test_pages_reports_docs_and_tests_name_metrics_that_are_written() -> None:
     """A name in a chart, in `leyden top`, in the report, the docs or a test stands in the code that writes metrics."""
     source = "".join(inspect.getsource(one) for one in (step_metrics, evaluation_metrics, UpdateMetrics))
     usage, positions = inspect.getsource(CallUsage), inspect.getsource(CallPositions)
-    algorithms = "".join(path.read_text() for path in _files("rl", "trainer/policy"))
+    algorithms = "".join(path.read_text() for path in _files("rl", "learner"))
     endings = {str(ending) for ending in import_module("leyden.outcomes").Ending}
     name = re.compile(r"\b((?:reward|rollouts|groups|calls|tokens|length|staleness|time|training|held_out)/[a-z_0-9]+)")
     shown: dict[str, str] = {}

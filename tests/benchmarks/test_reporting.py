@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from leyden.api.wire import GroupSpec, RunSpec
 from leyden.records import RunSettings, Task
-from leyden.wire import GroupSpec, RunSpec
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -17,15 +17,15 @@ import aiohttp
 import pytest
 from serving import ServerProcess
 
+from leyden.api.client import Remote
+from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.cli import main, parser
-from leyden.local.run_folder import RunFolder
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Call, CallCredit, Purpose, Reward, RewardKind, StepCredits, Task, VersionRun
-from leyden.remote import Remote
-from leyden.server.keys import KeyKind
-from leyden.store.queue import LeaseQuery
+from leyden.runs.run_folder import RunFolder
+from leyden.server.control.keys import KeyKind
 from leyden.store.store import Store
-from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
+from leyden.store.write.queue import LeaseQuery
 
 SLY = "\x1b[31mred [bold]loud[/bold] \x9b2J"
 """What would steer a terminal, or the library that writes to it."""

@@ -12,8 +12,8 @@ import pytest
 from leyden.cli.train import configuration
 from leyden.config import Config
 from leyden.local.preflight import check_inputs
-from leyden.local.run_folder import RunFolder
 from leyden.rl.registry import KINDS
+from leyden.runs.run_folder import RunFolder
 
 WIDE = """
 from functools import cache

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from serving import ServerProcess
 
+from leyden.api.client import Remote
+from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.cli import main
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Purpose, Reward, Task
-from leyden.remote import Remote
-from leyden.store import queries
+from leyden.store.read import queries
 from leyden.store.store import Store
-from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 
 GRADERS = """
 def length(task, result):

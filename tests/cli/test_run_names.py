@@ -12,19 +12,19 @@ import requests
 from serving import ServerProcess
 
 import leyden
+from leyden.api.wire import FinishRequest, GroupSpec, RunSpec
 from leyden.cli import main
 from leyden.config import Config, ConfigError
-from leyden.local.named_folders import require_run_folder
-from leyden.local.run_checkpoints import find_checkpoint
-from leyden.local.run_folder import RunFolder
 from leyden.local.serve import find_served
+from leyden.models.source import BUNDLED
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Metric, Purpose, Reward, Task
-from leyden.server.keys import KeyKind
-from leyden.store.queue import LeaseQuery
+from leyden.runs.named_folders import require_run_folder
+from leyden.runs.run_checkpoints import find_checkpoint
+from leyden.runs.run_folder import RunFolder
+from leyden.server.control.keys import KeyKind
 from leyden.store.store import Store
-from leyden.trainer.policy.model_source import BUNDLED
-from leyden.wire import FinishRequest, GroupSpec, RunSpec
+from leyden.store.write.queue import LeaseQuery
 
 REWARDS = {"earlier": 0.25, "later": 0.75}
 

@@ -18,7 +18,7 @@ from leyden.client.isolation.launcher import launch
 from leyden.client.isolation.options import IsolationOptions
 from leyden.client.isolation.running import IsolationRequest, running_isolation
 from leyden.client.processes.environment import inherited_environment
-from leyden.guardian import Program, fork_guardian
+from leyden.process.guardian import Program, fork_guardian
 
 IS_ROOT = os.geteuid() == 0
 

@@ -21,14 +21,14 @@ from modelserving import eventually
 from randomness import new_seed
 from worker_harness import AGENTS, WorkerHarness
 
+from leyden.api.wire import GroupSpec, RunSpec
 from leyden.backoff import Backoff
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.outcomes import Ending
 from leyden.records import Event, RunSettings, Task
-from leyden.server.keys import KeyKind
-from leyden.store import attempts
-from leyden.wire import GroupSpec, RunSpec
+from leyden.server.control.keys import KeyKind
+from leyden.store.write import attempts
 
 MARK = "LEYDEN_CHAOS"
 RUNS = {"callables": "chaos.py:act", "commands": f"{sys.executable} chaos.py"}

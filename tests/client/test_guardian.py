@@ -14,8 +14,8 @@ import pytest
 from modelserving import eventually
 from worker_harness import WorkerHarness, alive, gone, guardians_of, hosts_of, kill
 
-from leyden.guardian import KILL, guarded
 from leyden.outcomes import Ending
+from leyden.process.guardian import KILL, guarded
 
 AGENT = """
 import json, os, subprocess, time

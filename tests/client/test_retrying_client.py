@@ -9,12 +9,12 @@ from psutil import Process
 from serving import ServerProcess
 from worker_harness import AGENTS
 
+from leyden.api.client import Remote
+from leyden.api.wire import GroupSpec, RunSpec
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.records import RunSettings, Task
-from leyden.remote import Remote
-from leyden.server.keys import KeyKind
-from leyden.wire import GroupSpec, RunSpec
+from leyden.server.control.keys import KeyKind
 
 
 async def test_an_attempt_outlives_its_server_and_a_bad_key_ends_a_worker(

@@ -13,14 +13,14 @@ from typing import Any
 import psutil
 from modelserving import END, ModelServer, eventually, model_server
 
-from leyden import guardian
+from leyden.api.client import Remote
+from leyden.api.wire import MAX_KEY_TTL_S, GroupSpec, RunSpec
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.episodes import Episode
+from leyden.process import guardian
 from leyden.records import Purpose, RunSettings, Task
-from leyden.remote import Remote
-from leyden.server.keys import KeyKind
-from leyden.wire import MAX_KEY_TTL_S, GroupSpec, RunSpec
+from leyden.server.control.keys import KeyKind
 
 AGENTS = Path(__file__).parent / "agents"
 

@@ -15,9 +15,9 @@ from typing import Any, Self
 from modelserving import ModelServer
 
 from leyden.config import override, read_config, read_file
-from leyden.loading import load_callable, placeholder_keys
 from leyden.local.train import TrainingResult, train
-from leyden.trainer.report.metrics_log import read_metrics
+from leyden.orchestrator.report.metrics_log import read_metrics
+from leyden.user_code.loading import load_callable, placeholder_keys
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ALONE = """

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from leyden.loading import load_function
 from leyden.local.api import build_config
-from leyden.trainer.algorithm.resolve import algorithm_of
+from leyden.orchestrator.algorithm.resolve import algorithm_of
+from leyden.user_code.loading import load_function
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "ablations.py"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.loading import load_function
+from leyden.user_code.loading import load_function
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "tool_calls.py"
 CALL = '{"name": "calculator", "arguments": {"expression": "1"}}'

@@ -9,7 +9,7 @@ from table.make_tasks import make
 
 from leyden.config import override, read_config, read_file
 from leyden.local.train import TrainingResult, train
-from leyden.trainer.report.metrics_log import read_metrics
+from leyden.orchestrator.report.metrics_log import read_metrics
 
 TABLE = Path(__file__).parent / "table"
 LOTS = """

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tables import steps, train_table
 
 from leyden.config import ConfigError
-from leyden.trainer.policy.model_source import BUNDLED
+from leyden.models.source import BUNDLED
 
 TINY = (
     "reward=lots.py:reward",

@@ -13,10 +13,10 @@ from leyden.config import AdapterConfig, Config, ConfigError, TrainingConfig, re
 from leyden.engine.protocol import EngineError
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.vllm.backend import VllmBackend
+from leyden.learner.lora import MergedLoraLinear
+from leyden.learner.policy import Policy
 from leyden.local.engine import running_engine
-from leyden.trainer.policy.lora import MergedLoraLinear
-from leyden.trainer.policy.model_source import find_model
-from leyden.trainer.policy.policy import Policy
+from leyden.models.source import find_model
 
 GIB = 2**30
 SPARK = find_model("spark", ".")

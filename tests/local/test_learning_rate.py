@@ -8,8 +8,8 @@ import pytest
 from leyden.cli.train import absolute
 from leyden.config import AdapterConfig, Config, ConfigError
 from leyden.local.learning_rate import with_learning_rate
-from leyden.local.run_folder import RunFolder, stored_config
-from leyden.trainer.policy.model_source import ModelSource, find_model
+from leyden.models.source import ModelSource, find_model
+from leyden.runs.run_folder import RunFolder, stored_config
 
 SPARK = find_model("spark", ".")
 

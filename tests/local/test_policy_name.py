@@ -11,12 +11,12 @@ from serving import ServerProcess
 from trainings import Training
 from transformers import AutoModelForCausalLM
 
-from leyden.checkpoint_folders import checkpoint_steps
 from leyden.config import ConfigError, read_config
+from leyden.learner.checkpoint import read_state
 from leyden.local.serve import find_served
-from leyden.store import queries, views
+from leyden.runs.checkpoint_folders import checkpoint_steps
 from leyden.store.database import Database
-from leyden.trainer.checkpoint import read_state
+from leyden.store.read import queries, views
 
 DOCUMENT = {"run": "r", "agent": "a.py:solve", "tasks": "t.jsonl"}
 

@@ -16,11 +16,11 @@ from forked_commands import run_command
 from serving import ServerProcess
 
 from leyden.config import Config, ConfigError, EngineConfig, to_toml
-from leyden.local.run_checkpoints import find_checkpoint
+from leyden.learner.checkpoint import TrainerState
 from leyden.local.serve import find_served
-from leyden.server.keys import KeyKind
-from leyden.trainer.checkpoint import TrainerState
-from leyden.trainer.policy.model_source import BUNDLED
+from leyden.models.source import BUNDLED
+from leyden.runs.run_checkpoints import find_checkpoint
+from leyden.server.control.keys import KeyKind
 
 
 def make_run(home: Path, best_step: int) -> Path:

@@ -10,18 +10,18 @@ import pytest
 from modelserving import eventually
 from serving import delete_store
 
+from leyden.api.client import RemoteError, ServerUnreachable
+from leyden.api.wire import GroupSpec, LeaseRequest, RunSpec
 from leyden.engine.torch.engine import TorchEngine
+from leyden.learner.errors import TrainingError
+from leyden.learner.loading import load_model
 from leyden.local import server_health, server_process
 from leyden.local.retrying_remote import RetryingRemote
 from leyden.local.server_process import LocalServer, running_server
 from leyden.local.stack import admin_key
+from leyden.models.source import BUNDLED, find_model
 from leyden.records import DEFAULT_POLICY, RunSettings, Task, Version
-from leyden.remote import RemoteError, ServerUnreachable
 from leyden.server.options import ServeOptions, ServerProcessOptions
-from leyden.trainer.errors import TrainingError
-from leyden.trainer.policy.loading import load_model
-from leyden.trainer.policy.model_source import BUNDLED, find_model
-from leyden.wire import GroupSpec, LeaseRequest, RunSpec
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 from trainings import Training
 
 import leyden
+from leyden.api.client import Remote
 from leyden.engine.protocol import EngineRequest, Publication, WeightUpdate
 from leyden.engine.torch.engine import TorchEngine
-from leyden.remote import Remote
-from leyden.trainer.policy.policy import Policy
+from leyden.learner.policy import Policy
 
 
 class Recorder:

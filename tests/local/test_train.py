@@ -20,13 +20,13 @@ from trainings import AGENT, Training, children, line_with
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyden.config import ConfigError, override, read_config, read_file
+from leyden.learner.checkpoint import read_state
 from leyden.local.train import train
+from leyden.models.source import BUNDLED
 from leyden.records import Call
-from leyden.server.keys import KeyKind, Keyring
-from leyden.store import queries
+from leyden.server.control.keys import KeyKind, Keyring
 from leyden.store.database import Database
-from leyden.trainer.checkpoint import read_state
-from leyden.trainer.policy.model_source import BUNDLED
+from leyden.store.read import queries
 
 
 def leyden(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -420,7 +420,7 @@ def test_what_is_wrong_is_one_line_before_any_work(setting: str, says: str, tmp_
 
 def test_too_little_memory_is_reported_before_any_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Training(tmp_path)
-    monkeypatch.setattr("leyden.trainer.policy.loading._free_memory", lambda: 10 * 2**20)
+    monkeypatch.setattr("leyden.learner.loading._free_memory", lambda: 10 * 2**20)
     assert "takes about 0.029 GiB and 0.0098 are free" in refusal(tmp_path)
 
 

@@ -21,7 +21,7 @@ from trainings import AGENT, Training, children, line_with
 
 from leyden.cli import main
 from leyden.config import ConfigError
-from leyden.local.pruning import prune_run
+from leyden.runs.pruning import prune_run
 
 FAILING = AGENT.replace(
     "def solve(task):\n",

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 import leyden
-from leyden import guardian
+from leyden.orchestrator.report.metrics_log import read_metrics
+from leyden.process import guardian
 from leyden.records import DEFAULT_POLICY
-from leyden.trainer.report.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("LEYDEN_VLLM_PYTHON", str(ROOT / ".venv-vllm/bin/python"))

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from leyden.config import read_config, read_file
 from leyden.local.dev import run_dev
-from leyden.store import queries
 from leyden.store.database import Database
+from leyden.store.read import queries
 
 AGENT = """
 import os

@@ -10,12 +10,12 @@ from renderers import GLM45Renderer, Qwen3Renderer, create_renderer
 from renderers.base import MODEL_RENDERER_MAP
 from smallpolicy import small_policy
 
+from leyden.learner.checkpoint import Checkpoints, TrainerState
+from leyden.models.source import ModelSource
 from leyden.records import DEFAULT_POLICY
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.known_models import find_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE, Tokenizer
-from leyden.trainer.checkpoint import Checkpoints, TrainerState
-from leyden.trainer.policy.model_source import ModelSource
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "tests/data/templates"

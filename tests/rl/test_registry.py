@@ -15,6 +15,9 @@ import leyden.rl.advantage
 import leyden.rl.credit
 import leyden.rl.loss
 from leyden.config import AlgorithmConfig, ConfigError, read_config
+from leyden.orchestrator.algorithm.resolve import algorithm_of, unused_settings
+from leyden.orchestrator.credit.samples import SampleFilter, StepAccounting, select_rollouts
+from leyden.orchestrator.updates import prepare_updates
 from leyden.rl.advantage.grpo import grpo
 from leyden.rl.registry import (
     KINDS,
@@ -29,9 +32,6 @@ from leyden.rl.registry import (
     needs_critic,
     readers,
 )
-from leyden.trainer.algorithm.resolve import algorithm_of, unused_settings
-from leyden.trainer.batch.samples import SampleFilter, StepAccounting, select_rollouts
-from leyden.trainer.updates import prepare_updates
 
 PAIRS = {
     **dict.fromkeys(

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from serving import ServerProcess
 
+from leyden.api.client import Remote, RemoteError
+from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Reward, RewardKind, RunSettings, State, Task
-from leyden.remote import Remote, RemoteError
-from leyden.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 
 HUNG_UP = (aiohttp.ClientError, ConnectionError, TimeoutError)
 CLIENTS, GROUP, BACKLOG = 8, 2, 64

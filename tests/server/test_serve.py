@@ -17,22 +17,23 @@ from databases import Postgres
 from prometheus_client.parser import text_string_to_metric_families
 from serving import ServerProcess, delete_store
 
+from leyden.api.client import Remote, RemoteError, ServerUnreachable
+from leyden.api.wire import EventLog, GroupSpec, LeaseRequest, RunSpec
 from leyden.cli import main
 from leyden.engine.scripted import ScriptedEngine
 from leyden.records import Call, CallStatus, RunSettings, Task, Version, Worker
-from leyden.remote import Remote, RemoteError, ServerUnreachable
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.server.gateway.scheduler import Scheduler
+from leyden.server.control.keys import KeyKind
+from leyden.server.gateway.calls.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
-from leyden.server.keys import KeyKind
 from leyden.server.options import ServeOptions
 from leyden.server.serve import open_server
-from leyden.store import queries, server_lock
 from leyden.store.database import Database
 from leyden.store.errors import StoreLost
-from leyden.store.queue import LeaseQuery
-from leyden.wire import EventLog, GroupSpec, LeaseRequest, RunSpec
+from leyden.store.files import server_lock
+from leyden.store.read import queries
+from leyden.store.write.queue import LeaseQuery
 
 Refusal = Callable[..., str]
 

@@ -14,10 +14,10 @@ from msgspec.msgpack import encode
 from prometheus_client import CollectorRegistry
 from serving import ServerProcess
 
+from leyden.api.client import Remote
+from leyden.api.wire import GroupSpec, LeaseRequest, RunSpec
 from leyden.records import RunSettings, Task
-from leyden.remote import Remote
 from leyden.server.loop_watchdog import LoopWatchdog
-from leyden.wire import GroupSpec, LeaseRequest, RunSpec
 
 
 async def test_a_server_that_was_stopped_gives_every_lease_its_full_time(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from databases import Postgres
 
+from leyden.api.wire import RunSpec
 from leyden.records import RunSettings
 from leyden.store.store import Store
-from leyden.wire import RunSpec
 
 
 class Clock:

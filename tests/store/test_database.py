@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, inspect, select, text
 
+from leyden.api.wire import FinishRequest, GroupSpec, RunSpec
 from leyden.outcomes import Ending, Outcome
 from leyden.records import DEFAULT_POLICY, Call, Reward, RunSettings, Task
-from leyden.store import migrations, queries, views
+from leyden.store import migrations
 from leyden.store.codec import pack_ids
 from leyden.store.database import Database
 from leyden.store.errors import StoreUnavailable, StoreUnusable
-from leyden.store.page_checksums import checksums_file
-from leyden.store.queue import LeaseQuery
+from leyden.store.files.page_checksums import checksums_file
+from leyden.store.read import queries, views
 from leyden.store.schema import meta
 from leyden.store.store import Store
-from leyden.wire import FinishRequest, GroupSpec, RunSpec
+from leyden.store.write.queue import LeaseQuery
 
 
 async def fill(path: Path, calls: int = 3, run: str = "r") -> None:

@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 from randomness import examples
 
+from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, RunSpec, Scores
 from leyden.outcomes import MEANING, RETRY_BACKOFF, Ending, Outcome, Retry
 from leyden.records import Call, Reward, RunSettings, State, Task
-from leyden.store import queries
 from leyden.store.errors import Conflict
-from leyden.store.queue import LeaseQuery
+from leyden.store.read import queries
 from leyden.store.store import Store
-from leyden.wire import EventCursor, FinishRequest, GroupSpec, RunSpec, Scores
+from leyden.store.write.queue import LeaseQuery
 
 T = TypeVar("T")
 

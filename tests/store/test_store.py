@@ -6,6 +6,7 @@ import time
 import pytest
 from sqlalchemy import text
 
+from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, ListedRollout, RunSpec
 from leyden.outcomes import RETRY_BACKOFF, Ending, Outcome, Retry
 from leyden.records import (
     Call,
@@ -22,11 +23,11 @@ from leyden.records import (
     Version,
     VersionRun,
 )
-from leyden.store import lease_expiry, queries, views
 from leyden.store.errors import Conflict, NotFound
-from leyden.store.queue import LeaseQuery
+from leyden.store.read import queries, views
 from leyden.store.store import Store
-from leyden.wire import EventCursor, FinishRequest, GroupSpec, ListedRollout, RunSpec
+from leyden.store.write import lease_expiry
+from leyden.store.write.queue import LeaseQuery
 
 DONE = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("final", 1.0),))
 

@@ -20,7 +20,7 @@ import uvloop
 from leyden import __version__
 from leyden.cli.arguments import default_home, identifier
 from leyden.config import ConfigError
-from leyden.loading import LoadError
+from leyden.user_code.loading import LoadError
 
 _COMMANDS = {
     **dict.fromkeys(("train", "dev", "eval", "export"), "train"),
@@ -32,9 +32,9 @@ _COMMANDS = {
 }
 """Command to the module that has `add_COMMAND`. Only the module of the command in use is imported: some take long."""
 _ERRORS = {
-    "leyden.trainer.errors": "TrainingError",
+    "leyden.learner.errors": "TrainingError",
     "leyden.store.errors": "StoreError",
-    "leyden.remote": "RemoteError",
+    "leyden.api.client": "RemoteError",
     "leyden.server.options": "ServeError",
 }
 """Errors whose message is for the user, by the module that defines them."""
@@ -81,9 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except _expected() as error:
         return _fail(str(error))
-    except _defined("leyden.remote", "ServerUnreachable") as error:
+    except _defined("leyden.api.client", "ServerUnreachable") as error:
         return _fail(f"{error}: start one with `leyden serve`, or correct --server")
-    except _defined("leyden.remote", "ReplyTimeout") as error:
+    except _defined("leyden.api.client", "ReplyTimeout") as error:
         return _fail(f"{error}: it is overloaded or hangs; look at its log, and try again")
     except TimeoutError:  # an OSError, but nothing that the user can correct
         raise

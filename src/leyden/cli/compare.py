@@ -9,7 +9,7 @@ from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.cli.source import add_source, open_source
 from leyden.estimates import PairedDifference, estimate
-from leyden.local.compare import compare_evaluations, read_evaluation
+from leyden.runs.compare import compare_evaluations, read_evaluation
 
 
 class Comparison(Struct, frozen=True):

@@ -18,9 +18,9 @@ from leyden.cli.source import add_source, open_source, open_writable
 from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_reward
 from leyden.client.rewards.rescorer import EpisodeSource, RescoredRollout, Rescorer
 from leyden.client.services.registry import ServiceRegistry
-from leyden.client.user_code import background_loop
 from leyden.config import Config, ConfigError, read_stored_config
 from leyden.records import Run
+from leyden.user_code.bridge import background_loop
 
 _SHOWN_ERRORS = 3
 

@@ -15,7 +15,7 @@ from leyden.cli.train import needs_torch
 from leyden.config import ConfigError
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
 from leyden.local.preflight import print_loading
-from leyden.server.address import is_loopback
+from leyden.server.http.address import is_loopback
 from leyden.server.options import RunningServer, ServeOptions
 
 

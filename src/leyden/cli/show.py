@@ -14,19 +14,19 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from leyden.api.client import RemoteError
+from leyden.api.views import RolloutQuery, RunCard
+from leyden.api.wire import ListedRollout, RolloutDetail, RunSummary
 from leyden.cli.arguments import identifier, integer, run_name
 from leyden.cli.printing import format_bytes, plural, print_json, print_table, stdout_console, with_error
 from leyden.cli.source import add_source, all_runs, open_source
 from leyden.config import ConfigError
 from leyden.episodes import Episode
-from leyden.local.run_folder import folder_size
-from leyden.local.stored_runs import RunSource, StoredRuns
 from leyden.outcomes import Ending
 from leyden.records import Attempt, Call, CallCredit, Rollout, Span, StepCredits
-from leyden.remote import RemoteError
-from leyden.store.run_lock import INTERRUPTED
-from leyden.views import RolloutQuery, RunCard
-from leyden.wire import ListedRollout, RolloutDetail, RunSummary
+from leyden.runs.run_folder import folder_size
+from leyden.runs.stored_runs import RunSource, StoredRuns
+from leyden.store.files.run_lock import INTERRUPTED
 
 _OUTPUT_LINES, _MAX_LINE_LENGTH = 20, 2000
 _LIST_PAGE, _SEARCH_PAGE = 1000, 500

@@ -9,14 +9,14 @@ from typing import ParamSpec, TypeVar
 
 from msgspec import Struct
 
+from leyden.api.client import Remote, RemoteError, read_key
+from leyden.api.views import Fleet, RunCard, Series, join_fleets
+from leyden.api.wire import Recorded, RunSummary
 from leyden.cli.arguments import add_store
-from leyden.local.stored_runs import RunSource, StoredRuns, open_run, open_stores
 from leyden.records import Reward
-from leyden.remote import Remote, RemoteError, read_key
+from leyden.runs.stored_runs import RunSource, StoredRuns, open_run, open_stores
 from leyden.store.errors import StoreInUse, StoreUnusable
 from leyden.store.store import Store
-from leyden.views import Fleet, RunCard, Series, join_fleets
-from leyden.wire import Recorded, RunSummary
 
 P = ParamSpec("P")
 T = TypeVar("T")

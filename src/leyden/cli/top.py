@@ -13,12 +13,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from leyden.api.views import EngineView, Fleet, RunCard
 from leyden.cli.arguments import run_name
 from leyden.cli.printing import plural, print_json, print_table, stdout_console, with_error
 from leyden.cli.source import Watched, add_source, open_watched
 from leyden.config import ConfigError
-from leyden.store.run_lock import INTERRUPTED
-from leyden.views import EngineView, Fleet, RunCard
+from leyden.store.files.run_lock import INTERRUPTED
 
 _METRICS = (
     *("reward/mean", "held_out/change", "held_out/change_error", "training/entropy", "training/kl_sampler_k3"),

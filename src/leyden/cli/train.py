@@ -17,14 +17,14 @@ from leyden.cli.arguments import integer, run_name
 from leyden.cli.dev import format_counts, print_report
 from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.config import Config, ConfigError, override, read_config, read_file
-from leyden.local.named_folders import require_run_folder
 from leyden.local.openmp import configure_openmp
 from leyden.local.preflight import check_inputs
-from leyden.local.run_checkpoints import find_checkpoint
-from leyden.local.run_folder import RunFolder
+from leyden.models.source import BUNDLED
 from leyden.outcomes import Ending
 from leyden.rl.registry import KINDS
-from leyden.trainer.policy.model_source import BUNDLED
+from leyden.runs.named_folders import require_run_folder
+from leyden.runs.run_checkpoints import find_checkpoint
+from leyden.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from leyden.local.train import TrainingResult
@@ -140,7 +140,7 @@ async def _train(options: argparse.Namespace) -> None:
     else:
         _print_result(trained, options)
     if trained.steps and trained.step == trained.steps and not trained.updates:
-        from leyden.trainer.errors import TrainingError
+        from leyden.learner.errors import TrainingError
 
         raise TrainingError(
             f"run {trained.run} made no update in {plural(trained.step, 'step')}, so nothing was trained: in every "
@@ -243,7 +243,7 @@ async def _dev(options: argparse.Namespace) -> None:
         print_report(stdout_console(), report, episodes)
     if not report.calls_trained and not report.groups_flat:
         if not report.calls:
-            from leyden.trainer.failures import no_calls
+            from leyden.orchestrator.health.failures import no_calls
 
             raise ConfigError(no_calls(next(iter(report.messages)).partition("\n")[0] if report.failures else None))
         raise ConfigError(f"no call can be trained on ({format_counts(report.left_out)})")

@@ -8,13 +8,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from leyden.api.client import read_key
 from leyden.cli.arguments import integer, url
 from leyden.cli.train import add_configuration, configuration
 from leyden.client.worker.ray_cluster import ClusterError, RayWorkers, connected
 from leyden.client.worker.worker import WorkerOptions, work
 from leyden.config import ConfigError
 from leyden.local.worker_process import worker_options
-from leyden.remote import read_key
 
 
 def add_worker(commands: Any) -> argparse.ArgumentParser:

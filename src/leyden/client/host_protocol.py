@@ -15,8 +15,8 @@ from msgspec import Raw, Struct
 
 from leyden.client.isolation.options import IsolationOptions
 from leyden.config.schema import ServiceConfig
-from leyden.framing import MAX_FRAME, FrameTooLarge, read_frame, read_frame_blocking, to_frame
 from leyden.outcomes import Outcome, Retry
+from leyden.process.framing import MAX_FRAME, FrameTooLarge, read_frame, read_frame_blocking, to_frame
 from leyden.records import Reward
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from leyden.api.client import Remote, RemoteError, ServerUnreachable
 from leyden.backoff import Backoff
-from leyden.remote import Remote, RemoteError, ServerUnreachable
 
 T = TypeVar("T")
 

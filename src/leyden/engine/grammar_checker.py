@@ -16,7 +16,7 @@ import msgspec
 
 from leyden.engine.grammar import GrammarError
 from leyden.engine.grammar_process import CPU_S, MEMORY_MB, CheckerSetup, CheckRequest
-from leyden.framing import read_frame_blocking, to_frame
+from leyden.process.framing import read_frame_blocking, to_frame
 
 _PROCESSES = 2
 _KNOWN_GRAMMARS = 256

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from leyden.engine.grammar import GrammarCompiler, GrammarError
-from leyden.framing import read_frame_blocking, to_frame
+from leyden.process.framing import read_frame_blocking, to_frame
 
 CPU_S = 5
 """CPU time for one grammar."""

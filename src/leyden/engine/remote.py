@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from leyden.engine.protocol import Engine, EngineError, EngineLost, EngineRequest, SocketAddress, TokenChunk
-from leyden.framing import read_frame, to_frame
+from leyden.process.framing import read_frame, to_frame
 
 log = logging.getLogger(__name__)
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
-from leyden.client.user_code import run_to_completion
 from leyden.config import Config, ConfigError, current_keys, read_config, read_file
 from leyden.estimates import PairedDifference
-from leyden.loading import LoadError, reference_to
+from leyden.learner.errors import TrainingError
 from leyden.local.notes import print_note
 from leyden.local.openmp import configure_openmp
 from leyden.local.preflight import check_inputs
-from leyden.local.run_folder import RunFolder
+from leyden.orchestrator.rollouts.tasks import tasks_as_jsonl
+from leyden.runs.run_folder import RunFolder
 from leyden.store.errors import StoreError
-from leyden.trainer.errors import TrainingError
-from leyden.trainer.rollouts.tasks import tasks_as_jsonl
+from leyden.user_code.bridge import run_to_completion
+from leyden.user_code.loading import LoadError, reference_to
 
 if TYPE_CHECKING:
     from leyden.local.dev import DevReport
@@ -127,7 +127,7 @@ def export(run: str, /, *, to: str | Path, step: str | int = "best", home: str |
     def work() -> Path:
         configure_openmp()
         from leyden.local.export import export as export_run  # imports torch
-        from leyden.local.named_folders import require_run_folder
+        from leyden.runs.named_folders import require_run_folder
 
         export_run(require_run_folder(Path(home), run), Path(to), str(step))
         return Path(to)
@@ -146,7 +146,7 @@ def compare(
     """Compare the last evaluations of two runs (or those of `steps`) task by task: the difference and its error."""
 
     def work() -> PairedDifference:
-        from leyden.local.compare import compare_runs  # imports SQLAlchemy
+        from leyden.runs.compare import compare_runs  # imports SQLAlchemy
 
         return _run(compare_runs(Path(home), first, second, steps))
 

@@ -10,29 +10,29 @@ from statistics import fmean
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leyden.api.wire import GroupSpec
 from leyden.background import start_background
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.estimates import estimate
+from leyden.learner.loading import check_tokenizer, load_model
 from leyden.local.notes import print_note, stderr_console
-from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
+from leyden.models.source import find_model
+from leyden.orchestrator.algorithm.resolve import Algorithm, algorithm_of
+from leyden.orchestrator.credit.advantages import StepInputs, compute_advantages
+from leyden.orchestrator.credit.samples import SelectedRollout, StepAccounting, make_samples, select_rollouts
+from leyden.orchestrator.health.failures import count_alike
+from leyden.orchestrator.health.position import PositionDetector
+from leyden.orchestrator.report.progress_line import ProgressLine
+from leyden.orchestrator.rollouts.collector import RolloutCollector
+from leyden.orchestrator.rollouts.tasks import read_tasks
 from leyden.outcomes import MEANING
 from leyden.records import Call, Purpose
 from leyden.rl.signals import SignalKind, SignalRules, automatic
 from leyden.rl.signals import find as find_signals
 from leyden.rl.signals.tool_calls import tool_calls_of
-from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of
-from leyden.trainer.batch.advantages import StepInputs, compute_advantages
-from leyden.trainer.batch.samples import SelectedRollout, StepAccounting, make_samples, select_rollouts
-from leyden.trainer.failures import count_alike
-from leyden.trainer.policy.loading import check_tokenizer, load_model
-from leyden.trainer.policy.model_source import find_model
-from leyden.trainer.position import PositionDetector
-from leyden.trainer.report.progress_line import ProgressLine
-from leyden.trainer.rollouts.collector import RolloutCollector
-from leyden.trainer.rollouts.tasks import read_tasks
-from leyden.wire import GroupSpec
+from leyden.runs.run_folder import RunFolder
 
 _PROGRESS_EVERY_S = 30.0
 

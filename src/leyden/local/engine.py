@@ -15,11 +15,11 @@ from leyden.engine.vllm.adapters import adapter_arguments
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.installation import find_vllm
 from leyden.engine.vllm.process import VllmOptions
+from leyden.learner.policy import Policy
 from leyden.local.memory_plan import MemoryPlan, plan_memory
 from leyden.local.notes import print_note
+from leyden.models.source import ModelSource
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.trainer.policy.model_source import ModelSource
-from leyden.trainer.policy.policy import Policy
 
 _CPU_SLOTS, _GPU_SLOTS, _VLLM_REQUESTS = 64, 256, 1024
 _VLLM_CPU_SHARE = 0.2

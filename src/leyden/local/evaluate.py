@@ -6,16 +6,16 @@ from pathlib import Path
 from msgspec import Struct
 
 from leyden.config import Config, ConfigError
+from leyden.learner.loading import check_tokenizer, load_model
 from leyden.local.notes import stderr_console
-from leyden.local.run_checkpoints import find_checkpoint, known_runs
-from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
-from leyden.trainer.policy.loading import check_tokenizer, load_model
-from leyden.trainer.policy.model_source import find_model
-from leyden.trainer.report.progress_line import ProgressLine
-from leyden.trainer.rollouts.collector import RolloutCollector
-from leyden.trainer.rollouts.evaluation import EvaluationResult, evaluate
-from leyden.trainer.rollouts.tasks import read_task_file, read_tasks
+from leyden.models.source import find_model
+from leyden.orchestrator.report.progress_line import ProgressLine
+from leyden.orchestrator.rollouts.collector import RolloutCollector
+from leyden.orchestrator.rollouts.evaluation import EvaluationResult, evaluate
+from leyden.orchestrator.rollouts.tasks import read_task_file, read_tasks
+from leyden.runs.run_checkpoints import find_checkpoint, known_runs
+from leyden.runs.run_folder import RunFolder
 
 
 class EvaluatedModel(Struct, frozen=True):

@@ -8,10 +8,10 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from leyden.config import ConfigError
-from leyden.local.run_checkpoints import choose_checkpoint
-from leyden.local.run_folder import stored_config
-from leyden.trainer.checkpoint import tokenizer_files
-from leyden.trainer.policy.model_source import find_model
+from leyden.learner.checkpoint import tokenizer_files
+from leyden.models.source import find_model
+from leyden.runs.run_checkpoints import choose_checkpoint
+from leyden.runs.run_folder import stored_config
 
 
 def export(run: Path, to: Path, which: str = "best") -> Path:

@@ -3,10 +3,10 @@
 from msgspec.structs import replace
 
 from leyden.config import Config
-from leyden.local.run_folder import RunFolder, stored_config
-from leyden.trainer.policy.default_learning_rate import default_learning_rate
-from leyden.trainer.policy.loading import count_parameters
-from leyden.trainer.policy.model_source import ModelSource
+from leyden.learner.default_learning_rate import default_learning_rate
+from leyden.learner.loading import count_parameters
+from leyden.models.source import ModelSource
+from leyden.runs.run_folder import RunFolder, stored_config
 
 
 def with_learning_rate(config: Config, folder: RunFolder, source: ModelSource) -> tuple[Config, str]:

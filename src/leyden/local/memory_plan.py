@@ -8,7 +8,7 @@ from msgspec import Struct
 from transformers import PreTrainedModel
 
 from leyden.config import Config, ConfigError
-from leyden.trainer.policy.loading import memory_for_training
+from leyden.learner.loading import memory_for_training
 
 _GIB = 2**30
 _LOGITS_BYTES = 4 * _GIB

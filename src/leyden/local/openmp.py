@@ -2,7 +2,7 @@
 
 import os
 
-from leyden.cores import assigned_cores, usable_cores
+from leyden.process.cores import assigned_cores, usable_cores
 
 
 def configure_openmp() -> None:

@@ -4,17 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from leyden.client.agent_reference import AgentKind, kind_of, read_command
 from leyden.client.host.callable_agent import CallableAgent
 from leyden.client.rewards.function import RetryPolicy, RewardFunction
 from leyden.config import Config, ConfigError
-from leyden.loading import LoadError, check_reference
 from leyden.local.notes import print_note
+from leyden.models.source import find_local_model
+from leyden.orchestrator.rollouts.tasks import read_task_file, read_tasks
 from leyden.rl.registry import KINDS, UnknownAlgorithm, check_name
-from leyden.server.listener import bind_port
+from leyden.server.http.listener import bind_port
 from leyden.server.options import ServeError
-from leyden.trainer.policy.model_source import find_local_model
-from leyden.trainer.rollouts.tasks import read_task_file, read_tasks
+from leyden.user_code.agent_reference import AgentKind, kind_of, read_command
+from leyden.user_code.loading import LoadError, check_reference
 
 ResumeCheck = Callable[[Config], None]
 

@@ -6,9 +6,9 @@ Every request of the control API that a trainer makes is idempotent.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from leyden.api.client import Remote, RemoteError, ReplyTimeout, ServerUnreachable
 from leyden.backoff import Backoff
 from leyden.local.notes import print_note
-from leyden.remote import Remote, RemoteError, ReplyTimeout, ServerUnreachable
 
 T = TypeVar("T")
 _BACKOFF = Backoff(first_s=0.1, max_s=2.0)

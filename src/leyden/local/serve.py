@@ -9,14 +9,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.config import Config, EngineConfig
+from leyden.learner.loading import check_tokenizer, load_model
 from leyden.local.engine import running_engine
-from leyden.local.run_checkpoints import find_checkpoint, find_run, known_runs
-from leyden.local.run_folder import stored_config
 from leyden.local.server_process import running_server
 from leyden.local.stack import run_with
+from leyden.models.source import ModelSource, find_model
+from leyden.runs.run_checkpoints import find_checkpoint, find_run, known_runs
+from leyden.runs.run_folder import stored_config
 from leyden.server.options import RunningServer, ServeOptions, ServerProcessOptions
-from leyden.trainer.policy.loading import check_tokenizer, load_model
-from leyden.trainer.policy.model_source import ModelSource, find_model
 
 
 class ServedSource(Struct, frozen=True):

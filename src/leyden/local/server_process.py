@@ -25,13 +25,13 @@ from leyden.background import start_background
 from leyden.backoff import Backoff
 from leyden.config import ConfigError
 from leyden.engine.protocol import EngineBackend
-from leyden.guardian import exit_reason
+from leyden.learner.errors import TrainingError
 from leyden.local.notes import print_note
 from leyden.local.server_health import MAX_SILENT_S, wait_unresponsive
-from leyden.restart_limit import RestartLimit
-from leyden.rotating_log import RotatingLog
+from leyden.process.guardian import exit_reason
+from leyden.process.restart_limit import RestartLimit
+from leyden.process.rotating_log import RotatingLog
 from leyden.server.options import REFUSED, SHOW_STACK, STORE_LOST, RunningServer, ServerProcessOptions
-from leyden.trainer.errors import TrainingError
 
 _STOP_TIMEOUT_S = 40.0
 """A server gives the requests that it accepted half a minute."""

@@ -14,24 +14,24 @@ import msgspec
 from msgspec import Struct
 from transformers import PreTrainedModel
 
+from leyden.api.client import Remote, read_key
+from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, RunSpec
 from leyden.client.isolation.running import choose_mode
 from leyden.client.worker.worker import WorkerOptions, isolation_request
 from leyden.config import Config
-from leyden.cores import usable_cores
 from leyden.engine.protocol import EngineBackend
+from leyden.learner.policy import Policy
 from leyden.local.engine import running_engine
 from leyden.local.notes import print_note, stderr_console
 from leyden.local.retrying_remote import RetryingRemote
 from leyden.local.server_process import LocalServer, running_server
 from leyden.local.worker_process import LocalWorker, running_worker, worker_options
+from leyden.models.source import ModelSource
+from leyden.orchestrator.report.progress_line import ProgressLine
+from leyden.process.cores import usable_cores
 from leyden.records import RunSettings, Sampling
-from leyden.remote import Remote, read_key
-from leyden.server.keys import write_private
+from leyden.server.control.keys import write_private
 from leyden.server.options import ServeOptions, ServerProcessOptions
-from leyden.trainer.policy.model_source import ModelSource
-from leyden.trainer.policy.policy import Policy
-from leyden.trainer.report.progress_line import ProgressLine
-from leyden.wire import MAX_KEY_TTL_S, KeySpec, RunSpec
 
 T = TypeVar("T")
 

@@ -14,32 +14,32 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from leyden.checkpoint_folders import checkpoint_folder, latest_checkpoint
 from leyden.config import Config
 from leyden.episodes import Episode
+from leyden.learner.checkpoint import Checkpoints, TrainerState, restore_latest
+from leyden.learner.loading import check_tokenizer, load_model
+from leyden.learner.policy import Policy
 from leyden.local.environment import describe_environment
 from leyden.local.learning_rate import with_learning_rate
 from leyden.local.notes import print_note, stderr_console
-from leyden.local.run_folder import RunFolder
 from leyden.local.stack import local_stack
+from leyden.models.source import ModelSource, find_model
+from leyden.orchestrator.algorithm.resolve import Algorithm, algorithm_of, unused_settings
+from leyden.orchestrator.health.collapse import CollapseDetector
+from leyden.orchestrator.health.divergence import START_FILE, Divergence
+from leyden.orchestrator.health.standstill import StandstillDetector
+from leyden.orchestrator.loop import Trainer
+from leyden.orchestrator.report.console import ConsoleReport
+from leyden.orchestrator.report.metrics_log import MetricsLog, read_metrics
+from leyden.orchestrator.report.plot import draw_image, draw_text, metric_points
+from leyden.orchestrator.report.sinks import opened_sinks
+from leyden.orchestrator.report.time_summary import time_summary
+from leyden.orchestrator.rollouts.tasks import Tasks, read_tasks
 from leyden.records import DEFAULT_POLICY
-from leyden.store import queries
+from leyden.runs.checkpoint_folders import checkpoint_folder, latest_checkpoint
+from leyden.runs.run_folder import RunFolder
 from leyden.store.database import Database
-from leyden.trainer.algorithm.resolve import Algorithm, algorithm_of, unused_settings
-from leyden.trainer.checkpoint import Checkpoints, TrainerState, restore_latest
-from leyden.trainer.collapse import CollapseDetector
-from leyden.trainer.divergence import START_FILE, Divergence
-from leyden.trainer.loop import Trainer
-from leyden.trainer.policy.loading import check_tokenizer, load_model
-from leyden.trainer.policy.model_source import ModelSource, find_model
-from leyden.trainer.policy.policy import Policy
-from leyden.trainer.report.console import ConsoleReport
-from leyden.trainer.report.metrics_log import MetricsLog, read_metrics
-from leyden.trainer.report.plot import draw_image, draw_text, metric_points
-from leyden.trainer.report.sinks import opened_sinks
-from leyden.trainer.report.time_summary import time_summary
-from leyden.trainer.rollouts.tasks import Tasks, read_tasks
-from leyden.trainer.standstill import StandstillDetector
+from leyden.store.read import queries
 
 
 class TrainingResult(Struct, frozen=True):

@@ -11,12 +11,12 @@ from leyden.client.worker.lease_loop import LOOP_ERRORS
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.config import Config, ConfigError
-from leyden.cores import usable_cores
-from leyden.guardian import exit_reason
 from leyden.local.machine import worker_size
 from leyden.local.notes import print_note
-from leyden.restart_limit import RestartLimit
-from leyden.rotating_log import RotatingLog
+from leyden.process.cores import usable_cores
+from leyden.process.guardian import exit_reason
+from leyden.process.restart_limit import RestartLimit
+from leyden.process.rotating_log import RotatingLog
 
 _REFUSED = 2
 """The exit status of a worker that cannot run with these options, so that restarting it is useless."""

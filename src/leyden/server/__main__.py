@@ -22,7 +22,7 @@ from leyden.config.schema import UPSTREAM_KEY_VARIABLE
 from leyden.engine.connect import connected, describe_address
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
-from leyden.server.gateway.scheduler import Scheduler
+from leyden.server.gateway.calls.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.options import REFUSED, SHOW_STACK, STORE_LOST, ServeError, ServerProcessOptions
 from leyden.server.serve import open_server

@@ -13,23 +13,23 @@ from pathlib import Path
 
 import uvicorn
 
+from leyden.api.wire import MAX_KEY_TTL_S
 from leyden.background import start_background
-from leyden.descriptors import raise_file_limit
-from leyden.server.address import is_loopback, is_wildcard
-from leyden.server.app import application
-from leyden.server.connections import KEEP_ALIVE_S, ConnectionLimits
-from leyden.server.ending import ending_process
-from leyden.server.engine_reports import writing_reports
+from leyden.process.descriptors import raise_file_limit
+from leyden.server.control.engine_reports import writing_reports
+from leyden.server.control.keys import KeyKind, KeyRefused, Keyring, write_private
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.gateway.upstream.client import UpstreamClient
-from leyden.server.keys import KeyKind, KeyRefused, Keyring, write_private
-from leyden.server.listener import bind_port
+from leyden.server.http.address import is_loopback, is_wildcard
+from leyden.server.http.app import application
+from leyden.server.http.connections import KEEP_ALIVE_S, ConnectionLimits
+from leyden.server.http.ending import ending_process
+from leyden.server.http.listener import bind_port
 from leyden.server.loop_watchdog import LoopWatchdog
 from leyden.server.options import RunningServer, ServeError, ServeOptions
 from leyden.server.service import ServerContext, ServerSettings
 from leyden.store.store import Store
-from leyden.wire import MAX_KEY_TTL_S
 
 _log = logging.getLogger("leyden.server")
 _SHUTDOWN_S = 30

@@ -6,16 +6,16 @@ from typing import Self
 from msgspec import Struct
 
 from leyden import defaults
-from leyden.server.body_budget import BodyBudget
+from leyden.server.control.keys import Keyring
+from leyden.server.control.leases import ActiveLeases
+from leyden.server.control.telemetry import Telemetry
 from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import StorePolling
 from leyden.server.gateway.gateway import Gateway
-from leyden.server.keys import Keyring
-from leyden.server.leases import ActiveLeases
-from leyden.server.limits import Limiter
+from leyden.server.http.body_budget import BodyBudget
+from leyden.server.http.limits import Limiter
 from leyden.server.offload import Offload
-from leyden.server.telemetry import Telemetry
-from leyden.store import queries
+from leyden.store.read import queries
 from leyden.store.store import Store
 
 

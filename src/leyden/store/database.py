@@ -19,9 +19,9 @@ from sqlalchemy.pool import QueuePool
 
 from leyden.store import migrations
 from leyden.store.errors import StoreLost, StoreUnusable
-from leyden.store.page_checksums import changed_pages, checksums_file, write_page_checksums
-from leyden.store.server_lock import CONNECTION, ServerLock
-from leyden.store.store_files import StoreFiles
+from leyden.store.files.page_checksums import changed_pages, checksums_file, write_page_checksums
+from leyden.store.files.server_lock import CONNECTION, ServerLock
+from leyden.store.files.store_files import StoreFiles
 from leyden.urls import password_keys
 
 _APPLICATION = 0x4C455944  # "LEYD", in the header of every SQLite store

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from leyden.api.wire import ListedRollout
 from leyden.outcomes import Ending, Outcome
 from leyden.records import (
     DEFAULT_POLICY,
@@ -34,7 +35,6 @@ from leyden.store.codec import (
     unpack_floats,
     unpack_ids,
 )
-from leyden.wire import ListedRollout
 
 _decode_settings = msgspec.json.Decoder(RunSettings).decode
 decode_span = msgspec.json.Decoder(Span).decode

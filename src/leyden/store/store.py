@@ -16,18 +16,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, select
 
-from leyden.background import start_background
-from leyden.outcomes import Ending, Outcome
-from leyden.records import Call, EventKind, Group, Metric, Reward, Run, Span, StepCredits, Version
-from leyden.store import attempts, pruning, queries, queue, recording, runs, schema, scoring
-from leyden.store.database import Database
-from leyden.store.errors import StoreError, StoreLost
-from leyden.store.lease_dispatcher import LeaseDispatcher
-from leyden.store.lease_expiry import LeaseExpiry
-from leyden.store.notifications import Notifications
-from leyden.store.queue import LeasedAttempt, LeaseQuery
-from leyden.store.writer import Transaction, Writer
-from leyden.wire import (
+from leyden.api.wire import (
     Counted,
     EventCursor,
     EventLog,
@@ -39,6 +28,19 @@ from leyden.wire import (
     RunSpec,
     Scores,
 )
+from leyden.background import start_background
+from leyden.outcomes import Ending, Outcome
+from leyden.records import Call, EventKind, Group, Metric, Reward, Run, Span, StepCredits, Version
+from leyden.store import schema
+from leyden.store.database import Database
+from leyden.store.errors import StoreError, StoreLost
+from leyden.store.read import queries
+from leyden.store.write import attempts, pruning, queue, recording, runs, scoring
+from leyden.store.write.lease_dispatcher import LeaseDispatcher
+from leyden.store.write.lease_expiry import LeaseExpiry
+from leyden.store.write.notifications import Notifications
+from leyden.store.write.queue import LeasedAttempt, LeaseQuery
+from leyden.store.write.writer import Transaction, Writer
 
 P = ParamSpec("P")
 T = TypeVar("T")

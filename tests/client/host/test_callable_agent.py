@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from leyden.client.host.callable_agent import CallableAgent, Invocation
-from leyden.loading import LoadError
+from leyden.user_code.loading import LoadError
 
 ABOUT = Invocation("a", "r", "http://server/v1", "key", "00-0-0-01")
 

@@ -23,8 +23,8 @@ from leyden.client.isolation.options import IsolationOptions
 from leyden.client.isolation.running import IsolationRequest, choose_mode, running_isolation
 from leyden.client.isolation.sandbox import hosts_file, server_inside, targets
 from leyden.client.worker.worker import WorkerOptions, isolation_request
-from leyden.loading import LoadError
 from leyden.outcomes import Ending
+from leyden.user_code.loading import LoadError
 
 
 @contextmanager

@@ -12,18 +12,18 @@ from modelserving import eventually
 from serving import ServerProcess
 from worker_harness import AGENTS, WorkerHarness
 
+from leyden.api.client import Remote
+from leyden.api.wire import GroupSpec, RunSpec
 from leyden.backoff import Backoff
 from leyden.client.rewards import function as reward_function
 from leyden.client.rewards.function import NoReward, RetryPolicy, RewardFunction
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.episodes import Episode
-from leyden.loading import LoadError
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Attempt, Purpose, Rollout, RunSettings, State, Task
-from leyden.remote import Remote
-from leyden.server.keys import KeyKind
-from leyden.wire import GroupSpec, RunSpec
+from leyden.server.control.keys import KeyKind
+from leyden.user_code.loading import LoadError
 
 
 def function(call: Callable[..., Any], tries: int = 3, limit_s: float = 5.0) -> RewardFunction:

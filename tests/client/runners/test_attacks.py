@@ -7,10 +7,10 @@ import aiohttp
 import pytest
 from worker_harness import WorkerHarness
 
+from leyden.api.wire import LeaseRequest
 from leyden.outcomes import Ending
 from leyden.records import RewardKind
-from leyden.server.routes import ROUTES
-from leyden.wire import LeaseRequest
+from leyden.server.control.routes import ROUTES
 
 OPEN = {"/healthz", "/openapi.json", "/signin", "/static/{file}"}
 """Routes without a key."""

@@ -14,7 +14,7 @@ from worker_harness import AGENTS, WorkerHarness, alive, gone, hosts_of, kill
 
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
-from leyden.server.keys import KeyKind
+from leyden.server.control.keys import KeyKind
 
 PYTHON = f"{sys.executable} command.py"
 

@@ -11,6 +11,8 @@ import pytest
 from modelserving import eventually
 from worker_harness import AGENTS, WorkerHarness, alive
 
+from leyden.api.client import Remote
+from leyden.api.wire import Lease, LeaseRequest
 from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.host_protocol import AttemptEnd, StopReply
 from leyden.client.runners.supervisor import RunnerSupervisor, TimeLimits
@@ -18,9 +20,7 @@ from leyden.client.worker.worker import WorkerOptions, work
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Attempt, Purpose, State, Task
-from leyden.remote import Remote
-from leyden.server.keys import KeyKind
-from leyden.wire import Lease, LeaseRequest
+from leyden.server.control.keys import KeyKind
 
 
 def ending(episode: Episode) -> Ending | None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from worker_harness import WorkerHarness
 
 from leyden.client.worker.concurrency import ConcurrencyLimit
-from leyden.server.gateway.scheduler import Scheduler
+from leyden.server.gateway.calls.scheduler import Scheduler
 
 
 async def test_the_limit_falls_while_calls_wait_and_rises_again() -> None:

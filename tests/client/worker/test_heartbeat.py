@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from leyden.api.wire import EndedAttempt, HeartbeatReply, Lease
 from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.worker.heartbeat import Heartbeat
 from leyden.records import Attempt, Purpose, Task
-from leyden.wire import EndedAttempt, HeartbeatReply, Lease
 
 
 def leased(number: int, lease_s: float) -> ActiveAttempt:

@@ -17,7 +17,7 @@ import pytest
 from worker_harness import AGENTS, WorkerHarness, alive
 
 from leyden.outcomes import Ending
-from leyden.server.keys import KeyKind
+from leyden.server.control.keys import KeyKind
 
 pytest.importorskip("ray")
 from ray.cluster_utils import Cluster

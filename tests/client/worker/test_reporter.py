@@ -2,12 +2,12 @@
 
 from worker_harness import WorkerHarness
 
+from leyden.api.wire import LeaseRequest
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.retrying_client import RetryingClient
 from leyden.client.worker.reporter import Reporter
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Reward, RewardKind, State
-from leyden.wire import LeaseRequest
 
 
 async def test_a_free_retry_stays_free_where_a_step_reward_is_refused(harness: WorkerHarness) -> None:

@@ -10,9 +10,9 @@ import pytest
 from modelserving import eventually
 from worker_harness import WorkerHarness, gone, hosts_of, kill
 
-from leyden.loading import reference_to
 from leyden.outcomes import Ending
-from leyden.server.keys import KeyKind
+from leyden.server.control.keys import KeyKind
+from leyden.user_code.loading import reference_to
 
 
 async def test_calls_of_many_rollouts_in_one_process_land_on_their_own_attempts(harness: WorkerHarness) -> None:

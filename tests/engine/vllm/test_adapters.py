@@ -27,14 +27,14 @@ from spark_vllm import (
 )
 from torch import Tensor
 
-from leyden import guardian
 from leyden.config import AdapterConfig
 from leyden.engine.protocol import EngineError, LoraWeights
 from leyden.engine.vllm.adapters import AdapterTransfer, adapter_arguments
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
+from leyden.learner.lora import LoraAdapter
+from leyden.process import guardian
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.trainer.policy.lora import LoraAdapter
 
 RANK = 4
 

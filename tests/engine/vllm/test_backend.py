@@ -30,7 +30,6 @@ from spark_vllm import (
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from leyden import guardian
 from leyden.engine.protocol import EngineError, EngineLost
 from leyden.engine.vllm import process as vllm_process
 from leyden.engine.vllm.backend import VllmBackend
@@ -38,6 +37,7 @@ from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.http import control, is_healthy
 from leyden.engine.vllm.process import VllmProcess
 from leyden.engine.vllm.running import RunningVllm
+from leyden.process import guardian
 from leyden.records import Sampling
 from leyden.rendering.tokenizer import Tokenizer
 

@@ -7,14 +7,14 @@ import pytest
 from msgspec.structs import replace
 from toolconversations import USER, Conversation, assistant, result, tool_call
 
+from leyden.api.wire import FinishRequest, GroupSpec, RunSpec
 from leyden.config.schema import SignalsConfig
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Reward, RewardKind, RunSettings, Task
 from leyden.rl.signals import Signal, SignalKind, SignalRules, automatic, find
-from leyden.store import queries
-from leyden.store.queue import LeaseQuery
+from leyden.store.read import queries
 from leyden.store.store import Store
-from leyden.wire import FinishRequest, GroupSpec, RunSpec
+from leyden.store.write.queue import LeaseQuery
 
 ALL = SignalRules(dict.fromkeys(SignalKind, -0.5))
 

@@ -14,8 +14,8 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 
 from leyden.records import PromptOrigin
 from leyden.rl.signals.finding import find
-from leyden.server.gateway.history import History
-from leyden.server.gateway.text_index import segment
+from leyden.server.gateway.prompts.history import History
+from leyden.server.gateway.prompts.text_index import segment
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}

@@ -12,16 +12,16 @@ import openai
 import pytest
 from modelserving import END, ModelServer, eventually, model_server
 
+from leyden.api.client import Remote, RemoteError
+from leyden.api.wire import FinishRequest, TimeoutRequest
 from leyden.engine.protocol import EngineRequest, TokenChunk
 from leyden.outcomes import Ending, Outcome
 from leyden.records import CallStatus, Sampling
-from leyden.remote import Remote, RemoteError
-from leyden.server.gateway import recorder
-from leyden.server.gateway.caller import Caller
+from leyden.server.control.keys import KeyKind
+from leyden.server.gateway.calls import recorder
+from leyden.server.gateway.calls.caller import Caller
 from leyden.server.gateway.dialects.types import AnswerStarted, GenerationRequest
-from leyden.server.keys import KeyKind
 from leyden.store.errors import Conflict, StoreUnavailable
-from leyden.wire import FinishRequest, TimeoutRequest
 
 ASK: Any = {"model": "m", "messages": [{"role": "user", "content": "Tell me a story."}]}
 OVER = TimeoutRequest(ran_s=10.0, limit_s=10.0)

@@ -10,14 +10,14 @@ import openai
 import pytest
 from modelserving import END, ModelServer, eventually, model_server
 
+from leyden.api.client import Remote, RemoteError
+from leyden.api.wire import FinishReply, FinishRequest
 from leyden.engine.protocol import EngineError, EngineLost, EngineRequest, TokenChunk
 from leyden.outcomes import Ending, Outcome
 from leyden.records import CallStatus, State
-from leyden.remote import Remote, RemoteError
-from leyden.server.keys import KeyKind
+from leyden.server.control.keys import KeyKind
 from leyden.store.errors import NotStorable
 from leyden.store.store import Store
-from leyden.wire import FinishReply, FinishRequest
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 LOST = EngineLost("the connection to vLLM is lost")

@@ -15,12 +15,12 @@ import pytest
 from modelserving import END, ModelServer, model_server
 
 from leyden.rendering.tokenizer import Tokenizer
+from leyden.server.control.keys import KeyKind
+from leyden.server.control.routes import ROUTES
 from leyden.server.gateway.dialects.base import Dialect, ModelAccess
 from leyden.server.gateway.dialects.registry import DIALECTS
 from leyden.server.gateway.errors import GatewayError
-from leyden.server.keys import KeyKind
-from leyden.server.limits import LIMITS
-from leyden.server.routes import ROUTES
+from leyden.server.http.limits import LIMITS
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 

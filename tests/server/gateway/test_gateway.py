@@ -15,12 +15,12 @@ import pytest
 from modelserving import END, ModelServer, eventually, model_server
 from sqlalchemy.exc import OperationalError
 
+from leyden.api.client import Remote
+from leyden.api.wire import FinishRequest
 from leyden.outcomes import Ending, Outcome
-from leyden.remote import Remote
-from leyden.server.gateway.call_pacer import CallPacer
-from leyden.server.keys import KeyKind
-from leyden.store import queries
-from leyden.wire import FinishRequest
+from leyden.server.control.keys import KeyKind
+from leyden.server.gateway.calls.call_pacer import CallPacer
+from leyden.store.read import queries
 
 ASK: Any = {"model": "m", "messages": [{"role": "user", "content": "Heads or tails?"}]}
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from leyden.api.views import RunCard, Series
 from leyden.cli.printing import plural, with_error
 from leyden.cli.report.samples import SamplePair, SampleRollout
 from leyden.cli.report.svg import Line, draw
 from leyden.config import document_to_toml
 from leyden.records import Run
-from leyden.views import RunCard, Series
 
 _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from leyden.api.views import RolloutOrder, RolloutQuery
+from leyden.api.wire import ListedRollout
 from leyden.cli.dev import last_calls, message_text
 from leyden.episodes import Episode
-from leyden.local.stored_runs import RunSource
 from leyden.records import Purpose
-from leyden.views import RolloutOrder, RolloutQuery
-from leyden.wire import ListedRollout
+from leyden.runs.stored_runs import RunSource
 
 _PAGE = 500
 

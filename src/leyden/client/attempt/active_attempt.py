@@ -2,9 +2,9 @@
 
 import asyncio
 
+from leyden.api.wire import Lease
 from leyden.client.host_protocol import AttemptEnd
 from leyden.records import Reward
-from leyden.wire import Lease
 
 
 class ActiveAttempt:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from leyden.loading import AnyCallable, LoadError
+from leyden.user_code.loading import AnyCallable, LoadError
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

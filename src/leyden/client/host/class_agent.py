@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from leyden.client.host.callable_agent import CallableAgent, Invocation
-from leyden.client.user_code import wait_on
-from leyden.loading import LoadError
+from leyden.user_code.bridge import wait_on
+from leyden.user_code.loading import LoadError
 
 _log = logging.getLogger("leyden.host")
 

@@ -49,9 +49,9 @@ from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
 from leyden.client.tracing import context, instrumentation, propagation
 from leyden.client.tracing.exporter import AttemptSpanProcessor, SpanExport
-from leyden.client.user_code import wait_on
-from leyden.loading import LoadError, add_current_folder, load_callable
 from leyden.outcomes import Ending, Outcome
+from leyden.user_code.bridge import wait_on
+from leyden.user_code.loading import LoadError, add_current_folder, load_callable
 
 _log = logging.getLogger("leyden.host")
 _TEAR_DOWN_TIMEOUT_S = 4.0

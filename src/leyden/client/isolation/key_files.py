@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from leyden.wire import KEY_PREFIX
+from leyden.api.wire import KEY_PREFIX
 
 _MAX_DEPTH = 5
 """Folders below a folder in which keys are looked for: `runs/NAME/admin.key` is in the second."""

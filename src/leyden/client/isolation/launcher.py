@@ -14,7 +14,7 @@ from leyden.client.isolation.sandbox_files import SCRATCH
 from leyden.client.isolation.user_ids import AllocatedUser, allocate_user
 from leyden.client.processes.environment import inherited_environment
 from leyden.decoding import decode_text
-from leyden.loading import LoadError
+from leyden.user_code.loading import LoadError
 
 _PROBE_TIMEOUT_S = 60.0
 _USER_NAME = "leyden-agent"

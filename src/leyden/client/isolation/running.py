@@ -22,8 +22,8 @@ from leyden.client.isolation.sandbox import hosts_file, targets
 from leyden.client.isolation.sandbox_files import EMPTY_FILE
 from leyden.client.isolation.user_ids import remove_abandoned_scratch
 from leyden.client.processes.guardian_end import wait_guardian
-from leyden.guardian import guarded
-from leyden.loading import LoadError
+from leyden.process.guardian import guarded
+from leyden.user_code.loading import LoadError
 
 _log = logging.getLogger("leyden.worker")
 _KILL_TIMEOUT_S = 5.0

@@ -13,7 +13,7 @@ from leyden.client.isolation import sandbox_init
 from leyden.client.isolation.forwarding import socket_name
 from leyden.client.isolation.options import IsolationOptions, SandboxUnavailable
 from leyden.client.isolation.sandbox_files import SOCKETS, file_options
-from leyden.guardian import MAX_PROCESSES
+from leyden.process.guardian import MAX_PROCESSES
 
 _WHOLE_NETWORK = "*"
 

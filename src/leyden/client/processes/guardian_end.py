@@ -6,8 +6,8 @@ import signal
 from contextlib import suppress
 from typing import Any
 
-from leyden.descendants import kill_tree
-from leyden.guardian import KILL_TIMEOUT_S
+from leyden.process.descendants import kill_tree
+from leyden.process.guardian import KILL_TIMEOUT_S
 
 
 async def wait_guardian(ended: "asyncio.Future[Any]", pid: int, timeout_s: float) -> None:

@@ -6,7 +6,7 @@ import resource
 from msgspec import Struct
 
 from leyden.client.isolation.options import Mode
-from leyden.descendants import prefer_for_oom_kill
+from leyden.process.descendants import prefer_for_oom_kill
 
 _THREAD_STACK = 8 << 20
 """Address space of a thread's stack where the limit of stacks is not finite."""

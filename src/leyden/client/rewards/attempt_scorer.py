@@ -5,13 +5,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from leyden.api.client import RemoteError
+from leyden.api.wire import Lease
 from leyden.client.retrying_client import RetryingClient
 from leyden.client.rewards.function import NoReward, RewardFunction
 from leyden.client.services.registry import ServiceRegistry
 from leyden.episodes import Episode
 from leyden.records import Reward
-from leyden.remote import RemoteError
-from leyden.wire import Lease
 
 
 class AttemptScorer:

@@ -15,9 +15,9 @@ from leyden import defaults
 from leyden.backoff import Backoff
 from leyden.client.attempt.errors import describe
 from leyden.client.attempt.result import NotAReward, parse_reward
-from leyden.client.user_code import await_on, background_loop, call_in_thread
 from leyden.episodes import Episode
-from leyden.loading import AnyCallable, LoadError, load_function, placeholder_keys
+from leyden.user_code.bridge import await_on, background_loop, call_in_thread
+from leyden.user_code.loading import AnyCallable, LoadError, load_function, placeholder_keys
 
 T = TypeVar("T")
 

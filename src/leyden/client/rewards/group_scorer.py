@@ -9,14 +9,14 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from leyden.api.client import RemoteError
+from leyden.api.wire import GroupScoring, Scores, ScoringRequest
 from leyden.background import start_background
 from leyden.client.retrying_client import RetryingClient
 from leyden.client.rewards.function import NoReward, RewardFunction
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
 from leyden.outcomes import Ending
-from leyden.remote import RemoteError
-from leyden.wire import GroupScoring, Scores, ScoringRequest
 
 _log = logging.getLogger("leyden.worker")
 _WAIT_S = 30.0

@@ -12,12 +12,12 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from leyden.api.wire import Recorded
 from leyden.client.rewards.function import NoReward, RewardFunction, Unrewarded
 from leyden.client.services.registry import ServiceRegistry
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
 from leyden.records import Purpose, Reward, Rollout, State
-from leyden.wire import Recorded
 
 _PAGE = 500
 _MAX_SOURCE_LENGTH = 160

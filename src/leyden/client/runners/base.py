@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from leyden.api.wire import Lease
 from leyden.client.host_protocol import AttemptEnd, StepReward, StopReply
-from leyden.wire import Lease
 
 
 class Runner(Protocol):

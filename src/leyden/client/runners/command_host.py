@@ -16,7 +16,6 @@ import msgspec
 import uvloop
 
 from leyden.background import start_background
-from leyden.client.agent_reference import read_command
 from leyden.client.host_protocol import (
     AttemptEnd,
     BlockerFound,
@@ -39,9 +38,10 @@ from leyden.client.processes.environment import KEY_VARIABLE, agent_environment
 from leyden.client.processes.limits import ResourceLimits
 from leyden.client.runners.command_process import CommandProcess
 from leyden.client.services.registry import addressed_services
-from leyden.descendants import adopt_orphans, kill_children
-from leyden.loading import LoadError
 from leyden.outcomes import Ending, Outcome
+from leyden.process.descendants import adopt_orphans, kill_children
+from leyden.user_code.agent_reference import read_command
+from leyden.user_code.loading import LoadError
 
 _log = logging.getLogger("leyden.host")
 ATTEMPT_VARIABLE = "LEYDEN_ATTEMPT"

@@ -17,9 +17,9 @@ from leyden.client.host_protocol import AttemptEnd
 from leyden.client.isolation.launcher import Launch
 from leyden.client.processes.limits import ResourceLimits
 from leyden.decoding import NotJson, decode_json, decode_text
-from leyden.descendants import kill_tree
-from leyden.guardian import KILL, TERMINATE, Program, exit_reason, fork_guardian, over_memory
 from leyden.outcomes import Ending, Outcome
+from leyden.process.descendants import kill_tree
+from leyden.process.guardian import KILL, TERMINATE, Program, exit_reason, fork_guardian, over_memory
 
 _TERM_TIMEOUT_S, _KILL_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 5.0, 1.0
 """How long a process that is stopped may take to end; how long its guardian may; how long output may follow."""

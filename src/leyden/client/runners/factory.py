@@ -2,13 +2,13 @@
 
 from msgspec.structs import replace
 
-from leyden.client.agent_reference import AgentKind
+from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, Lease, NewKey
 from leyden.client.host_protocol import HostSetup
 from leyden.client.retrying_client import RetryingClient
 from leyden.client.runners.base import Runner
 from leyden.client.runners.host_process import AGENT_HOST, COMMAND_HOST, HostProcess
 from leyden.client.runners.http_endpoint import HttpEndpoint
-from leyden.wire import MAX_KEY_TTL_S, KeySpec, Lease, NewKey
+from leyden.user_code.agent_reference import AgentKind
 
 _COMMAND_STOP_TIMEOUT_S = 10.0
 """A command that is stopped has two seconds to end by itself before it is killed; the rest is for a busy machine."""

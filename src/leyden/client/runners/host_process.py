@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, Self
 
+from leyden.api.wire import Lease
 from leyden.background import start_background
 from leyden.backoff import Backoff
 from leyden.client.attempt.output_buffer import OutputBuffer
@@ -41,10 +42,9 @@ from leyden.client.isolation.options import IsolationOptions
 from leyden.client.processes.crash_report import CrashReport
 from leyden.client.processes.environment import agent_environment
 from leyden.client.processes.guardian_end import wait_guardian
-from leyden.client.user_code import call_in_thread
-from leyden.guardian import KILL, exit_reason, guarded
-from leyden.loading import LoadError
-from leyden.wire import Lease
+from leyden.process.guardian import KILL, exit_reason, guarded
+from leyden.user_code.bridge import call_in_thread
+from leyden.user_code.loading import LoadError
 
 Reply = StopReply | SpansFlushed | Pong | BlockerFound
 """Answers to requests of the worker."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import aiohttp
 import msgspec
 
+from leyden.api.wire import Lease
 from leyden.background import start_background
 from leyden.backoff import Backoff
 from leyden.client.attempt.outcome import end_of_attempt, result_from_json
@@ -19,7 +20,6 @@ from leyden.client.services.registry import addressed_services
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.outcomes import Ending, Outcome
 from leyden.urls import without_userinfo
-from leyden.wire import Lease
 
 _log = logging.getLogger("leyden.worker")
 _MAX_MESSAGE = 2000

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
+from leyden.api.wire import Lease
 from leyden.background import start_background
 from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.host_protocol import AttemptEnd
 from leyden.outcomes import Ending, Outcome
-from leyden.wire import Lease
 
 TimeOut = Callable[[Lease, float], Awaitable[float]]
 """Asks the server how much time an attempt has left that has run for so many seconds; at 0 its calls are cut."""

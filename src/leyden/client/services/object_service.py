@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from leyden.client.user_code import Loop, call_in_thread
-from leyden.loading import AnyCallable
+from leyden.user_code.bridge import Loop, call_in_thread
+from leyden.user_code.loading import AnyCallable
 
 
 class ObjectService:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from leyden.backoff import Backoff
 from leyden.client.attempt.errors import describe
-from leyden.loading import LoadError
+from leyden.user_code.loading import LoadError
 
 _log = logging.getLogger("leyden.worker")
 _START_BACKOFF, _MAX_START_TRIES = Backoff(first_s=0.5, max_s=30.0), 3

@@ -8,13 +8,13 @@ from contextlib import suppress
 from typing import Self
 
 from leyden.background import start_background
-from leyden.client.agent_reference import read_command
 from leyden.client.processes.environment import without_secrets
 from leyden.client.processes.guardian_end import wait_guardian
 from leyden.client.services.pool import ServiceFailed
 from leyden.config.schema import ServiceConfig
 from leyden.decoding import decode_text
-from leyden.guardian import guarded
+from leyden.process.guardian import guarded
+from leyden.user_code.agent_reference import read_command
 
 _POLL_S, _CONNECT_TIMEOUT_S, _LAST_OUTPUT_S = 0.05, 5.0, 1.0
 _TERM_TIMEOUT_S, _KILL_TIMEOUT_S = 3.0, 5.0
@@ -22,7 +22,7 @@ _MAX_OUTPUT = 2000
 
 
 class ProcessService:
-    """A running command. It never outlives the worker (see `leyden.guardian`)."""
+    """A running command. It never outlives the worker (see `leyden.process.guardian`)."""
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int, config: ServiceConfig, port: int) -> None:
         self._process, self._lifeline, self._port = process, lifeline, port

@@ -13,9 +13,9 @@ from typing import Any, Self
 from leyden.client.services.object_service import ObjectService
 from leyden.client.services.pool import ServicePool
 from leyden.client.services.process_service import ProcessService
-from leyden.client.user_code import Loop
 from leyden.config.schema import ServiceConfig
-from leyden.loading import load_callable
+from leyden.user_code.bridge import Loop
+from leyden.user_code.loading import load_callable
 
 
 def addressed_services(services: Mapping[str, ServiceConfig]) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ import threading
 import msgspec
 import uvloop
 
+from leyden.api.client import RemoteError
 from leyden.client.worker.worker import WorkerOptions, work
-from leyden.descriptors import raise_file_limit
-from leyden.loading import LoadError, add_current_folder
-from leyden.remote import RemoteError
+from leyden.process.descriptors import raise_file_limit
+from leyden.user_code.loading import LoadError, add_current_folder
 
 
 def main() -> int:

@@ -13,6 +13,8 @@ from contextlib import AsyncExitStack, suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leyden.api.client import RemoteError
+from leyden.api.wire import Lease, LeaseRequest, TimeoutRequest
 from leyden.backoff import Backoff
 from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.host_protocol import AttemptEnd
@@ -24,10 +26,8 @@ from leyden.client.services.registry import ServiceRegistry
 from leyden.client.worker.concurrency import ConcurrencyLimit
 from leyden.client.worker.heartbeat import Heartbeat
 from leyden.client.worker.reporter import Reporter
-from leyden.loading import LoadError
 from leyden.outcomes import Ending, Outcome
-from leyden.remote import RemoteError
-from leyden.wire import Lease, LeaseRequest, TimeoutRequest
+from leyden.user_code.loading import LoadError
 
 LOOP_ERRORS = (
     "rollouts of a sync agent that ran at the same time used the same objects, such as a model client, in different "

@@ -17,11 +17,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leyden.api.client import RemoteError
 from leyden.backoff import Backoff
 from leyden.client.worker.worker import WorkerOptions, work
-from leyden.descendants import signal_when_parent_ends
-from leyden.loading import LoadError
-from leyden.remote import RemoteError
+from leyden.process.descendants import signal_when_parent_ends
+from leyden.user_code.loading import LoadError
 
 _log = logging.getLogger("leyden.cluster")
 _POLL_S = 1.0

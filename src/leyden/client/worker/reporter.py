@@ -10,6 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from leyden.api.client import RemoteError
+from leyden.api.wire import FinishRequest, Lease
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.retrying_client import RetryingClient
 from leyden.client.rewards.attempt_scorer import AttemptScorer
@@ -18,8 +20,6 @@ from leyden.client.services.pool import ServiceFailed
 from leyden.decoding import decode_json
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import FINAL_REWARD_ID, Reward
-from leyden.remote import RemoteError
-from leyden.wire import FinishRequest, Lease
 
 _log = logging.getLogger("leyden.worker")
 

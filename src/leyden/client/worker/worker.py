@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden import defaults
-from leyden.client.agent_reference import AgentKind, kind_of, read_command
+from leyden.api.client import Remote, RemoteError
 from leyden.client.host_protocol import HostSetup
 from leyden.client.isolation.options import IsolationOptions, ModeChoice
 from leyden.client.isolation.running import Isolation, IsolationRequest, running_isolation
@@ -29,13 +29,13 @@ from leyden.client.rewards.group_scorer import GroupScorer
 from leyden.client.runners.factory import RunnerFactory
 from leyden.client.runners.supervisor import TimeLimits
 from leyden.client.services.registry import ServiceRegistry
-from leyden.client.user_code import background_loop
 from leyden.client.worker.heartbeat import Heartbeat
 from leyden.client.worker.lease_loop import LeaseLoop, LeaseLoopOptions
 from leyden.client.worker.reporter import Reporter
 from leyden.config.schema import ServiceConfig
-from leyden.loading import LoadError
-from leyden.remote import Remote, RemoteError
+from leyden.user_code.agent_reference import AgentKind, kind_of, read_command
+from leyden.user_code.bridge import background_loop
+from leyden.user_code.loading import LoadError
 
 _GIVE_BACK_TIMEOUT_S = 5.0
 _PYTHON_PROBE = "import os, sys; import leyden.client.host.main; os.listdir(sys.argv[1])"

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from leyden.cores import usable_cores
 from leyden.engine.torch.device_llama import DeviceLlamaForward
 from leyden.engine.torch.forward import EngineForward, HubForward, RecomputeForward
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.llama import LlamaForward
+from leyden.process.cores import usable_cores
 
 log = logging.getLogger(__name__)
 

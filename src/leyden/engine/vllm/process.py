@@ -23,9 +23,9 @@ from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.extension import leyden_weights
 from leyden.engine.vllm.http import call, control, is_healthy
 from leyden.engine.vllm.installation import VllmInstallation, find_vllm
-from leyden.guardian import guarded
-from leyden.restart_limit import RestartLimit
-from leyden.rotating_log import RotatingLog
+from leyden.process.guardian import guarded
+from leyden.process.restart_limit import RestartLimit
+from leyden.process.rotating_log import RotatingLog
 
 log = logging.getLogger(__name__)
 

@@ -7,19 +7,7 @@ import time
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
-from leyden.records import DEFAULT_POLICY, Run
-from leyden.server.dashboard.prefix_tree import prefix_tree
-from leyden.server.dashboard.rollout_view import rollout_view
-from leyden.server.dashboard.token_text import tokenizer_of
-from leyden.server.engine_reports import report_engines
-from leyden.server.http import Raw, Request
-from leyden.server.service import ServerContext
-from leyden.store import fleet_queries, queries, rollout_search, views
-from leyden.store.engine_file import read_reports
-from leyden.store.errors import NotFound
-from leyden.store.run_lock import is_run_held
-from leyden.store.run_names import name_leases
-from leyden.views import (
+from leyden.api.views import (
     AttemptQuery,
     Facets,
     Failures,
@@ -36,6 +24,18 @@ from leyden.views import (
     add_engines,
     join_fleets,
 )
+from leyden.records import DEFAULT_POLICY, Run
+from leyden.runs.run_names import name_leases
+from leyden.server.control.engine_reports import report_engines
+from leyden.server.dashboard.prefix_tree import prefix_tree
+from leyden.server.dashboard.rollout_view import rollout_view
+from leyden.server.dashboard.token_text import tokenizer_of
+from leyden.server.http.responses import Raw, Request
+from leyden.server.service import ServerContext
+from leyden.store.errors import NotFound
+from leyden.store.files.engine_file import read_reports
+from leyden.store.files.run_lock import is_run_held
+from leyden.store.read import fleet_queries, queries, rollout_search, views
 
 Plain = Request[None, None]
 

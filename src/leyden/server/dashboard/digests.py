@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
-from leyden.store.run_digest import RunDigest
-from leyden.store.run_totals import RunTotals
+from leyden.store.read.run_digest import RunDigest
+from leyden.store.read.run_totals import RunTotals
 
 StoreRun = tuple[Path | None, str]
 """The folder of a store (None: this server's) and a run in it."""

@@ -9,9 +9,9 @@ from importlib.resources import files
 
 from msgspec import Struct
 
-from leyden.server.errors import ApiError
-from leyden.server.http import Raw, Request
-from leyden.server.keys import KeyKind, KeyRefused
+from leyden.server.control.keys import KeyKind, KeyRefused
+from leyden.server.http.errors import ApiError
+from leyden.server.http.responses import Raw, Request
 from leyden.server.service import ServerContext
 
 HTML = "text/html; charset=utf-8"

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from leyden.api.views import PrefixTree, TreeNode
 from leyden.episodes import Episode
-from leyden.views import PrefixTree, TreeNode
 
 _TEXT_TOKENS = 24
 Text = Callable[[Sequence[int]], str]

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from leyden.api.views import CallView, RolloutView, SignalView, TokenView
+from leyden.api.wire import ListedRollout, RolloutDetail
 from leyden.episodes import Episode
 from leyden.records import Call, CallCredit, StepCredits
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.rl.signals import find
 from leyden.server.dashboard.token_text import token_texts
-from leyden.views import CallView, RolloutView, SignalView, TokenView
-from leyden.wire import ListedRollout, RolloutDetail
 
 
 def rollout_view(

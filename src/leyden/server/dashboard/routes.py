@@ -2,12 +2,7 @@
 
 from collections.abc import Sequence
 
-from leyden.records import Run
-from leyden.server.dashboard import api, pages, stream
-from leyden.server.http import Raw, Route
-from leyden.server.keys import Permission
-from leyden.server.streaming import EVENT_STREAM
-from leyden.views import (
+from leyden.api.views import (
     AttemptQuery,
     Facets,
     Failures,
@@ -22,6 +17,11 @@ from leyden.views import (
     Series,
     SeriesQuery,
 )
+from leyden.records import Run
+from leyden.server.control.keys import Permission
+from leyden.server.dashboard import api, pages, stream
+from leyden.server.http.responses import Raw, Route
+from leyden.server.http.streaming import EVENT_STREAM
 
 _RUN = "/api/runs/{run}"
 _PAGES = {

@@ -1,6 +1,6 @@
 """Finds the store of a run that pages show: this server's, or that of a folder in its home folder.
 
-`store/run_names.py` says what the name of a run means. The stores of other runs are only read. A process that trains
+`runs/run_names.py` says what the name of a run means. The stores of other runs are only read. A process that trains
 may write to them at the same time.
 """
 
@@ -19,14 +19,14 @@ from sqlalchemy.exc import DatabaseError
 
 from leyden.background import start_background
 from leyden.records import Event, EventKind
+from leyden.runs.run_names import STORE_NAME, FolderRuns, may_have, name_runs, store_folders
 from leyden.server.dashboard.digests import FollowedRun, RunDigests, StoreRun
-from leyden.store import views
 from leyden.store.database import Database
 from leyden.store.errors import StoreClosed, StoreError
-from leyden.store.run_digest import RunDigest, follow_run
-from leyden.store.run_lock import is_run_held
-from leyden.store.run_names import STORE_NAME, FolderRuns, may_have, name_runs, store_folders
-from leyden.store.run_totals import RunTotals
+from leyden.store.files.run_lock import is_run_held
+from leyden.store.read import views
+from leyden.store.read.run_digest import RunDigest, follow_run
+from leyden.store.read.run_totals import RunTotals
 from leyden.store.store import Store
 
 P = ParamSpec("P")

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DatabaseError
 from leyden.background import start_background
 from leyden.server.dashboard.run_stores import Counts, RunStores, Signature, signature
 from leyden.store.errors import StoreError
-from leyden.store.views import count_events, last_event_before
+from leyden.store.read.views import count_events, last_event_before
 
 _INTERVAL_S = 0.2
 _INODE = 2

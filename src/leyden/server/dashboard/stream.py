@@ -11,9 +11,9 @@ import msgspec
 from leyden.records import Event
 from leyden.server.dashboard.run_stores import Counts
 from leyden.server.dashboard.store_polling import recent_events
-from leyden.server.http import Request
+from leyden.server.http.responses import Request
+from leyden.server.http.streaming import StreamResponse
 from leyden.server.service import ServerContext
-from leyden.server.streaming import StreamResponse
 
 _INTERVAL_S = 0.25
 _MAX_TIMER_S = 30 * 86_400.0

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from leyden.checkpoint_folders import latest_checkpoint
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
+from leyden.runs.checkpoint_folders import latest_checkpoint
 from leyden.server.service import ServerContext
 
 

@@ -9,32 +9,32 @@ from hashlib import blake2b
 
 from msgspec.structs import replace
 
+from leyden.api.wire import CallTimes, FinishRequest
 from leyden.episodes import chain_messages
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Event, EventKind, FixedAnswer, Purpose, RunSettings, Sampling
-from leyden.server.gateway.attempt_calls import AttemptCalls
-from leyden.server.gateway.call_pacer import CallPacer
-from leyden.server.gateway.caller import Caller
+from leyden.server.control.leases import ActiveLeases
+from leyden.server.gateway.answers.generation import Generation
+from leyden.server.gateway.calls.attempt_calls import AttemptCalls
+from leyden.server.gateway.calls.call_pacer import CallPacer
+from leyden.server.gateway.calls.caller import Caller
+from leyden.server.gateway.calls.recorder import Recorder
+from leyden.server.gateway.calls.run_rules import role_by_prompt, route_target
 from leyden.server.gateway.dialects.base import StoredAnswer
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.server.gateway.generation import Generation
-from leyden.server.gateway.prompt import Prompt, build_prompt, count_tokens
-from leyden.server.gateway.reasoning_tokens import count_reasoning_tokens
-from leyden.server.gateway.recorder import Recorder
-from leyden.server.gateway.run_rules import role_by_prompt, route_target
+from leyden.server.gateway.prompts.prompt import Prompt, build_prompt, count_tokens
+from leyden.server.gateway.prompts.reasoning_tokens import count_reasoning_tokens
+from leyden.server.gateway.prompts.text_index import joined
+from leyden.server.gateway.prompts.text_prompt import build_text_prompt
+from leyden.server.gateway.prompts.truncation import build_fitting_prompt
 from leyden.server.gateway.served_model import ServedModel
-from leyden.server.gateway.text_index import joined
-from leyden.server.gateway.text_prompt import build_text_prompt
-from leyden.server.gateway.truncation import build_fitting_prompt
 from leyden.server.gateway.upstream.client import UpstreamClient
 from leyden.server.gateway.upstream.fixed import FixedAnswerSource
 from leyden.server.gateway.upstream.relay import AnswerSource, Relay
-from leyden.server.leases import ActiveLeases
-from leyden.store import queries
-from leyden.store.queue import ActiveLease
+from leyden.store.read import queries
 from leyden.store.store import Store
-from leyden.wire import CallTimes, FinishRequest
+from leyden.store.write.queue import ActiveLease
 
 _OWN_ENDINGS = frozenset({Ending.SUCCEEDED, Ending.TIMEOUT, Ending.AGENT_ERROR})
 """Endings that count as the agent's own."""

@@ -4,10 +4,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import aclosing
 from typing import Any
 
-from leyden.server.content import JSON
-from leyden.server.errors import ApiError
-from leyden.server.gateway.batch import merge_answers
-from leyden.server.gateway.caller import Caller, identify
+from leyden.server.control.keys import Permission
+from leyden.server.gateway.calls.batch import merge_answers
+from leyden.server.gateway.calls.caller import Caller, identify
 from leyden.server.gateway.dialects.base import (
     AnswerWriter,
     Dialect,
@@ -19,10 +18,11 @@ from leyden.server.gateway.dialects.registry import DIALECTS
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.gateway import Gateway
-from leyden.server.http import Raw, Request, Route
-from leyden.server.keys import Permission
+from leyden.server.http.content import JSON
+from leyden.server.http.errors import ApiError
+from leyden.server.http.responses import Raw, Request, Route
+from leyden.server.http.streaming import EVENT_STREAM, StreamResponse
 from leyden.server.service import ServerContext
-from leyden.server.streaming import EVENT_STREAM, StreamResponse
 
 Handler = Callable[[ServerContext, Request[Any, Any]], Awaitable[Raw | StreamResponse]]
 

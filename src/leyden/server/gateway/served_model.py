@@ -9,9 +9,9 @@ from leyden.engine.protocol import Engine
 from leyden.rendering.factory import keep_reasoning
 from leyden.rendering.renderer import ChatRenderer
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.server.gateway.engine_load import EngineLoad
-from leyden.server.gateway.scheduler import Scheduler
-from leyden.server.gateway.structured_output import StructuredOutput
+from leyden.server.gateway.answers.structured_output import StructuredOutput
+from leyden.server.gateway.calls.engine_load import EngineLoad
+from leyden.server.gateway.calls.scheduler import Scheduler
 
 
 class ServedModel(Struct, frozen=True, dict=True):

@@ -10,10 +10,10 @@ import openai
 import pytest
 from modelserving import END, ModelServer, call, eventually, model_server
 
+from leyden.api.client import Remote
 from leyden.records import CallStatus, PromptOrigin, Purpose, Sampling, Version
-from leyden.remote import Remote
 from leyden.rl.signals.finding import find
-from leyden.server.keys import KeyKind
+from leyden.server.control.keys import KeyKind
 
 ADD = {
     "type": "function",
@@ -548,7 +548,7 @@ async def test_several_choices_are_streamed_side_by_side(server: ModelServer, cl
 async def test_a_stream_that_is_held_is_kept_open_by_comments(
     server: ModelServer, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leyden.server.streaming._KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr("leyden.server.http.streaming._KEEP_ALIVE_S", 0.02)
     assert server.service.gateway is not None
     scheduler = server.service.gateway.models["spark"].scheduler
     scheduler.hold()

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from leyden.engine.torch.engine import TorchEngine
 from leyden.records import CallStatus, PromptOrigin
-from leyden.server.gateway.prompt import CUT_BY_STOP
+from leyden.server.gateway.prompts.prompt import CUT_BY_STOP
 from leyden.server.gateway.upstream.client import UpstreamClient
 
 

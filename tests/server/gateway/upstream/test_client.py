@@ -16,14 +16,14 @@ from aiohttp import web
 from modelserving import END, ModelServer, call, eventually, model_server
 from yarl import URL
 
+from leyden.api.wire import FinishRequest
 from leyden.engine.connect import describe_address
 from leyden.engine.protocol import SocketAddress, VllmAddress
 from leyden.outcomes import Ending, Outcome
 from leyden.records import CallStatus
-from leyden.server.engine_reports import report_engines
+from leyden.server.control.engine_reports import report_engines
 from leyden.server.gateway.errors import GatewayError
 from leyden.server.gateway.upstream.client import UpstreamClient
-from leyden.wire import FinishRequest
 
 LOOK: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 QUESTION: Any = {"role": "user", "content": "Well?"}

@@ -12,13 +12,13 @@ import aiohttp
 from leyden import defaults
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.records import Sampling
+from leyden.server.gateway.calls.engine_load import EngineLoad
 from leyden.server.gateway.dialects.types import LOADED_TOOLS, GenerationRequest, Message
-from leyden.server.gateway.engine_load import EngineLoad
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.upstream.sse import read_events
 from leyden.server.gateway.upstream.text import as_chat, text_body
-from leyden.server.http import Raw
-from leyden.server.streaming import StreamResponse
+from leyden.server.http.responses import Raw
+from leyden.server.http.streaming import StreamResponse
 
 _DEFAULTS = Sampling()
 _CONNECT_S = 30.0

@@ -6,8 +6,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from leyden.server.gateway.attempt_calls import AttemptCalls
-from leyden.server.gateway.caller import Caller
+from leyden.server.gateway.calls.attempt_calls import AttemptCalls
+from leyden.server.gateway.calls.caller import Caller
+from leyden.server.gateway.calls.recorder import CallRecording, RecordedAnswer, Recorder
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,
@@ -25,10 +26,9 @@ from leyden.server.gateway.dialects.types import (
     ToolCallStarted,
 )
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.server.gateway.history import History
-from leyden.server.gateway.prompt import Prompt
-from leyden.server.gateway.recorder import CallRecording, RecordedAnswer, Recorder
-from leyden.server.gateway.text_index import segment
+from leyden.server.gateway.prompts.history import History
+from leyden.server.gateway.prompts.prompt import Prompt
+from leyden.server.gateway.prompts.text_index import segment
 from leyden.server.gateway.upstream.text import text_of
 
 _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}

@@ -6,7 +6,7 @@ A client may send messages again that the stored conversation already has; each 
 from collections.abc import Sequence
 
 from leyden.server.gateway.dialects.types import Message
-from leyden.server.gateway.history import meanings
+from leyden.server.gateway.prompts.history import meanings
 
 
 def without_repeated(stored: Sequence[Message], given: Sequence[Message]) -> Sequence[Message]:

@@ -1,0 +1,368 @@
+"""Read models of the dashboard, `leyden top` and `leyden report`: summaries and pages of lists."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from leyden.api.wire import ListedRollout
+from leyden.records import Attempt, CallCredit, Count, Purpose, Reward, Span, Task
+
+_Text = Annotated[str, Meta(max_length=2000)]
+Names = Annotated[str, Meta(max_length=4000, description="names of metrics, separated by commas; NAME* is a prefix")]
+Integer = Annotated[int, Meta(ge=0, le=2**62)]
+MAX_LEASES = 200
+"""Active attempts that a `Fleet` lists."""
+
+
+class Series(Struct, frozen=True, omit_defaults=True):
+    """One metric by step. Where steps are joined, a value is the mean of several, between `low` and `high`."""
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+class PointsQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """At most how many points of each curve to read."""
+
+    points: Annotated[int, Meta(ge=1, le=100_000)] = 300
+
+
+class SeriesQuery(PointsQuery, frozen=True, forbid_unknown_fields=True):
+    """Which metrics to read, and at most how many points of each."""
+
+    names: Names = ""
+    """Empty: all."""
+
+
+class RunCard(Struct, frozen=True):
+    """A run in the list of runs."""
+
+    id: str
+    created: float
+    last_event: float
+    """When something last happened in it."""
+    state: Literal["running", "finished", "unchanged", "idle"]
+    """`unchanged`: a training that ended without an update of the weights."""
+    model: str | None
+    step: int
+    steps: int | None
+    """The last step that its configuration asks for."""
+    rollouts: dict[str, int]
+    """Counts by state; finished rollouts by ending."""
+    calls: Integer
+    tokens: Integer
+    held_out: bool
+    """Whether the rewards below are those of held-out tasks, not of training."""
+    reward: float | None
+    error: float | None
+    counted: int
+    """Rollouts that `reward` is the mean of."""
+    measured: Literal["held-out", "training", "dev"]
+    """Which rollouts these are."""
+    best: float | None
+    best_error: float | None
+    best_step: int | None
+    curve: Series
+    """The reward by step, in a few points."""
+
+
+class StepRewards(Struct, frozen=True):
+    """Rewards of the rollouts of one step, computed from the rollouts themselves."""
+
+    step: int
+    count: int
+    mean: float
+    deviation: float
+    error: float | None = None
+    """The standard error of the mean, clustered by task. Of training only at the last and at the best step."""
+
+
+class RunRewards(Struct, frozen=True):
+    """Rewards by step, of training and of held-out tasks."""
+
+    train: tuple[StepRewards, ...]
+    held_out: tuple[StepRewards, ...]
+
+
+RolloutOrder = Literal[
+    "newest",
+    "oldest",
+    "reward",
+    "-reward",
+    "step",
+    "-step",
+    "tokens",
+    "-tokens",
+    "calls",
+    "-calls",
+    "outcome",
+    "-outcome",
+]
+
+
+class RolloutQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """Filters, order and page of a list of rollouts."""
+
+    purpose: Purpose | None = None
+    ending: Annotated[str, Meta(max_length=200)] = ""
+    """Endings or states, separated by commas."""
+    step_from: Count | None = None
+    step_to: Count | None = None
+    reward_from: float | None = None
+    reward_to: float | None = None
+    reward_below: float | None = None
+    tokens_from: Integer | None = None
+    tokens_to: Integer | None = None
+    role: _Text = ""
+    message: _Text = ""
+    """A group of failures, as `Failure.message` gives it."""
+    task: Annotated[str, Meta(max_length=160)] = ""
+    sort: RolloutOrder = "newest"
+    offset: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    limit: Annotated[int, Meta(ge=1, le=500)] = 50
+
+
+class RolloutListing(Struct, frozen=True):
+    """One page of a filtered list, and how many rollouts match."""
+
+    rollouts: tuple[ListedRollout, ...]
+    total: int
+
+
+class Facets(Struct, frozen=True):
+    """The values that a list of rollouts can be filtered by."""
+
+    endings: dict[str, int]
+    purposes: dict[str, int]
+    roles: tuple[str, ...]
+    last_step: int | None
+
+
+class Failure(Struct, frozen=True):
+    """Failures whose messages differ only in numbers and ids."""
+
+    ending: str
+    message: str
+    """With numbers and ids replaced by #."""
+    count: int
+    example: str
+    """The newest rollout among them."""
+
+
+class Failures(Struct, frozen=True):
+    """Failed rollouts by message, the most frequent first."""
+
+    groups: tuple[Failure, ...]
+    examined: int
+    """How many failures were read: the newest ones."""
+    total: int
+
+
+class TokenView(Struct, frozen=True, array_like=True):
+    """A sampled token: its text, its logprob, and the version of the weights that sampled it."""
+
+    text: str
+    logprob: float | None
+    version: int | None
+
+
+class CallView(Struct, frozen=True):
+    """A model call of a rollout, as the model saw it and as training used it."""
+
+    id: str
+    parent: str | None
+    role: str | None
+    policy: str
+    status: str
+    prompt_origin: str
+    origin_reason: str
+    finish: str
+    span: str | None
+    started: float
+    ended: float
+    prompt_tokens: int
+    new_prompt_tokens: int
+    messages: tuple[Any, ...]
+    """The messages that it adds to its parent's conversation."""
+    kept_messages: int
+    prompt: str | None
+    """The text of the prompt's new tokens; None where the server has no tokenizer."""
+    response: Any
+    tokens: tuple[TokenView, ...]
+    untrainable: str | None
+    credit: CallCredit | None
+
+
+class SignalView(Struct, frozen=True):
+    """A signal that the record of a call shows."""
+
+    call: str
+    kind: str
+    why: str
+    tool: str | None
+
+
+class AttemptQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which attempt of a rollout to show."""
+
+    attempt: Count | None = None
+    """None: the last one."""
+
+
+class RolloutView(Struct, frozen=True):
+    """One attempt of a rollout with all that its page shows."""
+
+    rollout: ListedRollout
+    task: Task
+    attempt: Attempt
+    attempts: tuple[Attempt, ...]
+    calls: tuple[CallView, ...]
+    spans: tuple[Span, ...]
+    rewards: tuple[Reward, ...]
+    """Those in effect."""
+    signals: tuple[SignalView, ...]
+    siblings: tuple[ListedRollout, ...]
+    """The rollouts of its group, itself included."""
+    output: str
+    version: int | None
+    """The newest version of the weights when the attempt ended."""
+    trained: int | None
+    """The step that trained on it."""
+
+
+class TreeNode(Struct, frozen=True):
+    """A run of tokens that some calls of a group share."""
+
+    parent: int
+    """Index of the parent node; -1 at the root."""
+    tokens: int
+    sampled: bool
+    calls: int
+    """Calls whose sequence goes through this node."""
+    rollouts: tuple[int, ...]
+    """Indices of those rollouts within the group."""
+    text: str
+    """Its beginning."""
+
+
+class PrefixTree(Struct, frozen=True):
+    """The prefix tree of a group's calls; a node follows its parent."""
+
+    nodes: tuple[TreeNode, ...]
+    tokens: int
+    """Tokens of all sequences."""
+    distinct: int
+    """Tokens of the tree."""
+
+
+class LeaseView(Struct, frozen=True):
+    """An active attempt."""
+
+    run: str
+    rollout: str
+    attempt: str
+    worker: str
+    started: float
+    purpose: str
+
+
+class WorkerView(Struct, frozen=True):
+    """A worker: what it runs, and how its attempts of the last minutes ended."""
+
+    id: str
+    seen: float
+    leases: int
+    oldest: float | None
+    """When the oldest of its active attempts started."""
+    ended: dict[str, int]
+    """Attempts that ended in the last ten minutes, by ending."""
+
+
+class EngineView(Struct, frozen=True):
+    """What serves a policy, and what it did in the last minute."""
+
+    policy: str
+    location: str
+    """Where it runs: `embedded`, or the URL of vLLM or of an upstream."""
+    version: int | None
+    slots: int | None
+    """Calls that it computes concurrently; None where it has no such limit."""
+    running: int
+    waiting: int
+    held: bool
+    calls: int
+    """Calls that ended in the last minute."""
+    failed: int
+    """Those among them that failed."""
+    tokens: int
+    """Tokens sampled in the last minute; an upstream does not tell."""
+    run: str = ""
+    """The run in whose folder its server is; empty for this server's."""
+
+
+class EngineReport(Struct, frozen=True):
+    """The engines of a server, as it writes them into its home folder for other processes."""
+
+    at: float
+    engines: tuple[EngineView, ...]
+    refused: dict[str, int]
+    """Requests that the server refused since it started, by reason."""
+
+
+class Fleet(Struct, frozen=True):
+    """Workers, engines and the queue of a server."""
+
+    now: float
+    workers: tuple[WorkerView, ...]
+    leases: tuple[LeaseView, ...]
+    """The oldest ones, at most `MAX_LEASES`."""
+    engines: tuple[EngineView, ...]
+    queued: int
+    delayed: int
+    """Queued rollouts that wait for their retry."""
+    running: int
+    ended: int
+    """Attempts that ended in the last ten minutes."""
+    tokens: int
+    """Tokens sampled by attempts that ended in the last ten minutes."""
+    refused: dict[str, int]
+    """Requests that the server refused since it started, by reason."""
+
+    def present_workers(self) -> list[WorkerView]:
+        """Return the workers that were seen in the last two minutes."""
+        return [worker for worker in self.workers if worker.seen > self.now - 120]
+
+    def has_worker(self) -> bool:
+        """Whether a worker is present: a store without one is of a run that has ended."""
+        return bool(self.present_workers())
+
+
+def join_fleets(first: Fleet, others: Sequence[Fleet]) -> Fleet:
+    """Add the workers, attempts and queues of other stores to those of one."""
+    every = (first, *others)
+    return Fleet(
+        now=first.now,
+        workers=tuple(worker for fleet in every for worker in fleet.workers),
+        leases=tuple(
+            sorted((lease for fleet in every for lease in fleet.leases), key=lambda one: one.started)[:MAX_LEASES]
+        ),
+        engines=tuple(engine for fleet in every for engine in fleet.engines),
+        queued=sum(fleet.queued for fleet in every),
+        delayed=sum(fleet.delayed for fleet in every),
+        running=sum(fleet.running for fleet in every),
+        ended=sum(fleet.ended for fleet in every),
+        tokens=sum(fleet.tokens for fleet in every),
+        refused=dict(sum((Counter(fleet.refused) for fleet in every), Counter[str]())),
+    )
+
+
+def add_engines(fleet: Fleet, reports: Sequence[EngineReport]) -> Fleet:
+    """Add engines and refused requests that servers report."""
+    refused = sum((Counter(report.refused) for report in reports), Counter(fleet.refused))
+    engines = (*fleet.engines, *(engine for report in reports for engine in report.engines))
+    return replace(fleet, engines=engines, refused=dict(refused))

@@ -1,0 +1,1 @@
+"""The half of training that computes with torch: policy, objective, gradient, checkpoint."""

@@ -1,0 +1,248 @@
+"""Checkpoints: each is a folder that is complete or absent, from which a run resumes as if it had never stopped.
+
+`step-N` is a Hugging Face folder (weights as they are trained, the model's tokenizer), with the optimiser's moments,
+the state of the training and checksums. Each policy of a run has its own (`checkpoint_folders.py`). Rollouts sampled
+after the last checkpoint are in the store; a resumed run trains on them again. A run does not resume from a damaged
+checkpoint but from the one before it.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from msgspec import Struct
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from leyden.config import ConfigError
+from leyden.learner.errors import TrainingError
+from leyden.learner.loading import read_model_config
+from leyden.learner.policy import CurrentWeights, Policy
+from leyden.models.source import ModelSource
+from leyden.records import DEFAULT_POLICY
+from leyden.rendering.known_models import remember_known_model
+from leyden.rendering.tokenizer import RENDERER_FILE
+from leyden.runs.checkpoint_files import CHECKSUMS_FILE, find_damage, write_checksums
+from leyden.runs.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_steps, latest_checkpoint
+
+_OPTIMISER = "optimiser.safetensors"
+_EXTRA = "beside.safetensors"
+"""Trained parameters that are not in the model: LoRA matrices, a critic."""
+_RNG = "rng"
+
+
+class TrainerState(Struct, frozen=True):
+    """The progress of the training of one policy, apart from its weights."""
+
+    step: int = 0
+    policy: str = DEFAULT_POLICY
+    """Name of the policy; a state that names none was written before policies had names."""
+    position: int = 0
+    """Position in the endless order of tasks."""
+    version: int = 0
+    """Version of the weights: the number of their updates."""
+    best_step: int | None = None
+    """Step with the highest held-out reward; 0 is the model before training."""
+    best_reward: float | None = None
+    kept_step: int | None = None
+    """Checkpoint that is kept because the run collapsed after it."""
+
+
+class Checkpoints:
+    """The checkpoints of one policy of a run: the newest few, and the best."""
+
+    def __init__(self, run: Path, policy: str, model: ModelSource, keep: int, optimiser: bool = True) -> None:
+        """`model` is the one that the training started from; its tokenizer belongs to every checkpoint.
+
+        With `optimiser` false the optimiser's moments are left out: a resumed run starts with new ones.
+        """
+        self._folder, self._model, self._keep = checkpoint_folder(run, policy), model, keep
+        self._run, self._policy, self._optimiser = run, policy, optimiser
+
+    def save(self, policy: Policy, state: TrainerState) -> Path:
+        """Write a checkpoint, and delete those that are no longer kept."""
+        final = self._folder / f"step-{state.step}"
+        temporary = self._folder / f".step-{state.step}.draft"
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            self._write(policy, state, temporary)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)  # it takes room on a disk that may be full
+            raise
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        _sync(self._folder, inside=False)
+        self._delete_old(state)
+        return final
+
+    def _write(self, policy: Policy, state: TrainerState, temporary: Path) -> None:
+        temporary.mkdir(parents=True)
+        policy.served.save_pretrained(temporary, state_dict=policy.weights())
+        save_file(
+            {name: each.detach().contiguous() for name, each in policy.extra_parameters.items()}, temporary / _EXTRA
+        )
+        for file in tokenizer_files(self._model.folder):
+            shutil.copyfile(file, temporary / file.name)
+        remember_known_model(temporary, self._model.name)
+        moments = _moments(policy) if self._optimiser else {}
+        save_file({**moments, _RNG: torch.get_rng_state()}, temporary / _OPTIMISER)
+        (temporary / STATE_FILE).write_bytes(msgspec.json.encode(state))
+        write_checksums(temporary)
+        _sync(temporary)
+
+    def weights_of(self, step: int, policy: Policy) -> "CheckpointWeights":
+        """Return the weights of a checkpoint, to be published; of step 0 those of the model before training."""
+        if step == 0:
+            return InitialWeights(self._model.folder, policy, version=0)
+        folder = self._folder / f"step-{step}"
+        if (damage := find_damage(folder)) is not None:
+            raise TrainingError(
+                f"the best checkpoint, {folder}, is damaged ({damage}), so the test tasks cannot be evaluated with it: "
+                "evaluate another checkpoint with `leyden eval`"
+            )
+        return CheckpointWeights(folder, policy, read_state(folder).version)
+
+    @property
+    def newest(self) -> int | None:
+        """Step of the newest checkpoint."""
+        return max(self._steps, default=None)
+
+    @property
+    def _steps(self) -> list[int]:
+        return checkpoint_steps(self._run, self._policy)
+
+    def _delete_old(self, state: TrainerState) -> None:
+        wanted = {*self._steps[-self._keep :], state.best_step, state.kept_step}
+        for number in self._steps:
+            if number not in wanted:
+                shutil.rmtree(self._folder / f"step-{number}")
+
+
+class CheckpointWeights(CurrentWeights):
+    """The weights of a checkpoint, to be published to an engine in place of the current ones."""
+
+    def __init__(self, folder: Path, policy: Policy, version: int) -> None:
+        super().__init__(policy)
+        self._folder = folder
+        self.version = version
+        """The version under which the run published them."""
+
+    def apply(self) -> None:
+        """Write them into the policy; the optimiser keeps its state."""
+        _load_weights(self._folder, self._policy)
+
+
+class InitialWeights(CheckpointWeights):
+    """The weights of the model that the training started from."""
+
+    def apply(self) -> None:
+        """Write them into the policy; the optimiser keeps its state."""
+        self._policy.load_initial_weights(_read_weights(self._folder, self._policy))
+
+
+def restore_latest(run: Path, name: str, policy: Policy, warn: Callable[[str], None]) -> TrainerState:
+    """Restore a policy from its newest checkpoint that is whole; return the first state where there is no checkpoint.
+
+    `name` is the policy's. Damaged checkpoints are renamed to `step-N.damaged` and reported.
+    """
+    damaged: list[Path] = []
+    while (folder := latest_checkpoint(run, name)) is not None:
+        damage = find_damage(folder)
+        if damage is None:
+            try:
+                return restore_checkpoint(folder, policy)
+            except (OSError, SafetensorError, ConfigError, KeyError, RuntimeError, ValueError) as error:
+                if (folder / CHECKSUMS_FILE).exists():
+                    raise
+                damage = str(error).partition("\n")[0]  # written by an earlier Leyden, without checksums
+        aside = folder.with_name(f"{folder.name}.damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        damaged.append(folder.rename(aside))
+        warn(f"the checkpoint {folder.name} is damaged ({damage}): it is now {aside}, and the one before it is used")
+    if damaged:
+        raise ConfigError(f"every checkpoint in {run} is damaged: run the command again to begin at step 0")
+    return TrainerState(policy=name)
+
+
+def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
+    """Restore a policy and its optimiser from a checkpoint."""
+    policy.optimiser.state.clear()
+    state = read_state(folder)
+    _load_weights(folder, policy)
+    moments = load_file(folder / _OPTIMISER)
+    torch.set_rng_state(moments.pop(_RNG))
+    restore_moments(policy.optimiser, policy.parameters, moments)
+    return state
+
+
+def _load_weights(folder: Path, policy: Policy) -> None:
+    policy.load_weights(_read_weights(folder, policy))
+    extra = load_file(folder / _EXTRA)
+    with torch.no_grad():
+        for name, parameter in policy.extra_parameters.items():
+            parameter.copy_(extra[name])
+
+
+def restore_moments(
+    optimiser: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor], moments: Mapping[str, torch.Tensor]
+) -> None:
+    """Give the optimiser its moments and step counts, on the devices of its parameters: fused kernels read both."""
+    for name, parameter in parameters.items():
+        if f"{name}.step" not in moments:  # it has had no update yet, or moments are not saved
+            continue
+        optimiser.state[parameter] = {
+            key: moments[f"{name}.{key}"].to(parameter.device) for key in ("exp_avg", "exp_avg_sq", "step")
+        }
+
+
+def _read_weights(folder: Path, policy: Policy) -> dict[str, torch.Tensor]:
+    precision = torch.promote_types(policy.served.dtype, torch.float32)  # that of the master weights
+    model = AutoModelForCausalLM.from_pretrained(folder, config=read_model_config(folder), dtype=precision)
+    weights: dict[str, torch.Tensor] = model.state_dict()
+    return weights
+
+
+def read_state(folder: Path) -> TrainerState:
+    """Read the state of a run at a checkpoint."""
+    try:
+        return msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=TrainerState)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{folder} is not a checkpoint: {error}") from error
+
+
+def is_disk_full(error: Exception) -> bool:
+    """Whether an error of writing a file says that there is no room for it."""
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if isinstance(error, SafetensorError):  # it names the number in its text
+        return any(f"os error {number})" in str(error) for number in numbers)
+    return isinstance(error, OSError) and error.errno in numbers
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of a model's tokenizer, with the name that its renderer is chosen by if it is remembered."""
+    names = (RENDERER_FILE, "tokenizer", "special_tokens", "chat_template", "vocab", "merges", "added_tokens")
+    return [path for path in sorted(folder.iterdir()) if path.name.startswith(names) and path.is_file()]
+
+
+def _moments(policy: Policy) -> dict[str, torch.Tensor]:
+    names = {parameter: name for name, parameter in policy.parameters.items()}
+    return {
+        f"{names[parameter]}.{key}": value.contiguous()
+        for parameter, state in policy.optimiser.state.items()
+        for key, value in state.items()
+    }
+
+
+def _sync(folder: Path, inside: bool = True) -> None:
+    """Write files to disk before the folder gets its name."""
+    for path in (*folder.iterdir(), folder) if inside else (folder,):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

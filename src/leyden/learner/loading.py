@@ -1,0 +1,134 @@
+"""Checks and loads the model to train; a `ConfigError` before any work starts says what is wrong."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from leyden.config import AdapterConfig, ConfigError
+from leyden.models.source import ModelSource
+from leyden.rendering.tokenizer import Tokenizer, TokenizerError
+
+_TRAINED_BYTES = 16
+"""Bytes of a trained parameter in float32: (master) weight, gradient, and two moments of the optimiser."""
+
+
+def check_tokenizer(source: ModelSource) -> None:
+    """Refuse a model without a tokenizer that has a chat template."""
+    try:
+        tokenizer = Tokenizer.load(source.folder, source.name)
+    except TokenizerError as error:
+        raise ConfigError(f"`model`: {error}") from error
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"`model`: {source.name} has no chat template, so it cannot answer chat requests: "
+            "use its instruct version, or add chat_template to its tokenizer_config.json"
+        )
+
+
+def device() -> torch.device:
+    """Return the device that models run on."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def compute_dtype(dtype: str) -> str:
+    """Resolve the precision that models are computed in; `auto` is bfloat16 on a GPU that has it, else float32."""
+    if dtype != "auto":
+        return dtype
+    return "bfloat16" if device().type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+
+
+def read_model_config(folder: Path) -> Any:
+    """Read the configuration of a model; transformers chooses how attention is computed: SDPA if it is supported."""
+    config = AutoConfig.from_pretrained(folder)
+    config._attn_implementation = None
+    return config
+
+
+def load_model(
+    source: ModelSource, dtype: str, training: bool, lora: AdapterConfig | None = None, reference: bool = False
+) -> PreTrainedModel:
+    """Load the model, on a GPU if there is one; for `training` only if the optimiser fits in memory too."""
+    where, dtype = device(), compute_dtype(dtype)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        config = read_model_config(source.folder)
+        if training:
+            _refuse_experts(source.name, config)
+            _check_memory(source.name, config, dtype, lora, reference, where)
+        model = AutoModelForCausalLM.from_pretrained(source.folder, config=config, dtype=getattr(torch, dtype))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"`model`: {source.name} cannot be loaded: {str(error).splitlines()[0]}") from error
+    model.eval()  # no dropout: training must compute what was sampled
+    return model.to(where)  # type: ignore[no-any-return, arg-type]  # transformers wraps `to` without types
+
+
+def _refuse_experts(name: str, config: Any) -> None:
+    """Refuse a mixture of experts: engine and trainer may route a token to different experts."""
+    text = config.get_text_config()
+    if any((getattr(text, key, None) or 0) > 1 for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        raise ConfigError(
+            f"`model`: {name} is a mixture of experts, whose routing is not replayed in training yet: use a dense model"
+        )
+
+
+def count_parameters(source: ModelSource) -> int:
+    """Count the parameters of a model without loading them."""
+    try:
+        return int(_empty_model(read_model_config(source.folder)).num_parameters())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"`model`: {source.name} cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+def _empty_model(config: Any) -> PreTrainedModel:
+    """Return a model without memory for its parameters."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def memory_for_training(model: PreTrainedModel, dtype: str, lora: AdapterConfig | None, reference: bool) -> int:
+    """Return the bytes of weights and optimiser: a lower bound, without activations.
+
+    With LoRA there are two models, the served one and the one with adapters, which without them is the reference.
+    Otherwise one model is both, and a reference is a copy of it.
+    """
+    weights, each = model.num_parameters(), getattr(torch, dtype).itemsize
+    if lora is None:
+        computed = 0 if dtype == "float32" else each  # in float32 the parameters are their own master weights
+        return int(weights * (_TRAINED_BYTES + computed + each * reference))
+    adapters = sum(
+        lora.rank * (layer.in_features + layer.out_features)
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and name.rpartition(".")[2] in lora.modules
+    )
+    return int(2 * weights * each + _TRAINED_BYTES * adapters)
+
+
+def _check_memory(
+    name: str, config: Any, dtype: str, lora: AdapterConfig | None, reference: bool, where: torch.device
+) -> None:
+    empty = _empty_model(config)
+    needed = memory_for_training(empty, dtype, lora, reference)
+    free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else _free_memory()
+    if needed <= free:
+        return
+    ways = ["a smaller model", "a larger machine"]
+    if lora is None:
+        ways.append("`training.lora`")
+    elif dtype != "bfloat16":
+        ways.append('`engine.dtype = "bfloat16"`')
+    raise ConfigError(
+        f"`model`: to train {name} ({empty.num_parameters() / 1e6:.0f} million parameters) takes about "
+        f"{needed / 2**30:.2g} GiB and {free / 2**30:.2g} are free: use {', '.join(ways[:-1])} or {ways[-1]}"
+    )
+
+
+def _free_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

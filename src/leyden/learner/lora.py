@@ -1,0 +1,130 @@
+"""LoRA: trains small matrices beside the weights.
+
+The served model is a separate copy with the matrices merged: it samples at full speed and is saved as any model. The
+trainer computes with its weights too, so that sampler and trainer agree to the last bit of them; only gradients go
+through the matrices. In bfloat16 the merged weights are rounded stochastically: most updates are too small to be seen
+in a weight that is rounded to the nearest number, and the trainer and the engine would go on with the old one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's convention
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import Linear as LoraLinear
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from leyden.config import AdapterConfig, ConfigError
+from leyden.engine.protocol import LoraWeights
+from leyden.learner.stochastic_rounding import round_to_bfloat16
+
+_NAME = "default"
+
+
+class MergedLoraLinear(LoraLinear):
+    """A linear layer that computes with the merged weight; the gradient goes to the adapter instead."""
+
+    served_weight: Tensor
+    unmerged: bool
+    """Add the adapter's output to that of the weight, as PEFT does."""
+
+    @classmethod
+    def of(cls, layer: LoraLinear, served_weight: Tensor) -> "MergedLoraLinear":
+        """Turn a layer of PEFT into one that computes with a weight which the adapter is merged into."""
+        layer.__class__ = cls
+        assert isinstance(layer, cls)
+        layer.register_buffer("served_weight", served_weight, persistent=False)
+        layer.unmerged = False
+        return layer
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute the layer's output."""
+        if self.unmerged or self.disable_adapters:
+            return super().forward(x, *args, **kwargs)
+        down: Any = self.lora_A[_NAME]
+        up: Any = self.lora_B[_NAME]
+        base: Any = self.get_base_layer()
+        added = self.scaling[_NAME] * up(down(x.detach().to(down.weight.dtype)))
+        merged: Tensor = F.linear(x, self.served_weight, base.bias)
+        zero: Tensor = added - added.detach()
+        return merged + zero.to(merged.dtype)  # it has the adapter's gradient
+
+
+class LoraAdapter:
+    """Adapters in a copy of a model; only they are trained."""
+
+    def __init__(self, served: PreTrainedModel, config: AdapterConfig) -> None:
+        linear = {name.rpartition(".")[2] for name, each in served.named_modules() if isinstance(each, torch.nn.Linear)}
+        if linear.isdisjoint(config.modules):
+            known = ", ".join(sorted(linear))
+            raise ConfigError(f"`training.lora.modules`: the model has no such layer; its linear layers are {known}")
+        self._served, self.rank = served, config.rank
+        lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.modules))
+        self.model = deepcopy(served).requires_grad_(False)
+        inject_adapter_in_model(lora, self.model, _NAME)
+        self._layers = {
+            name: MergedLoraLinear.of(layer, served.get_parameter(f"{name}.weight").detach())
+            for name, layer in self.model.named_modules()
+            if isinstance(layer, LoraLinear)
+        }
+        for layer in self._layers.values():  # in float32 at least, whatever the precision of the model
+            precision = torch.promote_types(served.dtype, torch.float32)
+            layer.lora_A[_NAME].to(precision)
+            layer.lora_B[_NAME].to(precision)
+
+    def compute_unmerged(self) -> None:
+        """Compute as an engine does that keeps adapters unmerged, so that both agree."""
+        for layer in self._layers.values():
+            layer.unmerged = True
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Merge the adapters into the served model."""
+        for name, layer in self._layers.items():
+            served: Any = self._served.get_submodule(name)
+            base: Any = layer.get_base_layer()
+            merged = base.weight + layer.get_delta_weight(_NAME)
+            if served.weight.dtype == torch.bfloat16:
+                merged = round_to_bfloat16(merged, crc32(name.encode()))
+            served.weight.copy_(merged)
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Make the adapters add nothing, as before training, and merge that."""
+        for layer in self._layers.values():
+            up: Any = layer.lora_B[_NAME]
+            up.weight.zero_()
+        self.publish()
+
+    def base_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters of the model without its adapters, by the names that they have in it."""
+        for name, parameter in self.model.named_parameters():
+            if ".lora_" not in name:
+                yield name.replace(".base_layer.", "."), parameter.detach()
+
+    @torch.no_grad()
+    def weights(self) -> LoraWeights:
+        """Return the adapters; the scale is part of `lora_B`."""
+        tensors: dict[str, Tensor] = {}
+        for name, layer in self._layers.items():
+            down: Any = layer.lora_A[_NAME]
+            up: Any = layer.lora_B[_NAME]
+            tensors[f"{name}.lora_A.weight"] = down.weight.detach()
+            tensors[f"{name}.lora_B.weight"] = layer.scaling[_NAME] * up.weight
+        return LoraWeights(self.rank, tensors)
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Disable the adapters: the model is as before training."""
+        for layer in self._layers.values():
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in self._layers.values():
+                layer.enable_adapters(True)

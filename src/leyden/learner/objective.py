@@ -1,0 +1,114 @@
+"""Computes the loss of an update: the weighted loss of every sampled token, KL and entropy terms, and the critic's."""
+
+from collections.abc import Sequence
+
+import torch
+from msgspec import Struct
+from msgspec.structs import replace
+from torch import Tensor
+
+from leyden.config import Hyperparameters
+from leyden.learner.forward import ForwardOutput
+from leyden.learner.sample import Sample
+from leyden.rl.correction import Correction, Level, ratios
+from leyden.rl.kl import Estimate
+from leyden.rl.loss import Loss, TokenBatch
+from leyden.rl.value_loss import value_loss
+
+
+class Objective(Struct, frozen=True):
+    """The loss, its correction, and the weights of the KL and entropy terms."""
+
+    loss: Loss
+    hyperparameters: Hyperparameters
+    correction: Correction | None = None
+    level: Level = "token"
+    kl: Estimate | None = None
+    """The estimator of the KL divergence from the reference in the loss; None: it is not part of the loss."""
+    kl_weight: float = 0.0
+    entropy_weight: float = 0.0
+    geometric: bool = False
+    """Whether the ratio of a call or rollout is the geometric mean of its tokens' ratios instead of their product."""
+    value_clip: float | None = None
+    """How far the critic's value may usefully move from that at the start of the step; None: no limit."""
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether calls without an advantage have a gradient as well."""
+        return self.kl is not None or self.entropy_weight > 0
+
+
+class OldLogprobs(Struct, frozen=True):
+    """Logprobs at the start of the step, a tensor for each sample."""
+
+    proximal: Sequence[Tensor] | None = None
+    """None: the policy has not changed since."""
+    reference: Sequence[Tensor] | None = None
+    ratios: Sequence[Tensor] | None = None
+    """The ratio of the proximal policy to the sampler, if the correction is at the rollout level."""
+
+    def select(self, samples: Sequence[int]) -> "OldLogprobs":
+        """Return those of some samples, by index."""
+        known = (self.proximal, self.reference, self.ratios)
+        return OldLogprobs(*(None if one is None else [one[index] for index in samples] for one in known))
+
+
+class TokenStats(Struct, frozen=True):
+    """The tokens of some samples and their metrics, on the device where they were computed."""
+
+    tokens: TokenBatch
+    sampler_logprobs: Tensor
+    call_index: Tensor
+    metrics: dict[str, Tensor]
+    entropies: Tensor
+
+
+def compute_loss(
+    objective: Objective, samples: Sequence[Sample], output: ForwardOutput, old_logprobs: OldLogprobs
+) -> tuple[Tensor, TokenStats]:
+    """Compute the loss of some samples of an update; the losses of all its micro-batches add up to its loss."""
+    current = output.logprobs
+    lengths = torch.tensor([len(sample.token_indices) for sample in samples], device=current.device)
+    call = torch.arange(len(samples), device=current.device).repeat_interleave(lengths, output_size=len(current))
+    advantages = _per_token([sample.advantage for sample in samples], call, current)
+    sampler = torch.tensor(
+        [lp for sample in samples for lp in sample.sampler_logprobs], device=current.device, dtype=current.dtype
+    )
+    proximal = current.detach() if old_logprobs.proximal is None else torch.cat(list(old_logprobs.proximal))
+    tokens = TokenBatch(current, proximal, advantages, call)
+    loss, metrics = objective.loss(tokens, objective.hyperparameters)
+    call_index = torch.tensor([sample.call_index for sample in samples], device=current.device)[call]
+    if objective.correction is not None:
+        if old_logprobs.ratios is not None:
+            ratio = torch.cat(list(old_logprobs.ratios))
+        else:
+            ratio = ratios(proximal - sampler, call if objective.level == "call" else None, objective.geometric)
+        weight = objective.correction(ratio, objective.hyperparameters)
+        loss = loss * weight
+        metrics = metrics | {"corrected": weight != ratio}
+    if objective.kl is not None and old_logprobs.reference is not None:
+        distance = objective.kl(current, torch.cat(list(old_logprobs.reference)))
+        loss = loss + objective.kl_weight * distance
+        metrics = metrics | {"kl_reference": distance}
+    if objective.entropy_weight:
+        loss = loss - objective.entropy_weight * output.entropies
+    stats = TokenStats(
+        replace(tokens, current=current.detach()), sampler, call_index, _detached(metrics), output.entropies.detach()
+    )
+    return (loss * _per_token([sample.weight for sample in samples], call, current)).sum(), stats
+
+
+def critic_loss(objective: Objective, samples: Sequence[Sample], values: Tensor, count: int) -> Tensor:
+    """Compute the critic's loss of some samples of an update that has `count`."""
+    targets = torch.tensor([sample.target for sample in samples], device=values.device, dtype=values.dtype)
+    old_values = torch.tensor([sample.old_value for sample in samples], device=values.device, dtype=values.dtype)
+    return value_loss(values, targets, old_values, objective.value_clip).sum() / count
+
+
+def _detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: metric.detach() for name, metric in metrics.items()}
+
+
+def _per_token(numbers: Sequence[float], call: Tensor, like: Tensor) -> Tensor:
+    """Expand a number of each sample to its sampled tokens."""
+    return torch.tensor(numbers, device=like.device, dtype=like.dtype)[call]

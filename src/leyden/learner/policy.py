@@ -1,0 +1,302 @@
+"""The policy under training: logprobs of samples, gradients, and optimiser updates.
+
+The gradient does not depend on how samples are divided into micro-batches: weights are those of the whole update.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from math import isfinite
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+from torch.optim import AdamW
+from transformers import PreTrainedModel
+
+from leyden.config import AdapterConfig, TrainingConfig
+from leyden.engine.protocol import LoraWeights
+from leyden.learner.compilation import compile_layers
+from leyden.learner.critic import Critic
+from leyden.learner.default_learning_rate import default_learning_rate
+from leyden.learner.errors import TrainingError
+from leyden.learner.forward import PolicyForward
+from leyden.learner.gradient_checkpointing import GradientCheckpointing
+from leyden.learner.lr_schedule import learning_rate_factor
+from leyden.learner.master_weights import MasterWeights
+from leyden.learner.microbatch import sequence_microbatches, tree_microbatches
+from leyden.learner.objective import Objective, OldLogprobs, compute_loss, critic_loss
+from leyden.learner.sample import Sample
+from leyden.learner.tree_attention import BLOCK, TreeMasks
+from leyden.rl.pack import Cost
+from leyden.rl.statistics import Statistics
+
+if TYPE_CHECKING:
+    from leyden.learner.lora import LoraAdapter
+
+_CPU_BATCH = 2048
+"""Tokens of a micro-batch on a CPU: more do not fit its caches, and each token takes longer."""
+_MICROBATCH_OVERHEAD = 64.0
+"""The cost of starting a micro-batch, in tokens."""
+_CPU_TREE, _GPU_TREE = 1.4, 1.25
+"""The cost of a token in a tree, relative to one in a plain sequence, whose attention is faster."""
+_CRITIC = "critic."
+
+
+class UpdateMetrics(Struct, frozen=True):
+    """Metrics of one update."""
+
+    loss: float
+    grad_norm: float
+    tokens: int
+    """Tokens that have a loss."""
+    computed: int
+    """Tokens that went through the model, with prompts."""
+    saved: int
+    """Tokens of its samples that did not go through the model again, because another sample has them too."""
+    statistics: dict[str, float]
+    """See `leyden.rl.statistics`."""
+    critic_loss: float | None = None
+
+
+class SampleEvaluation(NamedTuple):
+    """What a policy computes of samples before an update, sample by sample."""
+
+    logprobs: list[Tensor]
+    """Of each sampled token, temperature applied."""
+    values: list[float]
+    """The critic's value of the state before the call; 0 without a critic."""
+
+
+class CurrentWeights:
+    """The weights of a policy as they are, to be published to an engine."""
+
+    def __init__(self, policy: "Policy") -> None:
+        self._policy = policy
+
+    def apply(self) -> None:
+        """Do nothing: they are the policy's already."""
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights of the model that is served; call it after `apply`."""
+        return self._policy.served_tensors()
+
+    def adapter(self) -> LoraWeights | None:
+        """Return the LoRA adapter, if the policy has one; call it after `apply`."""
+        return self._policy.adapter_weights()
+
+
+class PolicyUpdate(CurrentWeights):
+    """The next optimiser step, to be published to an engine."""
+
+    def __init__(self, policy: "Policy", grad_norm: float) -> None:
+        super().__init__(policy)
+        self._grad_norm = grad_norm
+
+    def apply(self) -> None:
+        """Make the optimiser step."""
+        self._policy.apply(self._grad_norm)
+
+
+class Policy:
+    """A model and its optimiser. One thread uses it at a time."""
+
+    def __init__(
+        self, model: PreTrainedModel, config: TrainingConfig, critic: bool = False, reference: bool = False
+    ) -> None:
+        self.served = model
+        """The model that samples: the trained one, or with LoRA a copy with the adapters merged."""
+        self.adapter = _adapter(model, config.lora) if config.lora is not None else None
+        self.model = self.adapter.model if self.adapter is not None else model
+        self.critic = Critic(model.config.get_text_config().hidden_size, model.device, model.dtype) if critic else None
+        self._config = config
+        self.peak_learning_rate = config.learning_rate or default_learning_rate(
+            model.num_parameters(), config.lora is not None
+        )
+        """The learning rate after the warm-up."""
+        self.masters = MasterWeights({name: each for name, each in self.model.named_parameters() if each.requires_grad})
+        self.trained = self.masters.by_name
+        self.optimiser = AdamW(
+            self.trained.values(),
+            lr=self.peak_learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=model.device.type == "cuda",
+        )
+        if self.critic is not None:
+            self.optimiser.add_param_group({"params": list(self.critic.parameters())})
+        self.step = 1
+        """Step of the run, which determines the learning rate."""
+        self.no_trees_reason = TreeMasks.fit(self.model) if config.layout == "tree" else None
+        """Why samples are not laid out as trees although the configuration selects trees."""
+        on_cpu = model.device.type == "cpu"
+        trees = config.layout == "tree" and self.no_trees_reason is None
+        masks = TreeMasks(self.model) if trees else None
+        self._microbatches = tree_microbatches if trees else sequence_microbatches
+        if on_cpu:
+            self._cost = Cost(min(config.batch_tokens, _CPU_BATCH), _MICROBATCH_OVERHEAD, _CPU_TREE)
+        else:
+            self._cost = Cost(config.batch_tokens, _MICROBATCH_OVERHEAD, _GPU_TREE, BLOCK)
+        self._forward = PolicyForward(self.model, masks)
+        self._reference = None
+        if reference and self.adapter is not None:
+            self._reference = self._forward  # with its adapters disabled
+        elif reference:
+            self._reference = PolicyForward(deepcopy(self.model).requires_grad_(False), masks)
+        self._checkpointing = GradientCheckpointing(self.model)
+        if config.compile and not on_cpu:
+            compile_layers(self.model)
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """All trained parameters, by name."""
+        critic = self.critic.named_parameters() if self.critic is not None else ()
+        return self.trained | {f"{_CRITIC}{name}": parameter for name, parameter in critic}
+
+    @property
+    def extra_parameters(self) -> Mapping[str, Tensor]:
+        """Trained parameters that are not in the served model: LoRA matrices, a critic."""
+        return {name: each for name, each in self.parameters.items() if self.adapter or name.startswith(_CRITIC)}
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether it keeps the model that training started with."""
+        return self._reference is not None
+
+    def served_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters of the model that is served, by name."""
+        return ((name, parameter.detach()) for name, parameter in self.served.named_parameters())
+
+    def adapter_weights(self) -> LoraWeights | None:
+        """Return the LoRA adapter, if it has one."""
+        return self.adapter.weights() if self.adapter is not None else None
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the state of the model, in the precision of the master weights; with LoRA as it is served, merged."""
+        state = self.served.state_dict()
+        return state if self.adapter is not None else self.masters.replace_in(state)
+
+    def load_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `weights` returned."""
+        self.served.load_state_dict(state)
+        if self.adapter is None:
+            self.masters.load(state)
+
+    def load_initial_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the model that training started with, whose state is given."""
+        self.load_weights(state)
+        if self.adapter is not None:
+            self.adapter.clear()
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of this step."""
+        return self.peak_learning_rate * learning_rate_factor(self._config, self.step)
+
+    def evaluate(self, samples: Sequence[Sample]) -> SampleEvaluation:
+        """Compute the logprobs of each sample, and with a critic the value of its state."""
+        return self._evaluate(samples, self._forward, self.critic)
+
+    def logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Compute the logprob of each sampled token of each sample, temperature applied."""
+        return self._evaluate(samples, self._forward).logprobs
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Compute logprobs under the model that training started with; needs `reference=True`."""
+        assert self._reference is not None
+        with self.adapter.disabled() if self.adapter is not None else nullcontext():
+            return self._evaluate(samples, self._reference).logprobs
+
+    @torch.no_grad()
+    def _evaluate(
+        self, samples: Sequence[Sample], model: PolicyForward, critic: Critic | None = None
+    ) -> SampleEvaluation:
+        found: dict[int, tuple[Tensor, float]] = {}
+        with self._explain_out_of_memory():
+            for microbatch in self._microbatches(samples, self._cost):
+                output = model(microbatch, critic)
+                logprobs = output.logprobs.split([len(samples[index].token_indices) for index in microbatch.samples])
+                values = [0.0] * len(microbatch.samples) if output.values is None else output.values.tolist()
+                found.update(zip(microbatch.samples, zip(logprobs, values, strict=True), strict=True))
+        ordered = [found[index] for index in range(len(samples))]
+        return SampleEvaluation([logprobs for logprobs, _ in ordered], [value for _, value in ordered])
+
+    def accumulate(self, samples: Sequence[Sample], old_logprobs: OldLogprobs, objective: Objective) -> UpdateMetrics:
+        """Accumulate the gradient of an update's samples."""
+        losses, critic_losses, all_stats = [], [], []
+        computed = 0
+        with self._explain_out_of_memory():
+            for microbatch in self._microbatches(samples, self._cost):  # results are read after the last
+                some = [samples[index] for index in microbatch.samples]
+                too_long = microbatch.computed > self._config.batch_tokens  # one sample may be
+                with self._checkpointing.enabled(self._config.gradient_checkpointing or too_long):
+                    output = self._forward(microbatch, self.critic, objective.entropy_weight > 0)
+                loss, stats = compute_loss(objective, some, output, old_logprobs.select(microbatch.samples))
+                losses.append(loss.detach())
+                all_stats.append(stats)
+                if output.values is not None:
+                    value_loss = critic_loss(objective, some, output.values, len(samples))
+                    critic_losses.append(value_loss.detach())
+                    loss = loss + value_loss
+                loss.backward()
+                computed += microbatch.computed
+        statistics = Statistics()
+        for stats in all_stats:
+            statistics.add(stats.tokens, stats.sampler_logprobs, stats.call_index, stats.metrics, stats.entropies)
+        return UpdateMetrics(
+            loss=torch.stack(losses).sum().item(),
+            grad_norm=torch.nn.utils.get_total_norm(
+                [p.grad for p in self.trained.values() if p.grad is not None]
+            ).item(),
+            tokens=sum(len(sample.token_indices) for sample in samples),
+            computed=computed,
+            saved=sum(map(len, samples)) - computed,
+            statistics=statistics.finish(),
+            critic_loss=torch.stack(critic_losses).sum().item() if critic_losses else None,
+        )
+
+    @contextmanager
+    def _explain_out_of_memory(self) -> Iterator[None]:
+        """Raise a `TrainingError` where a GPU has no memory left for a micro-batch."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(
+                f"step {self.step}: the GPU has no memory left for a micro-batch: lower `training.batch_tokens` (now "
+                f"{self._config.batch_tokens}) or `engine.memory`, set `training.gradient_checkpointing = true` or "
+                f"`training.lora`, or take a smaller model ({str(error).partition(chr(10))[0]})"
+            ) from error
+
+    def apply(self, grad_norm: float) -> None:
+        """Make an optimiser step with the accumulated gradient, its norm clipped; raise if it is not finite."""
+        norms = {"policy": grad_norm}
+        torch.nn.utils.clip_grads_with_norm_(self.trained.values(), self._config.clip_norm, torch.tensor(grad_norm))
+        if self.critic is not None:
+            found = torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self._config.clip_norm)
+            norms["critic"] = found.item()
+        for whose, norm in norms.items():
+            if not isfinite(norm):
+                raise TrainingError(_not_finite(self.step, whose, norm))
+        factor = learning_rate_factor(self._config, self.step)
+        rates = (self.peak_learning_rate, self._config.critic_learning_rate)
+        for group, rate in zip(self.optimiser.param_groups, rates, strict=False):
+            group["lr"] = factor * rate
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.masters.write_back()
+        if self.adapter is not None:
+            self.adapter.publish()
+
+
+def _not_finite(step: int, whose: str, norm: float) -> str:
+    return (
+        f"step {step}: the gradient of the {whose} is not a number (its norm is {norm}); the weights are unchanged: "
+        'lower `training.learning_rate`, set `engine.dtype = "float32"`, or look for very large rewards'
+    )
+
+
+def _adapter(model: PreTrainedModel, config: AdapterConfig) -> "LoraAdapter":
+    from leyden.learner.lora import LoraAdapter  # peft takes a while to import, and few need it
+
+    return LoraAdapter(model, config)

@@ -1,0 +1,1 @@
+"""Models: the bundled one, and where the files of any other are."""

@@ -1,0 +1,1 @@
+"""The half of training that decides what to learn from: tasks, rollouts, credit, evaluation, reports."""

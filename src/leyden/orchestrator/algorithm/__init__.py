@@ -1,0 +1,1 @@
+"""The algorithm that a configuration names."""

@@ -1,0 +1,1 @@
+"""Credit: samples of calls and their advantages."""

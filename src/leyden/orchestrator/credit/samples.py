@@ -1,0 +1,164 @@
+"""Turns finished groups into samples to train on. Every rollout is accounted for: trained on, or excluded and why."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct, field
+
+from leyden.episodes import Episode, Transition
+from leyden.learner.sample import Sample
+from leyden.outcomes import MEANING
+from leyden.records import DEFAULT_POLICY, Call, CallCredit
+from leyden.rl.situation import Situation
+
+
+class SituatedAdvantage(NamedTuple):
+    """The advantage of one call, and where it was made."""
+
+    group: str
+    situation: Situation
+    advantage: float
+
+
+class StepAccounting(Struct):
+    """Counts the rollouts of a step; `requested` is the sum of `trained` and all of `excluded`."""
+
+    requested: int = 0
+    trained: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    excluded: Counter[str] = field(default_factory=Counter)
+    """Rollouts that are not trained on, by reason."""
+    calls_trained: int = 0
+    calls_excluded: Counter[str] = field(default_factory=Counter)
+    """Calls that are not trained on, by reason."""
+    groups: int = 0
+    groups_dropped: int = 0
+    groups_single: int = 0
+    """Groups of one rollout, which has nothing to be compared with."""
+    groups_flat: int = 0
+    """Groups whose calls all have the same value, and so no gradient."""
+    states_shared: list[float] = field(default_factory=list)
+    """For each update, the share of calls with another in the same state, if the advantage reads states."""
+    kl_reference: list[float] = field(default_factory=list)
+    """For each update, the mean KL divergence from the reference of a token, if the reward is penalised for it."""
+    critic_explained: list[float] = field(default_factory=list)
+    """For each update, the share of the variance of the calls' values that the critic explains, if there is one."""
+    advantages: list[SituatedAdvantage] = field(default_factory=list)
+    """Of all calls with credit."""
+    credits: list[CallCredit] = field(default_factory=list)
+    """What the step computed for each call of this policy, or why the call was left out."""
+
+
+class SelectedRollout(Struct, frozen=True):
+    """A rollout that counts in its group: its final reward, and for each call why it is excluded, or None.
+
+    A rollout without a call to train on counts in the group's statistics too: it has a reward.
+    """
+
+    episode: Episode
+    final: float
+    exclusion_reasons: tuple[str | None, ...]
+
+    @property
+    def transitions(self) -> Iterator[tuple[int, Transition]]:
+        """The transitions to train on, each with its index in the episode."""
+        return ((n, one) for n, one in enumerate(self.episode.transitions) if self.exclusion_reasons[n] is None)
+
+
+class SampleFilter(Struct, frozen=True):
+    """Selects the rollouts and calls that are trained on."""
+
+    min_group: int
+    failure_reward: float
+    roles: Collection[str] | None
+    """None: all roles."""
+    allow_biased_sampling: bool = False
+    """Whether to train on calls sampled greedily, with truncation or with penalties."""
+    policy: str = DEFAULT_POLICY
+    """The policy whose calls are trained on."""
+
+
+def select_rollouts(
+    group: Sequence[Episode], sample_filter: SampleFilter, accounting: StepAccounting
+) -> list[SelectedRollout] | None:
+    """Select the rollouts of a group that count; None where the group is dropped.
+
+    That is where they are fewer than `min_group`, or none has a call to train on.
+    """
+    selected: list[SelectedRollout] = []
+    trained = 0
+    excluded: Counter[str] = Counter()
+    calls_excluded: Counter[str] = Counter()
+
+    def exclude_calls(episode: Episode, reasons: Iterable[str | None]) -> None:
+        accounting.credits += [
+            CallCredit(episode.attempt.id, call.id, excluded=reason)
+            for call, reason in zip(episode.calls, reasons, strict=True)
+            if reason is not None and call.policy == sample_filter.policy
+        ]
+
+    for episode in group:
+        outcome = episode.attempt.outcome
+        assert outcome is not None, "a finished group has finished attempts"
+        accounting.outcomes[str(outcome.ending)] += 1
+        final = episode.final_reward(sample_filter.failure_reward)
+        if not MEANING[outcome.ending].counted or final is None:
+            excluded[str(outcome.ending)] += 1
+            exclude_calls(episode, [f"rollout ended as {outcome.ending}"] * len(episode.calls))
+            continue
+        reasons = tuple(
+            episode.exclusion_reason(
+                call, sample_filter.roles, sample_filter.allow_biased_sampling, sample_filter.policy
+            )
+            for call in episode.calls
+        )
+        calls_excluded.update(reason for reason in reasons if reason is not None)
+        exclude_calls(episode, reasons)
+        selected.append(SelectedRollout(episode, final, reasons))
+        if None in reasons:
+            trained += 1
+        else:
+            excluded["no call to train on"] += 1
+    accounting.requested += len(group)
+    accounting.groups += 1
+    accounting.excluded += excluded
+    accounting.calls_excluded += calls_excluded
+    if len(selected) < sample_filter.min_group or not trained:
+        accounting.groups_dropped += 1
+        if trained:
+            accounting.excluded["group too small"] += trained
+        for rollout in selected:
+            small = ("group too small" if reason is None else None for reason in rollout.exclusion_reasons)
+            exclude_calls(rollout.episode, small)
+        return None
+    accounting.trained += trained
+    return selected
+
+
+def make_samples(groups: Sequence[Sequence[SelectedRollout]]) -> list[Sample]:
+    """Build the samples of an update, without advantages: group by group, rollout by rollout."""
+    rollouts = enumerate(rollout for group in groups for rollout in group)
+    return [_sample(one, number, index) for number, rollout in rollouts for index, one in rollout.transitions]
+
+
+def _sample(transition: Transition, rollout: int, call_index: int) -> Sample:
+    call = transition.call
+    assert call.logprobs is not None, "a call without logprobs is not selected"
+    return Sample(
+        call=call.id,
+        rollout=rollout,
+        call_index=call_index,
+        prompt_ids=transition.prompt_ids,
+        completion_ids=transition.completion_ids,
+        token_indices=call.chosen,
+        sampler_logprobs=_sampler_logprobs(call.logprobs, call),
+        temperature=call.sampling.temperature or 1.0,  # of greedy calls engines report logprobs at temperature 1
+    )
+
+
+def _sampler_logprobs(logprobs: tuple[float, ...], call: Call) -> tuple[float, ...]:
+    if call.allowed is None:
+        return tuple(logprobs[index] for index in call.chosen)
+    return tuple(logprobs[index] + math.log(call.allowed[index]) for index in call.chosen)

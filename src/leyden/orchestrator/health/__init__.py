@@ -1,0 +1,1 @@
+"""What goes wrong while a run goes on, noticed from its figures."""

@@ -1,0 +1,1 @@
+"""Reports of a run: console, files and trackers."""

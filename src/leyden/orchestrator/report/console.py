@@ -1,0 +1,94 @@
+"""Prints one line for each step, and shows the progress in between on a terminal."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from statistics import fmean
+
+from rich.console import Console
+from rich.markup import escape
+
+from leyden.episodes import Episode
+from leyden.orchestrator.report.progress_line import ProgressLine
+from leyden.orchestrator.report.step_report import StepReport
+from leyden.orchestrator.rollouts.evaluation import EvaluationResult
+
+
+class ConsoleReport:
+    """Writes to a console. `held_out` and `error` are of the last evaluation of a run that resumes."""
+
+    def __init__(self, console: Console, steps: int, held_out: float | None = None, error: float | None = None) -> None:
+        self._console, self._steps, self._held_out = console, steps, _reward(held_out, error)
+        self._line = ProgressLine(console)
+
+    def progress(self, step: int, done: int, total: int, what: str) -> None:
+        """Show the progress of a step, on a terminal."""
+        self._line.show(f"step {step}: {done} of {total} {what}")
+
+    def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
+        """Print the evaluation before training; later ones come with their steps."""
+        self._held_out = _reward(measured.reward, measured.error)
+        if step == 0:
+            self._print(f"before  held-out reward {self._held_out}  {_counts(measured.outcomes)}")
+
+    def tested(self, step: int, measured: EvaluationResult) -> None:
+        """Print the evaluation on the test tasks."""
+        self._print(
+            f"test    reward {_reward(measured.reward, measured.error)} of step {step}  {_counts(measured.outcomes)}"
+        )
+
+    def warn(self, message: str) -> None:
+        """Print a warning."""
+        self._print(f"[yellow]{escape(message)}[/]")
+
+    def step(self, report: StepReport, left_s: float) -> None:
+        """Print the results of a step."""
+        accounting = report.accounting
+        trained = sum(metric.tokens for metric in report.metrics)
+        parts = [
+            f"[bold]step {report.step:>{len(str(self._steps))}}/{self._steps}[/]",
+            f"reward {_number(report.reward)} sd {report.spread:.2f}",
+            f"held-out {self._held_out}" + ("*" if report.held_out is not None else " "),
+            _counts(accounting.outcomes),
+            f"{accounting.groups_flat} of {accounting.groups} groups flat",
+            f"entropy {_entropy(report)}",
+            f"{report.sampled} tokens",
+            f"{_speed(report.sampled_now, report.sampling_s)} tok/s sampled"
+            if report.sampled_now
+            else "sampled before",
+            f"{_speed(trained, report.training_s)} trained",
+            f"{timedelta(seconds=round(left_s))} left",
+        ]
+        if accounting.groups_dropped:
+            dropped = accounting.groups_dropped
+            parts.insert(4, f"[yellow]{dropped} group{'s' if dropped > 1 else ''} dropped[/]")
+        if not report.metrics:
+            parts.insert(4, "[yellow]no update: every group was worth the same[/]")
+        self._print("  ".join(parts))
+
+    def close(self) -> None:
+        """Stop showing progress."""
+        self._line.close()
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _reward(reward: float | None, error: float | None) -> str:
+    return _number(reward) + (f" ± {error:.3f}" if error is not None else "")
+
+
+def _entropy(report: StepReport) -> str:
+    found = [value for one in report.metrics if (value := one.statistics.get("entropy")) is not None]
+    return f"{fmean(found):.2f}" if found else "none"
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+def _speed(tokens: int, seconds: float) -> str:
+    return f"{tokens / seconds:.0f}" if seconds > 0 else "0"
+
+
+def _counts(outcomes: dict[str, int]) -> str:
+    return ", ".join(f"{count} {ending.replace('_', ' ')}" for ending, count in sorted(outcomes.items()))

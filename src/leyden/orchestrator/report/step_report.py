@@ -1,0 +1,120 @@
+"""Collects the results of one step, from which metrics and the console's line are made."""
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from msgspec import Struct, field
+
+from leyden.config import Config
+from leyden.engine.protocol import Publication
+from leyden.episodes import Episode
+from leyden.learner.policy import UpdateMetrics
+from leyden.orchestrator.credit.samples import StepAccounting
+from leyden.orchestrator.report.call_positions import CallPositions
+from leyden.orchestrator.rollouts.call_usage import CallUsage
+from leyden.orchestrator.rollouts.evaluation import EvaluationResult
+from leyden.records import Call, RewardKind
+
+
+class StepReport(Struct):
+    """The results of one step."""
+
+    step: int
+    rewards: list[float]
+    accounting: StepAccounting
+    metrics: list[UpdateMetrics] = field(default_factory=list)
+    automatic: list[float] = field(default_factory=list)
+    """The automatic rewards of each rollout."""
+    signals: Counter[str] = field(default_factory=Counter)
+    """How often each signal gave an automatic reward."""
+    sampled: int = 0
+    """Sampled tokens."""
+    lengths: list[int] = field(default_factory=list)
+    """Sampled tokens of each call."""
+    rollout_lengths: list[int] = field(default_factory=list)
+    """Sampled tokens of each rollout."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Sampled tokens by how many versions came after the one that sampled them."""
+    by_role: dict[str, list[float]] = field(default_factory=dict)
+    """By role, the rewards of the rollouts in which it made a call."""
+    positions: CallPositions = field(default_factory=CallPositions)
+    """Role and turn of each call of the trained policy."""
+    usage: CallUsage = field(default_factory=CallUsage)
+    """Calls and tool calls of the trained policy."""
+    flat: dict[str, int] = field(default_factory=lambda: {"succeeded": 0, "failed": 0})
+    """Groups whose final rewards are all equal: those that reach `evaluation.success`, and those below."""
+    by_kind: dict[str, list[float]] = field(default_factory=dict)
+    """By kind of task (`algorithm.normalize_by`), the rewards of its rollouts."""
+    sampled_now: int = 0
+    """Tokens sampled during this step; a resumed run finds the others in the store."""
+    started: float = 0.0
+    """In seconds since 1970."""
+    sampling_s: float = 0.0
+    sampling_split: dict[str, float] = field(default_factory=dict)
+    """The seconds of sampling by what the rollouts waited for; see `split_sampling`."""
+    training_s: float = 0.0
+    """From the preparation of the samples to the last optimiser step, without publishing."""
+    publication: Publication | None = None
+    """How long publishing the weights after the last update took, and how much was transferred; None without one."""
+    evaluation_s: float = 0.0
+    learning_rate: float = 0.0
+    kl_start: float | None = None
+    """The divergence from the starting model before the step's updates, in nats a token; None if not measured."""
+    held_out: EvaluationResult | None = None
+
+    def add_episodes(self, episodes: Sequence[Episode], version: int, config: Config, automatic: bool) -> None:
+        """Add the rewards of rollouts and the tokens of the trained policy's calls; `version` is its newest one.
+
+        Automatic rewards are added where they are enabled.
+        """
+        kind = config.algorithm.normalize_by
+        self.usage.add(episodes, config.policy)
+        self._count_flat_groups(episodes, config)
+        for episode in episodes:
+            self.count_tokens([call for call in episode.calls if call.policy == config.policy], version)
+            self.positions.add(episode, config.policy)
+            if automatic:
+                given = [reward for reward in episode.effective_rewards if reward.kind is RewardKind.AUTOMATIC]
+                self.signals.update(reward.name.partition("/")[0] for reward in given)
+                self.automatic.append(sum(reward.weight * reward.value for reward in given))
+            reward = episode.final_reward(config.rollout.failure_reward)
+            if reward is not None:
+                self.rewards.append(reward)
+                for role in {episode.role(call) for call in episode.calls} - {None}:
+                    self.by_role.setdefault(str(role), []).append(reward)
+                if kind is not None:
+                    self.by_kind.setdefault(str(episode.task.input.get(kind)), []).append(reward)
+
+    def _count_flat_groups(self, episodes: Sequence[Episode], config: Config) -> None:
+        rewards_G: dict[str, list[float]] = {}
+        for episode in episodes:
+            if (reward := episode.final_reward(config.rollout.failure_reward)) is not None:
+                rewards_G.setdefault(episode.rollout.group, []).append(reward)
+        for rewards in rewards_G.values():
+            if len(rewards) > 1 and min(rewards) == max(rewards):
+                self.flat["succeeded" if rewards[0] >= config.evaluation.success else "failed"] += 1
+
+    def count_tokens(self, calls: Sequence[Call], version: int) -> None:
+        """Add the tokens of some calls of one rollout."""
+        self.lengths += [len(call.completion_ids) for call in calls]
+        self.rollout_lengths.append(sum(len(call.completion_ids) for call in calls))
+        for run in (run for call in calls for run in call.versions):
+            self.staleness[max(0, version - run.number)] += run.tokens
+        self.sampled += sum(len(call.completion_ids) for call in calls)
+        self.sampled_now += sum(len(call.completion_ids) for call in calls if call.started >= self.started)
+
+    @property
+    def publishing_s(self) -> float:
+        """How long the engine took to serve new weights."""
+        return self.publication.seconds if self.publication is not None else 0.0
+
+    @property
+    def reward(self) -> float | None:
+        """The mean reward of the rollouts that count."""
+        return fmean(self.rewards) if self.rewards else None
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of those rewards."""
+        return stdev(self.rewards) if len(self.rewards) > 1 else 0.0

@@ -1,0 +1,1 @@
+"""Rollouts of a step or an evaluation."""

@@ -1,0 +1,1 @@
+"""Processes of this machine: their descendants, guardian, restart limit and log."""

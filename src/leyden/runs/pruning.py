@@ -1,0 +1,52 @@
+"""`leyden prune`: frees what a run no longer needs. It keeps what the run needs to resume: calls, rewards, metrics."""
+
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal
+
+from leyden.config import ConfigError
+from leyden.runs.checkpoint_files import read_best_steps
+from leyden.runs.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_policies, checkpoint_steps
+from leyden.runs.run_folder import RunFolder, folder_size
+from leyden.runs.run_names import own_run
+from leyden.store.read import queries
+from leyden.store.store import Store
+
+Prunable = Literal["checkpoints", "output", "spans"]
+PRUNABLE: tuple[Prunable, ...] = ("checkpoints", "output", "spans")
+_LEFT_OVER = re.compile(r"\.step-\d+\.draft|step-\d+\.damaged")
+
+
+async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int = 1) -> int:
+    """Free parts of a run that no process uses; returns the freed bytes.
+
+    Of each policy's checkpoints the newest `keep` and the best stay. Output and spans of rollouts after the newest
+    checkpoint stay, because a run that resumes trains on these rollouts again.
+    """
+    if keep < 1:
+        raise ConfigError("a run resumes from its newest checkpoint: keep at least 1, or delete it (`leyden delete`)")
+    with RunFolder(path).lock():
+        before = folder_size(path)
+        steps = {policy: found for policy in checkpoint_policies(path) if (found := checkpoint_steps(path, policy))}
+        if "checkpoints" in what:
+            for policy, found in steps.items():
+                _prune_checkpoints(checkpoint_folder(path, policy), found, keep)
+        if steps and {"output", "spans"} & {*what} and (path / "leyden.db").exists():
+            store = await Store(path / "leyden.db").start()
+            last = min(found[-1] for found in steps.values())  # every policy can resume
+            try:
+                run = own_run(path, await store.read(queries.list_run_ids))
+                if run is not None:
+                    await store.prune(run, last, output="output" in what, spans="spans" in what)
+            finally:
+                await store.close()
+        return before - folder_size(path)
+
+
+def _prune_checkpoints(path: Path, steps: list[int], keep: int) -> None:
+    kept = {*steps[-keep:], *read_best_steps(path / f"step-{steps[-1]}" / STATE_FILE)}
+    old = [path / f"step-{step}" for step in steps if step not in kept]
+    for folder in (*old, *(folder for folder in path.iterdir() if _LEFT_OVER.fullmatch(folder.name))):
+        shutil.rmtree(folder)

@@ -1,0 +1,64 @@
+"""Finds the run that a model is named after, and its checkpoints, without importing torch."""
+
+from pathlib import Path
+
+from leyden.config import ConfigError
+from leyden.models.source import BUNDLED
+from leyden.runs.checkpoint_files import find_damage, read_best_step
+from leyden.runs.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_steps
+from leyden.runs.named_folders import find_run_folder
+from leyden.runs.run_folder import stored_config
+from leyden.runs.run_names import is_run_folder, run_folders
+
+
+def find_run(model: str, home: Path) -> Path | None:
+    """Return the folder of the run that a model is named after: by its name in the home folder, or by its path.
+
+    The name of a bundled model is never that of a run.
+    """
+    if model in BUNDLED:
+        return None
+    return find_run_folder(home, model) or (Path(model) if is_run_folder(Path(model)) else None)
+
+
+def find_checkpoint(model: str, home: Path, step: str | None = None) -> str | None:
+    """Return the path of the best checkpoint, or that of `step`, of the run that a model is named after, if any."""
+    run = find_run(model, home)
+    if run is not None:
+        return str(choose_checkpoint(run, step or "best").absolute())
+    if step is not None:
+        raise ConfigError(f"--step is for runs, and {model} is not the name or the folder of one")
+    return None
+
+
+def choose_checkpoint(run: Path, which: str) -> Path:
+    """Return the folder of the best, the last or a numbered checkpoint of the policy that a run trains."""
+    policy = stored_config(run).policy
+    folder, steps = checkpoint_folder(run, policy), checkpoint_steps(run, policy)
+    if not steps:
+        raise ConfigError(f"{run} has no checkpoint yet: train it for `checkpoints.every` steps, or to its end")
+    if which == "last":
+        step = steps[-1]
+    elif which == "best":
+        best = read_best_step(folder / f"step-{steps[-1]}" / STATE_FILE)
+        if best == 0:
+            raise ConfigError(
+                "no checkpoint is better than the model before training: take the last one with --step last"
+            )
+        step = steps[-1] if best is None else best
+    else:
+        number = which.removeprefix("step-")
+        if not number.isdigit():
+            raise ConfigError(f"--step {which}: write best, last, or the number of a step")
+        step = int(number)
+    if step not in steps:
+        raise ConfigError(f"{run} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
+    checkpoint = folder / f"step-{step}"
+    if (damage := find_damage(checkpoint)) is not None:
+        raise ConfigError(f"the checkpoint {checkpoint} is damaged: {damage}; name another with --step")
+    return checkpoint
+
+
+def known_runs(home: Path) -> list[str]:
+    """Return the names of the runs in a home folder."""
+    return [folder.name for folder in run_folders(home)]

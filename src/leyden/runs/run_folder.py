@@ -1,0 +1,244 @@
+"""The folder of a run: its files, its lock, and whether a run may be resumed in it.
+
+runs/calc/config.toml      the whole configuration, including defaults
+          leyden.db        the store: every rollout, call and reward
+          metrics.jsonl    one line per step
+          environment.json machine and packages
+          curve.png        a plot of the reward
+          fingerprint.json digests of the code of agent and reward, and of the task files
+          step-100/        a checkpoint, which is also a Hugging Face folder; policies/NAME/step-100 if `policy` is set
+          server.log       warnings and errors of the server; worker.log: those of the worker
+"""
+
+import fcntl
+import re
+import shutil
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from leyden.config import Config, ConfigError, read_stored_config, to_toml
+from leyden.runs.run_names import STORE_NAME
+from leyden.store.files.run_lock import LOCK_NAME
+from leyden.user_code.fingerprint import Fingerprint, changed_parts, fingerprint
+
+_MAY_CHANGE = (
+    *("training.steps", "training.time_limit_s", "evaluation", "checkpoints", "report", "home", "base"),
+    *("training.batch_tokens", "training.gradient_checkpointing", "training.layout", "training.compile"),
+    *("engine", "workers", "server", "services", "upstream", "rollout.reward_time_limit_s", "rollout.reward_tries"),
+)
+"""Keys that may change when a run is resumed: none of them changes the meaning of the steps so far."""
+_CHOSEN = ("training.learning_rate",)
+"""Keys that a run chooses if they are unset; resumed, it keeps what it chose."""
+_EARLIER_RATE, _EARLIER_LORA_RATE = 1e-6, 1e-5
+"""The learning rates of runs that have none in their folder: they began when it was the same for models of any size."""
+_LOCK_TRIES, _LOCK_RETRY_S = 5, 0.05
+"""Who asks whether a run is held has its lock for an instant."""
+_STEP = re.compile(rb'{"step": (\d+)')
+
+
+class RunFolder(Struct, frozen=True):
+    """The folder of one run."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, config: Config, suffix: str = "") -> "RunFolder":
+        """Return the folder of a configuration's run."""
+        return cls(Path(config.home).absolute() / f"{config.run}{suffix}")
+
+    @property
+    def config_file(self) -> Path:
+        """The run's configuration."""
+        return self.path / "config.toml"
+
+    @property
+    def metrics_file(self) -> Path:
+        """The metrics of every step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def curve(self) -> Path:
+        """The plot of the reward."""
+        return self.path / "curve.png"
+
+    @property
+    def fingerprint_file(self) -> Path:
+        """The fingerprint of agent, reward and tasks."""
+        return self.path / "fingerprint.json"
+
+    @property
+    def environment_file(self) -> Path:
+        """Machine and packages of the last process that trained."""
+        return self.path / "environment.json"
+
+    @contextmanager
+    def acquire(self, config: Config, accept_changes: bool = False) -> Iterator[Path | None]:
+        """Create the folder or resume in it, locked, if the configuration is the same in every key that matters.
+
+        So must agent, reward and tasks be, unless changes of them are accepted. Where no step is trained yet,
+        everything may differ: what was recorded is then moved aside. Yields the folder that has it, or None. A new
+        folder is deleted again if a `ConfigError` is raised before it has a store.
+        """
+        created = not self.path.exists()
+        with self.lock():
+            try:
+                changed, trained = self._check_changes(config, accept_changes)
+                archive = self._archive_start() if changed and not trained else None
+                _replace(self.config_file, to_toml(config).encode())
+                _replace(self.fingerprint_file, msgspec.json.encode(fingerprint(config)))
+                yield archive
+            except ConfigError:
+                if created and not (self.path / STORE_NAME).exists():
+                    shutil.rmtree(self.path, ignore_errors=True)
+                raise
+
+    def check(self, config: Config, accept_changes: bool = False) -> None:
+        """Raise what `acquire` would raise; write nothing."""
+        if self.config_file.exists():
+            with self.lock():
+                self._check_changes(config, accept_changes)
+
+    def _check_changes(self, config: Config, accept_changes: bool) -> tuple[bool, bool]:
+        """Return whether configuration, code or tasks have changed, and whether a step is trained; raise if both."""
+        differences = _differences(self.config_file, config)
+        pickled = [key for key, values in differences.items() if all(str(value).endswith(".pkl") for value in values)]
+        left_open = [key for key in _CHOSEN if key in differences and differences[key][1] is None]
+        keys = [key for key in differences if not key.startswith(_MAY_CHANGE) and key not in (*pickled, *left_open)]
+        parts = fingerprint(config)
+        edited = [*(f"`{key}`" for key in pickled), *changed_parts(self._stored_fingerprint(parts), parts)]
+        trained = self.has_trained()
+        if keys and trained:
+            raise ConfigError(
+                f"`{keys[0]}` is not what run {config.run!r} started with ({self.config_file}): "
+                "set it back to resume, or start over with --restart, or under another name with run=NAME"
+            )
+        if edited and trained and not accept_changes:
+            raise ConfigError(
+                f"{', '.join(edited)} changed since run {config.run!r} was trained: continue "
+                "with --accept-changes, or start over with --restart, or under another name with run=NAME"
+            )
+        resized = "evaluation.rollouts" in differences  # groups of the first evaluation may exist, with another size
+        return bool(keys or edited or resized), trained
+
+    def has_trained(self) -> bool:
+        """Whether the metrics have a step after the evaluation of the first model."""
+        lines = self.metrics_file.read_bytes().splitlines() if self.metrics_file.exists() else []
+        steps = (_STEP.match(line) for line in lines)
+        return any(step is not None and int(step[1]) > 0 for step in steps)
+
+    def _stored_fingerprint(self, default: Fingerprint) -> Fingerprint:
+        """Read the fingerprint of the last start; a run of an earlier Leyden has none."""
+        try:
+            return msgspec.json.decode(self.fingerprint_file.read_bytes(), type=Fingerprint)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return default
+
+    def archive(self) -> Path | None:
+        """Rename the folder, so that the run can start over and nothing is lost. Returns the new path."""
+        if not self.path.exists():
+            return None
+        with self.lock():
+            return self.path.rename(self._archive_path())
+
+    def _archive_start(self) -> Path | None:
+        """Move what a start without a trained step has recorded into a folder like that of `archive`."""
+        recorded = list(self.path.glob(f"{STORE_NAME}*"))
+        if not recorded:
+            return None
+        archive = self._archive_path()
+        archive.mkdir(mode=0o700)
+        described = (self.metrics_file, self.environment_file, self.fingerprint_file, self.config_file)
+        for file in (*recorded, *(file for file in described if file.exists())):
+            file.rename(archive / file.name)
+        return archive
+
+    def _archive_path(self) -> Path:
+        """Return a folder that does not exist yet, beside this one."""
+        name = f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
+        names = chain([name], (f"{name}-{number}" for number in count(2)))
+        return next(path for path in map(self.path.with_name, names) if not path.exists())
+
+    def delete(self) -> None:
+        """Delete the folder, unless a process uses it."""
+        with self.lock():
+            shutil.rmtree(self.path)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Create the folder and hold a lock in it, which the operating system releases with the process."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.path.stat().st_mode & 0o077:  # one that an earlier Leyden created, too
+            self.path.chmod(0o700)  # keys and recorded calls are for its user only
+        with (self.path / LOCK_NAME).open("a") as lock:
+            tries = _LOCK_TRIES
+            while not _try_lock(lock.fileno()):
+                tries -= 1
+                if not tries:
+                    raise ConfigError(
+                        f"another process uses run {self.path.name!r} ({self.path}): wait for it, or choose run=NAME"
+                    )
+                time.sleep(_LOCK_RETRY_S)
+            yield
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def folder_size(path: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    total = 0
+    for file in path.rglob("*"):
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file that is complete or as it was."""
+    temporary = path.with_suffix(".draft")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def _differences(path: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Return the keys that differ, with the earlier value and the present one."""
+    if not path.exists():
+        return {}
+    before = _flat(tomllib.loads(to_toml(stored_config(path.parent))))  # keys that are newer than the run: defaults
+    now = _flat(tomllib.loads(to_toml(config)))
+    changed = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    return {key: (before.get(key), now.get(key)) for key in changed}
+
+
+def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def stored_config(path: Path) -> Config:
+    """Read the configuration in the folder of a run."""
+    try:
+        config = read_stored_config(tomllib.loads((path / "config.toml").read_text(encoding="utf-8")))
+    except (OSError, tomllib.TOMLDecodeError, ConfigError) as error:
+        raise ConfigError(f"{path} is not the folder of a run: {error}") from error
+    training = config.training
+    if training.learning_rate is not None:
+        return config
+    earlier = _EARLIER_RATE if training.lora is None else _EARLIER_LORA_RATE
+    return replace(config, training=replace(training, learning_rate=earlier))

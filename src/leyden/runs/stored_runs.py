@@ -1,0 +1,224 @@
+"""Reads runs without a server, from the stores below a home folder. `runs/run_names.py` says what their names mean."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from msgspec.structs import replace
+from sqlalchemy import Connection
+from sqlalchemy.exc import DatabaseError
+
+from leyden.api.views import Fleet, RolloutListing, RolloutQuery, RunCard, Series, add_engines
+from leyden.api.wire import ListedRollout, RolloutDetail, RunSummary
+from leyden.episodes import Episode
+from leyden.records import Run, StepCredits
+from leyden.runs.run_names import (
+    STORE_NAME,
+    FolderRuns,
+    may_have,
+    name_leases,
+    name_runs,
+    store_folders,
+)
+from leyden.store.database import Database
+from leyden.store.errors import NotFound, StoreUnusable
+from leyden.store.files.engine_file import read_report
+from leyden.store.files.run_lock import count_interrupted, is_run_held
+from leyden.store.read import fleet_queries, queries, rollout_search, views
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class RunSource(Protocol):
+    """Read access to runs."""
+
+    async def run(self, run: str) -> Run:
+        """Return a run with its configuration."""
+
+    async def summary(self, run: str) -> RunSummary:
+        """Return the counts and mean reward of a run."""
+
+    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
+        """List rollouts in the order in which they were queued."""
+
+    async def search(self, run: str, query: RolloutQuery) -> RolloutListing:
+        """Return a page of the rollouts that match a query, and how many match."""
+
+    async def card(self, run: str) -> RunCard:
+        """Return state, step and reward of a run."""
+
+    async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
+        """Return metrics by step, each in at most so many points."""
+
+    async def rollout(self, run: str, rollout: str) -> RolloutDetail:
+        """Return a rollout with its task and attempts."""
+
+    async def episode(self, run: str, attempt: str) -> Episode:
+        """Return everything recorded for an attempt."""
+
+    async def credits(self, run: str, rollout: str) -> list[StepCredits]:
+        """Return what training computed for each call of a rollout, or why it was left out."""
+
+
+class StoredRuns:
+    """Read-only access to the runs of a store, by their names. A server may write to it at the same time.
+
+    Records within a run (rollouts, attempts) are as they were recorded, with the id that the run has in the store.
+    """
+
+    def __init__(self, database: Database, folder: Path | None = None, taken: Collection[str] = ()) -> None:
+        self._database, self.folder, self.taken = database, folder, taken
+
+    @property
+    def named(self) -> FolderRuns:
+        """The names of the runs that the store has now, oldest first."""
+        return name_runs(self.folder, self._read(queries.list_run_ids), self.taken)
+
+    def id_of(self, run: str) -> str:
+        """Return the id that a run has in this store. Raises `NotFound` if the store has no run of this name."""
+        try:
+            return self.named.ids[run]
+        except KeyError:
+            raise NotFound(f"no run {run!r}") from None
+
+    @property
+    def location(self) -> str:
+        """Path or URL of the database."""
+        url = self._database.url
+        return url.database or "" if self._database.dialect == "sqlite" else url.render_as_string(hide_password=False)
+
+    @property
+    def held(self) -> bool | None:
+        """Whether a process works on the run of this store; None where that is not known, as for a server's store."""
+        return is_run_held(Path(self.location).parent) if self._database.dialect == "sqlite" else None
+
+    def _read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._database.reader.begin() as connection:
+            return query(connection, *args, **kwargs)
+
+    async def runs(self) -> list[RunSummary]:
+        """Return the counts and mean reward of every run."""
+        return [await self.summary(run) for run in self.named.ids]
+
+    async def run(self, run: str) -> Run:
+        """Return a run with its configuration."""
+        return replace(self._read(queries.get_run, self.id_of(run)), id=run)
+
+    async def summary(self, run: str) -> RunSummary:
+        """Return the counts and mean reward of a run."""
+        found = self._read(queries.summarise_run, self.id_of(run))
+        return replace(found, id=run, rollouts=count_interrupted(found.rollouts, self.held))
+
+    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
+        """List rollouts in the order in which they were queued."""
+        return self._read(queries.list_rollouts, self.id_of(run), after=after, limit=limit)
+
+    async def search(self, run: str, query: RolloutQuery) -> RolloutListing:
+        """Return a page of the rollouts that match a query, and how many match."""
+        return self._read(rollout_search.search_rollouts, self.id_of(run), query)
+
+    async def cards(self) -> list[RunCard]:
+        """Return state, step and reward of every run."""
+        return [await self.card(run) for run in self.named.ids]
+
+    async def card(self, run: str) -> RunCard:
+        """Return state, step and reward of a run."""
+        return replace(self._read(views.run_card, self.id_of(run), time.time(), held=self.held), id=run)
+
+    async def fleet(self) -> Fleet:
+        """Return workers and queue, and the engines that the server of the store's folder reports."""
+        found = name_leases(self._read(fleet_queries.read_fleet, time.time(), self.held), self.named)
+        report = read_report(Path(self.location).parent) if self._database.dialect == "sqlite" else None
+        return found if report is None else add_engines(found, [report])
+
+    async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
+        """Return metrics by step, each in at most so many points."""
+        return self._read(views.read_series, self.id_of(run), names, points)
+
+    async def rollout(self, run: str, rollout: str) -> RolloutDetail:
+        """Return a rollout with its task and attempts."""
+        return self._read(queries.get_rollout, self.id_of(run), rollout)
+
+    async def episode(self, run: str, attempt: str) -> Episode:
+        """Return everything recorded for an attempt."""
+        return self._read(queries.get_episode, self.id_of(run), attempt)
+
+    async def credits(self, run: str, rollout: str) -> list[StepCredits]:
+        """Return what training computed for each call of a rollout, or why it was left out."""
+        return self._read(queries.rollout_credits, self.id_of(run), rollout)
+
+
+@contextmanager
+def open_stores(home: Path, location: str | None = None) -> Iterator[list[StoredRuns]]:
+    """Open the store of a home folder and those of the folders in it, or the one at `location`."""
+    with ExitStack() as stack:
+        common = stack.enter_context(_common_store(home, location))
+        taken = _ids(common)
+        folders = store_folders(home) if location is None else []
+        if common is None and not folders:
+            raise StoreUnusable(f"no runs in {home}: `leyden train` writes them there; --home names another folder")
+        own = [stack.enter_context(_folder_store(folder, taken)) for folder in folders]
+        yield own if common is None else [common, *own]
+
+
+@contextmanager
+def open_run(home: Path, run: str, location: str | None = None) -> Iterator[StoredRuns]:
+    """Open the store that has the run of a name; if none has, raise `NotFound` with the runs that there are."""
+    with ExitStack() as stack:
+        common = stack.enter_context(_common_store(home, location))
+        taken = _ids(common)
+        if common is not None and run in taken:
+            yield common
+            return
+        for folder in may_have(store_folders(home) if location is None else [], run):
+            found = stack.enter_context(_folder_store(folder, taken))
+            if run in found.named.ids:
+                yield found
+                return
+        with open_stores(home, location) as stores:
+            known = sorted(name for store in stores for name in store.named.ids)
+    there = f"there are {', '.join(known[:20])}" if known else "there are none"
+    raise NotFound(f"no run {run!r}: {there}")
+
+
+def is_folders_name(folder: Path, run: str) -> bool:
+    """Whether a name is that of the run whose folder this is; False if the folder's store cannot be read."""
+    with suppress(StoreUnusable), _common_store(folder.parent) as common, _folder_store(folder, _ids(common)) as found:
+        return found.named.own == run
+    return False
+
+
+def has_only_others(folder: Path) -> bool:
+    """Whether a folder's store can be read and has runs, but none that is called by the folder's name."""
+    with suppress(StoreUnusable, DatabaseError), _folder_store(folder, ()) as found:
+        return bool(found.named.ids) and found.named.own is None
+    return False
+
+
+def common_ids(home: Path) -> Collection[str]:
+    """Return the ids of the runs in the store of a home folder."""
+    with _common_store(home) as common:
+        return _ids(common)
+
+
+@contextmanager
+def _common_store(home: Path, location: str | None = None) -> Iterator[StoredRuns | None]:
+    """Open the store of a home folder, if it has one, or the one at `location`."""
+    if location is None and not (home / STORE_NAME).exists():
+        yield None
+        return
+    with closing(Database(location or home / STORE_NAME, readonly=True)) as database:
+        yield StoredRuns(database)
+
+
+@contextmanager
+def _folder_store(folder: Path, taken: Collection[str]) -> Iterator[StoredRuns]:
+    with closing(Database(folder / STORE_NAME, readonly=True)) as database:
+        yield StoredRuns(database, folder, taken)
+
+
+def _ids(store: StoredRuns | None) -> Collection[str]:
+    return () if store is None else store.named.ids

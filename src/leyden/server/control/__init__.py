@@ -1,0 +1,1 @@
+"""The control API's side of the server: routes, keys, leases, telemetry."""

@@ -1,0 +1,209 @@
+"""API keys, and the table of permissions of each kind of key.
+
+A key is signed and carries its scope, so that checking one needs no query. The key of an attempt, and a pool's key when
+used for an attempt, is valid only while the lease of that attempt is active (leases.py).
+"""
+
+import hmac
+import os
+import re
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from leyden.api.wire import KEY_PREFIX
+from leyden.server.control.leases import ActiveLeases
+
+
+class KeyKind(StrEnum):
+    """Kinds of keys."""
+
+    ADMIN = "admin"
+    WORKER = "worker"
+    POOL = "pool"
+    ATTEMPT = "attempt"
+    VIEWER = "viewer"
+    CLIENT = "client"
+
+
+class Permission(StrEnum):
+    """What a route requires of a key."""
+
+    READ = "read"
+    READ_ALL = "read_all"
+    VIEW = "view"
+    READ_EPISODES = "read_episodes"
+    MANAGE = "manage"
+    DELETE = "delete"
+    WORK = "work"
+    RECORD = "record"
+    REWARD = "reward"
+    TRACE = "trace"
+    CALL_MODELS = "call_models"
+    CREATE_KEYS = "create_keys"
+
+
+_REPORTING = frozenset({KeyKind.ADMIN, KeyKind.WORKER, KeyKind.POOL, KeyKind.ATTEMPT})
+TRUSTED_KINDS = frozenset({KeyKind.ADMIN, KeyKind.WORKER})
+
+ALLOWED_KINDS: dict[Permission, frozenset[KeyKind]] = {
+    # Read runs and their content.
+    Permission.READ: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),
+    # Read what concerns all runs; not with a key of one run.
+    Permission.READ_ALL: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),
+    # See pages and what they show: never without a key, also where a server accepts requests without one.
+    Permission.VIEW: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),
+    # Read episodes, which reward functions need.
+    Permission.READ_EPISODES: frozenset({KeyKind.ADMIN, KeyKind.VIEWER, KeyKind.WORKER}),
+    # Create runs, queue and cancel rollouts, publish versions and metrics.
+    Permission.MANAGE: frozenset({KeyKind.ADMIN}),
+    Permission.DELETE: frozenset({KeyKind.ADMIN}),
+    # Lease, send heartbeats, finish, score.
+    Permission.WORK: TRUSTED_KINDS,
+    # Record model calls; not agents, which could invent tokens.
+    Permission.RECORD: TRUSTED_KINDS,
+    # Record rewards; agents only where the run allows it.
+    Permission.REWARD: _REPORTING,
+    # Send spans.
+    Permission.TRACE: _REPORTING,
+    # Call models: agents for their attempt; clients outside any rollout, where the server allows that.
+    Permission.CALL_MODELS: frozenset({KeyKind.POOL, KeyKind.ATTEMPT, KeyKind.CLIENT}),
+    # Create keys; workers only those of pools.
+    Permission.CREATE_KEYS: TRUSTED_KINDS,
+}
+AGENT_KINDS = frozenset({KeyKind.POOL, KeyKind.ATTEMPT})
+"""The keys that agent code receives."""
+
+
+class Key(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """The content of a key. A field that is None does not restrict it."""
+
+    kind: KeyKind
+    id: str
+    expires: float
+    run: str | None = None
+    rollout: str | None = None
+    attempt: str | None = None
+    started: float | None = None
+    """When the attempt started: in a run that was deleted and recreated, another attempt can have the same id."""
+    pool: str | None = None
+
+
+class KeyRefused(Exception):
+    """A request without sufficient permission: 401 if the key is invalid, 403 if it lacks the permission."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message = status, reason, message
+
+
+class Keyring:
+    """Creates and verifies keys with the server's secret."""
+
+    _CACHE_SIZE = 4096
+
+    def __init__(self, secret: bytes, clock: Callable[[], float]) -> None:
+        self._secret = secret
+        self.clock = clock
+        self.cookie = f"leyden-{hmac.digest(secret, b'cookie', 'sha256').hex()[:12]}"
+        """Name of the cookie of a viewer's key; servers differ, because browsers share cookies between ports."""
+        self._verified: dict[str, Key] = {}
+        self._decode = msgspec.msgpack.Decoder(Key).decode
+
+    @classmethod
+    def from_file(cls, path: Path, clock: Callable[[], float]) -> "Keyring":
+        """Load the secret from a home folder; it is created on the first start, readable by its owner only."""
+        if not path.exists():
+            write_private(path, secrets.token_hex(32))
+        text = path.read_text().strip()
+        if not re.fullmatch("[0-9a-f]{64}", text):  # with an empty secret anybody could create keys
+            raise ValueError(
+                f"{path} is damaged: restore it, or delete it to have a new one, which invalidates every key"
+            )
+        return cls(bytes.fromhex(text), clock)
+
+    def create(
+        self,
+        kind: KeyKind,
+        ttl_s: float,
+        *,
+        run: str | None = None,
+        rollout: str | None = None,
+        attempt: str | None = None,
+        started: float | None = None,
+        pool: str | None = None,
+    ) -> tuple[str, Key]:
+        """Create a key; returns its text and its content."""
+        expires = self.clock() + ttl_s
+        key = Key(kind, secrets.token_hex(8), expires, run, rollout, attempt, started, pool)
+        payload = urlsafe_b64encode(msgspec.msgpack.encode(key)).rstrip(b"=")
+        return f"{KEY_PREFIX}{payload.decode()}.{self._sign(payload)}", key
+
+    def verify(self, text: str) -> Key:
+        """Return the content of a key, if this server signed it and it has not expired."""
+        key = self._verified.get(text)
+        if key is None:
+            key = self._check_signature(text)
+            if len(self._verified) >= self._CACHE_SIZE:
+                self._verified.clear()
+            self._verified[text] = key
+        if key.expires <= self.clock():
+            raise KeyRefused(401, "key_expired", "this key has expired: create a new one")
+        return key
+
+    def _check_signature(self, text: str) -> Key:
+        payload, _, signature = text.removeprefix(KEY_PREFIX).partition(".")
+        genuine = text.startswith(KEY_PREFIX) and text.isascii()
+        if not genuine or not hmac.compare_digest(self._sign(payload.encode()), signature):
+            raise KeyRefused(
+                401, "invalid_api_key", "this is not a key of this server: check the key and the server's URL"
+            )
+        return self._decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+
+    def _sign(self, payload: bytes) -> str:
+        return hmac.digest(self._secret, payload, "sha256").hex()
+
+
+def check_permission(
+    key: Key, permission: Permission, leases: ActiveLeases, *, run: str | None, attempt: str | None
+) -> None:
+    """Raise `KeyRefused` unless the key has a permission for the run and the attempt in a request's path."""
+    if key.kind is KeyKind.ATTEMPT and not leases.is_active(key.attempt, key.started):
+        raise KeyRefused(403, "attempt_ended", f"attempt {key.attempt} has ended, so its key is no longer valid")
+    if key.kind not in ALLOWED_KINDS[permission]:
+        kinds = ", ".join(sorted(ALLOWED_KINDS[permission]))
+        message = f"a key of kind {key.kind} lacks the permission {permission}: use a key of kind {kinds}"
+        raise KeyRefused(403, "not_permitted", message)
+    if key.run is not None and run is not None and key.run != run:
+        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {run}")
+    if permission is Permission.READ_ALL and key.run is not None:
+        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run} alone")
+    if attempt is not None:
+        check_attempt(key, leases, attempt)
+        if permission is Permission.REWARD and key.kind in AGENT_KINDS and not leases.accepts_rewards(attempt):
+            message = "this run accepts no rewards from agents: set agent_rewards, or return the reward from the agent"
+            raise KeyRefused(403, "not_permitted", message)
+
+
+def check_attempt(key: Key, leases: ActiveLeases, attempt: str) -> None:
+    """Raise `KeyRefused` unless the key may act for this attempt."""
+    if key.kind is KeyKind.ATTEMPT and key.attempt != attempt:
+        raise KeyRefused(403, "not_permitted", f"this key is for attempt {key.attempt}, not {attempt}")
+    if key.kind is KeyKind.POOL and not leases.in_pool(attempt, key.pool):
+        raise KeyRefused(403, "not_permitted", f"attempt {attempt} is not an active lease of pool {key.pool}")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file atomically, readable by its owner only."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)

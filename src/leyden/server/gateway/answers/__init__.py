@@ -1,0 +1,1 @@
+"""Answers: generation, parsing, tool calls, structured output."""

@@ -1,0 +1,143 @@
+"""Streams the tool calls of one answer: a call begins as soon as its name is known, and its arguments follow.
+
+Text that was sent is never changed. A call that turns out malformed stays a call and is marked as malformed; one of
+which nothing was sent is left to be shown as text.
+"""
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from renderers.base import ParsedToolCall, ToolCallParseStatus
+
+from leyden.server.gateway.answers.call_text import CallText, read_call_text
+from leyden.server.gateway.dialects.types import (
+    AnswerEvent,
+    ToolArgumentsDelta,
+    ToolCall,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+
+_READABLE = (ToolCallParseStatus.OK, ToolCallParseStatus.UNCLOSED_BLOCK)
+
+
+class _SentCall:
+    """A call whose beginning was sent."""
+
+    def __init__(self, index: int, name: str) -> None:
+        self.index, self.name = index, name
+        self.id = f"call_{secrets.token_hex(12)}"
+        self.arguments = ""
+        self.finished: ToolCall | None = None
+
+
+class ToolCallStream:
+    """The tool calls of one answer, as far as they were sent."""
+
+    def __init__(self, choice: int) -> None:
+        self._choice = choice
+        self._sent: dict[int, _SentCall] = {}  # by the position in the answer, where malformed calls count too
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls that are finished."""
+        return tuple(call.finished for call in self._sent.values() if call.finished is not None)
+
+    def is_open(self, position: int) -> bool:
+        """Whether the call at this position of the answer was begun and is not finished."""
+        return position in self._sent and self._sent[position].finished is None
+
+    def advance(self, parsed: Sequence[ParsedToolCall]) -> tuple[list[AnswerEvent], list[AnswerEvent]]:
+        """Send what is new in the calls of a longer answer; return the events of known calls and those of new ones."""
+        known = [event for position, call in enumerate(parsed) for event in self._extend(position, call)]
+        new = []
+        for position, call in enumerate(parsed):
+            if position not in self._sent and call.status in _READABLE:
+                new += self._announce(position, call)
+        return known, new
+
+    def finish(
+        self, parsed: Sequence[ParsedToolCall], only_sent: bool = False
+    ) -> tuple[list[AnswerEvent], list[AnswerEvent], list[ParsedToolCall]]:
+        """Finish the calls of a complete answer; also return the malformed ones of which nothing was sent."""
+        known = [event for position, call in enumerate(parsed) for event in self._extend(position, call)]
+        for position, sent in self._sent.items():
+            if sent.finished is None:
+                known.append(self._finish(sent, _malformed(sent, parsed[position : position + 1])))
+        new: list[AnswerEvent] = []
+        unsent: list[ParsedToolCall] = []
+        for position, call in enumerate(parsed if not only_sent else ()):
+            if position in self._sent:
+                continue
+            if call.status is ToolCallParseStatus.OK:
+                new += self._announce(position, call)
+            else:
+                unsent.append(call)
+        return known, new, unsent
+
+    def _announce(self, position: int, call: ParsedToolCall) -> list[AnswerEvent]:
+        text = _text_of(call)
+        if text is None:
+            return []
+        sent = self._sent[position] = _SentCall(len(self._sent), text.name)
+        started = ToolCallStarted(self._choice, sent.index, sent.id, sent.name)
+        return [started, *self._extend(position, call)]
+
+    def _extend(self, position: int, call: ParsedToolCall) -> list[AnswerEvent]:
+        """Send the new part of a call's arguments, and its end where it is complete."""
+        sent, text = self._sent.get(position), _text_of(call)
+        if sent is None or sent.finished is not None or text is None:
+            return []
+        events: list[AnswerEvent] = []
+        if text.name == sent.name and text.arguments.startswith(sent.arguments):
+            new, sent.arguments = text.arguments[len(sent.arguments) :], text.arguments
+            if new:
+                events.append(ToolArgumentsDelta(self._choice, sent.index, new))
+        if call.status is ToolCallParseStatus.OK:
+            events.append(self._finish(sent, _malformed(sent, [call])))
+        return events
+
+    def _finish(self, sent: _SentCall, malformed: str | None) -> ToolCallFinished:
+        sent.finished = ToolCall(sent.id, sent.name, sent.arguments, malformed)
+        return ToolCallFinished(self._choice, sent.index, sent.finished)
+
+
+def _malformed(sent: _SentCall, parsed: Sequence[ParsedToolCall]) -> str | None:
+    """Return why the call as it was sent is not the one that the complete answer has; None where it is."""
+    if not parsed:
+        return "not_in_answer"
+    (call,) = parsed
+    if call.status is not ToolCallParseStatus.OK:
+        return str(call.status.value)
+    same = call.name == sent.name and _decoded(sent.arguments) == _decoded(_encoded(call.arguments))
+    return None if same else "repeated_key"
+
+
+def _text_of(call: ParsedToolCall) -> CallText | None:
+    """Return the call as the model writes it; None where it cannot be read yet."""
+    text = read_call_text(call.raw)
+    if call.status is not ToolCallParseStatus.OK or call.name is None:
+        return text
+    arguments = _encoded(call.arguments)
+    if (
+        text is not None
+        and text.complete
+        and text.name == call.name
+        and _decoded(text.arguments) == _decoded(arguments)
+    ):
+        return text
+    return CallText(call.name, arguments, True)
+
+
+def _encoded(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
+
+
+def _decoded(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None

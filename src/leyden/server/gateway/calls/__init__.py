@@ -1,0 +1,1 @@
+"""A model call: admission, scheduling, recording."""

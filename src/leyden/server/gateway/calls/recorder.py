@@ -1,0 +1,224 @@
+"""Records model calls: builds them, saves them durably, and adds them to the prefix index of their attempt.
+
+Only a `CallRecording` builds a `Call`, for the engine and for upstreams alike. It saves the calls of one request once,
+as ok, cut, failed or abandoned.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from msgspec import Struct
+
+from leyden.backoff import Backoff
+from leyden.records import Call, CallStatus, Purpose, Sampling, VersionRun, WaitInterval
+from leyden.server.gateway.answers.strict_checks import StrictChecks
+from leyden.server.gateway.answers.structured_output import is_strict
+from leyden.server.gateway.calls.attempt_calls import AttemptCalls
+from leyden.server.gateway.calls.caller import Caller
+from leyden.server.gateway.calls.direct_answers import DirectAnswers
+from leyden.server.gateway.calls.waiting import WaitTimer
+from leyden.server.gateway.dialects.types import GenerationRequest, Message, ToolCall
+from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.prompts.history import History
+from leyden.server.gateway.prompts.prompt import Prompt
+from leyden.store.errors import Conflict, NotFound, NotStorable, StoreClosed, StoreError, StoreLost, StoreUnavailable
+from leyden.store.store import Store
+from leyden.store.write.queue import ActiveLease
+
+_STORE_WAIT_S = 300.0
+_BACKOFF = Backoff(first_s=0.1, max_s=2.0)
+_log = logging.getLogger("leyden.server")
+
+
+class Recorder:
+    """Saves calls and counts them for /metrics: by prompt origin and status, and those that are not trained on."""
+
+    def __init__(self, store: Store) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.untrained: Counter[str] = Counter()
+        """Calls of training rollouts that give no gradient, by reason."""
+        self.strict = StrictChecks()
+        self.direct = DirectAnswers()
+        self._store = store
+
+    async def save(self, attempt: AttemptCalls, calls: Sequence[Call], history: History) -> None:
+        """Save the calls of one request; they are durable when this returns. Waits while the disk is full."""
+        lease, started = attempt.lease, time.perf_counter()
+        if not attempt.recorded:
+            self.direct.add(lease.rollout, calls, history.sizes[-1])
+            return
+        try:
+            with attempt.saving() as timer:
+                await self._record(lease, calls, timer)
+        except (Conflict, NotFound) as error:
+            raise GatewayError(ErrorKind.FORBIDDEN, str(error)) from error
+        except NotStorable as error:
+            raise GatewayError(ErrorKind.INVALID, str(error)) from error
+        except StoreError as error:
+            raise GatewayError(ErrorKind.FAILED, str(error), retry_after=1.0) from error
+        attempt.times.store_s += time.perf_counter() - started
+        for call in calls:
+            attempt.add(call, history)
+            self.counts[str(call.prompt_origin), str(call.status)] += 1
+            reason = call.unusable if attempt.settings.allow_biased_sampling else call.untrainable
+            if reason is not None and lease.purpose is Purpose.TRAIN:
+                self.untrained[reason] += 1
+
+    async def _record(self, lease: ActiveLease, calls: Sequence[Call], timer: WaitTimer) -> None:
+        """Try for some minutes: an agent would fail where the disk is full, and would be charged for it."""
+        deadline, failures = time.monotonic() + _STORE_WAIT_S, 0
+        while True:
+            try:
+                await self._store.record_calls(lease.run, lease.attempt, calls)
+                return
+            except StoreUnavailable as error:
+                if time.monotonic() > deadline or isinstance(error, StoreClosed | StoreLost):
+                    raise
+                failures += 1
+                timer.begin("store")
+                await _BACKOFF.wait(failures)
+
+    def count_strict(self, request: GenerationRequest, calls: Sequence[ToolCall], session: str) -> None:
+        """Have the calls of strict tools checked that no grammar enforced."""
+        functions = [tool["function"] for tool in request.callable_tools] if calls else []
+        schemas = {function["name"]: function.get("parameters") for function in functions if is_strict(function)}
+        strict = [call for call in calls if call.name in schemas]
+        self.strict.counts.update("invalid" for call in strict if call.malformed is not None)
+        if readable := [(call.arguments, schemas[call.name]) for call in strict if call.malformed is None]:
+            self.strict.add(session, readable)
+
+
+class RecordedAnswer(Struct, frozen=True, kw_only=True):
+    """One answer, as it is recorded in a call. The answer of an upstream has no tokens."""
+
+    response: Message | None
+    finish: str
+    completion_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] | None = None
+    allowed: tuple[float, ...] | None = None
+    versions: tuple[VersionRun, ...] = ()
+    context_tail: int = 0
+    waits: tuple[WaitInterval, ...] = ()
+    complete: bool = True
+    """Whether it ended by itself or by a limit of its request; false where the rollout's limit cut it."""
+
+
+class CallRecording:
+    """Builds and saves the calls of one request, one for each of its `n` answers.
+
+    It is a context manager around the generation of the answers. When the block ends, the calls are saved as ok, or as
+    cut where the rollout's token budget ended them; when it raises, as failed; when the caller disconnects (the block
+    is cancelled or closed), as abandoned, or as cut if the rollout has reached a limit. `cut` saves them while the
+    block runs. Nothing interrupts the saving, and it happens once.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        attempt: AttemptCalls,
+        caller: Caller,
+        request: GenerationRequest,
+        prompt: Prompt,
+        sampling: Sampling,
+        answers: Callable[[], Sequence[RecordedAnswer]],
+    ) -> None:
+        """`answers` is called once, when the calls are saved."""
+        self._recorder, self._attempt, self._caller = recorder, attempt, caller
+        self._request, self._prompt, self._sampling, self._answers = request, prompt, sampling, answers
+        self._started = time.time()
+        self._discarded = False
+        self._saving: asyncio.Task[None] | None = None
+        first = f"call-{secrets.token_hex(8)}"
+        self.ids = (first, *(f"{first}-{choice}" for choice in range(1, request.n)))
+
+    def discard(self) -> None:
+        """Do not save a failed call: nothing was generated."""
+        self._discarded = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self._save()
+        elif isinstance(error, GeneratorExit | asyncio.CancelledError):
+            with suppress(GatewayError):  # the attempt may have ended, too
+                await self._save(None if self._attempt.limit_reached else CallStatus.ABANDONED)
+        elif not self._discarded or self._saving is not None:
+            await self._save(CallStatus.FAILED)
+
+    async def cut(self) -> None:
+        """Save the calls now, as cut where they are not complete."""
+        await self._save()
+
+    async def _save(self, status: CallStatus | None = None) -> None:
+        """Save the calls unless that has begun; without a status, as ok or cut."""
+        if self._saving is None:
+            calls = [self._call(choice, answer, status) for choice, answer in enumerate(self._answers())]
+            for call in calls:
+                self._attempt.index.add_request(call, self._prompt.history)
+            self._saving = asyncio.create_task(self._recorder.save(self._attempt, calls, self._prompt.history))
+            self._saving.add_done_callback(_log_failure)
+            del self._answers  # with the object that it belongs to and that has this one: no cycle keeps the prompt
+        await asyncio.shield(self._saving)
+
+    def _call(self, choice: int, answer: RecordedAnswer, status: CallStatus | None) -> Call:
+        status = status or (CallStatus.OK if answer.complete else CallStatus.CUT)
+        return Call(
+            id=self.ids[choice],
+            choice=choice,
+            policy=self._prompt.history.policy,
+            role=self._caller.role,
+            span=self._caller.span,
+            prompt_origin=self._prompt.origin,
+            origin_reason=self._prompt.reason,
+            status=status,
+            finish=answer.finish if status is CallStatus.OK else str(status),
+            completion_ids=answer.completion_ids,
+            logprobs=answer.logprobs,
+            allowed=answer.allowed,
+            versions=answer.versions,
+            sampling=self._sampling,
+            response=answer.response,
+            started=self._started,
+            ended=time.time(),
+            context_tail=answer.context_tail,
+            waits=answer.waits,
+            **(self._difference() if choice == 0 else self._further_choice()),
+        )
+
+    def _difference(self) -> dict[str, Any]:
+        """Return what the first choice adds to its parent. Calls that share messages also share the tools."""
+        prompt, history, match = self._prompt, self._prompt.history, self._prompt.match
+        parent = match.call.id if match.call is not None else None
+        shared = match.shared_messages if parent is not None else 0
+        return {
+            "parent": parent,
+            "kept_ids": prompt.kept,
+            "kept_messages": shared,
+            "prompt_ids": tuple(prompt.ids[prompt.kept :]),
+            "messages": tuple(history.messages[shared:]),
+            "tools": history.tools if parent is None else None,
+            "retry_of": self._attempt.index.retried_call(history, self._caller.retry),
+            "request": self._request.request,
+        }
+
+    def _further_choice(self) -> dict[str, Any]:
+        """Return how the other choices refer to the first one, whose prompt they keep."""
+        prompt = self._prompt
+        return {"parent": self.ids[0], "kept_ids": len(prompt.ids), "kept_messages": len(prompt.history.messages)}
+
+
+def _log_failure(saving: asyncio.Task[None]) -> None:
+    """Log a failure that no request may wait for any more; that an attempt has ended meanwhile is none."""
+    if not saving.cancelled() and (error := saving.exception()) is not None and not isinstance(error, GatewayError):
+        _log.error("a call cannot be saved", exc_info=error)

@@ -1,0 +1,1 @@
+"""Prompts: their tokens, and the earlier answers in them."""

@@ -1,0 +1,1 @@
+"""HTTP: connections, limits, bodies, streams and the application."""

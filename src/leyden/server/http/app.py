@@ -1,0 +1,194 @@
+"""The server as an ASGI application: Starlette's routes over our table of routes.
+
+Every request is matched to its route, authenticated, counted against its key's limits, decoded, handled and answered.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette import routing
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from leyden.server.control.keys import TRUSTED_KINDS, Key, KeyKind, KeyRefused, Permission, check_permission
+from leyden.server.control.routes import ROUTES
+from leyden.server.gateway.errors import GatewayError
+from leyden.server.http.address import is_loopback
+from leyden.server.http.body_budget import BodyReservation
+from leyden.server.http.content import JSON, check_path, check_values, decode, decode_query, encode, read_body
+from leyden.server.http.disconnects import CancelOnDisconnect
+from leyden.server.http.errors import ApiError, ErrorBody, ErrorDetail, api_error
+from leyden.server.http.responses import Raw, Request, Route
+from leyden.server.http.routing import IndexedRouter
+from leyden.server.service import ServerContext
+from leyden.store.errors import StoreUnavailable
+
+_log = logging.getLogger("leyden.server")
+_ANONYMOUS = Key(KeyKind.VIEWER, "anonymous", float("inf"))
+_LOCAL_CLIENT = Key(KeyKind.CLIENT, "local", float("inf"))
+_KEYLESS = Key(KeyKind.ADMIN, "keyless", float("inf"))
+_DISCONNECTED = 499
+"""The status in the metrics of a request whose client disconnected before it was answered."""
+
+
+def application(service: ServerContext) -> ASGIApp:
+    """Build the application."""
+    by_path: dict[str, list[Route]] = {}
+    for route in sorted(ROUTES, key=_match_order):
+        by_path.setdefault(route.path, []).append(route)
+    endpoints = [routing.Route(path, Endpoint(service, path, routes)) for path, routes in by_path.items()]
+    router = IndexedRouter(endpoints, default=Endpoint(service, "none", ()))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["path"] = scope["path"].rstrip("/") or "/"  # a slash at the end changes nothing
+        await router.find(scope)(scope, receive, send)
+
+    return app
+
+
+def _match_order(route: Route) -> tuple[bool, int, bool, int]:
+    """Routes are tried in order: the more a path matches, the later it comes, and the busiest paths first."""
+    path = route.path
+    return ":path}" in path, path.count("{"), not path.startswith("/v1/"), -len(path)
+
+
+class Endpoint:
+    """Answers all requests for one path; an ASGI application."""
+
+    def __init__(self, service: ServerContext, path: str, routes: Iterable[Route]) -> None:
+        self._service = service
+        self._path = path
+        self._routes = {route.method: route for route in routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. The request counts against the limits of its key until its response is sent."""
+        started = time.perf_counter()
+        route = self._routes.get(scope["method"])
+        status = _DISCONNECTED
+        with ExitStack() as admission:
+            try:
+                response = await self._respond(route, scope, receive, admission)
+            except Exception as error:
+                response = self._refuse(route, scope, error)
+            status = response.status_code
+            await response(scope, receive, send)
+        if status == _DISCONNECTED:
+            self._service.telemetry.refused.labels("disconnected").inc()
+        self._service.telemetry.record_response(self._path, status, time.perf_counter() - started)
+
+    async def _respond(self, route: Route | None, scope: Scope, receive: Receive, admission: ExitStack) -> Response:
+        if route is None:
+            raise self._not_allowed(scope) if self._routes else _not_found(scope)
+        service, path = self._service, scope["path_params"]
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        key = _ANONYMOUS
+        if route.permission is not None:
+            key = self._authenticate(route.permission, path, headers)
+            if (connection := scope.get("state", {}).get("connection")) is not None:
+                connection.holds_key(key)
+            admission.enter_context(service.limiter.admit(key.kind, key.id))
+        check_path(path)
+        query = decode_query(scope["query_string"], route.query)
+        body: Any = None
+        if route.body is not None or route.waits:
+            with service.bodies.receiving(key.id) as reservation:
+                body = await self._read(route, key, headers, receive, reservation)
+        if route.waits:
+            admission.enter_context(CancelOnDisconnect(receive))
+        answer = await route.handler(service, Request(path, query, body, key, headers))
+        return _response(route, answer, headers.get("accept", ""))
+
+    async def _read(
+        self, route: Route, key: Key, headers: Mapping[str, str], receive: Receive, reservation: BodyReservation
+    ) -> Any:
+        """Read the body and decode it to the type that the route names."""
+        data = await read_body(headers, receive, self._service.settings.max_body, reservation)
+        content_type = headers.get("content-type", "")
+        if route.takes_json and key.kind not in TRUSTED_KINDS:
+            # Dialects decode a raw body as JSON, whatever its header says.
+            await check_values(data, JSON if route.body is Raw else content_type)
+        if route.body is Raw:
+            return Raw(data, content_type)
+        return None if route.body is None else decode(data, content_type, route.body)
+
+    def _authenticate(self, permission: Permission, path: dict[str, str], headers: Mapping[str, str]) -> Key:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        text = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        cookie = "" if text else _cookie(headers.get("cookie", ""), self._service.keyring.cookie)
+        if not text and not cookie:
+            if self._service.settings.keyless and permission is not Permission.VIEW and _is_local(headers):
+                return _KEYLESS
+            if self._may_call_directly(permission, headers):
+                return _LOCAL_CLIENT
+            raise KeyRefused(401, "invalid_api_key", "no key: send one as `Authorization: Bearer ...`")
+        try:
+            key = self._service.keyring.verify(text or cookie)
+        except KeyRefused:
+            if self._may_call_directly(permission, headers):  # SDKs require a key, so any key is accepted
+                return _LOCAL_CLIENT
+            raise
+        if cookie and key.kind is not KeyKind.VIEWER:  # another site could make a browser send it
+            raise KeyRefused(401, "invalid_api_key", "a cookie can hold a viewer's key only")
+        check_permission(key, permission, self._service.leases, run=path.get("run"), attempt=path.get("attempt"))
+        return key
+
+    def _may_call_directly(self, permission: Permission, headers: Mapping[str, str]) -> bool:
+        """Whether a request without a valid key may call a model: on loopback, where models are served directly."""
+        settings = self._service.settings
+        return permission is Permission.CALL_MODELS and settings.direct and settings.loopback and _is_local(headers)
+
+    def _not_allowed(self, scope: Scope) -> ApiError:
+        allowed = ", ".join(sorted(self._routes))
+        message = f"{scope['path']} takes {allowed}"
+        return ApiError(405, "method_not_allowed", message, headers=[("allow", allowed)])
+
+    def _refuse(self, route: Route | None, scope: Scope, exception: Exception) -> Response:
+        error = api_error(exception)
+        if error.status < 500:
+            self._service.telemetry.refused.labels(error.reason).inc()
+        elif isinstance(exception, GatewayError):  # an engine or an upstream failed, not this server
+            _log.warning("%s %s failed: %s", scope["method"], scope["path"], error.message)
+        elif not isinstance(exception, StoreUnavailable):  # the store logs it once for all requests
+            _log.exception("%s %s failed", scope["method"], scope["path"], exc_info=exception)
+        if route is not None and route.error is not None:
+            body, content_type = route.error(error), route.error_type
+        else:
+            body, content_type = encode(ErrorBody(ErrorDetail(error.reason, error.message, error.field)), JSON)[0], JSON
+        headers = {**dict(error.headers), **dict(route.error_headers if route is not None else ())}
+        return Response(body, error.status, headers, content_type)
+
+
+def _cookie(header: str, name: str) -> str:
+    """Return the value of a cookie, "" if there is none. Keys need no unquoting, which can take Python a minute."""
+    pairs = (part.partition("=") for part in header.split(";"))
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
+
+
+def _not_found(scope: Scope) -> ApiError:
+    return ApiError(404, "not_found", f"there is nothing at {scope['path'] or '/'}")
+
+
+def _is_local(headers: Mapping[str, str]) -> bool:
+    """Whether a request was sent to a loopback address, and not by a web page of another site."""
+    host, origin = headers.get("host", ""), headers.get("origin")
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname) and (
+            origin is None or is_loopback(urlsplit(origin).hostname)
+        )
+    except ValueError:  # not a URL
+        return False
+
+
+def _response(route: Route, answer: Any, accept: str) -> Response:
+    if isinstance(answer, Response):
+        return answer
+    if isinstance(answer, Raw):
+        return Response(answer.content, headers={**dict(answer.headers), "content-type": answer.content_type})
+    if route.returns is None:
+        return Response(status_code=204)
+    content, content_type = encode(answer, accept)
+    return Response(content, media_type=content_type)

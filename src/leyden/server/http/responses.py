@@ -1,0 +1,60 @@
+"""The types of the table of routes: `Route`, the `Request` that its handler receives, and `Raw` bodies.
+
+Matching, keys, decoding, errors and the OpenAPI description are all derived from a `Route`.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from leyden.server.control.keys import Key, Permission
+from leyden.server.http.errors import ApiError
+
+Body = TypeVar("Body")
+Query = TypeVar("Query")
+
+
+class Request(Generic[Body, Query]):
+    """A permitted request, with its parts decoded to the types that its route names."""
+
+    __slots__ = ("body", "headers", "key", "path", "query")
+
+    def __init__(self, path: dict[str, str], query: Query, body: Body, key: Key, headers: Mapping[str, str]) -> None:
+        self.path, self.query, self.body, self.key, self.headers = path, query, body, key, headers
+
+
+class Raw(msgspec.Struct, frozen=True):
+    """A body, or an answer, that is passed as bytes and neither decoded nor encoded."""
+
+    content: bytes
+    content_type: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One entry of the table of routes."""
+
+    method: str
+    path: str
+    """In Starlette's syntax: `{name}` matches one segment, `{name:path}` all that follow."""
+    permission: Permission | None
+    """What a key needs; None: no key is needed."""
+    handler: Callable[[Any, Any], Awaitable[Any]]
+    body: Any = None
+    query: Any = None
+    returns: Any = None
+    waits: bool = False
+    """Whether the handler may wait for long; a client that disconnects then cancels it."""
+    error: Callable[[ApiError], bytes] | None = None
+    """Writes the body of an error in the route's dialect; None: an `ErrorBody`."""
+    error_type: str = "application/json"
+    """Media type of what `error` writes."""
+    error_headers: tuple[tuple[str, str], ...] = ()
+    media_types: tuple[str, ...] = ("application/json",)
+    """Media types of raw bodies and answers."""
+
+    @property
+    def takes_json(self) -> bool:
+        """Whether its body is decoded as JSON, or as MessagePack where the client says so."""
+        return self.body is not None and (self.body is not Raw or self.media_types[0] == "application/json")

@@ -1,0 +1,1 @@
+"""Files beside the database: locks, checksums, the engine's report."""

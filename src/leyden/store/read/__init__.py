@@ -1,0 +1,1 @@
+"""What reads the record: queries, search, totals, views."""

@@ -1,0 +1,277 @@
+"""Read queries. Each runs in one transaction and so sees one consistent state."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Table, func, select
+
+from leyden.api.wire import ListedRollout, RolloutDetail, RunSummary
+from leyden.episodes import Episode
+from leyden.records import Call, CallCredit, Event, EventKind, Group, Metric, Run, State, StepCredits, Version, Worker
+from leyden.store.codec import decode_json
+from leyden.store.errors import NotFound
+from leyden.store.mapping import (
+    attempt_from_row,
+    call_from_row,
+    credit_from_row,
+    decode_reward,
+    decode_settings,
+    decode_span,
+    group_from_row,
+    listed_rollout_from_row,
+    rollout_from_row,
+    run_from_row,
+    task_from_row,
+)
+from leyden.store.schema import (
+    ACTIVE,
+    QUEUED,
+    attempts,
+    calls,
+    credits,
+    deleted_responses,
+    events,
+    groups,
+    metrics,
+    rewards,
+    rollouts,
+    runs,
+    scorings,
+    spans,
+    tasks,
+    versions,
+    workers,
+)
+from leyden.store.write.queue import ActiveLease, active_lease
+
+_ROLLOUTS_AND_TASKS = select(rollouts, tasks.c.input).join(
+    tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id)
+)
+
+
+def list_run_ids(connection: Connection) -> Sequence[str]:
+    """List the ids of the runs, oldest first."""
+    return connection.scalars(select(runs.c.id).where(runs.c.state == "open").order_by(runs.c.created)).all()
+
+
+def get_run(connection: Connection, id: str) -> Run:
+    """Return a run."""
+    row = connection.execute(select(runs).where(runs.c.id == id, runs.c.state == "open")).first()
+    if row is None:
+        raise NotFound(f"no run {id!r}")
+    return run_from_row(row)
+
+
+def summarise_run(connection: Connection, id: str) -> RunSummary:
+    """Count what a run holds."""
+    found = get_run(connection, id)
+    by_state = connection.execute(
+        select(func.coalesce(rollouts.c.ending, rollouts.c.state), func.count())
+        .where(rollouts.c.run_id == id)
+        .group_by(func.coalesce(rollouts.c.ending, rollouts.c.state))
+    )
+    rollout_counts = {name: int(count) for name, count in by_state}
+    created, finished = connection.execute(
+        select(func.count(), func.count(groups.c.finished)).where(groups.c.run_id == id)
+    ).one()
+    ended = select(func.sum(attempts.c.calls), func.sum(attempts.c.tokens)).where(attempts.c.run_id == id)
+    n_calls, n_tokens = connection.execute(ended).one()
+    active = (
+        select(func.count(), func.sum(calls.c.sampled))
+        .join(attempts, attempts.c.id == calls.c.attempt_id)
+        .where(attempts.c.run_id == id, ACTIVE)
+    )
+    active_calls, active_tokens = connection.execute(active).one()
+    unscored = select(func.count()).where(scorings.c.run_id == id, scorings.c.ready.is_not(None))
+    mean = select(func.avg(rollouts.c.reward)).where(rollouts.c.run_id == id)
+    return RunSummary(
+        id=id,
+        created=found.created,
+        rollouts=rollout_counts,
+        groups=created,
+        groups_finished=finished,
+        calls=int(n_calls or 0) + active_calls,
+        tokens=int(n_tokens or 0) + int(active_tokens or 0),
+        mean_reward=connection.scalar(mean),
+        groups_unscored=connection.scalar(unscored) or 0,
+    )
+
+
+def get_group(connection: Connection, run: str, id: str) -> Group:
+    """Return a group."""
+    row = connection.execute(select(groups).where(groups.c.id == id, groups.c.run_id == run)).first()
+    if row is None:
+        raise NotFound(f"no group {id!r} in run {run!r}")
+    return group_from_row(row)
+
+
+def group_episodes(connection: Connection, run: str, id: str) -> list[Episode]:
+    """Return the episode of the latest attempt of each rollout of a group."""
+    get_group(connection, run, id)
+    latest = (
+        select(attempts)
+        .join(rollouts, (rollouts.c.id == attempts.c.rollout_id) & (rollouts.c.attempts == attempts.c.number))
+        .where(rollouts.c.group_id == id)
+        .order_by(rollouts.c.place)
+    )
+    return _episodes(connection, connection.execute(latest).all())
+
+
+def list_rollouts(
+    connection: Connection, run: str, *, after: str, limit: int, state: State | None = None
+) -> list[ListedRollout]:
+    """List rollouts of a run in the order in which they were queued, after the named one."""
+    require_run(connection, run)
+    query = select(rollouts).where(rollouts.c.run_id == run)
+    if state is not None:
+        query = query.where(rollouts.c.state == state)
+    if after:
+        start = connection.scalar(select(rollouts.c.seq).where(rollouts.c.id == after, rollouts.c.run_id == run))
+        if start is None:
+            raise NotFound(f"no rollout {after!r} in run {run!r}")
+        query = query.where(rollouts.c.seq > start)
+    return [listed_rollout_from_row(row) for row in connection.execute(query.order_by(rollouts.c.seq).limit(limit))]
+
+
+def get_rollout(connection: Connection, run: str, id: str) -> RolloutDetail:
+    """Return a rollout with its task and attempts."""
+    row = connection.execute(_ROLLOUTS_AND_TASKS.where(rollouts.c.id == id, rollouts.c.run_id == run)).first()
+    if row is None:
+        raise NotFound(f"no rollout {id!r} in run {run!r}")
+    tries = connection.execute(select(attempts).where(attempts.c.rollout_id == id).order_by(attempts.c.number))
+    return RolloutDetail(rollout_from_row(row), task_from_row(row), tuple(map(attempt_from_row, tries)))
+
+
+def get_episode(connection: Connection, run: str, attempt: str) -> Episode:
+    """Return the episode of an attempt."""
+    found = connection.execute(select(attempts).where(attempts.c.id == attempt, attempts.c.run_id == run)).first()
+    if found is None:
+        raise NotFound(f"no attempt {attempt!r} in run {run!r}")
+    return _episodes(connection, [found])[0]
+
+
+def response_chain(connection: Connection, run: str, attempt: str, call: str) -> list[Call]:
+    """Return a call of an attempt after its ancestors, the oldest first; empty if its response was deleted."""
+    made = select(calls).join(attempts, attempts.c.id == calls.c.attempt_id)
+    deleted = select(deleted_responses.c.call_id).where(deleted_responses.c.attempt_id == attempt)
+    chain = made.where(
+        attempts.c.run_id == run, attempts.c.id == attempt, calls.c.id == call, calls.c.id.not_in(deleted)
+    ).cte(recursive=True)
+    chain = chain.union_all(select(calls).where(calls.c.attempt_id == attempt, calls.c.id == chain.c.parent))
+    return [call_from_row(row) for row in connection.execute(select(chain).order_by(chain.c.seq))]
+
+
+def _episodes(connection: Connection, found: Sequence[Row[Any]]) -> list[Episode]:
+    """Build the episodes of some attempts, with one query per table for all of them."""
+    query = _ROLLOUTS_AND_TASKS.where(rollouts.c.id.in_([row.rollout_id for row in found]))
+    details = {row.id: row for row in connection.execute(query)}
+
+    def by_attempt(table: Table) -> Mapping[str, Sequence[Row[Any]]]:
+        rows = defaultdict(list)
+        query = select(table).where(table.c.attempt_id.in_([row.id for row in found])).order_by(table.c.seq)
+        for row in connection.execute(query):
+            rows[row.attempt_id].append(row)
+        return rows
+
+    calls_of, spans_of, rewards_of = by_attempt(calls), by_attempt(spans), by_attempt(rewards)
+    return [
+        Episode(
+            rollout=rollout_from_row(details[row.rollout_id]),
+            attempt=attempt_from_row(row),
+            task=task_from_row(details[row.rollout_id]),
+            calls=tuple(map(call_from_row, calls_of[row.id])),
+            spans=tuple(decode_span(span.body) for span in spans_of[row.id]),
+            rewards=tuple(decode_reward(reward.body) for reward in rewards_of[row.id]),
+            output=(row.output or b"").decode(),
+        )
+        for row in found
+    ]
+
+
+def rollout_credits(connection: Connection, run: str, id: str) -> list[StepCredits]:
+    """Return what training computed for each call of a rollout, by policy and step; calls are in recorded order."""
+    get_rollout(connection, run, id)
+    query = (
+        select(credits)
+        .join(attempts, attempts.c.id == credits.c.attempt_id)
+        .outerjoin(calls, (calls.c.attempt_id == credits.c.attempt_id) & (calls.c.id == credits.c.call_id))
+        .where(attempts.c.rollout_id == id)
+        .order_by(credits.c.policy, credits.c.step, attempts.c.number, calls.c.seq)
+    )
+    found: dict[tuple[str, int], list[CallCredit]] = defaultdict(list)
+    for row in connection.execute(query):
+        found[row.policy, row.step].append(credit_from_row(row))
+    return [StepCredits(step, tuple(some), policy) for (policy, step), some in found.items()]
+
+
+def list_events(connection: Connection, run: str, *, after: int, kind: str, limit: int) -> list[Event]:
+    """List a run's events after a cursor."""
+    require_run(connection, run)
+    query = select(events).where(events.c.run_id == run, events.c.seq > after)
+    if kind:
+        query = query.where(events.c.kind == kind)
+    rows = connection.execute(query.order_by(events.c.seq).limit(limit))
+    return [Event(row.seq, row.run_id, EventKind(row.kind), row.subject, row.at, decode_json(row.data)) for row in rows]
+
+
+def list_metrics(connection: Connection, run: str, *, after: int, limit: int) -> list[tuple[int, Metric]]:
+    """List a run's metrics after a cursor, each with its sequence number."""
+    require_run(connection, run)
+    query = select(metrics).where(metrics.c.run_id == run, metrics.c.seq > after)
+    rows = connection.execute(query.order_by(metrics.c.seq).limit(limit))
+    return [(row.seq, Metric(row.step, row.name, row.value, row.at, row.policy)) for row in rows]
+
+
+def latest_versions(connection: Connection, run: str) -> list[Version]:
+    """Return the newest published version of each policy."""
+    require_run(connection, run)
+    query = (
+        select(versions.c.policy, func.max(versions.c.number).label("number"))
+        .where(versions.c.run_id == run)
+        .group_by(versions.c.policy)
+        .order_by(versions.c.policy)
+    )
+    return [Version(row.policy, row.number) for row in connection.execute(query)]
+
+
+def list_workers(connection: Connection) -> list[Worker]:
+    """List the workers, most recently seen first."""
+    active = select(attempts.c.worker, func.count().label("alive")).where(ACTIVE).group_by(attempts.c.worker).subquery()
+    query = (
+        select(workers, func.coalesce(active.c.alive, 0).label("alive"))
+        .outerjoin(active, active.c.worker == workers.c.id)
+        .order_by(workers.c.seen.desc())
+        .limit(1000)
+    )
+    return [Worker(row.id, row.seen, row.alive) for row in connection.execute(query)]
+
+
+def active_leases(connection: Connection) -> list[ActiveLease]:
+    """List the active leases."""
+    query = (
+        select(attempts, rollouts.c.purpose, runs.c.settings)
+        .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
+        .join(runs, runs.c.id == attempts.c.run_id)
+        .where(ACTIVE)
+    )
+    rows = connection.execute(query)
+    return [active_lease(attempt_from_row(row), row.purpose, decode_settings(row.settings)) for row in rows]
+
+
+def next_expiry(connection: Connection) -> float | None:
+    """Return when the next lease expires unless it is renewed."""
+    queries = (select(func.min(attempts.c.expires)).where(ACTIVE), select(func.min(scorings.c.expires)))
+    return min((found for query in queries if (found := connection.scalar(query)) is not None), default=None)
+
+
+def delayed_retries(connection: Connection, now: float) -> list[tuple[str, float]]:
+    """List the run and the earliest start of each rollout that waits for its retry."""
+    query = select(rollouts.c.run_id, rollouts.c.not_before).where(QUEUED, rollouts.c.not_before > now)
+    return [(row.run_id, row.not_before) for row in connection.execute(query)]
+
+
+def require_run(connection: Connection, id: str) -> None:
+    """Raise `NotFound` unless the run exists."""
+    if connection.scalar(select(runs.c.id).where(runs.c.id == id, runs.c.state == "open")) is None:
+        raise NotFound(f"no run {id!r}")

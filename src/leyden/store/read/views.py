@@ -1,0 +1,171 @@
+"""Queries of the dashboard about runs: their metrics, their cards, their newest events and versions.
+
+They read indexes and single pages, so large rollouts cost no more than small ones.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select
+
+from leyden.api.views import RunCard, Series, StepRewards
+from leyden.records import DEFAULT_POLICY
+from leyden.store.codec import decode_json
+from leyden.store.errors import NotFound
+from leyden.store.files.run_lock import count_interrupted
+from leyden.store.read.queries import require_run
+from leyden.store.read.run_digest import RunDigest, best_step, digest_run
+from leyden.store.schema import events, metrics, runs, versions
+
+_CARD_POINTS = 60
+_IDLE_AFTER_S = 120.0
+
+
+def read_series(connection: Connection, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
+    """Return metrics of the policy that a run trains, each with at most so many points.
+
+    A name that ends in * selects by prefix.
+    """
+    of_policy = metrics.c.run_id == run, metrics.c.policy == trained_policy(connection, run)
+    known = _metric_names(connection, *of_policy)
+    if not known:
+        require_run(connection, run)
+    chosen = [name for name in known if not names or any(_selects(selector, name) for selector in names)]
+    # Each name is a range of the index that has its last step at the end and needs no sorting of the other names.
+    of_name = *of_policy, metrics.c.name == bindparam("metric")
+    last_step = select(func.max(metrics.c.step)).where(*of_name)
+    last = max((int(connection.scalar(last_step, {"metric": name}) or 0) for name in chosen), default=0)
+    width = -(-(last + 1) // points)
+    value = metrics.c.value
+    columns = [func.max(metrics.c.step), func.avg(value)]
+    if width > 1:
+        columns += [func.min(value), func.max(value)]
+    step = metrics.c.step // width if width > 1 else metrics.c.step
+    query = select(*columns).where(*of_name).group_by(step).order_by(step)
+    found = {name: connection.execute(query, {"metric": name}).all() for name in chosen}
+    return {name: Series(*map(tuple, zip(*rows, strict=True))) for name, rows in found.items()}
+
+
+def _metric_names(connection: Connection, *conditions: ColumnElement[bool]) -> list[str]:
+    """Return the names of some metrics, each by one step in the index."""
+    smallest = select(func.min(metrics.c.name)).where(*conditions)
+    found = select(smallest.scalar_subquery().label("name")).cte("found", recursive=True)
+    after = smallest.where(metrics.c.name > found.c.name).correlate(found).scalar_subquery()
+    found = found.union_all(select(after).where(found.c.name.is_not(None)))
+    return list(connection.scalars(select(found.c.name).where(found.c.name.is_not(None))))
+
+
+def _selects(selector: str, name: str) -> bool:
+    return name.startswith(selector[:-1]) if selector.endswith("*") else name == selector
+
+
+def trained_policy(connection: Connection, run: str) -> str:
+    """Return the name of the policy that a run trains; a configuration that names none trains the default policy."""
+    config = decode_json(connection.scalar(select(runs.c.config).where(runs.c.id == run)) or b"null")
+    name = config.get("policy") if isinstance(config, dict) else None
+    return name if isinstance(name, str) else DEFAULT_POLICY
+
+
+def open_runs(connection: Connection, only: str | None = None) -> list[str]:
+    """Return the ids of all runs, newest first, or of one if it exists."""
+    query = select(runs.c.id).where(runs.c.state == "open")
+    if only is not None:
+        query = query.where(runs.c.id == only)
+    return list(connection.scalars(query.order_by(runs.c.created.desc())))
+
+
+class NewestEvent(Struct, frozen=True):
+    """The number of the newest event and when it happened; both 0 where there is none."""
+
+    seq: int
+    at: float
+
+
+def newest_event(connection: Connection, run: str | None = None) -> NewestEvent:
+    """Return the newest event of a run, or of all runs."""
+    query = select(events.c.seq, events.c.at).order_by(events.c.seq.desc()).limit(1)
+    row = connection.execute(query if run is None else query.where(events.c.run_id == run)).first()
+    return NewestEvent(row.seq, row.at) if row is not None else NewestEvent(0, 0.0)
+
+
+def last_event_before(connection: Connection, moment: float) -> int:
+    """Return the number of the newest event before a moment; 0 where there is none."""
+    query = select(events.c.seq).where(events.c.at < moment).order_by(events.c.seq.desc()).limit(1)
+    return connection.scalar(query) or 0
+
+
+def count_events(connection: Connection, after: int) -> tuple[int, dict[tuple[str, str], int]]:
+    """Count the events after a number by run and kind; return the newest number with the counts."""
+    query = select(events.c.run_id, events.c.kind, func.count(), func.max(events.c.seq)).where(events.c.seq > after)
+    found = connection.execute(query.group_by(events.c.run_id, events.c.kind)).all()
+    return max((row[3] for row in found), default=after), {(run, kind): count for run, kind, count, _ in found}
+
+
+def run_card(
+    connection: Connection, run: str, now: float, digest: RunDigest | None = None, held: bool | None = None
+) -> RunCard:
+    """Return state, step and rewards of a run; `digest` saves reading its totals again.
+
+    `held` says whether a process works on it; where that is not known (None), a silent run is idle after two minutes.
+    """
+    row = connection.execute(
+        select(runs.c.created, runs.c.config).where(runs.c.id == run, runs.c.state == "open")
+    ).first()
+    if row is None:
+        raise NotFound(f"no run {run!r}")
+    digest = digest or digest_run(connection, run)
+    last_event = newest_event(connection, run).at or row.created
+    config = decode_json(row.config)
+    config = config if isinstance(config, dict) else {}
+    steps = (config.get("training") or {}).get("steps") if isinstance(config.get("training"), dict) else None
+    last_metric = select(metrics.c.step).where(metrics.c.run_id == run).order_by(metrics.c.seq.desc()).limit(1)
+    step = connection.scalar(last_metric) or 0
+    joined = digest.rewards(_CARD_POINTS)
+    measured = digest.measured
+    best = best_step(measured) if measured and not digest.trains_nothing else None
+    now_at = measured[-1] if measured else None
+    active = digest.states.get("running", 0) + digest.states.get("queued", 0) > 0
+    state: Literal["running", "finished", "unchanged", "idle"]
+    if digest.trains_nothing:
+        steps = None  # its configuration may be that of a training
+    if not active and (digest.trains_nothing or (steps is not None and step >= steps)):
+        trained = digest.trains_nothing or not steps or (version_at(connection, run, None) or 0) > 0
+        state = "finished" if trained else "unchanged"
+    else:
+        alive = held if held is not None else now - last_event < _IDLE_AFTER_S
+        state = "running" if alive else "idle"
+    return RunCard(
+        id=run,
+        created=row.created,
+        last_event=last_event,
+        state=state,
+        model=config.get("model") if isinstance(config.get("model"), str) else None,
+        step=step,
+        steps=steps if isinstance(steps, int) else None,
+        rollouts=count_interrupted(digest.states, held),
+        calls=digest.calls,
+        tokens=digest.tokens,
+        held_out=bool(digest.held_out),
+        reward=now_at.mean if now_at else None,
+        error=digest.errors.get(now_at.step) if now_at else None,
+        counted=now_at.count if now_at else 0,
+        measured="held-out" if digest.held_out else "training" if digest.train else "dev",
+        best=best.mean if best else None,
+        best_error=digest.errors.get(best.step) if best else None,
+        best_step=best.step if best else None,
+        curve=_curve(joined.held_out or joined.train),
+    )
+
+
+def _curve(rewards: Sequence[StepRewards]) -> Series:
+    return Series(tuple(one.step for one in rewards), tuple(one.mean for one in rewards))
+
+
+def version_at(connection: Connection, run: str, moment: float | None) -> int | None:
+    """Return the newest version of the trained policy's weights that was published by a moment; None: by now."""
+    query = select(func.max(versions.c.number)).where(
+        versions.c.run_id == run, versions.c.policy == trained_policy(connection, run)
+    )
+    found: int | None = connection.scalar(query if moment is None else query.where(versions.c.at <= moment))
+    return found

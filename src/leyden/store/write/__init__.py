@@ -1,0 +1,1 @@
+"""What changes the record: queue, leases, calls, rewards, pruning."""

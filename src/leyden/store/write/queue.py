@@ -1,0 +1,266 @@
+"""The queue of rollouts and the leases that workers take from it.
+
+The queue is fair (stride scheduling): groups are served in rotation, and a group of priority p gets 2**p rollouts for
+each one of priority 0, so neither a large group nor a high priority starves the rest. A rollout's `position` is fixed
+when it is queued: the i-th rollout of a group is i / 2**p behind the head. A retry goes to the head, because its group
+waits for it, but is skipped until `not_before`.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import bindparam, func, select, update
+
+from leyden.api.wire import GroupSpec
+from leyden.records import Attempt, EventKind, Group, Purpose, RunSettings, Task
+from leyden.store.codec import encode_json
+from leyden.store.errors import Conflict, NotFound
+from leyden.store.mapping import decode_settings, group_from_row, task_from_row
+from leyden.store.schema import QUEUED, attempts, groups, rollouts, runs, tasks, workers
+from leyden.store.write.statements import Statement, insert, insert_new, insert_or_update
+from leyden.store.write.writer import Transaction
+
+
+class LeaseQuery(Struct, frozen=True):
+    """A worker's request for leases."""
+
+    worker: str
+    count: int
+    run: str | None
+    pool: str | None
+
+
+class ActiveLease(Struct, frozen=True):
+    """An active lease. The server keeps it in memory, so that checking a running attempt needs no query."""
+
+    attempt: str
+    run: str
+    rollout: str
+    worker: str
+    pool: str | None
+    started: float
+    expires: float
+    """When the lease expires as granted; heartbeats renew it."""
+    purpose: Purpose
+    agent_rewards: bool
+    """Whether the agent may set step rewards."""
+    agent_final_rewards: bool
+    """Whether it may set the final reward."""
+
+
+class LeasedAttempt(Struct, frozen=True):
+    """An attempt that was leased to a worker, with its task."""
+
+    attempt: Attempt
+    task: Task
+    purpose: Purpose
+    lease_s: float
+    alone: bool
+
+
+def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
+    """Create a group and queue its rollouts; the same group again changes nothing."""
+    settings = _RUN_SETTINGS.scalar(tx, run=run)
+    if settings is None:
+        raise NotFound(f"no run {run!r}")
+    _put_task(tx, run, spec.task)
+    purpose = str(spec.purpose)
+    max_attempts = spec.max_attempts or decode_settings(settings).max_attempts
+    new = {
+        "id": spec.id,
+        "run_id": run,
+        "task_id": spec.task.id,
+        "purpose": purpose,
+        "size": spec.size,
+        "priority": spec.priority,
+        "max_attempts": max_attempts,
+    }
+    row = _GROUP.first(tx, group=spec.id)
+    if row is not None:
+        if row.run_id != run:
+            raise Conflict(
+                f"run {row.run_id!r} has a group {spec.id!r}: give this one an id that no run of the store has"
+            )
+        for name, value in new.items():
+            if getattr(row, name) != value:
+                raise Conflict(f"group {spec.id!r} exists with {name} = {getattr(row, name)!r}, not {value!r}")
+        return group_from_row(row)
+    _ADD_GROUP.run(tx, **new, done=0, created=tx.now)
+    head = _head(tx)
+    _ADD_ROLLOUT.run_many(
+        tx,
+        (
+            {
+                "id": f"{spec.id}.{index}",
+                "run_id": run,
+                "group_id": spec.id,
+                "task_id": spec.task.id,
+                "place": index,
+                "purpose": purpose,
+                "step": spec.step,
+                "state": "queued",
+                "position": head + (index + 1) / 2.0**spec.priority,
+                "attempts": 0,
+                "max_attempts": max_attempts,
+                "created": tx.now,
+            }
+            for index in range(spec.size)
+        ),
+    )
+    tx.emit(run, EventKind.GROUP_QUEUED, spec.id, size=spec.size, purpose=purpose)
+    return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, spec.priority, tx.now)
+
+
+def lease(tx: Transaction, requests: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+    """Lease rollouts from the queue to each request, in the order of the requests."""
+    leased: list[list[LeasedAttempt]] = [[] for _ in requests]
+    by_run: dict[str | None, list[int]] = {}
+    for index, request in enumerate(requests):
+        by_run.setdefault(request.run, []).extend([index] * request.count)
+    for run, slots in by_run.items():
+        bounds = {"most": len(slots), "now": tx.now}
+        rows = _NEXT.all(tx, **bounds) if run is None else _NEXT_OF_RUN.all(tx, **bounds, run=run)
+        for index, row in zip(slots, rows, strict=False):
+            leased[index].append(_start(tx, row, requests[index]))
+    _LEASE_ROLLOUT.run_many(
+        tx, ({"rollout": one.attempt.rollout, "number": one.attempt.number} for some in leased for one in some)
+    )
+    _ADD_ATTEMPT.run_many(tx, (_attempt_row(one) for some in leased for one in some))
+    mark_seen(tx, (request.worker for request in requests))
+    return leased
+
+
+def requeue(tx: Transaction, rollout: str, not_before: float, alone: bool) -> None:
+    """Put a rollout at the head of the queue for another attempt, not before a time and perhaps alone in a process."""
+    _REQUEUE.run(tx, rollout=rollout, head=_head(tx), earliest=not_before, separate=int(alone))
+
+
+def mark_seen(tx: Transaction, ids: Iterable[str]) -> None:
+    """Record that workers were seen now."""
+    _SEEN.run_many(tx, ({"id": id, "seen": tx.now} for id in dict.fromkeys(ids)))
+
+
+def _put_task(tx: Transaction, run: str, task: Task) -> None:
+    data = encode_json(task.input)
+    if (
+        not _ADD_TASK.run(tx, run_id=run, id=task.id, input=data)
+        and _TASK_INPUT.scalar(tx, run=run, task=task.id) != data
+    ):
+        raise Conflict(f"task {task.id!r} exists in run {run!r} with another input: give this one another id")
+
+
+def _start(tx: Transaction, row: Any, request: LeaseQuery) -> LeasedAttempt:
+    """Start the next attempt of a rollout."""
+    settings = decode_settings(row.settings)
+    number = row.attempts + 1
+    attempt = Attempt(
+        id=f"{row.id}.{number}",
+        run=row.run_id,
+        rollout=row.id,
+        number=number,
+        worker=request.worker,
+        pool=request.pool,
+        started=tx.now,
+        expires=tx.now + settings.lease_s,
+    )
+    lease = active_lease(attempt, row.purpose, settings)
+    tx.emit(attempt.run, EventKind.ATTEMPT_STARTED, attempt.id, **msgspec.to_builtins(lease))
+    return LeasedAttempt(attempt, task_from_row(row), Purpose(row.purpose), settings.lease_s, bool(row.alone))
+
+
+def active_lease(attempt: Attempt, purpose: str, settings: RunSettings) -> ActiveLease:
+    """Build an active lease from an attempt, its rollout's purpose and its run's settings."""
+    return ActiveLease(
+        attempt=attempt.id,
+        run=attempt.run,
+        rollout=attempt.rollout,
+        worker=attempt.worker,
+        pool=attempt.pool,
+        started=attempt.started,
+        expires=attempt.expires,
+        purpose=Purpose(purpose),
+        agent_rewards=settings.agent_rewards,
+        agent_final_rewards=settings.agent_rewards and not settings.reward_function,
+    )
+
+
+def _attempt_row(leased: LeasedAttempt) -> dict[str, Any]:
+    attempt = leased.attempt
+    return {
+        "id": attempt.id,
+        "run_id": attempt.run,
+        "rollout_id": attempt.rollout,
+        "number": attempt.number,
+        "worker": attempt.worker,
+        "pool": attempt.pool,
+        "lease_s": leased.lease_s,
+        "started": attempt.started,
+        "expires": attempt.expires,
+        "calls": 0,
+        "tokens": 0,
+    }
+
+
+def _head(tx: Transaction) -> float:
+    """Return the position of the first rollout in the queue."""
+    return float(_HEAD.scalar(tx) or 0.0)
+
+
+_RUN_SETTINGS = Statement(select(runs.c.settings).where(runs.c.id == bindparam("run"), runs.c.state == "open"))
+_ADD_TASK = insert_new(tasks, "run_id", "id", "input")
+_TASK_INPUT = Statement(
+    select(tasks.c.input).where(tasks.c.run_id == bindparam("run"), tasks.c.id == bindparam("task"))
+)
+_GROUP = Statement(select(groups).where(groups.c.id == bindparam("group")))
+_ADD_GROUP = insert(groups, "id", "run_id", "task_id", "purpose", "size", "done", "priority", "max_attempts", "created")
+_ADD_ROLLOUT = insert(
+    rollouts,
+    "id",
+    "run_id",
+    "group_id",
+    "task_id",
+    "place",
+    "purpose",
+    "step",
+    "state",
+    "position",
+    "attempts",
+    "max_attempts",
+    "created",
+)
+_HEAD = Statement(select(func.min(rollouts.c.position)).where(QUEUED))
+_next = (
+    select(rollouts, tasks.c.input, runs.c.settings)
+    .join(runs, runs.c.id == rollouts.c.run_id)
+    .join(tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id))
+    .where(QUEUED, rollouts.c.not_before <= bindparam("now"))
+    .order_by(rollouts.c.position, rollouts.c.seq)
+    .limit(bindparam("most"))
+)
+_NEXT = Statement(_next)
+_NEXT_OF_RUN = Statement(_next.where(rollouts.c.run_id == bindparam("run")))
+_LEASE_ROLLOUT = Statement(
+    update(rollouts).where(rollouts.c.id == bindparam("rollout")).values(state="running", attempts=bindparam("number"))
+)
+_ADD_ATTEMPT = insert(
+    attempts,
+    "id",
+    "run_id",
+    "rollout_id",
+    "number",
+    "worker",
+    "pool",
+    "lease_s",
+    "started",
+    "expires",
+    "calls",
+    "tokens",
+)
+_REQUEUE = Statement(
+    update(rollouts)
+    .where(rollouts.c.id == bindparam("rollout"))
+    .values(state="queued", position=bindparam("head"), not_before=bindparam("earliest"), alone=bindparam("separate"))
+)
+_SEEN = insert_or_update(workers, "id", "seen")

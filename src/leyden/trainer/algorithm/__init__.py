@@ -1,1 +1,0 @@
-"""Resolves the algorithm that a configuration names into functions, built-in ones or the user's."""

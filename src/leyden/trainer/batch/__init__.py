@@ -1,1 +1,0 @@
-"""Turns episodes into micro-batches: selects samples, computes their advantages and lays out their tokens."""

@@ -1,1 +1,0 @@
-"""The model under training: loading, forward pass, loss, optimiser, LoRA, critic."""

@@ -1,1 +1,0 @@
-"""Reports of a run: console, metrics, plots, external trackers."""

@@ -1,0 +1,262 @@
+"""Loads callables from references such as `module:name`, and creates references to callables.
+
+A reference that cannot be loaded raises `LoadError` with a one-line message.
+"""
+
+import ast
+import difflib
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import cloudpickle  # type: ignore[import-untyped]  # it has no types
+
+from leyden.user_code.pickling import NotPicklable, digest_callable, pickle_callable
+
+AnyCallable = Callable[..., Any]
+
+
+class LoadError(Exception):
+    """A reference that names no usable callable; the message says what to change."""
+
+
+def load_function(reference: str, base: str) -> AnyCallable:
+    """Load a function or callable instance; classes are refused."""
+    found = load_callable(reference, base)
+    if isinstance(found, type):
+        raise LoadError(f"{reference!r} is a class: name a function, or an instance that can be called")
+    return found
+
+
+@contextmanager
+def placeholder_keys() -> Iterator[None]:
+    """Set placeholder API keys during an import.
+
+    The loaded module often creates model clients at import, which need a key even if they are never used.
+    """
+    missing = [name for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if name not in os.environ]
+    os.environ.update(dict.fromkeys(missing, "placeholder"))
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+def load_callable(reference: str, base: str) -> AnyCallable:
+    """Load what `module:name`, `path/to/file.py:name` or `file.pkl` names. Paths are relative to `base`."""
+    if reference.endswith(".pkl"):
+        found: Any = _unpickle(Path(base, reference))
+    else:
+        source, colon, name = reference.rpartition(":")
+        if not colon or not source or not name:
+            raise LoadError(
+                f"{reference!r} does not name a callable: write module:name or path/to/file.py:name "
+                "(or, for an agent, an existing command)"
+            )
+        if source.endswith(".py"):
+            module = _import_file(reference, Path(base, source))
+        else:
+            module = _import_module(reference, source, base)
+        found = _attribute(reference, module, name)
+    if not callable(found):
+        raise LoadError(f"{reference!r} is a {type(found).__name__}, which is not callable")
+    return cast(AnyCallable, found)
+
+
+def check_reference(reference: str, base: str) -> AnyCallable | None:
+    """Raise `LoadError` where a reference names a file, module or name that does not exist, without importing it.
+
+    Names that code creates when it is imported are not known here: only a module that creates none is searched.
+    Returns an empty function with the signature of the named one, or None where the text does not show a signature.
+    """
+    source, colon, name = reference.rpartition(":")
+    if reference.endswith(".pkl") or not colon or not source or not name:
+        return None  # `load_callable` says what is wrong
+    path = Path(base, source)
+    if not source.endswith(".py"):
+        if source in sys.modules:
+            return None
+        package = source.partition(".")[0]
+        found = importlib.machinery.PathFinder.find_spec(package, [str(Path(base).resolve()), *sys.path])
+        if found is None and package not in sys.builtin_module_names:
+            raise LoadError(f"{reference!r}: there is no module {package!r} in {base} or on the path")
+        if found is None or found.origin is None or not found.origin.endswith(".py") or source != package:
+            return None
+        path = Path(found.origin)
+    if not path.is_file():
+        raise LoadError(f"{reference!r}: there is no file {path.resolve()}")
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        raise LoadError(f"{reference!r} cannot be imported: {type(error).__name__}: {error}") from error
+    names = _top_level_names(tree)
+    first = name.partition(".")[0]
+    if names is not None and first not in names:
+        raise LoadError(f"{reference!r}: {path.stem} has no {first!r}{_nearest(first, names)}")
+    return _empty_function(tree, name) if names is not None else None
+
+
+def _empty_function(tree: ast.Module, name: str) -> AnyCallable | None:
+    """Return a function with the parameters of a function in the text, but without its body, defaults and annotations.
+
+    None where the name is not that of one undecorated function.
+    """
+    bound = [node for node in ast.walk(tree) if name in _names_bound_by(node)]
+    found = bound[0] if len(bound) == 1 and bound[0] in tree.body else None
+    if not isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) or found.decorator_list:
+        return None
+    parameters = found.args
+    every = [*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs, parameters.vararg, parameters.kwarg]
+    for parameter in every:
+        if parameter is not None:
+            parameter.annotation = None
+    parameters.defaults = [ast.Constant(None) for _ in parameters.defaults]
+    parameters.kw_defaults = [default and ast.Constant(None) for default in parameters.kw_defaults]
+    empty = ast.Lambda(parameters, ast.Constant(None))
+    return cast(AnyCallable, eval(compile(ast.fix_missing_locations(ast.Expression(empty)), name, "eval")))
+
+
+def _top_level_names(tree: ast.Module) -> set[str] | None:
+    """Return the names that a module binds; None if some may be bound in a way that the text does not show."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        names |= _names_bound_by(node)
+    dynamic = names & {"*", "__getattr__"} or any(
+        isinstance(node, ast.Name) and node.id in ("globals", "setattr", "exec") for node in ast.walk(tree)
+    )
+    return None if dynamic else names
+
+
+def _names_bound_by(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else set()
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, [one for one in names if not one.startswith("_")], n=1)
+    return f": did you mean {matches[0]!r}?" if matches else ""
+
+
+def reference_to(target: AnyCallable, folder: str) -> str:
+    """Return a reference from which another process can load this callable.
+
+    A callable that cannot be imported by name is pickled into `folder`.
+    """
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    if module and name and module != "__main__" and _import_by_name(module, name) is target:
+        return f"{module}:{name}"
+    try:
+        data = pickle_callable(target)
+    except NotPicklable as error:
+        raise LoadError(f"{error}, or move {name or 'it'} into its own module") from None
+    label = getattr(target, "__name__", "callable").strip("<>")
+    path = Path(folder).resolve() / f"{label}-{digest_callable(target)}.pkl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return str(path)
+
+
+def _import_by_name(module: str, name: str) -> Any:
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return found
+
+
+def _unpickle(path: Path) -> Any:
+    try:
+        return cloudpickle.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise LoadError(f"there is no file {path}") from error
+    except Exception as error:
+        raise LoadError(f"{path} cannot be unpickled: {one_line(error)}") from error
+
+
+def _import_file(reference: str, path: Path) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        raise LoadError(f"{reference!r}: there is no file {path}")
+    _add_path(str(path.parent))
+    name = path.stem
+    if not name.isidentifier() or _file_of(name) not in (None, str(path)):  # another module has this name
+        name = f"leyden_agent_{name}"
+    if _file_of(name) == str(path):
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        raise _import_failed(reference, error) from error
+    return module
+
+
+def _file_of(module: str) -> str | None:
+    """Return the file of an imported module, "" where it has none; None if it is not imported."""
+    return (getattr(sys.modules[module], "__file__", None) or "") if module in sys.modules else None
+
+
+def _import_module(reference: str, name: str, base: str) -> ModuleType:
+    _add_path(str(Path(base).resolve()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise LoadError(f"{reference!r}: there is no module {error.name!r} in {base} or on the path") from error
+        raise _import_failed(reference, error) from error
+    except BaseException as error:
+        raise _import_failed(reference, error) from error
+
+
+def _attribute(reference: str, module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            hint = _nearest(part, dir(found))
+            raise LoadError(f"{reference!r}: {getattr(found, '__name__', 'the object')} has no {part!r}{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def _import_failed(reference: str, error: BaseException) -> LoadError:
+    return LoadError(f"{reference!r} cannot be imported: {one_line(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """Format an error in one line, with the file and line where it was raised."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames and len(frames) > 1 else ""
+    return f"{type(error).__name__}: {error}{where}".replace("\n", " ")
+
+
+def add_current_folder() -> None:
+    """Let user code import modules of the current folder, before others, as `python -m` does.
+
+    A process that starts with `-P` calls it after its own imports, so that a file of the user, such as `queue.py`,
+    does not replace a module that Leyden needs to start.
+    """
+    with suppress(FileNotFoundError):  # the folder was removed
+        _add_path(str(Path.cwd()))
+
+
+def _add_path(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

@@ -1,0 +1,51 @@
+"""A step in one line: what it says is of this run and of this process."""
+
+import io
+
+from rich.console import Console
+from smallepisodes import call
+
+from leyden.orchestrator.credit.samples import StepAccounting
+from leyden.orchestrator.report.console import ConsoleReport
+from leyden.orchestrator.report.step_report import StepReport
+from leyden.orchestrator.rollouts.evaluation import EvaluationResult
+
+
+def line(report: StepReport, held_out: float | None = None) -> str:
+    console = Console(file=io.StringIO())
+    ConsoleReport(console, 9, held_out).step(report, 0.0)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_resumed_run_shows_its_last_evaluation_until_the_next() -> None:
+    assert "held-out 0.625 " in line(StepReport(1, [1.0], StepAccounting()), 0.625)
+    console = Console(file=io.StringIO())
+    display = ConsoleReport(console, 9, 0.625, 0.125)
+    display.step(StepReport(1, [1.0], StepAccounting()), 0.0)
+    assert isinstance(console.file, io.StringIO)
+    assert "held-out 0.625 ± 0.125 " in console.file.getvalue()
+    display.measured(2, EvaluationResult(0.75, None, 1, {}), [])
+    display.step(StepReport(2, [1.0], StepAccounting(), held_out=EvaluationResult(0.75, None, 1, {})), 0.0)
+    assert "held-out 0.750*" in console.file.getvalue()
+
+
+def test_a_standard_deviation_is_not_written_like_a_standard_error() -> None:
+    assert "reward 0.500 sd 0.71  held-out 0.625 " in line(StepReport(1, [0.0, 1.0], StepAccounting()), 0.625)
+
+
+def test_tokens_sampled_before_the_step_are_not_in_its_speed() -> None:
+    report = StepReport(1, [1.0], StepAccounting(), started=100.0, sampling_s=2.0)
+    report.count_tokens([call("earlier", 1000, started=90.0)], 0)
+    assert "1000 tokens  sampled before" in line(report)
+    report.count_tokens([call("now", 10, started=101.0)], 0)
+    assert "1010 tokens  5 tok/s sampled" in line(report)
+
+
+def test_a_terminal_shows_what_a_step_waits_for_from_its_start() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True)
+    display = ConsoleReport(console, 9)
+    display.progress(1, 0, 8, "rollouts")
+    display.close()
+    assert isinstance(console.file, io.StringIO)
+    assert "step 1: 0 of 8 rollouts" in console.file.getvalue()

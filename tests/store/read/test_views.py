@@ -1,0 +1,191 @@
+"""What the pages read: lists, series and groups of failures, on every database."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from leyden.api.views import RolloutQuery
+from leyden.api.wire import FinishRequest, GroupSpec, RunSpec
+from leyden.estimates import estimate
+from leyden.outcomes import Ending, Outcome
+from leyden.records import Call, Metric, Purpose, Reward, Task, Version
+from leyden.store.read import rollout_search, views
+from leyden.store.read.run_digest import digest_run
+from leyden.store.store import Store
+from leyden.store.write.queue import LeaseQuery
+
+
+async def fill(store: Store) -> None:
+    """Two steps of three rollouts: rewards 0, 0.5 and a failure, with 1, 2 and 3 tokens."""
+    for step in (1, 2):
+        await store.enqueue("r", GroupSpec(f"step-{step}-0", Task("t", {}), 3, Purpose.TRAIN, step=step))
+        for index, leased in enumerate(await store.lease(LeaseQuery("w", 3, "r", None))):
+            tokens = tuple(range(index + 1))
+            role = "writer" if index else "checker"
+            call = Call("c", role=role, completion_ids=tokens, logprobs=(0.0,) * len(tokens))
+            await store.record_calls("r", leased.attempt.id, [call])
+            report = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", index / 2),))
+            if index == 2:
+                report = FinishRequest(Outcome(Ending.AGENT_ERROR, f"line {step}: id deadbeef{step}0 is missing"))
+            await store.finish("r", leased.attempt.id, report)
+
+
+async def search(store: Store, **query: object) -> list[str]:
+    found = await store.read(rollout_search.search_rollouts, "r", RolloutQuery(**query))  # type: ignore[arg-type]
+    assert found.total >= len(found.rollouts)
+    return [rollout.id for rollout in found.rollouts]
+
+
+async def test_rollouts_are_filtered_sorted_and_paged(store: Store) -> None:
+    await fill(store)
+    assert await search(store, step_from=2, step_to=2, sort="oldest") == ["step-2-0.0", "step-2-0.1", "step-2-0.2"]
+    assert await search(store, ending="agent_error") == ["step-2-0.2", "step-1-0.2"]
+    assert await search(store, role="checker") == ["step-2-0.0", "step-1-0.0"]
+    assert await search(store, reward_from=0.25) == ["step-2-0.1", "step-1-0.1"]
+    assert (await search(store, sort="-tokens"))[:2] == ["step-1-0.2", "step-2-0.2"]
+    assert (await search(store, sort="outcome"))[:2] == ["step-2-0.2", "step-1-0.2"]  # agent_error before succeeded
+    assert (await search(store, sort="-outcome"))[-2:] == ["step-2-0.2", "step-1-0.2"]
+    lengths = [one.tokens for one in (await store.read(rollout_search.search_rollouts, "r", RolloutQuery())).rollouts]
+    short = await search(store, tokens_to=min(lengths))
+    assert (
+        len(short)
+        == lengths.count(min(lengths))
+        < 6
+        == len(short) + len(await search(store, tokens_from=min(lengths) + 1))
+    )
+    assert await search(store, sort="oldest", offset=1, limit=2) == ["step-1-0.1", "step-1-0.2"]
+    assert (await store.read(rollout_search.search_rollouts, "r", RolloutQuery(limit=1))).total == 6
+
+
+async def test_failures_that_differ_in_numbers_are_one_group(store: Store) -> None:
+    await fill(store)
+    found = await store.read(rollout_search.failures, "r")
+    (group,) = found.groups
+    assert (group.count, group.example, found.total) == (2, "step-2-0.2", 2)
+    assert group.message == "line #: id # is missing"
+    assert await search(store, message=group.message) == ["step-2-0.2", "step-1-0.2"]
+
+
+async def test_a_message_of_many_failures_takes_no_more_variables_than_there_are_failures(tmp_path: Path) -> None:
+    store = await Store(tmp_path / "leyden.db").start()
+    await store.create_run(RunSpec("r"))
+    await store.enqueue("r", GroupSpec("g", Task("t", {}), 60))
+    await store.cancel_group("r", "g")
+    with store.database.reader.begin() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 100)  # as 32,766 of most builds is for 20,000 failures
+        query = RolloutQuery(message="group g was cancelled", limit=10)
+        found = rollout_search.search_rollouts(connection, "r", query)
+    assert (len(found.rollouts), found.total) == (10, 60)
+    await store.close()
+
+
+async def test_a_role_of_few_rollouts_is_found_without_reading_the_others(tmp_path: Path) -> None:
+    store = await Store(tmp_path / "leyden.db").start()
+    await store.create_run(RunSpec("r"))
+    await store.enqueue("r", GroupSpec("g", Task("t", {}), 1000))
+    (leased,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    await store.record_calls("r", leased.attempt.id, [Call("c", role="checker")])
+    instructions = 0
+
+    def count() -> None:
+        nonlocal instructions
+        instructions += 1
+
+    with store.database.reader.begin() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.set_progress_handler(count, 1)
+        found = rollout_search.search_rollouts(connection, "r", RolloutQuery(role="checker"))
+        driver.set_progress_handler(None, 0)
+    assert [rollout.id for rollout in found.rollouts] == [leased.attempt.rollout] and found.total == 1
+    assert instructions < 1000
+    await store.close()
+
+
+async def test_a_long_series_is_thinned_to_means_with_their_range(store: Store) -> None:
+    await store.record_metrics("r", [Metric(step, "loss", float(step)) for step in range(1000)])
+    (series,) = (await store.read(views.read_series, "r", ["lo*"], 10)).values()
+    assert len(series.steps) == 10
+    assert (series.steps[0], series.values[0], series.low[0], series.high[0]) == (99, 49.5, 0.0, 99.0)
+    (whole,) = (await store.read(views.read_series, "r", ["loss"], 1000)).values()
+    assert whole.values == tuple(map(float, range(1000))) and not whole.low
+    assert await store.read(views.read_series, "r", ["absent"], 10) == {}
+
+
+async def test_a_card_has_the_reward_of_the_last_step_with_its_error(store: Store) -> None:
+    await fill(store)
+    card = await store.read(views.run_card, "r", 1000.0)
+    assert (card.reward, card.held_out, card.rollouts) == (
+        pytest.approx(1 / 6),
+        False,
+        {"succeeded": 4, "agent_error": 2},
+    )
+    assert card.error is None  # of one task: nothing is known of others
+    assert card.tokens == 12
+    await store.enqueue("r", GroupSpec("step-2-1", Task("u", {}), 1, Purpose.TRAIN, step=2))
+    (leased,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    await store.finish("r", leased.attempt.id, FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", 1.0),)))
+    card, expected = await store.read(views.run_card, "r", 1000.0), estimate({"t": [0.0, 0.5, 0.0], "u": [1.0]})
+    assert expected is not None and (card.reward, card.error) == pytest.approx((expected.mean, expected.error))
+
+
+async def test_a_run_of_dev_is_judged_by_all_its_rollouts_and_is_finished(store: Store) -> None:
+    rewards = {"t": [0.0, 1.0], "u": [1.0, 1.0]}
+    for task, given in rewards.items():
+        await store.enqueue("r", GroupSpec(f"dev-{task}", Task(task, {}), 2, Purpose.DEV))
+        for reward, leased in zip(given, await store.lease(LeaseQuery("w", 2, "r", None)), strict=True):
+            done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", reward),))
+            await store.finish("r", leased.attempt.id, done)
+    card, expected = await store.read(views.run_card, "r", 1000.0), estimate(rewards)
+    assert expected is not None and (card.reward, card.error) == pytest.approx((expected.mean, expected.error))
+    assert (card.counted, card.measured, card.held_out, card.state) == (4, "dev", False, "finished")
+    assert (card.best, card.steps) == (None, None)
+
+
+async def test_a_training_that_ended_without_an_update_is_unchanged(store: Store) -> None:
+    await store.create_run(RunSpec("still", config={"training": {"steps": 2}}))
+
+    async def state() -> str:
+        return (await store.read(views.run_card, "still", 1000.0)).state
+
+    await store.record_metrics("still", [Metric(1, "reward/mean", 1.0)])
+    assert await state() != "unchanged"  # it has not ended
+    await store.record_metrics("still", [Metric(2, "reward/mean", 1.0)])
+    await store.publish_version("still", Version("policy", 0))
+    assert await state() == "unchanged"
+    await store.publish_version("still", Version("policy", 1))
+    assert await state() == "finished"
+
+
+async def test_rewards_of_many_steps_are_joined_into_points(store: Store) -> None:
+    await fill(store)
+    digest = await store.read(digest_run, "r")
+    assert [(one.step, one.count) for one in digest.rewards(300).train] == [(1, 3), (2, 3)]
+    (joined,) = digest.rewards(1).train
+    assert (joined.step, joined.count, joined.mean) == (2, 6, pytest.approx(1 / 6))
+    assert joined.deviation == pytest.approx((1 / 15) ** 0.5)
+    assert (digest.states, digest.purposes, digest.last_step) == ({"succeeded": 4, "agent_error": 2}, {"train": 6}, 2)
+    facets = await store.read(rollout_search.facets, "r", digest)
+    assert facets.roles == ("checker", "writer")
+
+
+@pytest.mark.parametrize("step", [3, None])  # of a training, and of `leyden eval`
+async def test_an_evaluation_has_an_error_clustered_by_task_and_no_test_tasks(store: Store, step: int | None) -> None:
+    rewards = {"t": [0.0, 1.0], "u": [1.0, 1.0]}
+    for task, given in rewards.items():
+        await store.enqueue("r", GroupSpec(f"eval-{task}", Task(task, {}), 2, Purpose.EVAL, step=step))
+        for reward, leased in zip(given, await store.lease(LeaseQuery("w", 2, "r", None)), strict=True):
+            done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", reward),))
+            await store.finish("r", leased.attempt.id, done)
+    await store.enqueue("r", GroupSpec("test-t", Task("t", {}), 1, Purpose.TEST, step=step))
+    (leased,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    await store.finish("r", leased.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR)))
+    card, expected = await store.read(views.run_card, "r", 1000.0), estimate(rewards)
+    assert expected is not None and (card.reward, card.error) == pytest.approx((expected.mean, expected.error))
+    assert (card.counted, card.held_out) == (4, True)
+    assert (card.state == "finished", card.best_step) == ((True, None) if step is None else (False, 3))
+    (point,) = (await store.read(digest_run, "r")).rewards(10).held_out
+    assert (point.mean, point.error) == (card.reward, card.error)
