@@ -1,7 +1,7 @@
 """Opens a database. Differences between SQLite and PostgreSQL are here and in statements.py.
 
 One process at a time writes to a store; another that tries is refused. A store that cannot be used (corrupt,
-another program's, of a newer schema) is refused before anything is written to it.
+another program's, of another schema) is refused before anything is written to it.
 """
 
 import os
@@ -17,11 +17,11 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError
 from sqlalchemy.pool import QueuePool
 
-from leyden.store import migrations
 from leyden.store.errors import StoreLost, StoreUnusable
 from leyden.store.files.page_checksums import changed_pages, checksums_file, write_page_checksums
 from leyden.store.files.server_lock import CONNECTION, ServerLock
 from leyden.store.files.store_files import StoreFiles
+from leyden.store.schema import create_tables, has_tables
 from leyden.urls import password_keys
 
 _APPLICATION = 0x4C455944  # "LEYD", in the header of every SQLite store
@@ -36,7 +36,7 @@ class Database:
 
     def __init__(self, location: str | Path, *, readonly: bool = False, create: bool = True) -> None:
         """Without `create`, a SQLite file that does not exist is a store that was lost, and not a new one."""
-        self._location, self.url = location, _url(location)
+        self.url = _url(location)
         self.readonly, self._create = readonly, create
         self._files: StoreFiles | None = None
         """Of a SQLite store that is open for writing."""
@@ -50,7 +50,7 @@ class Database:
         except BaseException as error:
             self.close()
             if isinstance(error, StoreUnusable):
-                name = "" if str(error).startswith(self.name) else f"{self.name} "  # it has it where a reader migrates
+                name = "" if str(error).startswith(self.name) else f"{self.name} "  # that of a lock has it
                 raise type(error)(f"{name}{error}") from error.__cause__
             if isinstance(error, DatabaseError):
                 raise StoreUnusable(f"{self.name} cannot be written: {_first_line(error.orig)}") from error
@@ -165,8 +165,8 @@ class Database:
             raise
 
     def _connect_sqlite(self, path: Path, exists: bool) -> None:
-        if exists and _inspect(path) != migrations.SCHEMA and self.readonly:
-            Database(path).close()  # migrates: readers know the newest schema only
+        if exists:
+            _inspect(path)
         if exists and not self.readonly:
             _refuse_changed(path)
         self.reader = create_engine(self.url, poolclass=QueuePool, pool_size=_READERS, max_overflow=0)
@@ -206,7 +206,8 @@ class Database:
             checksums_file(path).unlink(missing_ok=True)
             with self.writer.begin() as connection:
                 connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION}")
-                migrations.migrate(connection)
+                if not has_tables(connection):
+                    create_tables(connection)
             self._opened = path
 
     def _open_postgresql(self) -> None:
@@ -224,13 +225,12 @@ class Database:
         event.listen(self.writer, "connect", lambda connection, _: lock.acquire(connection))
         try:
             with self.reader.begin() as connection:
-                version = migrations.version_of(connection)
-                migrations.check(version)
-            if self.readonly and version != migrations.SCHEMA:
-                Database(self._location).close()  # migrates, and gives up the lock
-            elif not self.readonly:
+                if not has_tables(connection) and self.readonly:
+                    raise StoreUnusable("is empty: name another database")
+            if not self.readonly:
                 with self.writer.begin() as connection:
-                    migrations.migrate(connection)
+                    if not has_tables(connection):
+                        create_tables(connection)
                     lock.leave_mark(connection)
         except DatabaseError as error:
             raise StoreUnusable(f"cannot be opened: {_first_line(error.orig)}") from error
@@ -281,8 +281,8 @@ def describe_pages(path: Path, pages: Collection[int]) -> str:
     return ", ".join([*named, *([f"{unknown} other pages"] if unknown else [])])
 
 
-def _inspect(path: Path) -> int | None:
-    """Check through a read-only connection that a file is a sound store of a known schema; return its version."""
+def _inspect(path: Path) -> None:
+    """Check through a read-only connection that a file is a sound store of this schema."""
     readonly = path.absolute().as_uri() + "?mode=ro"
     engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(readonly, uri=True))
     try:
@@ -293,9 +293,7 @@ def _inspect(path: Path) -> int | None:
                 verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
                 if verdict != "ok":
                     raise StoreUnusable(f"is corrupt and was left untouched: {_first_line(verdict)}")
-            version = migrations.version_of(connection)
-            migrations.check(version)
-            return version
+            has_tables(connection)
     except DatabaseError as error:
         raise StoreUnusable(f"is corrupt and was left untouched: {_first_line(error.orig)}") from error
     finally:

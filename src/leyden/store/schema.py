@@ -1,12 +1,11 @@
 """The tables. Text columns hold identifiers only; user content is JSON in binary columns, because not every database
 stores every string as text.
-
-Every change here needs a migration of older stores (migrations.py).
 """
 
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     Double,
     ForeignKey,
     Index,
@@ -16,11 +15,16 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    inspect,
     literal_column,
+    select,
     text,
 )
 
-from leyden.records import DEFAULT_POLICY
+from leyden.store.errors import StoreUnusable
+
+SCHEMA = 9
+"""The version of the tables. Every change of them increases it: a store of another version is refused."""
 
 metadata = MetaData()
 
@@ -242,7 +246,7 @@ metrics = Table(
     Column("name", String, nullable=False),
     Column("value", Double, nullable=False),
     Column("at", Double, nullable=False),
-    Column("policy", String, nullable=False, server_default=text(f"'{DEFAULT_POLICY}'")),
+    Column("policy", String, nullable=False),
     Index("metrics_of_run", "run_id", "seq"),
     Index("metrics_by_name", "run_id", "policy", "name", "step", "value"),
 )
@@ -265,3 +269,23 @@ meta = Table(
     Column("name", String, primary_key=True),
     Column("value", String, nullable=False),
 )
+
+
+def has_tables(connection: Connection) -> bool:
+    """Whether a database has the tables of a store. Raises `StoreUnusable` if it has others."""
+    tables = inspect(connection).get_table_names()
+    if tables and meta.name not in tables:
+        raise StoreUnusable("holds tables of another program: name a database that is for Leyden only")
+    found = connection.scalar(select(meta.c.value).where(meta.c.name == "schema")) if tables else None
+    if tables and found != str(SCHEMA):
+        raise StoreUnusable(
+            f"was written by another version of Leyden (schema {str(found)[:40]}, and this one reads {SCHEMA}): "
+            "open it with that version, or name another store"
+        )
+    return bool(tables)
+
+
+def create_tables(connection: Connection) -> None:
+    """Create the tables in an empty database."""
+    metadata.create_all(connection)
+    connection.execute(meta.insert().values(name="schema", value=str(SCHEMA)))

@@ -4,13 +4,12 @@ import time
 
 import pytest
 from databases import Postgres
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from leyden.api.wire import RunSpec
 from leyden.records import Metric
-from leyden.store import migrations
 from leyden.store.database import Database
-from leyden.store.errors import StoreInUse, StoreLost, StoreUnavailable
+from leyden.store.errors import StoreInUse, StoreLost, StoreUnavailable, StoreUnusable
 from leyden.store.files import server_lock
 from leyden.store.read import queries
 from leyden.store.store import Store
@@ -105,15 +104,7 @@ async def test_a_server_that_was_cut_off_is_lost_if_another_has_used_the_store(d
     await first.close()
 
 
-async def test_a_reader_that_migrates_gives_up_the_lock(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Database(database).close()
-    following = migrations.SCHEMA + 1
-
-    def add_colour(connection: Connection) -> None:
-        connection.execute(text("ALTER TABLE runs ADD COLUMN colour VARCHAR"))
-
-    monkeypatch.setattr(migrations, "SCHEMA", following)
-    monkeypatch.setattr(migrations, "STEPS", {following: add_colour})
-    reader = Database(database, readonly=True)
+async def test_a_reader_of_an_empty_database_creates_nothing(database: str) -> None:
+    with pytest.raises(StoreUnusable, match="is empty: name another database"):
+        Database(database, readonly=True)
     await (await Store(database).start()).close()
-    reader.close()
