@@ -1,7 +1,6 @@
 """One name for one thing in TOML, in JSON (wire, store, metrics) and in Python."""
 
 import inspect
-import logging
 import re
 import tomllib
 from collections.abc import Iterator
@@ -10,11 +9,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
-import pytest
 
 import leyden
-from leyden import records
-from leyden.api.wire import RunSpec
 from leyden.config import Config, read_config
 from leyden.config.reading import to_toml
 from leyden.learner.policy import UpdateMetrics
@@ -22,8 +18,6 @@ from leyden.local.stack import run_settings
 from leyden.orchestrator.report.call_positions import CallPositions
 from leyden.orchestrator.report.metrics_log import evaluation_metrics, step_metrics
 from leyden.orchestrator.rollouts.call_usage import CallUsage
-from leyden.records import RunSettings
-from leyden.store.mapping import decode_settings
 
 ROOT = Path(__file__).parents[1]
 STATIC = ROOT / "src/leyden/server/dashboard/static"
@@ -98,20 +92,6 @@ def test_the_settings_of_a_run_have_the_names_of_the_keys_that_set_them() -> Non
     assert set(in_json) == set(values) | {"sampling"} | DERIVED
     assert {name: in_json["sampling"][name] for name in changed["sampling"]} == changed["sampling"]
     assert in_json["sampling"]["seed"] == 3
-
-
-def test_the_old_name_of_a_setting_is_accepted_with_a_line_that_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    records._log_old_name.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            spec = msgspec.json.decode(b'{"id": "r", "settings": {"train_distorted": true}}', type=RunSpec)
-    assert spec.settings == RunSettings(allow_biased_sampling=True)
-    assert b"train_distorted" not in msgspec.json.encode(spec)
-    assert caplog.messages == ["`train_distorted` is now `allow_biased_sampling`; the old name still works"]
-    records._log_old_name.cache_clear()
-    caplog.clear()
-    stored = decode_settings(b'{"train_distorted": true, "max_calls": 3}')  # the user of an old store did not write it
-    assert stored == RunSettings(allow_biased_sampling=True, max_calls=3) and not caplog.messages
 
 
 def test_pages_reports_docs_and_tests_name_metrics_that_are_written() -> None:

@@ -4,17 +4,14 @@ Records are immutable and validated when they are built. A call stores only what
 conversation takes space linear in its tokens; `Episode` derives whole prompts and transitions.
 """
 
-import logging
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import cache
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import force_setattr
+from msgspec import Meta, Struct
 
 from leyden import defaults
 from leyden.outcomes import Outcome
@@ -94,12 +91,6 @@ class FixedAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     answer: str
 
 
-@cache
-def _log_old_name(old: str, new: str) -> None:
-    """Say once that a name was renamed: every run of an older store has the old one."""
-    logging.getLogger("leyden.records").warning("`%s` is now `%s`; the old name still works", old, new)
-
-
 class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of a run that the server and the gateway apply to its rollouts."""
 
@@ -131,18 +122,9 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     If empty, the policy serves every name.
     """
     roles: dict[Name, str] = {}
-    """Maps roles to a regular expression on the system prompt, for agents that do not name roles themselves.
-
-    Expressions that an earlier version accepted, with look-ahead or back-references, match nothing.
-    """
-    train_distorted: bool | UnsetType = UNSET
-    """The old name of `allow_biased_sampling`: read, and never written."""
+    """Maps roles to a regular expression on the system prompt, for agents that do not name roles themselves."""
 
     def __post_init__(self) -> None:
-        if self.train_distorted is not UNSET:
-            _log_old_name("train_distorted", "allow_biased_sampling")
-            force_setattr(self, "allow_biased_sampling", self.allow_biased_sampling or self.train_distorted)
-            force_setattr(self, "train_distorted", UNSET)
         if self.sampling.biased and not self.allow_biased_sampling:
             raise ValueError(
                 f"`sampling`: {self.sampling.biased} is not trained on, and this is the sampling of training rollouts: "

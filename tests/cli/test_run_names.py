@@ -19,6 +19,7 @@ from leyden.local.serve import find_served
 from leyden.models.source import BUNDLED
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Metric, Purpose, Reward, Task
+from leyden.runs.checkpoint_files import write_checksums
 from leyden.runs.named_folders import require_run_folder
 from leyden.runs.run_checkpoints import find_checkpoint
 from leyden.runs.run_folder import RunFolder
@@ -50,6 +51,7 @@ def train(config: Config, reward: float) -> None:
         folder.environment_file.write_text(json.dumps({"cores": f"{reward}"}))
         shutil.copytree(str(BUNDLED["spark"]), folder.path / "step-1")
         (folder.path / "step-1" / "state.json").write_text('{"step": 1}')
+        write_checksums(folder.path / "step-1")
 
 
 @pytest.fixture

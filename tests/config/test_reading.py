@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.config import ConfigError, override, read_config, read_file, read_stored_config, to_toml
-from leyden.config.reading import RENAMED
+from leyden.config import ConfigError, override, read_config, read_file, to_toml
 
 WHOLE = {"run": "calc", "agent": "agent.py:solve", "tasks": "tasks.jsonl"}
 
@@ -105,48 +104,6 @@ def test_an_estimate_that_is_not_named_is_written_out(where: str, estimate: str)
     config = read_config(override(WHOLE, [f"algorithm.kl_in={where}"]))
     assert f'kl_estimate = "{estimate}"' in to_toml(config)
     assert config == read_config(override(WHOLE, [f"algorithm.kl_in={where}", f"algorithm.kl_estimate={estimate}"]))
-
-
-def values_of(config: object, key: str) -> object:
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
-
-
-OLD_VALUES = {"algorithm.mixture": "source", "training.distorted": True, "workers.hosts": 3}
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_old_key_is_accepted_with_one_line(
-    old: str, new: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    section, name = old.split(".")
-    value = OLD_VALUES[old]
-    path = tmp_path / "calc.toml"
-    written_value = f'"{value}"' if isinstance(value, str) else str(value).lower()
-    path.write_text(f'agent = "a"\ntasks = "t"\n[{section}]\n{name} = {written_value}\n')
-    from_file = read_config(read_file(path))
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{path}:4: `{old}` is now `{new}`; the old name still works"
-    ]
-    caplog.clear()
-    from_setting = read_config(override(WHOLE, [f"{old}={written_value}"]))
-    assert [record.getMessage() for record in caplog.records] == [f"`{old}` is now `{new}`; the old name still works"]
-    caplog.clear()
-    stored = read_stored_config({**WHOLE, section: {name: value}})
-    assert not caplog.records
-    assert values_of(from_file, new) == values_of(from_setting, new) == values_of(stored, new) == value
-
-
-def test_an_old_key_beside_its_new_one_is_refused(tmp_path: Path) -> None:
-    said = wrong('tasks = "t"\n[workers]\nhosts = 1\nprocesses = 2\n', tmp_path)
-    assert "/calc.toml:3: `workers.hosts` is the old name of `workers.processes`, and both are set" in said
-
-
-def test_a_setting_under_an_old_key_replaces_what_the_file_says_under_the_new(tmp_path: Path) -> None:
-    path = tmp_path / "calc.toml"
-    path.write_text('agent = "a"\ntasks = "t"\n[workers]\nprocesses = 2\n')
-    assert read_config(override(read_file(path), ["workers.hosts=5"])).workers.processes == 5
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from leyden.learner.objective import OldLogprobs
 from leyden.learner.policy import Policy
 from leyden.models.source import ModelSource
 from leyden.records import DEFAULT_POLICY
-from leyden.runs.checkpoint_files import CHECKSUMS_FILE
 from leyden.runs.checkpoint_folders import checkpoint_policies, checkpoint_steps, latest_checkpoint
 
 SPARK = ModelSource("spark", Path(__file__).parents[2] / "src/leyden/models/spark")
@@ -155,11 +154,6 @@ def test_the_checkpoints_of_policies_are_apart(tmp_path: Path) -> None:
     assert restore_latest(tmp_path, "actor", policy, pytest.fail) == TrainerState(policy="actor")
 
 
-def test_a_state_without_a_policy_is_of_the_default_one(tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_text('{"step": 4, "position": 9, "version": 4}')
-    assert read_state(tmp_path) == TrainerState(step=4, position=9, version=4, policy=DEFAULT_POLICY)
-
-
 def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -170,9 +164,10 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("checksums", [True, False])
-@pytest.mark.parametrize("name", ["model.safetensors", "beside.safetensors", "optimiser.safetensors", "state.json"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Path, name: str, checksums: bool) -> None:
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "beside.safetensors", "optimiser.safetensors", "state.json", "checksums.json"]
+)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Path, name: str) -> None:
     policy, checkpoints = small_policy(critic=True), Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=2)
     found: list[torch.Tensor] = []
     for step in (1, 2):
@@ -180,8 +175,6 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Pat
         checkpoints.save(policy, TrainerState(step=step, version=step))
         found.append(weights(policy).clone())
     cut_short(tmp_path / "step-2" / name)
-    if not checksums:  # written by an earlier version
-        (tmp_path / "step-2" / CHECKSUMS_FILE).unlink()
     said: list[str] = []
     again = small_policy(seed=9, critic=True)
     assert restore_latest(tmp_path, DEFAULT_POLICY, again, said.append) == TrainerState(step=1, version=1)

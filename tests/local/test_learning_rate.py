@@ -9,7 +9,7 @@ from leyden.cli.train import absolute
 from leyden.config import AdapterConfig, Config, ConfigError
 from leyden.local.learning_rate import with_learning_rate
 from leyden.models.source import ModelSource, find_model
-from leyden.runs.run_folder import RunFolder, stored_config
+from leyden.runs.run_folder import RunFolder
 
 SPARK = find_model("spark", ".")
 
@@ -52,15 +52,6 @@ def test_before_the_first_step_it_is_chosen_again(config: Config) -> None:
     rate, said = train(with_training(config, lora=AdapterConfig()), steps="")
     assert rate == 1e-3 and "the default for adapters of 2 million parameters" in said
     assert train(with_training(config, learning_rate=0.5)) == (0.5, "learning rate 0.5, as configured")
-
-
-def test_a_run_that_began_when_all_models_had_the_same_default_keeps_it(config: Config) -> None:
-    folder = RunFolder.of(config)
-    with folder.acquire(config):  # as an earlier Leyden wrote it: without a rate
-        folder.metrics_file.write_text('{"step": 1}\n')
-    assert stored_config(folder.path).training.learning_rate == 1e-6
-    assert train(config)[0] == 1e-6
-    assert "learning_rate = 1e-06" in folder.config_file.read_text()
 
 
 def test_a_bundled_model_is_meant_although_a_folder_has_its_name(

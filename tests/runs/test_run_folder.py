@@ -33,7 +33,7 @@ def test_a_start_that_fails_before_there_is_a_store_leaves_no_new_folder(tmp_pat
     assert folder.config_file.exists()  # the folder is of an earlier start
 
 
-@pytest.mark.parametrize("mode", [None, 0o755], ids=["new", "of an earlier Leyden"])
+@pytest.mark.parametrize("mode", [None, 0o755], ids=["new", "opened to others"])
 def test_other_users_cannot_open_the_folder_of_a_run(tmp_path: Path, mode: int | None) -> None:
     config = Config(run="mine", agent="a.py:solve", tasks="t.jsonl", home=str(tmp_path / "runs"))
     (tmp_path / "a.py").write_text("def solve(task): ...")

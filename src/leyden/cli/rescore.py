@@ -18,7 +18,7 @@ from leyden.cli.source import add_source, open_source, open_writable
 from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_reward
 from leyden.client.rewards.rescorer import EpisodeSource, RescoredRollout, Rescorer
 from leyden.client.services.registry import ServiceRegistry
-from leyden.config import Config, ConfigError, read_stored_config
+from leyden.config import Config, ConfigError, read_config
 from leyden.records import Run
 from leyden.user_code.bridge import background_loop
 
@@ -93,7 +93,7 @@ def _services(config: Config | None, reward: RewardFunction) -> ServiceRegistry:
 def _config(run: Run) -> Config | None:
     """Return the configuration of a run, if it has one."""
     try:
-        return read_stored_config(run.config) if isinstance(run.config, dict) else None
+        return read_config(run.config) if isinstance(run.config, dict) else None
     except ConfigError:  # written by another program or version
         return None
 

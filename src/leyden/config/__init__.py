@@ -6,12 +6,10 @@ the agent that it names exist is checked by the code that uses them, before any 
 
 from leyden.config.reading import (
     ConfigError,
-    current_keys,
     document_to_toml,
     override,
     read_config,
     read_file,
-    read_stored_config,
     to_toml,
 )
 from leyden.config.schema import (
@@ -47,11 +45,9 @@ __all__ = [
     "SignalsConfig",
     "TrainingConfig",
     "WorkerConfig",
-    "current_keys",
     "document_to_toml",
     "override",
     "read_config",
     "read_file",
-    "read_stored_config",
     "to_toml",
 ]

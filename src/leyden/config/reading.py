@@ -1,13 +1,9 @@
-"""Reads a configuration into a `Config`; a `ConfigError` is one line that names what to change and where.
-
-Keys that were renamed are accepted everywhere under their old names, with one line that says so.
-"""
+"""Reads a configuration into a `Config`; a `ConfigError` is one line that names what to change and where."""
 
 import difflib
-import logging
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -21,13 +17,6 @@ from leyden.config.schema import Config
 from leyden.records import ID_PATTERN, ID_RULE
 
 Document = dict[str, Any]
-
-RENAMED = {
-    "algorithm.mixture": "algorithm.normalize_by",
-    "training.distorted": "training.allow_biased_sampling",
-    "workers.hosts": "workers.processes",
-}
-"""Old key to new key, both with the same section."""
 
 _SYNONYMS = {
     "lr": "learning_rate",
@@ -44,8 +33,6 @@ _SYNONYMS = {
 }
 """Keys of other programs to ours, for the hint after a key that does not exist."""
 
-_logger = logging.getLogger("leyden.config")
-
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]+)`(?: - at `\$\.?(?P<at>[^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
 _WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<at>[^`]*)`)?")
@@ -56,7 +43,7 @@ class ConfigError(Exception):
 
 
 def read_file(path: Path) -> Document:
-    """Read a TOML file, under the current keys. `run` defaults to the file's name, `base` to its folder."""
+    """Read a TOML file. `run` defaults to the file's name, `base` to its folder."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -72,7 +59,6 @@ def read_file(path: Path) -> Document:
         hint = ": text stands in quotes" if "Invalid value" in str(error) else ""
         raise ConfigError(f"{path}: {error}{hint}") from error
     try:
-        document = current_keys(document, lambda key: f"{path}:{_line_of(text, key)}: ")
         read_config({"run": path.stem, "agent": "", "tasks": "", **document})
     except ConfigError as error:  # raised again with the line
         key = re.match(r"`([^`]+)`", str(error))
@@ -91,42 +77,16 @@ def override(document: Document, settings: Iterable[str]) -> Document:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{setting!r} sets nothing: write key=value, as in training.steps=20")
-        current = _current_key(key.strip())
-        _put(document, current, _value(current, value.strip()))
+        _put(document, key.strip(), _value(key.strip(), value.strip()))
     return document
 
 
 def read_config(document: Mapping[str, Any]) -> Config:
     """Convert a document into a configuration."""
     try:
-        return msgspec.convert(_listed(current_keys(document)), Config)
+        return msgspec.convert(_listed(document), Config)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error)).replace("[...]", ".NAME")) from error
-
-
-def read_stored_config(document: Mapping[str, Any]) -> Config:
-    """Convert a document that Leyden wrote, perhaps an earlier version: old keys are accepted without a line."""
-    return read_config(current_keys(document, None))
-
-
-def current_keys(document: Mapping[str, Any], source: Callable[[str], str] | None = lambda key: "") -> Document:
-    """Return the document with renamed keys under their new names.
-
-    `source` gives the beginning of the line that is logged for each old key, such as file and line; None: no line.
-    """
-    current = dict(document)
-    for old, new in RENAMED.items():
-        section, old_name = old.split(".")
-        inner = current.get(section)
-        if not isinstance(inner, Mapping) or old_name not in inner:
-            continue
-        new_name = new.removeprefix(f"{section}.")
-        if new_name in inner:
-            raise ConfigError(f"`{old}` is the old name of `{new}`, and both are set: remove `{old}`")
-        current[section] = {new_name if name == old_name else name: value for name, value in inner.items()}
-        if source is not None:
-            _log_renamed(old, new, source(old))
-    return current
 
 
 def to_toml(config: Config) -> str:
@@ -137,18 +97,6 @@ def to_toml(config: Config) -> str:
 def document_to_toml(document: Mapping[str, Any]) -> str:
     """Write a document as TOML. Keys that are None are left out: TOML has no null, and a missing key means the same."""
     return tomli_w.dumps(_without_none(document))
-
-
-def _current_key(key: str) -> str:
-    new = RENAMED.get(key)
-    if new is None:
-        return key
-    _log_renamed(key, new)
-    return new
-
-
-def _log_renamed(old: str, new: str, source: str = "") -> None:
-    _logger.warning("%s`%s` is now `%s`; the old name still works", source, old, new)
 
 
 def _put(document: Document, key: str, value: Any) -> None:

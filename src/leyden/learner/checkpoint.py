@@ -27,7 +27,7 @@ from leyden.models.source import ModelSource
 from leyden.records import DEFAULT_POLICY
 from leyden.rendering.known_models import remember_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE
-from leyden.runs.checkpoint_files import CHECKSUMS_FILE, find_damage, write_checksums
+from leyden.runs.checkpoint_files import find_damage, write_checksums
 from leyden.runs.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_steps, latest_checkpoint
 
 _OPTIMISER = "optimiser.safetensors"
@@ -41,7 +41,6 @@ class TrainerState(Struct, frozen=True):
 
     step: int = 0
     policy: str = DEFAULT_POLICY
-    """Name of the policy; a state that names none was written before policies had names."""
     position: int = 0
     """Position in the endless order of tasks."""
     version: int = 0
@@ -152,14 +151,8 @@ def restore_latest(run: Path, name: str, policy: Policy, warn: Callable[[str], N
     """
     damaged: list[Path] = []
     while (folder := latest_checkpoint(run, name)) is not None:
-        damage = find_damage(folder)
-        if damage is None:
-            try:
-                return restore_checkpoint(folder, policy)
-            except (OSError, SafetensorError, ConfigError, KeyError, RuntimeError, ValueError) as error:
-                if (folder / CHECKSUMS_FILE).exists():
-                    raise
-                damage = str(error).partition("\n")[0]  # written by an earlier Leyden, without checksums
+        if (damage := find_damage(folder)) is None:
+            return restore_checkpoint(folder, policy)
         aside = folder.with_name(f"{folder.name}.damaged")
         shutil.rmtree(aside, ignore_errors=True)
         damaged.append(folder.rename(aside))

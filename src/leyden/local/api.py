@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
-from leyden.config import Config, ConfigError, current_keys, read_config, read_file
+from leyden.config import Config, ConfigError, read_config, read_file
 from leyden.estimates import PairedDifference
 from leyden.learner.errors import TrainingError
 from leyden.local.notes import print_note
@@ -190,7 +190,7 @@ def build_config(config: str | Path | None, *, restart: bool = False, trains: bo
     Where the run is not to be trained, a list of tasks does not replace the one that it trains on.
     """
     document: dict[str, Any] = read_file(Path(config)) if config is not None else {"base": str(Path.cwd())}
-    given = current_keys({name: value for name, value in settings.items() if value is not None})
+    given = {name: value for name, value in settings.items() if value is not None}
     agent = given.get("agent", document.get("agent"))
     document.setdefault("run", getattr(agent, "__name__", "run").strip("<>_"))
     named = {name: value for name, value in given.items() if isinstance(value, (str, Path)) or name not in _OBJECTS}

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 from sqlalchemy import select
 
-from leyden.runs.checkpoint_files import CHECKSUMS_FILE, find_damage
+from leyden.runs.checkpoint_files import find_damage
 from leyden.runs.checkpoint_folders import checkpoint_folder, checkpoint_policies, checkpoint_steps
 from leyden.store import schema
 from leyden.store.database import Database, describe_pages, is_complete
@@ -43,7 +43,7 @@ def _check_checkpoint(path: Path, name: str) -> CheckedPart:
     """Compare the files of a checkpoint with its checksums."""
     if (damage := find_damage(path)) is not None:
         return CheckedPart(name, "damaged", (damage,))
-    return CheckedPart(name, "checksums match" if (path / CHECKSUMS_FILE).exists() else "written without checksums")
+    return CheckedPart(name, "checksums match")
 
 
 def _check_file(path: Path) -> CheckedPart:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from leyden.config import ConfigError
 
-CHECKSUMS_FILE = "checksums.json"
+_CHECKSUMS_FILE = "checksums.json"
 
 
 class FileChecksum(Struct, frozen=True):
@@ -39,18 +39,15 @@ def read_best_step(state_file: Path) -> int | None:
 def write_checksums(folder: Path) -> None:
     """Write the checksums of all files of a checkpoint."""
     found = {path.name: _checksum(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    (folder / CHECKSUMS_FILE).write_bytes(msgspec.json.encode(found))
+    (folder / _CHECKSUMS_FILE).write_bytes(msgspec.json.encode(found))
 
 
 def find_damage(folder: Path) -> str | None:
-    """Return what is wrong with the files of a checkpoint; None if nothing is, or if it has no checksums."""
+    """Return what is wrong with the files of a checkpoint; None if nothing is."""
     if not folder.is_dir():
         return "its folder is missing"
-    file = folder / CHECKSUMS_FILE
-    if not file.exists():  # written by an earlier Leyden
-        return None
     try:
-        written = msgspec.json.decode(file.read_bytes(), type=dict[str, FileChecksum])
+        written = msgspec.json.decode((folder / _CHECKSUMS_FILE).read_bytes(), type=dict[str, FileChecksum])
         for name, checksum in written.items():
             path = folder / name
             if not path.exists():

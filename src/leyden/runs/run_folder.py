@@ -23,9 +23,8 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
-from leyden.config import Config, ConfigError, read_stored_config, to_toml
+from leyden.config import Config, ConfigError, read_config, to_toml
 from leyden.runs.run_names import STORE_NAME
 from leyden.store.files.run_lock import LOCK_NAME
 from leyden.user_code.fingerprint import Fingerprint, changed_parts, fingerprint
@@ -38,8 +37,6 @@ _MAY_CHANGE = (
 """Keys that may change when a run is resumed: none of them changes the meaning of the steps so far."""
 _CHOSEN = ("training.learning_rate",)
 """Keys that a run chooses if they are unset; resumed, it keeps what it chose."""
-_EARLIER_RATE, _EARLIER_LORA_RATE = 1e-6, 1e-5
-"""The learning rates of runs that have none in their folder: they began when it was the same for models of any size."""
 _LOCK_TRIES, _LOCK_RETRY_S = 5, 0.05
 """Who asks whether a run is held has its lock for an instant."""
 _STEP = re.compile(rb'{"step": (\d+)')
@@ -176,7 +173,7 @@ class RunFolder(Struct, frozen=True):
     def lock(self) -> Iterator[None]:
         """Create the folder and hold a lock in it, which the operating system releases with the process."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if self.path.stat().st_mode & 0o077:  # one that an earlier Leyden created, too
+        if self.path.stat().st_mode & 0o077:
             self.path.chmod(0o700)  # keys and recorded calls are for its user only
         with (self.path / LOCK_NAME).open("a") as lock:
             tries = _LOCK_TRIES
@@ -218,7 +215,7 @@ def _differences(path: Path, config: Config) -> dict[str, tuple[Any, Any]]:
     """Return the keys that differ, with the earlier value and the present one."""
     if not path.exists():
         return {}
-    before = _flat(tomllib.loads(to_toml(stored_config(path.parent))))  # keys that are newer than the run: defaults
+    before = _flat(tomllib.loads(to_toml(stored_config(path.parent))))
     now = _flat(tomllib.loads(to_toml(config)))
     changed = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
     return {key: (before.get(key), now.get(key)) for key in changed}
@@ -234,11 +231,6 @@ def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def stored_config(path: Path) -> Config:
     """Read the configuration in the folder of a run."""
     try:
-        config = read_stored_config(tomllib.loads((path / "config.toml").read_text(encoding="utf-8")))
+        return read_config(tomllib.loads((path / "config.toml").read_text(encoding="utf-8")))
     except (OSError, tomllib.TOMLDecodeError, ConfigError) as error:
         raise ConfigError(f"{path} is not the folder of a run: {error}") from error
-    training = config.training
-    if training.learning_rate is not None:
-        return config
-    earlier = _EARLIER_RATE if training.lora is None else _EARLIER_LORA_RATE
-    return replace(config, training=replace(training, learning_rate=earlier))

@@ -36,7 +36,7 @@ from leyden.store.codec import (
     unpack_ids,
 )
 
-_decode_settings = msgspec.json.Decoder(RunSettings).decode
+decode_settings = msgspec.json.Decoder(RunSettings).decode
 decode_span = msgspec.json.Decoder(Span).decode
 decode_reward = msgspec.json.Decoder(Reward).decode
 
@@ -214,13 +214,3 @@ def credit_from_row(row: Any) -> CallCredit:
     return CallCredit(
         row.attempt_id, row.call_id, row.value, row.advantage, row.weight, row.tokens, row.excluded.decode()
     )
-
-
-def decode_settings(text: bytes) -> RunSettings:
-    """Decode the settings of a run. An old name, from an earlier version, is replaced without the line that says so."""
-    if b"train_distorted" not in text:
-        return _decode_settings(text)
-    found = msgspec.json.decode(text)
-    if "train_distorted" in found:
-        found["allow_biased_sampling"] = found.pop("train_distorted")
-    return msgspec.convert(found, RunSettings)

@@ -47,7 +47,7 @@ def test_a_run_that_resumes_measures_from_the_same_start(tmp_path: Path) -> None
     move(policy)
     again = Divergence(tmp_path / "policies/mine/start.msgpack", policy, last_step=99)
     assert again.measure([], 6) == first.measure([], 6) != 0.0
-    assert Divergence(tmp_path / "none.msgpack", policy, last_step=99).measure([], 6) is None  # of an earlier Leyden
+    assert Divergence(tmp_path / "none.msgpack", policy, last_step=99).measure([], 6) is None
 
 
 def test_few_calls_of_all_groups_are_kept(tmp_path: Path) -> None:

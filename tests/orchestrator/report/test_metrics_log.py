@@ -108,7 +108,9 @@ def test_an_evaluation_has_the_calls_of_its_rollouts() -> None:
 
 async def test_a_resumed_run_removes_the_metrics_of_steps_that_are_repeated(remote: Remote, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(6)) + '{"step": 6, "rew')
+    path.write_text(
+        "".join(json.dumps({"step": step, "policy": DEFAULT_POLICY}) + "\n" for step in range(6)) + '{"step": 6, "rew'
+    )
     MetricsLog(path, DEFAULT_POLICY, 3, remote, "r", ())
     assert [row["step"] for row in read_metrics(path, DEFAULT_POLICY)] == [0, 1, 2, 3]
     MetricsLog(path, DEFAULT_POLICY, 0, remote, "r", ())

@@ -86,7 +86,7 @@ def _choose(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _read(path: Path) -> StartSamples | None:
-    """Read the calls that an earlier process kept; None if there are none, as in a run of an earlier Leyden."""
+    """Read the calls that an earlier process kept; None if there are none, or no whole ones."""
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=StartSamples)
     except (FileNotFoundError, msgspec.DecodeError):

@@ -1,7 +1,7 @@
 """Writes the metrics of each step: a JSON line in the run's folder, the server's metrics, and the configured sinks.
 
-Every line names its policy; one that names none was written before policies had names and is the default policy's. A
-run that resumes from a checkpoint removes the policy's lines of later steps, which are repeated.
+Every line names its policy. A run that resumes from a checkpoint removes the policy's lines of later steps, which are
+repeated.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from leyden.orchestrator.report.labels import by_label
 from leyden.orchestrator.report.sinks import Sink
 from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.rollouts.evaluation import EvaluationResult
-from leyden.records import DEFAULT_POLICY, Metric
+from leyden.records import Metric
 
 _CLOSE_TIMEOUT_S = 10.0
 
@@ -180,7 +180,7 @@ def evaluation_metrics(measured: EvaluationResult, split: str = "held_out") -> d
 
 def read_metrics(path: Path, policy: str) -> list[dict[str, Any]]:
     """Read the lines of a policy. A line that a crash cut short is skipped."""
-    return [line for line in _read_lines(path) if line.get("policy", DEFAULT_POLICY) == policy]
+    return [line for line in _read_lines(path) if line["policy"] == policy]
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -195,11 +195,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 def _remove_after(path: Path, step: int, policy: str) -> None:
     """Remove a policy's lines after a step; after step 0 all of them, because the first evaluation is repeated."""
-    kept = [
-        line
-        for line in _read_lines(path)
-        if line.get("policy", DEFAULT_POLICY) != policy or (step and line["step"] <= step)
-    ]
+    kept = [line for line in _read_lines(path) if line["policy"] != policy or (step and line["step"] <= step)]
     temporary = path.with_suffix(".draft")
     temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     temporary.replace(path)

@@ -3,15 +3,11 @@
 Agents choose model names and prompts, so that both are matched in linear time.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
-from leyden.patterns import PatternError, applies
+from leyden.patterns import applies
 from leyden.records import FixedAnswer
 from leyden.server.gateway.dialects.types import Message
-
-_log = logging.getLogger("leyden.server")
 
 
 def route_target(model: str, routes: Mapping[str, str | FixedAnswer]) -> str | FixedAnswer | None:
@@ -26,7 +22,7 @@ def role_by_prompt(messages: Sequence[Message], rules: Mapping[str, str]) -> str
     if not rules:
         return None
     system = "\n".join(message["content"] for message in messages if message["role"] == "system")
-    return next((role for role, rule in rules.items() if _applies(rule, system)), None)
+    return next((role for role, rule in rules.items() if applies(rule, system)), None)
 
 
 def _covers(pattern: str, name: str) -> bool:
@@ -42,16 +38,3 @@ def _covers(pattern: str, name: str) -> bool:
             return False
         at += len(part)
     return at <= end
-
-
-def _applies(rule: str, system: str) -> bool:
-    try:
-        return applies(rule, system)
-    except PatternError as error:  # of a run that an earlier version created
-        _log_unusable(rule, str(error))
-        return False
-
-
-@lru_cache(maxsize=256)  # once for each
-def _log_unusable(rule: str, error: str) -> None:
-    _log.warning("the rule %r of a role matches nothing: %s", rule, error)
