@@ -113,7 +113,7 @@ def test_a_run_is_checked_measured_and_pruned(trained: Training, leyden: Command
     sound = leyden(trained.folder, "check", "small", "--json")
     assert sound.returncode == 0, sound.stderr
     assert [part["name"] for part in json.loads(sound.stdout)] == ["leyden.db", "records", "step-1", "step-2"]
-    assert "checksums match" in json.loads(sound.stdout)[0]["detail"]
+    assert "checksums match" in json.loads(sound.stdout)[2]["detail"]
     (listed,) = json.loads(leyden(trained.folder, "runs", "--json").stdout)
     assert listed["bytes"] > sum(file.stat().st_size for file in trained.run.rglob("*.safetensors"))
     archived = trained.run.with_name("small.before-20260101-000000")
@@ -138,13 +138,13 @@ def test_what_is_damaged_is_named_and_the_checkpoint_before_is_used(trained: Tra
     at = recorded.index(b"plus")
     database.write_bytes(recorded[:at] + b"\xff\xff" + recorded[at + 2 :])
     damaged = leyden(trained.folder, "check", "small")
+    database.write_bytes(recorded[: len(recorded) // 2])
     refused = leyden(trained.folder, "train", "small.toml", *trained.settings, "training.steps=3")
     assert damaged.returncode == 1
-    assert "changed since it was closed: " in damaged.stdout
     assert "cannot be read" in damaged.stdout
     assert f"model.safetensors has {len(whole) - 1} bytes instead of {len(whole)}" in damaged.stdout
-    assert damaged.stderr == "leyden: damaged: leyden.db, records, step-2\n"
-    assert refused.returncode == 1 and "was damaged after it was closed" in refused.stderr
+    assert damaged.stderr == "leyden: damaged: records, step-2\n"
+    assert refused.returncode == 1 and "is corrupt and was left untouched" in refused.stderr
     assert "the checkpoint step-2 is damaged" in refused.stderr and "resuming small after step 1" in refused.stderr
     assert "Traceback" not in refused.stderr
 

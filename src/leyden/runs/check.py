@@ -10,9 +10,8 @@ from sqlalchemy import select
 from leyden.runs.checkpoint_files import find_damage
 from leyden.runs.checkpoint_folders import checkpoint_folder, checkpoint_policies, checkpoint_steps
 from leyden.store import schema
-from leyden.store.database import Database, describe_pages, is_complete
+from leyden.store.database import Database
 from leyden.store.errors import StoreUnusable
-from leyden.store.files.page_checksums import changed_pages
 from leyden.store.read import queries
 
 _MAX_PROBLEMS = 20
@@ -47,11 +46,8 @@ def _check_checkpoint(path: Path, name: str) -> CheckedPart:
 
 
 def _check_file(path: Path) -> CheckedPart:
-    """Compare the file with its checksums, and let SQLite check its structure, its indices and its references."""
+    """Let SQLite check the structure of the file, its indices and its references."""
     problems: list[str] = []
-    pages = changed_pages(path) if is_complete(path) else None
-    if pages:
-        problems.append(f"changed since it was closed: {describe_pages(path, pages)}")
     try:
         with closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True)) as connection:
             found = [row[0] for row in connection.execute(f"PRAGMA integrity_check({_MAX_PROBLEMS})")]
@@ -62,8 +58,7 @@ def _check_file(path: Path) -> CheckedPart:
             ]
     except sqlite3.Error as error:
         problems.append(str(error))
-    compared = "checksums match" if pages == [] else "no checksums to compare" if pages is None else "damaged"
-    return CheckedPart(path.name, f"{path.stat().st_size / 2**20:.1f} MiB, {compared}", tuple(problems))
+    return CheckedPart(path.name, f"{path.stat().st_size / 2**20:.1f} MiB", tuple(problems))
 
 
 def _check_records(path: Path) -> CheckedPart:

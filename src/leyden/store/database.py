@@ -6,9 +6,8 @@ another program's, of another schema) is refused before anything is written to i
 
 import os
 import sqlite3
-from collections import Counter
-from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from sqlalchemy.exc import ArgumentError, DatabaseError
 from sqlalchemy.pool import QueuePool
 
 from leyden.store.errors import StoreLost, StoreUnusable
-from leyden.store.files.page_checksums import changed_pages, checksums_file, write_page_checksums
 from leyden.store.files.server_lock import CONNECTION, ServerLock
 from leyden.store.files.store_files import StoreFiles
 from leyden.store.schema import create_tables, has_tables
@@ -40,8 +38,6 @@ class Database:
         self.readonly, self._create = readonly, create
         self._files: StoreFiles | None = None
         """Of a SQLite store that is open for writing."""
-        self._opened: Path | None = None
-        """The SQLite file that was opened for writing."""
         try:
             if self.dialect == "sqlite":
                 self._open_sqlite(Path(self.url.database or ""))
@@ -90,25 +86,11 @@ class Database:
             connection.close()
 
     def close(self) -> None:
-        """Close every connection, write the checksums of a file that is complete, and release the lock."""
-        in_place = self._opened is not None and self._is_in_place()
+        """Close every connection and release the lock."""
         self._dispose()
-        if self._opened is not None and in_place and is_complete(self._opened):
-            with suppress(OSError):  # such as a full disk: the next start then checks less
-                write_page_checksums(self._opened)
-        self._opened = None
         if self._files is not None:
             self._files.unlock()
             self._files = None
-
-    def _is_in_place(self) -> bool:
-        """Whether the files that were opened are still those at their paths."""
-        try:
-            if self._files is not None:
-                self._files.check()
-        except StoreLost:
-            return False
-        return True
 
     def _dispose(self) -> None:
         for engine in (getattr(self, "reader", None), getattr(self, "writer", None)):
@@ -167,8 +149,6 @@ class Database:
     def _connect_sqlite(self, path: Path, exists: bool) -> None:
         if exists:
             _inspect(path)
-        if exists and not self.readonly:
-            _refuse_changed(path)
         self.reader = create_engine(self.url, poolclass=QueuePool, pool_size=_READERS, max_overflow=0)
         self.writer = create_engine(self.url, poolclass=QueuePool, pool_size=1, max_overflow=0)
 
@@ -203,12 +183,10 @@ class Database:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
         if not self.readonly:
-            checksums_file(path).unlink(missing_ok=True)
             with self.writer.begin() as connection:
                 connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION}")
                 if not has_tables(connection):
                     create_tables(connection)
-            self._opened = path
 
     def _open_postgresql(self) -> None:
         try:
@@ -250,35 +228,6 @@ def _url(location: str | Path) -> URL:
             return url.set(drivername="postgresql+psycopg")
         case other:
             raise StoreUnusable(f"{other} databases are not supported: write a path, or postgresql://...")
-
-
-def is_complete(path: Path) -> bool:
-    """Whether a SQLite file has all that was committed: nothing of it is in a write-ahead log."""
-    log = Path(f"{path}-wal")
-    return not log.exists() or log.stat().st_size == 0
-
-
-def _refuse_changed(path: Path) -> None:
-    """Raise if bytes of a store have changed since a server closed it."""
-    if is_complete(path) and (pages := changed_pages(path)):
-        raise StoreUnusable(
-            f"was damaged after it was closed ({describe_pages(path, pages)}): restore it, or delete "
-            f"{checksums_file(path).name} to use it as it is; `leyden check` says what can be read"
-        )
-
-
-def describe_pages(path: Path, pages: Collection[int]) -> str:
-    """Count damaged pages by the table or index that they belong to, as far as SQLite can tell."""
-    owners: Counter[str] = Counter()
-    with (
-        suppress(sqlite3.Error),  # SQLite may be built without dbstat, and the damage may be in the way
-        closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True)) as connection,
-    ):
-        names = dict(connection.execute("SELECT pageno, name FROM dbstat"))
-        owners.update(names[page] for page in pages if page in names)
-    named = [f"{count} page{'s' * (count > 1)} of {name}" for name, count in owners.most_common()]
-    unknown = len(pages) - owners.total()
-    return ", ".join([*named, *([f"{unknown} other pages"] if unknown else [])])
 
 
 def _inspect(path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Files beside the database: locks, checksums, the engine's report."""
+"""Files beside the database: locks, the engine's report."""
