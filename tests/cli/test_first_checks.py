@@ -130,16 +130,16 @@ def test_a_command_ends_without_collecting_what_it_loaded(tmp_path: Path) -> Non
     assert done.stdout.splitlines()[-1] == "True"
 
 
-def test_an_edited_reward_is_noticed_before_torch_is_imported(folder: Path) -> None:
-    edited = folder / "agent.py"
+def test_edited_tasks_are_noticed_before_torch_is_imported(folder: Path) -> None:
     run = RunFolder.of(read(folder, str(folder / "small.toml"), f"home={folder / 'runs'}"))
     with run.acquire(read(folder, str(folder / "small.toml"), f"home={folder / 'runs'}")):
         run.metrics_file.write_text('{"step": 1}\n')
-    edited.write_text(AGENT.replace("1.0", "2.0"))
+    with (folder / "tasks.jsonl").open("a") as tasks:
+        tasks.write('{"question": "another"}\n')
     command = [sys.executable, "-c", SCRIPT, "", "training.group_size=3", "--accept-changes model=nothing/at-all"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
     said, heavy = json.loads(done.stdout)
-    assert "`solve` in agent.py changed since run 'small' was trained: continue with --accept-changes" in said[0][1]
+    assert "tasks.jsonl changed since run 'small' was trained, so held-out" in said[0][1]
     assert "`training.group_size` is not what run 'small' started with" in said[1][1]
     assert "`model` is not what run 'small' started with" in said[2][1]
     assert all(text.count("\n") == 1 for _, text in said) and not heavy

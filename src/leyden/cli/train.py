@@ -38,7 +38,7 @@ def add_train(commands: Any) -> argparse.ArgumentParser:
     command = add_configuration(commands, "train", "train the model behind an agent, or continue a run")
     command.add_argument("--restart", action="store_true", help="start from scratch; the earlier run is moved aside")
     command.add_argument(
-        "--accept-changes", action="store_true", help="continue although the agent, the reward or the tasks were edited"
+        "--accept-changes", action="store_true", help="continue although the file of the tasks was edited"
     )
     command.set_defaults(run=_train)
     return command

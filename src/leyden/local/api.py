@@ -51,8 +51,8 @@ def train(
 
     The arguments are the keys of a configuration file and override those of the file at `config`; sections are
     dictionaries: `training={"steps": 20}`. `agent` and `reward` may be the functions themselves, `tasks` a list.
-    `restart` archives an earlier run of the same name and starts over. `accept_changes` continues a run although the
-    agent, the reward or the tasks were edited.
+    `restart` archives an earlier run of the same name and starts over. `accept_changes` continues a run although
+    the file of its tasks was edited.
     """
 
     def work() -> "TrainingResult":

@@ -119,12 +119,14 @@ async def train(
     if restart and (archive := folder.archive()) is not None:
         print_note(f"the earlier run is now {archive}")
     config, learning_rate = with_learning_rate(config, folder, source)
-    with folder.acquire(config, accept_changes) as archive:
+    with folder.acquire(config, accept_changes) as resumed:
         folder.environment_file.write_text(json.dumps(describe_environment(), indent=1) + "\n")
-        if archive is not None:
-            print_note(
-                f"the configuration or the code has changed: what was recorded with the earlier one is now {archive}"
-            )
+        if resumed.archive is not None:
+            changed = "the configuration or the code has changed"
+            print_note(f"{changed}: what was recorded with the earlier one is now {resumed.archive}")
+        if resumed.edited:
+            edited = ", ".join(resumed.edited)
+            print_note(f"{edited} changed since the run was last started: the steps to come use what is there now")
         print_note(learning_rate)
         state = await _train(config, tasks, algorithm, source, folder, on_second_interrupt)
     metrics = read_metrics(folder.metrics_file, config.policy)

@@ -5,7 +5,7 @@ runs/calc/config.toml      the whole configuration, including defaults
           metrics.jsonl    one line per step
           environment.json machine and packages
           curve.png        a plot of the reward
-          fingerprint.json digests of the code of agent and reward, and of the task files
+          fingerprint.json digests of the files with code and with tasks
           step-100/        a checkpoint, which is also a Hugging Face folder; policies/NAME/step-100 if `policy` is set
           server.log       warnings and errors of the server; worker.log: those of the worker
 """
@@ -27,7 +27,7 @@ from msgspec import Struct
 from leyden.config import Config, ConfigError, read_config, to_toml
 from leyden.runs.run_names import STORE_NAME
 from leyden.store.files.run_lock import LOCK_NAME
-from leyden.user_code.fingerprint import Fingerprint, changed_parts, fingerprint
+from leyden.user_code.fingerprint import Fingerprint, edited_files, fingerprint
 
 _MAY_CHANGE = (
     *("training.steps", "training.time_limit_s", "evaluation", "checkpoints", "report", "home", "base"),
@@ -40,6 +40,15 @@ _CHOSEN = ("training.learning_rate",)
 _LOCK_TRIES, _LOCK_RETRY_S = 5, 0.05
 """Who asks whether a run is held has its lock for an instant."""
 _STEP = re.compile(rb'{"step": (\d+)')
+
+
+class Resumption(Struct, frozen=True):
+    """How a run starts in its folder."""
+
+    edited: list[str]
+    """Code that was edited since the last start of a run that has trained a step."""
+    archive: Path | None
+    """The folder with what an earlier start had recorded: it had not trained a step, and something has changed."""
 
 
 class RunFolder(Struct, frozen=True):
@@ -69,7 +78,7 @@ class RunFolder(Struct, frozen=True):
 
     @property
     def fingerprint_file(self) -> Path:
-        """The fingerprint of agent, reward and tasks."""
+        """Digests of the files with code and with tasks."""
         return self.path / "fingerprint.json"
 
     @property
@@ -78,21 +87,21 @@ class RunFolder(Struct, frozen=True):
         return self.path / "environment.json"
 
     @contextmanager
-    def acquire(self, config: Config, accept_changes: bool = False) -> Iterator[Path | None]:
+    def acquire(self, config: Config, accept_changes: bool = False) -> Iterator[Resumption]:
         """Create the folder or resume in it, locked, if the configuration is the same in every key that matters.
 
-        So must agent, reward and tasks be, unless changes of them are accepted. Where no step is trained yet,
-        everything may differ: what was recorded is then moved aside. Yields the folder that has it, or None. A new
-        folder is deleted again if a `ConfigError` is raised before it has a store.
+        So must the tasks be, unless changes of them are accepted. If no step is trained yet, everything may differ:
+        what was recorded is then moved aside. A new folder is deleted again if a `ConfigError` is raised before it has
+        a store.
         """
         created = not self.path.exists()
         with self.lock():
             try:
-                changed, trained = self._check_changes(config, accept_changes)
+                (changed, code), trained = self._check_changes(config, accept_changes), self.has_trained()
                 archive = self._archive_start() if changed and not trained else None
                 _replace(self.config_file, to_toml(config).encode())
                 _replace(self.fingerprint_file, msgspec.json.encode(fingerprint(config)))
-                yield archive
+                yield Resumption(code if trained else [], archive)
             except ConfigError:
                 if created and not (self.path / STORE_NAME).exists():
                     shutil.rmtree(self.path, ignore_errors=True)
@@ -104,27 +113,30 @@ class RunFolder(Struct, frozen=True):
             with self.lock():
                 self._check_changes(config, accept_changes)
 
-    def _check_changes(self, config: Config, accept_changes: bool) -> tuple[bool, bool]:
-        """Return whether configuration, code or tasks have changed, and whether a step is trained; raise if both."""
+    def _check_changes(self, config: Config, accept_changes: bool) -> tuple[bool, list[str]]:
+        """Return whether anything has changed, and the code that has; raise if a trained step forbids it."""
         differences = _differences(self.config_file, config)
         pickled = [key for key, values in differences.items() if all(str(value).endswith(".pkl") for value in values)]
         left_open = [key for key in _CHOSEN if key in differences and differences[key][1] is None]
         keys = [key for key in differences if not key.startswith(_MAY_CHANGE) and key not in (*pickled, *left_open)]
-        parts = fingerprint(config)
-        edited = [*(f"`{key}`" for key in pickled), *changed_parts(self._stored_fingerprint(parts), parts)]
+        now = fingerprint(config)
+        before = self._stored_fingerprint() or now
+        code = [*(f"`{key}`" for key in pickled), *edited_files(before.code, now.code)]
+        tasks = edited_files(before.tasks, now.tasks)
         trained = self.has_trained()
         if keys and trained:
             raise ConfigError(
                 f"`{keys[0]}` is not what run {config.run!r} started with ({self.config_file}): "
                 "set it back to resume, or start over with --restart, or under another name with run=NAME"
             )
-        if edited and trained and not accept_changes:
+        if tasks and trained and not accept_changes:
             raise ConfigError(
-                f"{', '.join(edited)} changed since run {config.run!r} was trained: continue "
-                "with --accept-changes, or start over with --restart, or under another name with run=NAME"
+                f"{', '.join(tasks)} changed since run {config.run!r} was trained, so held-out tasks may have been "
+                "trained on: continue with --accept-changes, or start over with --restart, or under another name with "
+                "run=NAME"
             )
         resized = "evaluation.rollouts" in differences  # groups of the first evaluation may exist, with another size
-        return bool(keys or edited or resized), trained
+        return bool(keys or code or tasks or resized), code
 
     def has_trained(self) -> bool:
         """Whether the metrics have a step after the evaluation of the first model."""
@@ -132,12 +144,11 @@ class RunFolder(Struct, frozen=True):
         steps = (_STEP.match(line) for line in lines)
         return any(step is not None and int(step[1]) > 0 for step in steps)
 
-    def _stored_fingerprint(self, default: Fingerprint) -> Fingerprint:
-        """Read the fingerprint of the last start; a run of an earlier Leyden has none."""
-        try:
-            return msgspec.json.decode(self.fingerprint_file.read_bytes(), type=Fingerprint)
-        except (FileNotFoundError, msgspec.DecodeError):
-            return default
+    def _stored_fingerprint(self) -> Fingerprint | None:
+        """Read the fingerprint of the last start; None if there was none."""
+        if not self.fingerprint_file.exists():
+            return None
+        return msgspec.json.decode(self.fingerprint_file.read_bytes(), type=Fingerprint)
 
     def archive(self) -> Path | None:
         """Rename the folder, so that the run can start over and nothing is lost. Returns the new path."""
