@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from leyden.client.worker.lease_loop import LOOP_ERRORS
 from leyden.client.worker.worker import WorkerOptions
 from leyden.config import ConfigError
 from leyden.local import worker_process
@@ -32,18 +31,3 @@ async def test_a_worker_that_keeps_dying_is_reported_each_time_and_ends_the_run(
     printed = capsys.readouterr().err
     assert printed.count("the worker ended (killed by SIGKILL)") == 1
     assert "worker.log); it is started again" in printed
-
-
-async def test_what_a_worker_says_of_event_loops_is_printed_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "graders.py").write_text(
-        f"import sys\nfor _ in range(2): print({LOOP_ERRORS!r}, file=sys.stderr, flush=True)\n"
-    )
-    options = WorkerOptions(
-        server="http://127.0.0.1:9", run="r", agent="a.py:solve", reward="graders.py:none", base=str(tmp_path)
-    )
-    async with running_worker(options, "key", tmp_path / "worker.log") as worker:
-        with pytest.raises(ConfigError, match="none"):
-            await worker.wait_failed()
-    assert capsys.readouterr().err.count(LOOP_ERRORS) == 1

@@ -44,28 +44,3 @@ def test_a_log_that_cannot_be_written_blocks_nobody(tmp_path: Path) -> None:
     log = RotatingLog(tmp_path / "missing" / "worker.log")
     write(log, "print('x' * 1_000_000 + '\\nlast')")
     assert log.last_line() == "last"
-
-
-def test_a_function_that_fails_does_not_end_the_copying(tmp_path: Path) -> None:
-    log = RotatingLog(tmp_path / "worker.log")
-    log.call_when_written("a warning", sys.exit)
-    write(log, "print('a warning'); print('x' * 1_000_000 + '\\nlast')")
-    assert log.last_line() == "last"
-
-
-def test_a_function_is_called_when_a_text_is_written_in_parts(tmp_path: Path) -> None:
-    log, seen = RotatingLog(tmp_path / "worker.log"), []
-    log.call_when_written("a warning", lambda: seen.append(log.path))
-    write(log, "import os, time; os.write(1, b'x' * 100_000 + b'a war'); time.sleep(0.2); os.write(1, b'ning\\n')")
-    assert log.last_line() is not None  # all is copied
-    write(log, "print('a warning')")
-    assert log.last_line() == "a warning" and seen == [log.path]
-
-
-def test_a_text_between_two_full_reads_is_seen(tmp_path: Path) -> None:
-    log, seen = RotatingLog(tmp_path / "worker.log"), []
-    log.call_when_written("a warning", lambda: seen.append(log.path))
-    output = tmp_path / "output"  # of a file, unlike of a pipe, every read but the last is full
-    output.write_bytes(b"x" * ((1 << 16) - 5) + b"a warning" + b"x" * (1 << 16))
-    log._copy(os.open(output, os.O_RDONLY))
-    assert seen == [log.path]

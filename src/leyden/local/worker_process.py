@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from leyden.client.worker.lease_loop import LOOP_ERRORS
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.config import Config, ConfigError
@@ -30,7 +29,6 @@ class LocalWorker:
     def __init__(self, options: WorkerOptions, key: str, log_file: Path) -> None:
         self._options, self._key = options, key
         self._output = RotatingLog(log_file)
-        self._output.call_when_written(LOOP_ERRORS, lambda: print_note(LOOP_ERRORS))
         self._worker = self._start()
         self._supervising = asyncio.create_task(self._supervise())
 

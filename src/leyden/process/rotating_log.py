@@ -6,7 +6,6 @@ they write. A full disk loses output and never blocks a child.
 
 import os
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,14 +28,6 @@ class RotatingLog:
         self._tail = b""
         self._lock = threading.Lock()
         self._copying: threading.Thread | None = None
-        self._awaited: dict[bytes, Callable[[], None]] = {}
-
-    def call_when_written(self, text: str, call: Callable[[], None]) -> None:
-        """Call a function the first time that a text is written, from the thread that copies.
-
-        Its errors are ignored.
-        """
-        self._awaited[text.encode()] = call
 
     def open(self) -> int:
         """Return a new pipe that is copied to the log. The caller closes it after its child has inherited it."""
@@ -63,13 +54,9 @@ class RotatingLog:
     def _copy(self, pipe: int) -> None:
         while data := os.read(pipe, _CHUNK_BYTES):
             with self._lock:
-                recent = self._tail + data
-                self._tail = recent[-_TAIL_BYTES:]
+                self._tail = (self._tail + data)[-_TAIL_BYTES:]
                 with suppress(OSError):
                     self._write(data)
-            for text in [text for text in self._awaited if text in recent[-len(data) - len(text) :]]:
-                with suppress(Exception, SystemExit):  # which rich raises where the terminal is gone
-                    self._awaited.pop(text)()
         os.close(pipe)
 
     def _write(self, data: bytes) -> None:
