@@ -6,7 +6,6 @@ The assistant decides itself when to call the calculator, up to `MAX_CALLS` time
 
 import os
 import re
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from autogen_agentchat.agents import AssistantAgent
@@ -15,13 +14,12 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from calculator import calculate
 
 SYSTEM = (
-    "Solve the problem step by step. Call the calculator for every calculation, one operation a call. When you know "
-    "the result, end with #### and the number."
+    "Solve the problem step by step. Call the calculator for every calculation. When you know the result, end with "
+    "#### and the number."
 )
 SYSTEM_ALONE = "Solve the problem step by step. When you know the result, end with #### and the number."
-MAX_CALLS = 10
+MAX_CALLS = 3
 MAX_TOKENS = 256
-Tool = Callable[[str], Awaitable[str]]
 ANY_MODEL = ModelInfo(vision=False, function_calling=True, json_output=False, family="unknown", structured_output=False)
 """AutoGen knows the names of OpenAI's models; others are described."""
 
@@ -34,13 +32,15 @@ model = OpenAIChatCompletionClient(
 
 
 async def calculator(expression: str) -> str:
-    """Calculate one operation, such as 12 * 34."""
-    return calculate(expression, operations=1)
+    """Evaluate an arithmetic expression."""
+    return calculate(expression)
 
 
-async def solve(task: dict[str, Any], system: str = SYSTEM, tool: Tool = calculator) -> str:
+async def solve(task: dict[str, Any], system: str = SYSTEM) -> str:
     """Return the answer to a question. AutoGen's agents keep their conversation, so each question has a new one."""
-    assistant = AssistantAgent("solver", model, tools=[tool], system_message=system, max_tool_iterations=MAX_CALLS)
+    assistant = AssistantAgent(
+        "solver", model, tools=[calculator], system_message=system, max_tool_iterations=MAX_CALLS
+    )
     return await ask(assistant, task)
 
 

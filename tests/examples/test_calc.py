@@ -37,10 +37,8 @@ def say(prompt: str) -> str:
     assert TASK["question"] in prompt
     if "invalid syntax" not in prompt:
         return call("calculator", '{"expression": "3 * 14 ="}') + END
-    if "at most 1 operation" not in prompt:
-        return call("calculator", '{"expression": "3 * (10 + 4)"}') + END
     if "\n42\n" not in prompt:
-        return call("calculator", '{"expression": "3 * 14"}') + END
+        return call("calculator", '{"expression": "total = 3 * (10 + 4)"}') + END
     return f"She has 42. #### 42{END}"
 
 
@@ -49,8 +47,8 @@ async def test_outside_of_leyden_it_needs_only_an_openai_endpoint(tmp_path: Path
         server.say = say
         await server.new_attempt()
         assert await run_alone(server, "calc", TASK) == "42"
-        episode = await server.check(calls=4)
-    assert [made.prompt_origin for made in episode.calls] == ["fresh", *3 * ["continued"]]
+        episode = await server.check(calls=3)
+    assert [made.prompt_origin for made in episode.calls] == ["fresh", *2 * ["continued"]]
 
 
 @pytest.mark.slow
