@@ -15,22 +15,6 @@ from leyden.local.preflight import check_inputs
 from leyden.rl.registry import KINDS
 from leyden.runs.run_folder import RunFolder
 
-WIDE = """
-from functools import cache
-
-def solve(task, tools):
-    return 1.0
-
-def score(prompt, completion):
-    return 1.0
-
-def fine(*, result: float = unknown, group_size=4, task):
-    return 1.0
-
-@cache
-def chosen(first, second):
-    return 1.0
-"""
 AGENT = "def solve(task):\n    return 1.0\n"
 SCRIPT = """
 import contextlib, io, json, sys
@@ -60,9 +44,7 @@ MISTAKES = {
     "held_out=9": "`held_out`: 9 of 4 tasks leave none to train on",
     "algorithm.advantage=gpro": "`algorithm.advantage`: there is no 'gpro'; did you mean 'grpo'?",
     "algorithm.loss=agent.py:los": "agent.py:los': agent has no 'los'",
-    "agent=wide.py:solve": "wide.py:solve' takes task, tools: it is called with the task",
-    "reward=wide.py:score": "wide.py:score' takes prompt, completion: it may take any of task, result",
-    "reward=wide.py:fine agent=wide.py:chosen model=runs/none/step-3": "there is no folder",
+    "model=runs/none/step-3": "there is no folder",
     "model=./models/none": "there is no folder",
     "home=/proc/runs": "`home`: /proc/runs cannot be written to",
     "server.port=PORT": "cannot listen on 127.0.0.1:PORT (Address already in use): choose another port",
@@ -73,7 +55,6 @@ MISTAKES = {
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "broken.py").write_text("def score(task:\n")
-    (tmp_path / "wide.py").write_text(WIDE)
     (tmp_path / "models").mkdir()
     (tmp_path / "small.toml").write_text('agent = "agent.py:solve"\ntasks = "tasks.jsonl"\n')
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(4)))

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from leyden.client.host.callable_agent import CallableAgent
-from leyden.client.rewards.function import RetryPolicy, RewardFunction
 from leyden.config import Config, ConfigError
 from leyden.local.notes import print_note
 from leyden.models.source import find_local_model
@@ -62,18 +60,13 @@ def _check_algorithm(config: Config) -> None:
 
 
 def _check_code(key: str, reference: str, config: Config) -> None:
-    """Check that a reference leads to code, and the parameters of an agent or a reward that is a plain function."""
-    services = tuple(config.services)
+    """Check that a reference leads to code."""
     try:
         kind = kind_of(reference, config.base) if key == "agent" else AgentKind.PYTHON
         if kind is AgentKind.COMMAND:
             read_command(reference, config.base)
-        if kind is not AgentKind.PYTHON or (function := check_reference(reference, config.base)) is None:
-            return
-        if key == "agent":
-            CallableAgent(function, reference, services)
-        elif key == "reward":
-            RewardFunction(function, reference, RetryPolicy(), services)
+        elif kind is AgentKind.PYTHON:
+            check_reference(reference, config.base)
     except LoadError as error:
         raise ConfigError(f"`{key}`: {error}") from error
 

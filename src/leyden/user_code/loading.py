@@ -72,25 +72,24 @@ def load_callable(reference: str, base: str) -> AnyCallable:
     return cast(AnyCallable, found)
 
 
-def check_reference(reference: str, base: str) -> AnyCallable | None:
-    """Raise `LoadError` where a reference names a file, module or name that does not exist, without importing it.
+def check_reference(reference: str, base: str) -> None:
+    """Raise `LoadError` if a reference names a file, module or name that does not exist, without importing it.
 
     Names that code creates when it is imported are not known here: only a module that creates none is searched.
-    Returns an empty function with the signature of the named one, or None where the text does not show a signature.
     """
     source, colon, name = reference.rpartition(":")
     if reference.endswith(".pkl") or not colon or not source or not name:
-        return None  # `load_callable` says what is wrong
+        return  # `load_callable` says what is wrong
     path = Path(base, source)
     if not source.endswith(".py"):
         if source in sys.modules:
-            return None
+            return
         package = source.partition(".")[0]
         found = importlib.machinery.PathFinder.find_spec(package, [str(Path(base).resolve()), *sys.path])
         if found is None and package not in sys.builtin_module_names:
             raise LoadError(f"{reference!r}: there is no module {package!r} in {base} or on the path")
         if found is None or found.origin is None or not found.origin.endswith(".py") or source != package:
-            return None
+            return
         path = Path(found.origin)
     if not path.is_file():
         raise LoadError(f"{reference!r}: there is no file {path.resolve()}")
@@ -102,27 +101,6 @@ def check_reference(reference: str, base: str) -> AnyCallable | None:
     first = name.partition(".")[0]
     if names is not None and first not in names:
         raise LoadError(f"{reference!r}: {path.stem} has no {first!r}{_nearest(first, names)}")
-    return _empty_function(tree, name) if names is not None else None
-
-
-def _empty_function(tree: ast.Module, name: str) -> AnyCallable | None:
-    """Return a function with the parameters of a function in the text, but without its body, defaults and annotations.
-
-    None where the name is not that of one undecorated function.
-    """
-    bound = [node for node in ast.walk(tree) if name in _names_bound_by(node)]
-    found = bound[0] if len(bound) == 1 and bound[0] in tree.body else None
-    if not isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) or found.decorator_list:
-        return None
-    parameters = found.args
-    every = [*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs, parameters.vararg, parameters.kwarg]
-    for parameter in every:
-        if parameter is not None:
-            parameter.annotation = None
-    parameters.defaults = [ast.Constant(None) for _ in parameters.defaults]
-    parameters.kw_defaults = [default and ast.Constant(None) for default in parameters.kw_defaults]
-    empty = ast.Lambda(parameters, ast.Constant(None))
-    return cast(AnyCallable, eval(compile(ast.fix_missing_locations(ast.Expression(empty)), name, "eval")))
 
 
 def _top_level_names(tree: ast.Module) -> set[str] | None:
