@@ -1,4 +1,4 @@
-"""The Python API: its names, its arguments, and errors that speak of arguments."""
+"""The Python API: its names, its arguments, and its errors."""
 
 import inspect
 import traceback
@@ -32,7 +32,7 @@ def test_the_public_names_are_listed_and_have_one_style() -> None:
         assert inspect.Parameter.POSITIONAL_OR_KEYWORD not in kinds
 
 
-def test_an_error_is_one_and_speaks_of_arguments(tmp_path: Path) -> None:
+def test_an_error_comes_without_what_was_raised_before_it(tmp_path: Path) -> None:
     (tmp_path / "runs" / "calc").mkdir(parents=True)
     (tmp_path / "runs" / "calc" / "config.toml").write_text('run = "calc"\nagent = "a"\ntasks = "t"\n')
     with pytest.raises(ConfigError) as refused:

@@ -3,7 +3,6 @@
 Errors are raised once, without the frames of the event loop, and speak of arguments.
 """
 
-import re
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -162,26 +161,8 @@ def _without_noise(work: Callable[[], T]) -> T:
     try:
         return work()
     except (ConfigError, LoadError, TrainingError, StoreError) as error:
-        failure = type(error)(_of_arguments(str(error)))
+        failure = type(error)(str(error))
     raise failure
-
-
-_FLAGS = (
-    (r"--restart\b", "restart=True"),
-    (r"--accept-changes\b", "accept_changes=True"),
-    (r"--step (\w+)", r'step="\1"'),
-    (r"--step\b", "step"),
-    (r"--(to|tasks|home|model)\b", r"\1"),
-    (r"\brun=NAME\b", 'run="NAME"'),
-    (r"`leyden (dev|train|eval|export|compare)`", r"`leyden.\1`"),
-)
-
-
-def _of_arguments(message: str) -> str:
-    """Return a message of the command line in terms of arguments."""
-    for flag, argument in _FLAGS:
-        message = re.sub(flag, argument, message)
-    return message.replace("`leyden.eval`", "`leyden.evaluate`")
 
 
 def build_config(config: str | Path | None, *, restart: bool = False, trains: bool = True, **settings: Any) -> Config:
