@@ -45,6 +45,7 @@ from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.outcomes import Ending, Outcome
 from leyden.process import guardian
+from leyden.process.rotating_log import RotatingLog
 from leyden.records import Call, EventKind, Reward, RewardKind, RunSettings, State, Task
 from leyden.server.options import RunningServer
 
@@ -273,8 +274,7 @@ class Stage:
             drain_s=2.0,
             name=f"w-{uuid4().hex[:8]}",
         )
-        log = os.open(self.home / "worker.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self.worker = WorkerProcess(options, self.key, log)
+        self.worker = WorkerProcess(options, self.key, RotatingLog(self.home / "worker.log"))
 
     async def strike(self, fault: str) -> None:
         """Let one thing happen, and mend it."""

@@ -101,8 +101,7 @@ async def measure(remote: Remote, name: str, agent: str, rollouts: int, options:
         spent = {part: round(1e3 * (after - before[part]) / rollouts, 2) for part, after in cpu_s(*parts).items()}
         first = statistics.median([await bench.first_call_ms() for _ in range(30)])
     finally:
-        worker.end()
-        worker.process.wait()
+        await worker.end()
     return {"per_s": round(rollouts / took, 1), "first_call_ms": round(first, 2), "cpu_ms": spent}
 
 

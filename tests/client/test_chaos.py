@@ -5,7 +5,6 @@ machine a few that should succeed or fail take longer than the time limit instea
 """
 
 import asyncio
-import os
 import random
 import subprocess
 import sys
@@ -83,7 +82,7 @@ async def killed_at_random(
             drain_s=3.0,
             name=f"w-{uuid4().hex[:8]}",
         )
-        return WorkerProcess(options, key, os.open(os.devnull, os.O_WRONLY))
+        return WorkerProcess(options, key)
 
     async def kill() -> None:
         while True:

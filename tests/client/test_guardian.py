@@ -15,7 +15,8 @@ from modelserving import eventually
 from worker_harness import WorkerHarness, alive, gone, guardians_of, hosts_of, kill
 
 from leyden.outcomes import Ending
-from leyden.process.guardian import KILL, guarded
+from leyden.process.child import guarded
+from leyden.process.guardian import KILL, Guard
 
 AGENT = """
 import json, os, subprocess, time
@@ -54,10 +55,10 @@ async def test_nothing_that_an_agent_started_is_left(harness: WorkerHarness, tmp
 
 
 LARGE = """
-import subprocess, sys
+import subprocess, time
 memory = bytearray(b"x") * (512 << 20)
 print(subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env={}).pid, flush=True)
-sys.stdin.read()
+time.sleep(600)
 """
 
 
@@ -65,8 +66,8 @@ sys.stdin.read()
 def test_a_guardian_ends_when_nothing_of_its_program_is_left(end: str) -> None:
     # while the kernel frees the memory of a large program, its children are not orphans yet
     child_end, control = os.pipe()
-    words = guarded((sys.executable, "-c", LARGE), child_end)
-    with subprocess.Popen(words, stdin=-1, stdout=-1, pass_fds=[child_end]) as guardian:
+    words = guarded((sys.executable, "-c", LARGE), Guard())
+    with subprocess.Popen(words, stdin=child_end, stdout=-1) as guardian:
         os.close(child_end)
         assert guardian.stdout
         left = psutil.Process(int(guardian.stdout.readline()))
@@ -103,8 +104,8 @@ time.sleep(600)
 @pytest.mark.parametrize("end", ["told", "closed", "its parent killed"])
 def test_a_program_that_stops_its_guardian_ends_when_the_guardian_must(end: str) -> None:
     child_end, control = os.pipe()
-    words = guarded((sys.executable, "-c", STOPPING.format(both=False, again=False)), child_end)
-    with subprocess.Popen(words, stdout=-1, pass_fds=[child_end]) as guardian:
+    words = guarded((sys.executable, "-c", STOPPING.format(both=False, again=False)), Guard())
+    with subprocess.Popen(words, stdin=child_end, stdout=-1) as guardian:
         os.close(child_end)
         assert guardian.stdout
         program = psutil.Process(int(guardian.stdout.readline()))
@@ -163,7 +164,7 @@ def test_a_guardian_ends_as_its_program_does_and_says_why_it_cannot_be_started(
     child_end, control = os.pipe()
 
     def run(*command: str) -> int:
-        return subprocess.run(guarded(command, child_end), pass_fds=[child_end]).returncode
+        return subprocess.run(guarded(command, Guard()), stdin=child_end).returncode
 
     assert run("sh", "-c", "exit 7") == 7
     assert run("sh", "-c", "kill -SEGV $$") == -signal.SIGSEGV

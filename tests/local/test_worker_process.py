@@ -26,7 +26,7 @@ async def test_a_worker_that_keeps_dying_is_reported_each_time_and_ends_the_run(
     monkeypatch.setattr(worker_process.LocalWorker, "_start", start_and_kill)
     options = WorkerOptions(server="http://127.0.0.1:9", run="r", agent="agent.py:solve", base=str(tmp_path))
     async with running_worker(options, "key", tmp_path / "worker.log") as worker:
-        with pytest.raises(ConfigError, match=r"the worker keeps dying \(killed by SIGKILL\): it printed nothing"):
+        with pytest.raises(ConfigError, match=r"keeps dying: the worker ended \(killed by SIGKILL\): it printed"):
             await worker.wait_failed()
     printed = capsys.readouterr().err
     assert printed.count("the worker ended (killed by SIGKILL)") == 1

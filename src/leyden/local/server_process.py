@@ -7,15 +7,13 @@ with it. A server whose store was deleted is not started again: it would begin w
 """
 
 import asyncio
-import os
 import socket
-import sys
 import time
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import NoReturn, Self
+from subprocess import PIPE
+from typing import Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,9 +26,10 @@ from leyden.engine.protocol import EngineBackend
 from leyden.learner.errors import TrainingError
 from leyden.local.notes import print_note
 from leyden.local.server_health import MAX_SILENT_S, wait_unresponsive
+from leyden.process.child import ChildProcess, module_command
 from leyden.process.guardian import exit_reason
-from leyden.process.restart_limit import RestartLimit
 from leyden.process.rotating_log import RotatingLog
+from leyden.process.supervised import SupervisedProcess
 from leyden.server.options import REFUSED, SHOW_STACK, STORE_LOST, RunningServer, ServerProcessOptions
 
 _STOP_TIMEOUT_S = 40.0
@@ -50,15 +49,15 @@ class StoreGone(TrainingError):
     """The server's store was deleted, moved or replaced."""
 
 
-class LocalServer:
+class LocalServer(SupervisedProcess):
     """A server process that is started again when it dies."""
 
     def __init__(self, options: ServerProcessOptions, engine: EngineBackend, log_file: Path) -> None:
+        super().__init__("the server", _MAX_DEATHS, _DEATHS_WITHIN_S, TrainingError)
         self._options, self._engine, self._output = options, engine, RotatingLog(log_file)
         self._starts_held = False
-        self._process: Process
+        self._process: ChildProcess
         self._engine_connection: tuple[asyncio.StreamWriter, asyncio.Task[None]]
-        self._supervising: asyncio.Task[NoReturn]
         self.running: RunningServer
 
     async def start(self) -> Self:
@@ -68,18 +67,8 @@ class LocalServer:
         assert port is not None
         serve = replace(self._options.serve, port=port, create=False)
         self._options = replace(self._options, serve=serve, release=True)
-        self._supervising = asyncio.create_task(self._supervise())
+        self._start_supervising()
         return self
-
-    async def wait_failed(self) -> NoReturn:
-        """Wait until starting the server again is useless, and raise an error that says why."""
-        await asyncio.shield(self._supervising)
-        raise AssertionError("supervising ends only with an error")
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the server has died and is not started again."""
-        return self._supervising.done()
 
     @contextmanager
     def starting_held(self) -> Iterator[None]:
@@ -95,25 +84,8 @@ class LocalServer:
 
     async def stop(self) -> None:
         """Let the server finish the requests that it accepted; kill it if that takes too long."""
-        self._supervising.cancel()
-        await asyncio.wait({self._supervising})
+        await self._stop_supervising()
         await self._stop_process()
-
-    async def _supervise(self) -> NoReturn:
-        limit = RestartLimit(_MAX_DEATHS, _DEATHS_WITHIN_S)
-        reason = await self._wait_dead()
-        while True:
-            if limit.add_failure():
-                raise TrainingError(f"the server keeps dying: {reason}")
-            print_note(f"{reason}; it is started again")
-            try:
-                await self._restart()
-            except StoreGone:
-                raise
-            except TrainingError as error:
-                reason = str(error)
-            else:
-                reason = await self._wait_dead()
 
     async def _first_launch(self) -> RunningServer:
         """Start the server; one that dies before it listens is started again."""
@@ -124,22 +96,27 @@ class LocalServer:
                 print_note(f"{error}; it is started again")
         return await self._launch(self._options)
 
-    async def _restart(self) -> None:
+    async def _restart(self, reason: str) -> str | None:
         """Start the server again. While it refuses to start, because the disk is full, say, try for some minutes."""
+        print_note(f"{reason}; it is started again")
         failures, deadline = 0, time.monotonic() + _REFUSED_WITHIN_S
         while True:
             await _BACKOFF.wait(failures + 1)
             try:
                 self.running = await self._launch(self._options)
-                return
+                return None
             except ConfigError as refusal:
                 if time.monotonic() > deadline:
                     raise
                 failures += 1
                 if failures == 1:
                     print_note(f"{refusal}; trying again")
+            except StoreGone:
+                raise
+            except TrainingError as error:
+                return str(error)
 
-    async def _wait_dead(self) -> str:
+    async def _wait_ended(self) -> str:
         """Wait until the process ends, or kill it when it does not answer any more; returns how it ended.
 
         Raises `StoreGone` where starting it again is wrong.
@@ -152,10 +129,9 @@ class LocalServer:
                 reason = f"the server ended ({exit_reason(ended.result())})"
             else:
                 reason = f"the server did not answer for {MAX_SILENT_S:g} s, and was killed"
-                with suppress(ProcessLookupError):  # it ends just now
-                    self._process.send_signal(SHOW_STACK)
-                    await asyncio.wait({ended}, timeout=_STACK_S)
-                    self._process.kill()
+                self._process.process.send_signal(SHOW_STACK)
+                await asyncio.wait({ended}, timeout=_STACK_S)
+                self._process.kill()
             status = await ended
         finally:
             ended.cancel()
@@ -172,15 +148,13 @@ class LocalServer:
         serving = start_background(self._engine.serve(reader, writer), "serving the engine to the server process")
         self._engine_connection = writer, serving
         options = replace(options, engine=self._engine.address, held=self._starts_held)
-        with theirs, os.fdopen(self._output.open(), "wb") as stderr:
-            self._process = await asyncio.create_subprocess_exec(
-                # without -P a file of the user may shadow one of ours
-                *(sys.executable, "-P", "-m", "leyden.server", str(theirs.fileno())),
+        with theirs:
+            self._process = ChildProcess(
+                module_command("leyden.server", theirs.fileno()),
                 pass_fds=[theirs.fileno()],
-                stdin=PIPE,
                 stdout=PIPE,
-                stderr=stderr,
-                start_new_session=True,
+                log=self._output,
+                grace_s=_STOP_TIMEOUT_S,
             )
         try:
             return await _wait_ready(self._process, options, self._output)
@@ -189,14 +163,7 @@ class LocalServer:
             raise
 
     async def _stop_process(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        await self._process.end()
         self._close_engine()
         await asyncio.to_thread(self._output.tail)  # until it is all in the log
 
@@ -218,11 +185,10 @@ async def running_server(
         await server.stop()
 
 
-async def _wait_ready(process: Process, options: ServerProcessOptions, output: RotatingLog) -> RunningServer:
+async def _wait_ready(process: ChildProcess, options: ServerProcessOptions, output: RotatingLog) -> RunningServer:
     """Wait until the server listens; returns where."""
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(options.to_json().encode() + b"\n")
-    if line := await process.stdout.readline():
+    process.send(options.to_json().encode() + b"\n")
+    if line := await process.first_line():
         return msgspec.json.decode(line, type=RunningServer)
     status = await process.wait()
     if status == STORE_LOST:

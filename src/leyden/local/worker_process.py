@@ -5,7 +5,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
@@ -14,8 +13,8 @@ from leyden.local.machine import worker_size
 from leyden.local.notes import print_note
 from leyden.process.cores import usable_cores
 from leyden.process.guardian import exit_reason
-from leyden.process.restart_limit import RestartLimit
 from leyden.process.rotating_log import RotatingLog
+from leyden.process.supervised import SupervisedProcess
 
 _REFUSED = 2
 """The exit status of a worker that cannot run with these options, so that restarting it is useless."""
@@ -23,41 +22,34 @@ _MAX_DEATHS, _DEATHS_WITHIN_S = 5, 60.0
 """A worker that dies this often within this time is not restarted."""
 
 
-class LocalWorker:
+class LocalWorker(SupervisedProcess):
     """A worker process that is restarted when it dies."""
 
     def __init__(self, options: WorkerOptions, key: str, log_file: Path) -> None:
+        super().__init__("the worker", _MAX_DEATHS, _DEATHS_WITHIN_S, ConfigError)
         self._options, self._key = options, key
         self._output = RotatingLog(log_file)
         self._worker = self._start()
-        self._supervising = asyncio.create_task(self._supervise())
-
-    async def wait_failed(self) -> NoReturn:
-        """Wait until restarting the worker is useless, and raise an error that says why."""
-        await asyncio.shield(self._supervising)
-        raise AssertionError("supervising ends only with an error")
+        self._start_supervising()
 
     async def stop(self) -> None:
         """End the worker at once: the results of its rollouts are no longer needed."""
-        self._supervising.cancel()
-        self._worker.end()
-        await asyncio.to_thread(self._worker.process.wait)
+        await self._stop_supervising()
+        await self._worker.end()
         await asyncio.to_thread(self._output.tail)
 
     def _start(self) -> WorkerProcess:
-        return WorkerProcess(self._options, self._key, self._output.open())
+        return WorkerProcess(self._options, self._key, self._output)
 
-    async def _supervise(self) -> NoReturn:
-        limit = RestartLimit(_MAX_DEATHS, _DEATHS_WITHIN_S)
-        while True:
-            status = await asyncio.to_thread(self._worker.process.wait)
-            if status == _REFUSED:
-                raise ConfigError(self._last_line())
-            reason = f"({exit_reason(status)}): {self._last_line()} ({self._output.path})"
-            if limit.add_failure():
-                raise ConfigError(f"the worker keeps dying {reason}")
-            print_note(f"the worker ended {reason}; it is started again")
-            self._worker = self._start()
+    async def _wait_ended(self) -> str:
+        status = await self._worker.wait()
+        if status == _REFUSED:
+            raise ConfigError(self._last_line())
+        return f"the worker ended ({exit_reason(status)}): {self._last_line()} ({self._output.path})"
+
+    async def _restart(self, reason: str) -> None:
+        print_note(f"{reason}; it is started again")
+        self._worker = self._start()
 
     def _last_line(self) -> str:
         return (self._output.last_line() or "it printed nothing").removeprefix("leyden worker: ")

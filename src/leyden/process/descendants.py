@@ -65,18 +65,6 @@ def kill_children(timeout_s: float, keep: Collection[int] = ()) -> dict[int, int
     return ended
 
 
-def kill_tree(pid: int, timeout_s: float) -> None:
-    """Kill a process that adopts orphans, after all its descendants; it and they may be stopped."""
-    deadline = time.monotonic() + timeout_s
-    while (living := [each for each in descendants(pid) if not _is_zombie(each)]) and time.monotonic() < deadline:
-        for each in living:
-            with suppress(OSError):
-                os.kill(each, signal.SIGKILL)
-        time.sleep(_POLL_S)
-    with suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
-
-
 def reap(pid: int = -1) -> dict[int, int]:
     """Return the wait status by pid of a child that has ended (-1: of all such children)."""
     ended: dict[int, int] = {}
@@ -95,7 +83,8 @@ def descendants(pid: int | str = "self") -> list[int]:
     return found
 
 
-def _is_zombie(pid: int) -> bool:
+def is_zombie(pid: int) -> bool:
+    """Whether a process has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
     return True

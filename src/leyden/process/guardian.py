@@ -38,6 +38,16 @@ MAX_PROCESSES = 4096
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
+class Guard(NamedTuple):
+    """How a guardian that is started as a command ends its program; see `Program`."""
+
+    terminate: bool = False
+    user: int | None = None
+    memory_mb: int | None = None
+    report: int = 2
+    """A descriptor for what `fork_guardian` reports."""
+
+
 class Program(NamedTuple):
     """What a guardian runs."""
 
@@ -207,32 +217,13 @@ def exit_reason(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def guarded(
-    command: Sequence[str],
-    control: int,
-    *,
-    pass_fds: Sequence[int] = (),
-    grace_s: float = 0.0,
-    terminate: bool = False,
-    user: int | None = None,
-    memory_mb: int | None = None,
-    report: int = 2,
-) -> list[str]:
-    """Return the command that runs `command` under a guardian, for a parent that has threads and cannot fork one.
-
-    The parent passes `control`, the reading end of a pipe, `report` and `pass_fds` to it, and nothing else.
-    """
-    options = json.dumps([control, list(pass_fds), grace_s, terminate, user, memory_mb, report])
-    # without -P a file of the user may shadow one of ours
-    return [sys.executable, "-P", "-m", "leyden.process.guardian", options, *command]
-
-
 def main(options: str, command: Sequence[str]) -> NoReturn:
     """Run a command under a guardian, and guard the guardian: a program may kill or stop its parent.
 
     If it is killed, its orphans die here; if it is stopped, it continues at once.
     """
-    control, pass_fds, grace_s, terminate, user, memory_mb, report = json.loads(options)
+    pass_fds, grace_s, *others = json.loads(options)
+    guard = Guard(*others)
     signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.Signals) - {signal.SIGCHLD})
     signal_when_parent_ends(signal.SIGCONT)
     adopt_orphans()
@@ -240,13 +231,14 @@ def main(options: str, command: Sequence[str]) -> NoReturn:
     program = Program(
         command,
         os.environ,
+        streams=(os.open(os.devnull, os.O_RDONLY), 1, 2),
         pass_fds=tuple(pass_fds),
         grace_s=grace_s,
-        terminate=terminate,
-        user=user,
-        memory_mb=memory_mb,
+        terminate=guard.terminate,
+        user=guard.user,
+        memory_mb=guard.memory_mb,
     )
-    guardian = fork_guardian(program, control, os.dup(report))
+    guardian = fork_guardian(program, 0, os.dup(guard.report))
     _close_all_but(())
     while os.WIFSTOPPED(status := os.waitpid(guardian, os.WUNTRACED)[1]):
         os.kill(guardian, signal.SIGCONT)

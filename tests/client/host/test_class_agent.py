@@ -53,7 +53,7 @@ async def test_an_async_class_is_closed_on_the_loop_that_it_ran_on(harness: Work
         for n in range(2):
             await harness.queue(f"g{n}", {"log": str(log)})
             assert (await harness.episode(f"g{n}")).attempt.result == n + 1
-        worker.end()  # not in peace: its host sees to it all the same
+        await worker.end()  # not in peace: its host sees to it all the same
         await eventually(lambda: log.exists() and log.read_text() == "closed True")
 
 

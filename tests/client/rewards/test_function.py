@@ -267,6 +267,5 @@ async def test_a_group_outlives_a_server_that_is_killed_while_it_is_scored(tmp_p
             await asyncio.to_thread(server.start)
             assert (await remote.events("r", wait=30, kind="group.finished")).events
             found = await remote.group_episodes("r", "g")
-            worker.end()
-            await asyncio.to_thread(worker.process.wait, 60)
+            await worker.end()
     assert [(episode.attempt.number, episode.final_reward(-1.0)) for episode in found] == [(1, 0.0), (1, 1.0)]

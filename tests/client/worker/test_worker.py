@@ -1,7 +1,6 @@
 """Real workers, real hosts, real clients: each call lands on its attempt, each attempt ends once and as it should."""
 
 import asyncio
-import os
 import time
 from pathlib import Path
 
@@ -224,9 +223,7 @@ async def test_a_worker_ends_with_its_parent(harness: WorkerHarness) -> None:
     with harness.worker("moody.py:act") as worker:
         await harness.event("attempt.started", "g.0.1")
         family = hosts_of(worker)
-        lifeline, worker._lifeline = worker._lifeline, None
-        assert lifeline is not None
-        os.close(lifeline)  # as when the parent is killed
+        worker.hang_up()  # as when the parent is killed
         assert await asyncio.to_thread(worker.process.wait, 60) == 1
         await gone(family)
 

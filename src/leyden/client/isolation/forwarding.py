@@ -1,14 +1,12 @@
 """Forwards connections between sockets, in one thread. Imports only the standard library: it also runs in sandboxes.
 
-`python -m leyden.client.isolation.forwarding CONTROL FOLDER TARGET...` listens on one Unix socket in FOLDER for each
-`host:port` and forwards to it, until the pipe CONTROL closes.
+`python -m leyden.client.isolation.forwarding FOLDER TARGET...` listens on one Unix socket in FOLDER for each target, a
+`host:port`, and forwards to it.
 """
 
-import os
 import selectors
 import socket
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,13 +115,7 @@ def socket_name(target: str) -> str:
     return target.replace("/", "_").replace(":", "-") + ".sock"
 
 
-def _exit_when_closed(control: int) -> None:
-    while os.read(control, 1):
-        pass
-    os._exit(0)
-
-
-def main(control: int, folder: Path, targets: list[str]) -> None:
+def main(folder: Path, targets: list[str]) -> None:
     """Listen for every target and forward."""
     routes = []
     for target in targets:
@@ -136,11 +128,10 @@ def main(control: int, folder: Path, targets: list[str]) -> None:
         path.chmod(0o666)  # agents have other user ids
         listener.listen(1024)
         routes.append(ForwardRoute(listener, family, address))
-    threading.Thread(target=_exit_when_closed, args=(control,), daemon=True).start()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     Forwarder(routes).run()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from subprocess import PIPE
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,12 +22,11 @@ from leyden.client.isolation.options import IsolationOptions, Mode, ModeChoice, 
 from leyden.client.isolation.sandbox import hosts_file, targets
 from leyden.client.isolation.sandbox_files import EMPTY_FILE
 from leyden.client.isolation.user_ids import remove_abandoned_scratch
-from leyden.client.processes.guardian_end import wait_guardian
-from leyden.process.guardian import guarded
+from leyden.process.child import ChildProcess, module_command
+from leyden.process.guardian import Guard
 from leyden.user_code.loading import LoadError
 
 _log = logging.getLogger("leyden.worker")
-_KILL_TIMEOUT_S = 5.0
 _RESTART_BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 
 
@@ -142,31 +142,15 @@ async def _forward(options: IsolationOptions, ready: asyncio.Event) -> None:
     """Keep the forwarder running, in a separate process, so that traffic of agents cannot delay the worker."""
     failures = 0
     while True:
-        child_control, control = os.pipe()
-        module = "leyden.client.isolation.forwarding"
-        command = [sys.executable, "-P", "-m", module, str(child_control), options.sockets, *targets(options)]
+        command = module_command("leyden.client.isolation.forwarding", options.sockets, *targets(options))
+        process = ChildProcess(command, stdout=PIPE, guard=Guard())
         try:
-            process = await asyncio.create_subprocess_exec(
-                *guarded(command, child_control, pass_fds=[child_control]),
-                pass_fds=[child_control],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(control)
-            raise
-        finally:
-            os.close(child_control)
-        try:
-            assert process.stdout is not None
-            if await process.stdout.readline():
+            if await process.first_line():
                 ready.set()
                 failures = 0
             await process.wait()
         finally:
-            os.close(control)  # now the guardian ends the forwarder
-            await wait_guardian(asyncio.ensure_future(process.wait()), process.pid, _KILL_TIMEOUT_S)
+            await process.end()
         failures += 1
         _log.warning("the forwarder of the sandboxes ended and is started again")
         await _RESTART_BACKOFF.wait(failures)

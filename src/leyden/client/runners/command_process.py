@@ -18,13 +18,11 @@ from leyden.client.isolation.launcher import Launch
 from leyden.client.processes.limits import ResourceLimits
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.outcomes import Ending, Outcome
-from leyden.process.descendants import kill_tree
+from leyden.process.child import kill_descendants, read_pipe
 from leyden.process.guardian import KILL, TERMINATE, Program, exit_reason, fork_guardian, over_memory
 
-_TERM_TIMEOUT_S, _KILL_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 5.0, 1.0
-"""How long a process that is stopped may take to end; how long its guardian may; how long output may follow."""
-_TREE_TIMEOUT_S = 1.0
-_CHUNK_BYTES = 1 << 16
+_TERM_TIMEOUT_S, _KILL_TIMEOUT_S, _TREE_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 3.0, 1.0, 1.0
+"""How long a process that is stopped may take to end; then its guardian; all below it; how long output may follow."""
 _MAX_LINES, _MAX_MESSAGE = 20, 4000
 _KEPT_END = 64
 """Bytes of each end of a line that is too long."""
@@ -42,6 +40,7 @@ class CommandProcess:
         self._control: int | None = None
         self._pipes: tuple[int, int, int, int] = (-1, -1, -1, -1)
         self._stopped = self._over_memory = False
+        self._stopping: asyncio.Task[None] | None = None
         self._stderr_tail = b""
         self._result = LastJsonLine()
 
@@ -76,10 +75,10 @@ class CommandProcess:
         report = bytearray()
         pipes = [
             start_background(_write(write_stdin, task + b"\n"), f"writing the task of {attempt}"),
-            start_background(_read_pipe(read_stdout, self._on_stdout), f"reading stdout of {attempt}"),
-            start_background(_read_pipe(read_stderr, self._on_stderr), f"reading stderr of {attempt}"),
+            start_background(_read(read_stdout, self._on_stdout), f"reading stdout of {attempt}"),
+            start_background(_read(read_stderr, self._on_stderr), f"reading stderr of {attempt}"),
         ]
-        await _read_pipe(read_report, report.extend)  # it closes when the guardian ends
+        await _read(read_report, report.extend)  # it closes when the guardian ends
         status = self._wait()
         _, unfinished = await asyncio.wait(pipes, timeout=_LAST_OUTPUT_S)
         for pipe in unfinished:  # a descendant that escaped may hold the pipe open
@@ -94,9 +93,16 @@ class CommandProcess:
     def stop(self) -> None:
         """Terminate the process; kill it if it does not end in time."""
         self._stopped = True
+        if self.pid is not None and self._stopping is None:
+            self._stopping = start_background(self._end(self.pid), "the end of a command")
+
+    async def _end(self, pid: int) -> None:
         self._tell(TERMINATE)
-        asyncio.get_running_loop().call_later(_TERM_TIMEOUT_S, self._tell, KILL)
-        asyncio.get_running_loop().call_later(_KILL_TIMEOUT_S, self._kill_all)
+        await asyncio.sleep(_TERM_TIMEOUT_S)
+        self._tell(KILL)
+        await asyncio.sleep(_KILL_TIMEOUT_S)
+        await kill_descendants(pid, _TREE_TIMEOUT_S)  # the command may stop its guardian again and again
+        os.kill(pid, signal.SIGKILL)
 
     def _tell(self, message: bytes) -> None:
         """Send a message to the guardian, which the command may have stopped."""
@@ -105,17 +111,14 @@ class CommandProcess:
                 os.write(self._control, message)
             os.kill(self.pid, signal.SIGCONT)
 
-    def _kill_all(self) -> None:
-        """Kill a guardian that does not end, with all below it: the command may stop it again and again."""
-        if self.pid is not None:
-            kill_tree(self.pid, _TREE_TIMEOUT_S)
-
     def _wait(self) -> int:
         """Reap the guardian, which has ended; return the exit status, or the signal as a negative number."""
         assert self.pid is not None and self._control is not None
         _, status = os.waitpid(self.pid, 0)
         os.close(self._control)
         self.pid = self._control = None
+        if self._stopping is not None:
+            self._stopping.cancel()
         return os.waitstatus_to_exitcode(status)
 
     def _on_stdout(self, data: bytes) -> None:
@@ -224,13 +227,5 @@ async def _write(pipe: int, task: bytes) -> None:
     writer.close()
 
 
-async def _read_pipe(pipe: int, on_data: Callable[[bytes], object]) -> None:
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", 0)
-    )
-    try:
-        while data := await reader.read(_CHUNK_BYTES):
-            on_data(data)
-    finally:
-        transport.close()
+async def _read(pipe: int, on_data: Callable[[bytes], object]) -> None:
+    await read_pipe(os.fdopen(pipe, "rb", 0), on_data)

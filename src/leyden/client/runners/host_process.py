@@ -6,12 +6,10 @@ one process for each attempt.
 
 import asyncio
 import logging
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from subprocess import PIPE, STDOUT
 from typing import Any, Self
 
 from leyden.api.wire import Lease
@@ -41,9 +39,8 @@ from leyden.client.isolation.launcher import Launch, launch
 from leyden.client.isolation.options import IsolationOptions
 from leyden.client.processes.crash_report import CrashReport
 from leyden.client.processes.environment import agent_environment
-from leyden.client.processes.guardian_end import wait_guardian
-from leyden.process.guardian import KILL, exit_reason, guarded
-from leyden.user_code.bridge import call_in_thread
+from leyden.process.child import ChildProcess, module_command
+from leyden.process.guardian import Guard, exit_reason
 from leyden.user_code.loading import LoadError
 
 Reply = StopReply | SpansFlushed | Pong | BlockerFound
@@ -51,13 +48,12 @@ Reply = StopReply | SpansFlushed | Pong | BlockerFound
 AGENT_HOST, COMMAND_HOST = "leyden.client.host.main", "leyden.client.runners.command_host"
 """The modules of the two kinds of host."""
 _log = logging.getLogger("leyden.worker")
-_EXIT_TIMEOUT_S, _KILL_TIMEOUT_S, _LAST_OUTPUT_S, _REPLY_TIMEOUT_S = 5.0, 5.0, 0.2, 2.0
+_LAST_OUTPUT_S, _REPLY_TIMEOUT_S = 0.2, 2.0
 _FLUSH_TIMEOUT_S = 30.0
 """How long the end of an attempt is held back for its spans: as long as one export may take."""
 _GRACE_S = 6.0
-"""How long a host may take to end by itself after its worker has died."""
+"""How long a host may take to end by itself when its worker has closed it or died."""
 _START_BACKOFF, _MAX_START_TRIES = Backoff(first_s=0.1, max_s=1.0), 3
-_CHUNK_BYTES = 1 << 16
 _MAX_FRAME = 8 << 20
 """Bytes of a message from a host: a result and the output are bounded, and agent code may write to the socket."""
 
@@ -71,27 +67,24 @@ class HostProcess:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        process: ChildProcess,
         stream: MessageStream[ToWorker],
-        control: int,
         crash: CrashReport,
-        output_pipe: int | None,
         launched: Launch,
+        keep_output: bool,
     ) -> None:
-        self._process, self._stream, self._crash, self._launched = process, stream, crash, launched
-        self._control: int | None = control
+        self._process, self._stream, self._crash = process, stream, crash
+        self._launched: Launch | None = launched
         self.pool: str | None = None
         self.services: tuple[str, ...] = ()
         self.max_concurrency: int | None = None
         self.stop_timeout_s = 0.5
-        # in its own thread: hosts live long, and the shared pool has few threads, after which no exit would be noticed
-        self._exit = asyncio.ensure_future(call_in_thread(process.wait))
+        self._exit = asyncio.ensure_future(process.wait())
         self._output = OutputBuffer()
-        self._reading_output = (
-            None
-            if output_pipe is None
-            else start_background(_read_output(output_pipe, self._output), "reading the output of a host process")
-        )
+        self._reading_output: asyncio.Task[None] | None = None
+        if keep_output:
+            reading = process.read_output(self._output.add)
+            self._reading_output = start_background(reading, "reading the output of a host process")
         self._replies: dict[Any, asyncio.Future[Reply | None]] = {}
         self._listening = True
         self._pings = 0
@@ -133,39 +126,24 @@ class HostProcess:
             inherited.callback(theirs.close)
             crash = CrashReport()
             on_failure.callback(crash.close)
-            child_control, control = os.pipe()
-            on_failure.callback(os.close, control)
-            inherited.callback(os.close, child_control)
-            output_pipe = child_output = None
-            if keep_output:
-                output_pipe, child_output = os.pipe()
-                on_failure.callback(os.close, output_pipe)
-                inherited.callback(os.close, child_output)
             pass_fds = (theirs.fileno(), crash.fileno())
-            command = (sys.executable, "-P", "-m", module, *map(str, pass_fds))
+            command = module_command(module, *pass_fds)
             isolation = setup.isolation if module == AGENT_HOST else IsolationOptions()  # others run no agent code
             launched = launch(isolation, command, setup.base, agent_environment(isolation, setup.server, setup.key))
             on_failure.callback(launched.release)
             stream = await MessageStream[ToWorker].connect(ours, ToWorker, _MAX_FRAME)
             on_failure.callback(stream.close)
-            process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
-                guarded(
-                    launched.command,
-                    child_control,
-                    pass_fds=pass_fds,
-                    grace_s=_GRACE_S,
-                    user=launched.user,
-                    memory_mb=setup.memory_mb if module == AGENT_HOST else None,  # commands have guardians of their own
-                    report=crash.fileno(),
-                ),
-                pass_fds=(*pass_fds, child_control),
-                env=launched.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=child_output,
-                stderr=child_output,
-                start_new_session=True,  # Ctrl-C in a terminal reaches the worker only
+            memory_mb = setup.memory_mb if module == AGENT_HOST else None  # commands have guardians of their own
+            process = ChildProcess(
+                launched.command,
+                environment=launched.environment,
+                pass_fds=pass_fds,
+                stdout=PIPE if keep_output else None,
+                stderr=STDOUT if keep_output else None,
+                grace_s=_GRACE_S,
+                guard=Guard(user=launched.user, memory_mb=memory_mb, report=crash.fileno()),
             )
-            host = cls(process, stream, control, crash, output_pipe, launched)
+            host = cls(process, stream, crash, launched, keep_output)
             on_failure.pop_all()
         try:
             host._stream.send(setup)
@@ -264,14 +242,8 @@ class HostProcess:
             return await self._stream.receive()
         except InvalidMessage as error:
             _log.warning("a host process sent something that is no message, and is killed: %s", error)
-            self._kill()
+            self._process.kill()
             return None
-
-    def _kill(self) -> None:
-        """Have the guardian kill the host and all its descendants."""
-        if self._control is not None:
-            with suppress(BrokenPipeError):
-                os.write(self._control, KILL)
 
     def _resolve(self, key: Any, message: Reply) -> None:
         reply = self._replies.get(key)
@@ -290,26 +262,12 @@ class HostProcess:
     async def close(self, *, kill: bool = False) -> None:
         """End the host and all its descendants; without `kill` it has time to tear down first."""
         self._stream.close()
-        if not kill:
-            await asyncio.wait((self._exit,), timeout=_EXIT_TIMEOUT_S)
-        self._kill()
-        await wait_guardian(self._exit, self._process.pid, _KILL_TIMEOUT_S)
-        if self._control is not None:
-            os.close(self._control)
-            self._control = None
-            await asyncio.to_thread(self._launched.release)  # it may remove many files
+        if kill:
+            self._process.kill()
+        await self._process.end()
+        if self._launched is not None:
+            launched, self._launched = self._launched, None
+            await asyncio.to_thread(launched.release)  # it may remove many files
         if self._reading_output is not None:
             await asyncio.wait((self._reading_output,), timeout=_LAST_OUTPUT_S)
             self._reading_output.cancel()
-
-
-async def _read_output(pipe: int, output: OutputBuffer) -> None:
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", 0)
-    )
-    try:
-        while data := await reader.read(_CHUNK_BYTES):
-            output.add(data)
-    finally:
-        transport.close()

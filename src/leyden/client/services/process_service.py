@@ -1,36 +1,36 @@
 """A service that is a command with a port, started by the worker; attempts receive its address."""
 
 import asyncio
-import os
 import socket
 import sys
 from contextlib import suppress
+from subprocess import PIPE, STDOUT
 from typing import Self
 
 from leyden.background import start_background
 from leyden.client.processes.environment import without_secrets
-from leyden.client.processes.guardian_end import wait_guardian
 from leyden.client.services.pool import ServiceFailed
 from leyden.config.schema import ServiceConfig
 from leyden.decoding import decode_text
-from leyden.process.guardian import guarded
+from leyden.process.child import ChildProcess
+from leyden.process.guardian import Guard
 from leyden.user_code.agent_reference import read_command
 
 _POLL_S, _CONNECT_TIMEOUT_S, _LAST_OUTPUT_S = 0.05, 5.0, 1.0
-_TERM_TIMEOUT_S, _KILL_TIMEOUT_S = 3.0, 5.0
+_TERM_TIMEOUT_S = 3.0
 _MAX_OUTPUT = 2000
 
 
 class ProcessService:
     """A running command. It never outlives the worker (see `leyden.process.guardian`)."""
 
-    def __init__(self, process: asyncio.subprocess.Process, lifeline: int, config: ServiceConfig, port: int) -> None:
-        self._process, self._lifeline, self._port = process, lifeline, port
+    def __init__(self, process: ChildProcess, config: ServiceConfig, port: int) -> None:
+        self._process, self._port = process, port
         self._ready = config.ready and config.ready.replace("{port}", str(port))
         self.handle = config.address.replace("{port}", str(port))
         self._output = ""
         self._announced = asyncio.Event()
-        self._reading = start_background(self._read_output(), "reading the output of a service")
+        self._reading = start_background(process.read_output(self._on_output), "reading the output of a service")
 
     @classmethod
     async def start(cls, config: ServiceConfig, base: str) -> Self:
@@ -38,24 +38,16 @@ class ProcessService:
         assert config.command is not None
         port = _free_port()
         command = read_command(config.command.replace("{port}", str(port)), base)
-        child_end, lifeline = os.pipe()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *guarded(command, child_end, grace_s=_TERM_TIMEOUT_S, terminate=True),
-                pass_fds=[child_end],
-                cwd=base,
-                env=without_secrets(),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(lifeline)
-            raise
-        finally:
-            os.close(child_end)
-        service = cls(process, lifeline, config, port)
+        process = ChildProcess(
+            command,
+            environment=without_secrets(),
+            folder=base,
+            stdout=PIPE,
+            stderr=STDOUT,
+            grace_s=_TERM_TIMEOUT_S,
+            guard=Guard(terminate=True),
+        )
+        service = cls(process, config, port)
         try:
             await service._wait_ready(config.start_limit_s)
         except BaseException:
@@ -65,16 +57,11 @@ class ProcessService:
 
     async def healthy(self) -> bool:
         """Whether it runs and, unless it announces itself by a line of output, accepts connections."""
-        return self._process.returncode is None and (self._announces_ready or await self._accepts_connections())
+        return self._process.status is None and (self._announces_ready or await self._accepts_connections())
 
     async def close(self) -> None:
         """End it with all its descendants."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-        await wait_guardian(
-            asyncio.ensure_future(self._process.wait()), self._process.pid, _TERM_TIMEOUT_S + _KILL_TIMEOUT_S
-        )
+        await self._process.end()
         await asyncio.wait((self._reading,), timeout=_LAST_OUTPUT_S)
         self._reading.cancel()
 
@@ -105,16 +92,14 @@ class ProcessService:
     async def _accepts_connections(self) -> bool:
         return await (_port_is_open(self._port) if self._ready is None else _url_responds(self._ready))
 
-    async def _read_output(self) -> None:
+    def _on_output(self, data: bytes) -> None:
         """Copy its output to the worker's own, and watch for the line that announces it as ready."""
-        assert self._process.stdout is not None
-        while data := await self._process.stdout.read(1 << 16):
-            text = decode_text(data)
-            sys.stderr.write(text)
-            output = self._output + text
-            if self._ready is not None and self._ready in output:
-                self._announced.set()
-            self._output = output[-_MAX_OUTPUT:]
+        text = decode_text(data)
+        sys.stderr.write(text)
+        output = self._output + text
+        if self._ready is not None and self._ready in output:
+            self._announced.set()
+        self._output = output[-_MAX_OUTPUT:]
 
 
 def _free_port() -> int:

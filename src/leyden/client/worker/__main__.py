@@ -1,9 +1,9 @@
-"""The worker process: `python -m leyden.client.worker LIFELINE`. It reads its key and its options from that pipe.
+"""The worker process: `python -m leyden.client.worker`. It reads its key and its options from standard input.
 
 They are not on its command line, which every user of the machine can read: an agent's command or URL may have a secret.
+The worker ends when standard input closes.
 """
 
-import argparse
 import asyncio
 import logging
 import os
@@ -22,15 +22,13 @@ from leyden.user_code.loading import LoadError, add_current_folder
 
 def main() -> int:
     """Work until a signal. The first lets attempts finish within the grace time; the second ends the process."""
-    parser = argparse.ArgumentParser(prog="python -m leyden.client.worker", description=__doc__)
-    parser.add_argument("lifeline", type=int, help="a pipe with key and options; the worker ends when it closes")
-    arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    os.set_inheritable(arguments.lifeline, False)
-    key, options = _read_lines(arguments.lifeline)
+    lifeline = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # code of the user and its children find standard input empty
+    key, options = _read_lines(lifeline)
     raise_file_limit()
     add_current_folder()
-    threading.Thread(target=_exit_when_closed, args=(arguments.lifeline,), daemon=True).start()
+    threading.Thread(target=_exit_when_closed, args=(lifeline,), daemon=True).start()
     try:
         uvloop.run(_work(msgspec.json.decode(options, type=WorkerOptions), key.decode()))
     except (LoadError, RemoteError, msgspec.ValidationError) as error:

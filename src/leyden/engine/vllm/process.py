@@ -12,10 +12,9 @@ import shutil
 import sys
 import tempfile
 import time
-from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 from msgspec import Struct
 
@@ -23,9 +22,10 @@ from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.extension import leyden_weights
 from leyden.engine.vllm.http import call, control, is_healthy
 from leyden.engine.vllm.installation import VllmInstallation, find_vllm
-from leyden.process.guardian import guarded
-from leyden.process.restart_limit import RestartLimit
+from leyden.process.child import ChildProcess
+from leyden.process.guardian import Guard
 from leyden.process.rotating_log import RotatingLog
+from leyden.process.supervised import SupervisedProcess
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def environment(options: VllmOptions) -> dict[str, str]:
     return {**variables, **options.environment}
 
 
-class VllmProcess:
+class VllmProcess(SupervisedProcess):
     """A running server. `socket` stays the same over restarts."""
 
     def __init__(
@@ -113,15 +113,15 @@ class VllmProcess:
         may_restart: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         """Without `on_restart` a crash is final: `wait_failed` raises at once. A restart waits for `may_restart`."""
+        super().__init__("vLLM", _MAX_CRASHES, _CRASHES_WITHIN_S, EngineError)
         self._options, self._log = options, RotatingLog(log)
         self._on_restart, self._may_restart = on_restart, may_restart
         self._folder = Path(tempfile.mkdtemp(prefix="leyden-vllm-"))  # mode 0700
         self.socket = self._folder / "vllm.sock"
         self.restarts = 0
         self._installation: VllmInstallation | None = None
-        self._process: Process | None = None
-        self._lifeline = -1
-        self._supervisor: asyncio.Task[NoReturn] | None = None
+        self._process: ChildProcess | None = None
+        self._served_s = 0.0
         self._up, self._down = asyncio.Event(), asyncio.Event()
 
     async def start(self) -> None:
@@ -133,13 +133,7 @@ class VllmProcess:
         await self._launch()
         self._admit()
         self._up.set()
-        self._supervisor = asyncio.create_task(self._supervise())
-
-    async def wait_failed(self) -> NoReturn:
-        """Wait until the server has failed and is not restarted, and raise `EngineError` with the reason."""
-        assert self._supervisor is not None
-        await asyncio.shield(self._supervisor)
-        raise AssertionError("only an error ends the supervisor")
+        self._start_supervising()
 
     async def recovered(self) -> bool:
         """Return False if the server is healthy, else True once it is restarted. Raises as `wait_failed` does."""
@@ -159,12 +153,9 @@ class VllmProcess:
 
     async def stop(self) -> None:
         """Stop the server and remove its folder."""
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.wait({self._supervisor})
-        self._close_lifeline()
+        await self._stop_supervising()
         if self._process is not None:
-            await self._process.wait()
+            await self._process.end()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
@@ -177,52 +168,54 @@ class VllmProcess:
         """The process id of the guardian, which ends with this process and has the server as a descendant."""
         return self._process.pid if self._process is not None else None
 
-    async def _supervise(self) -> NoReturn:
-        limit, served_s = RestartLimit(_MAX_CRASHES, _CRASHES_WITHIN_S), 0.0
-        while True:
-            assert self._process is not None
-            began = time.monotonic()
-            status = await self._process.wait()
-            served_s += time.monotonic() - began
-            self._up.clear()
-            self._down.set()
-            reason = f"vLLM ended (status {status}): {self._reason()}"
-            log.error("%s", reason)
-            self._close_lifeline()
-            self.socket.unlink(missing_ok=True)
-            if self._on_restart is None:
-                raise EngineError(reason)
-            if limit.add_failure(served_s):
-                raise EngineError(f"vLLM keeps failing; {reason}")
-            self.restarts += 1
-            try:
-                await self._restart(self._on_restart)
-            except EngineError:
-                if not await self._ends():
-                    raise
-                continue  # it crashed again, which counts as any crash
-            self._down.clear()
-            self._up.set()
+    async def _wait_ended(self) -> str:
+        assert self._process is not None
+        began = time.monotonic()
+        status = await self._process.wait()
+        self._served_s += time.monotonic() - began
+        self._up.clear()
+        self._down.set()
+        reason = f"vLLM ended (status {status}): {self._reason()}"
+        log.error("%s", reason)
+        self.socket.unlink(missing_ok=True)
+        if self._on_restart is None:
+            raise EngineError(reason)
+        return reason
 
-    async def _restart(self, on_restart: Callable[[], Awaitable[None]]) -> None:
+    def _clock(self) -> float:
+        return self._served_s
+
+    async def _restart(self, reason: str) -> None:
+        self.restarts += 1
+        try:
+            await self._launch_paused()
+        except EngineError:
+            if not await self._ends():
+                raise
+            return  # it crashed again, which counts as any crash
+        self._down.clear()
+        self._up.set()
+
+    async def _launch_paused(self) -> None:
+        assert self._on_restart is not None
         if self._may_restart is not None:
             await self._may_restart()
         await self._launch()
         async with control(str(self._private_socket)) as client:
             await call(client, "/pause", mode="abort")
         self._admit()
-        await on_restart()
+        await self._on_restart()
 
     async def _ends(self) -> bool:
         """Return False if the server is healthy, else True once it has ended."""
         process, deadline = self._process, time.monotonic() + _EXIT_TIMEOUT_S
         assert process is not None
         async with control(str(self._private_socket)) as client:
-            while process.returncode is None:
+            while process.status is None:
                 if await is_healthy(client):
                     return False
                 if time.monotonic() > deadline:
-                    self._close_lifeline()  # which ends it
+                    process.hang_up()  # which ends it
                 await asyncio.sleep(_POLL_S)
         return True
 
@@ -233,25 +226,17 @@ class VllmProcess:
     async def _launch(self) -> None:
         """Start the server on a socket that no client knows yet, and wait until it is ready."""
         assert self._installation is not None
-        lifeline_end, self._lifeline = os.pipe()
-        line = command(self._options, self._installation, self._private_socket)
         self._log.path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with os.fdopen(self._log.open(), "wb") as output:
-                self._process = await asyncio.create_subprocess_exec(
-                    *guarded(line, lifeline_end, grace_s=_TERM_TIMEOUT_S, terminate=True),
-                    env=environment(self._options),
-                    pass_fds=[lifeline_end],
-                    stdin=DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-        finally:
-            os.close(lifeline_end)
+        self._process = ChildProcess(
+            command(self._options, self._installation, self._private_socket),
+            environment=environment(self._options),
+            log=self._log,
+            grace_s=_TERM_TIMEOUT_S,
+            guard=Guard(terminate=True),
+        )
         await self._ready(self._process)
 
-    async def _ready(self, process: Process) -> None:
+    async def _ready(self, process: ChildProcess) -> None:
         ended = asyncio.create_task(process.wait())
         deadline = time.monotonic() + _START_TIMEOUT_S
         try:
@@ -270,11 +255,6 @@ class VllmProcess:
         fresh = self._folder / "fresh"
         fresh.symlink_to(self._private_socket.name)
         fresh.rename(self.socket)
-
-    def _close_lifeline(self) -> None:
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
 
     def _reason(self) -> str:
         """Return the reason of a failure from the log."""

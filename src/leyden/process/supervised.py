@@ -1,0 +1,56 @@
+"""Starts a process again when it ends, unless it ends too often."""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import NoReturn
+
+
+class SupervisedProcess(ABC):
+    """A process that a task supervises from `_start_supervising` on, until it has failed for good."""
+
+    def __init__(self, name: str, max_failures: int, within_s: float, error: type[Exception]) -> None:
+        """If it fails `max_failures` times within `within_s`, it is not started again, and `error` says so."""
+        self._name, self._max_failures, self._within_s, self._error = name, max_failures, within_s, error
+        self._supervising: asyncio.Task[NoReturn] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended and is not started again."""
+        return self._supervising is not None and self._supervising.done()
+
+    async def wait_failed(self) -> NoReturn:
+        """Wait until starting it again is useless, and raise an error that says why."""
+        assert self._supervising is not None
+        await asyncio.shield(self._supervising)
+        raise AssertionError("supervising ends only with an error")
+
+    @abstractmethod
+    async def _wait_ended(self) -> str:
+        """Wait until it has ended and return a sentence that says how. Raises an error if that was the last time."""
+
+    @abstractmethod
+    async def _restart(self, reason: str) -> str | None:
+        """Start it again. Returns a reason if it ended at once; raises an error if another try is useless."""
+
+    def _clock(self) -> float:
+        """Return the time by which failures are counted."""
+        return time.monotonic()
+
+    def _start_supervising(self) -> None:
+        self._supervising = asyncio.create_task(self._supervise())
+
+    async def _stop_supervising(self) -> None:
+        if self._supervising is not None:
+            self._supervising.cancel()
+            await asyncio.wait({self._supervising})
+
+    async def _supervise(self) -> NoReturn:
+        failures: deque[float] = deque(maxlen=self._max_failures)
+        reason = await self._wait_ended()
+        while True:
+            failures.append(self._clock())
+            if len(failures) == self._max_failures and failures[-1] - failures[0] < self._within_s:
+                raise self._error(f"{self._name} keeps dying: {reason}")
+            reason = await self._restart(reason) or await self._wait_ended()
