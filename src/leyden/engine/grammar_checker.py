@@ -4,10 +4,6 @@ A check that nobody waits for any more is ended. The checks of one session run o
 """
 
 import asyncio
-import signal
-import socket
-import subprocess
-import sys
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -16,9 +12,9 @@ import msgspec
 
 from leyden.engine.grammar import GrammarError
 from leyden.engine.grammar_process import CPU_S, MEMORY_MB, CheckerSetup, CheckRequest
-from leyden.process.framing import read_frame_blocking, to_frame
+from leyden.process.answering import AnsweringProcess
 
-_PROCESSES = 2
+_MODULE, _PROCESSES = "leyden.engine.grammar_process", 2
 _KNOWN_GRAMMARS = 256
 _TIMEOUT_S = 60.0
 """For a process that neither replies nor uses CPU time."""
@@ -33,7 +29,7 @@ class GrammarChecker:
     def __init__(self, tokenizer: str, vocabulary: int) -> None:
         self._setup = CheckerSetup(tokenizer, vocabulary)
         self._slots = asyncio.Semaphore(_PROCESSES)
-        self._idle: list[_CheckerProcess] = []
+        self._idle: list[AnsweringProcess] = []
         self._known: OrderedDict[_Key, str] = OrderedDict()
         self._running: dict[_Key, asyncio.Task[str]] = {}
         self._waiting: Counter[_Key] = Counter()
@@ -68,51 +64,9 @@ class GrammarChecker:
     async def _run(self, key: _Key, session: str) -> str:
         lock = self._sessions.setdefault(session, asyncio.Lock())
         async with lock, self._slots:
-            process = self._idle.pop() if self._idle else _CheckerProcess(self._setup)
-            try:
-                async with asyncio.timeout(_TIMEOUT_S):
-                    reply = await asyncio.to_thread(process.check, CheckRequest(*key))
-            except BaseException as error:
-                process.close()
-                if isinstance(error, TimeoutError):
-                    return _TOO_COSTLY
-                raise
+            process = self._idle.pop() if self._idle else AnsweringProcess(_MODULE, msgspec.json.encode(self._setup))
+            reply = await process.ask(msgspec.json.encode(CheckRequest(*key)), _TIMEOUT_S)
             if reply is None:
-                process.close()
                 return _TOO_COSTLY
             self._idle.append(process)
-            return reply
-
-
-class _CheckerProcess:
-    """One process; it is killed by `close`, when it is no longer referenced, and when this process exits."""
-
-    def __init__(self, setup: CheckerSetup) -> None:
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "leyden.engine.grammar_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # a Rust allocator that fails prints a backtrace
-            )
-        self.close = weakref.finalize(self, _end, self._process, self._socket)
-        self._file = self._socket.makefile("rb")
-        self._first = to_frame(msgspec.json.encode(setup))
-
-    def check(self, request: CheckRequest) -> str | None:
-        """Return the error of a grammar, empty where there is none; None where the process ended."""
-        try:
-            self._socket.sendall(self._first + to_frame(msgspec.json.encode(request)))
-            self._first = b""
-            reply = read_frame_blocking(self._file)
-        except (OSError, ValueError):  # closed meanwhile
-            return None
-        return None if reply is None else msgspec.json.decode(reply, type=str)
-
-
-def _end(process: "subprocess.Popen[bytes]", end: socket.socket) -> None:
-    process.send_signal(signal.SIGKILL)
-    end.close()
-    process.wait()
+            return msgspec.json.decode(reply, type=str)

@@ -4,9 +4,7 @@ The kernel ends this process where a grammar takes more CPU time or memory than 
 interrupted in any other way.
 """
 
-import os
 import resource
-import socket
 import sys
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from leyden.engine.grammar import GrammarCompiler, GrammarError
-from leyden.process.framing import read_frame_blocking, to_frame
+from leyden.process.answering import answer_requests
 
 CPU_S = 5
 """CPU time for one grammar."""
@@ -38,15 +36,14 @@ class CheckRequest(Struct, frozen=True):
 
 def main(fd: int) -> None:
     """Check grammars until the socket closes."""
-    os.set_inheritable(fd, False)
-    os.nice(10)  # the server that waits for it, and everybody else, comes first
-    end = socket.socket(fileno=fd)
-    file = end.makefile("rb")
-    if (body := read_frame_blocking(file)) is None:
-        return
-    setup = msgspec.json.decode(body, type=CheckerSetup)
-    compiler = GrammarCompiler(setup.tokenizer, setup.vocabulary)
-    while (body := read_frame_blocking(file)) is not None:
+    compiler: GrammarCompiler | None = None
+
+    def answer(body: bytes) -> bytes:
+        nonlocal compiler
+        if compiler is None:
+            setup = msgspec.json.decode(body, type=CheckerSetup)
+            compiler = GrammarCompiler(setup.tokenizer, setup.vocabulary)
+            return b""
         request = msgspec.json.decode(body, type=CheckRequest)
         error = ""
         try:
@@ -55,7 +52,9 @@ def main(fd: int) -> None:
             compiler.compile(request.grammar, request.stop_ids)
         except GrammarError as refused:
             error = str(refused) or "it is invalid"
-        end.sendall(to_frame(msgspec.json.encode(error)))
+        return msgspec.json.encode(error)
+
+    answer_requests(fd, answer)
 
 
 def _limit() -> None:

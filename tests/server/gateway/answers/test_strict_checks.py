@@ -30,11 +30,10 @@ async def test_calls_are_checked_and_counted_in_another_process() -> None:
     await checks.close()
 
 
-async def test_an_answer_with_very_many_calls_is_unchecked_and_the_next_is_checked() -> None:
+async def test_very_many_calls_of_an_answer_are_checked() -> None:
     checks = StrictChecks()
-    checks.add("s", [("{}", True)] * 12_000)  # their results are more than a line may have
-    checks.add("s", [("{}", SCHEMA)])
-    await eventually(lambda: checks.counts == {"unchecked": 12_000, "invalid": 1})
+    checks.add("s", [("{}", True)] * 12_000)
+    await eventually(lambda: checks.counts["valid"] > 100 and checks.counts.total() == 12_000)
     await checks.close()
 
 

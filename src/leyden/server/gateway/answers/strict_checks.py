@@ -5,8 +5,6 @@ the server's time or delay an answer. What cannot be checked in time counts as u
 """
 
 import asyncio
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,8 +13,9 @@ from typing import Any
 import msgspec
 
 from leyden.background import start_background
+from leyden.process.answering import AnsweringProcess
 
-_COMMAND = (sys.executable, "-P", "-m", "leyden.server.gateway.answers.strict_process")
+_MODULE = "leyden.server.gateway.answers.strict_process"
 _MAX_WAITING, _MAX_OF_SESSION = 256, 8
 """Answers whose calls wait to be checked, in all and of one session."""
 _TIMEOUT_S = 10.0
@@ -31,7 +30,7 @@ class StrictChecks:
         """Calls as `valid`, `invalid` or `unchecked`."""
         self._waiting: deque[tuple[str, Sequence[tuple[str, Any]]]] = deque()
         self._of_session: Counter[str] = Counter()
-        self._process: Process | None = None
+        self._process: AnsweringProcess | None = None
         self._checking: asyncio.Task[None] | None = None
 
     def add(self, session: str, calls: Sequence[tuple[str, Any]]) -> None:
@@ -48,7 +47,9 @@ class StrictChecks:
         """End the process."""
         if self._checking is not None:
             self._checking.cancel()
-        await self._kill()
+            await asyncio.wait({self._checking})
+        if self._process is not None:
+            self._process.close()
 
     async def _check_waiting(self) -> None:
         while self._waiting:
@@ -56,30 +57,12 @@ class StrictChecks:
             self._of_session[session] -= 1
             if not self._of_session[session]:
                 del self._of_session[session]
-            try:
-                if self._process is None:
-                    self._process = await asyncio.create_subprocess_exec(
-                        *_COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL
-                    )
-                    await _check(self._process, ())  # it begins with imports, which take long on a busy machine
-                async with asyncio.timeout(_TIMEOUT_S):
-                    results = await _check(self._process, calls)
-            except (TimeoutError, OSError, ValueError):  # also a line that is no JSON, or too long
-                await self._kill()
-                results = ["unchecked"] * len(calls)
-            self.counts.update(results)
-
-    async def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-
-async def _check(process: Process, calls: Sequence[tuple[str, Any]]) -> list[str]:
-    reader, writer = process.stdout, process.stdin
-    assert reader is not None and writer is not None
-    writer.write(msgspec.json.encode(calls) + b"\n")
-    await writer.drain()
-    return msgspec.json.decode(await reader.readline(), type=list[str])
+            reply = None
+            with suppress(OSError):  # no process can be started
+                self._process = self._process or AnsweringProcess(_MODULE, b"[]")
+                reply = await self._process.ask(msgspec.json.encode(calls), _TIMEOUT_S)
+            if reply is None:
+                self._process = None
+                self.counts["unchecked"] += len(calls)
+            else:
+                self.counts.update(msgspec.json.decode(reply, type=list[str]))

@@ -1,31 +1,31 @@
-"""Checks arguments of tool calls against schemas, in a process of its own.
+"""Checks arguments of tool calls against schemas: `python -m leyden.server.gateway.answers.strict_process SOCKET`.
 
-It reads lines of JSON, each a list of pairs of arguments and schema, and answers each with a line of results. It ends
-when standard input closes. Other processes come first when the machine is busy.
+A request is a list of pairs of arguments and schema, in JSON, and the answer a list of results.
 """
 
-import os
 import sys
 from typing import Any
 
 import msgspec
 
+from leyden.process.answering import answer_requests
+
 _CHECK_S = 1.0
 """CPU time for the schemas of one answer."""
 
 
-def main() -> None:
-    """Answer until standard input closes."""
-    os.nice(10)
+def main(fd: int) -> None:
+    """Check calls until the socket closes."""
     from leyden.rl.signals.schemas import CheckTime, check_text  # it takes time to import, which others need more
 
     decode = msgspec.json.Decoder(list[tuple[str, Any]]).decode
-    for line in sys.stdin.buffer:
+
+    def answer(body: bytes) -> bytes:
         allowed = CheckTime(_CHECK_S)
-        results = [check_text(arguments, schema, allowed).result for arguments, schema in decode(line)]
-        sys.stdout.buffer.write(msgspec.json.encode(results) + b"\n")
-        sys.stdout.buffer.flush()
+        return msgspec.json.encode([check_text(text, schema, allowed).result for text, schema in decode(body)])
+
+    answer_requests(fd, answer)
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))
