@@ -1,1 +1,1 @@
-"""Processes of this machine: their descendants, guardian, restart limit and log."""
+"""Child processes: how they are started, guarded, logged, started again and ended."""

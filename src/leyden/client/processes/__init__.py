@@ -1,1 +1,1 @@
-"""Child processes of a worker: their environment without its secrets, their limits, their crashes and their ends."""
+"""Child processes of a worker: their environment without its secrets, their limits and their crashes."""
