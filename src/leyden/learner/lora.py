@@ -30,17 +30,9 @@ class MergedLoraLinear(LoraLinear):
     """A linear layer that computes with the merged weight; the gradient goes to the adapter instead."""
 
     served_weight: Tensor
-    unmerged: bool
+    """The weight that the adapter is merged into."""
+    unmerged = False
     """Add the adapter's output to that of the weight, as PEFT does."""
-
-    @classmethod
-    def of(cls, layer: LoraLinear, served_weight: Tensor) -> "MergedLoraLinear":
-        """Turn a layer of PEFT into one that computes with a weight which the adapter is merged into."""
-        layer.__class__ = cls
-        assert isinstance(layer, cls)
-        layer.register_buffer("served_weight", served_weight, persistent=False)
-        layer.unmerged = False
-        return layer
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the layer's output."""
@@ -65,15 +57,16 @@ class LoraAdapter:
             raise ConfigError(f"`training.lora.modules`: the model has no such layer; its linear layers are {known}")
         self._served, self.rank = served, config.rank
         lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.modules))
+        lora._register_custom_module({torch.nn.Linear: MergedLoraLinear})  # documented, in spite of its name
         self.model = deepcopy(served).requires_grad_(False)
         inject_adapter_in_model(lora, self.model, _NAME)
         self._layers = {
-            name: MergedLoraLinear.of(layer, served.get_parameter(f"{name}.weight").detach())
-            for name, layer in self.model.named_modules()
-            if isinstance(layer, LoraLinear)
+            name: layer for name, layer in self.model.named_modules() if isinstance(layer, MergedLoraLinear)
         }
-        for layer in self._layers.values():  # in float32 at least, whatever the precision of the model
-            precision = torch.promote_types(served.dtype, torch.float32)
+        precision = torch.promote_types(served.dtype, torch.float32)  # whatever the precision of the model
+        for name, layer in self._layers.items():
+            weight = served.get_parameter(f"{name}.weight").detach()
+            layer.register_buffer("served_weight", weight, persistent=False)
             layer.lora_A[_NAME].to(precision)
             layer.lora_B[_NAME].to(precision)
 
