@@ -5,16 +5,10 @@ import socket
 from contextlib import closing
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from leyden.api import client as remote
 from leyden.api.client import Remote, RemoteError, ReplyTimeout, ServerUnreachable
-from leyden.backoff import Backoff
 from leyden.cli import main
-from leyden.client.retrying_client import RetryingClient
-from leyden.local import retrying_remote
-from leyden.local.retrying_remote import RetryingRemote
 
 
 def unused_port() -> int:
@@ -28,42 +22,6 @@ async def test_no_connection_is_an_unreachable_server() -> None:
     async with Remote(url) as server:
         with pytest.raises(ServerUnreachable, match=f"cannot reach the server at {url}"):
             await server.runs()
-
-
-@pytest.mark.parametrize("by_trainer", [True, False])
-async def test_trainers_and_workers_repeat_what_a_server_may_answer_later(by_trainer: bool) -> None:
-    statuses = [429, 408, 500, 502, 503, 200, 409, 200]
-
-    async def answer(request: web.Request) -> web.Response:
-        return web.json_response([], status=statuses.pop(0))
-
-    app = web.Application()
-    app.router.add_get("/api/runs", answer)
-    async with TestServer(app) as server:
-        url = str(server.make_url(""))
-        async with RetryingRemote(url, "", lambda: False) if by_trainer else Remote(url) as client:
-            ask = client.runs if by_trainer else lambda: RetryingClient(client).retry(client.runs)
-            assert await ask() == []
-            with pytest.raises(RemoteError):
-                await ask()
-    assert statuses == [200]
-
-
-async def test_a_server_that_fails_again_and_again_ends_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying_remote, "_BACKOFF", Backoff(first_s=0.0, max_s=0.0))
-    asked, busy = 0, 100
-
-    async def answer(request: web.Request) -> web.Response:
-        nonlocal asked
-        asked += 1
-        return web.json_response({}, status=500 if asked > busy else 503)
-
-    app = web.Application()
-    app.router.add_get("/api/runs", answer)
-    async with TestServer(app) as server, RetryingRemote(str(server.make_url("")), "", lambda: False) as client:
-        with pytest.raises(RemoteError):
-            await client.runs()
-    assert asked > busy + 20
 
 
 async def test_no_reply_in_time_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,8 @@ from leyden.engine.torch.engine import TorchEngine
 from leyden.learner.errors import TrainingError
 from leyden.learner.loading import load_model
 from leyden.local import server_health, server_process
-from leyden.local.retrying_remote import RetryingRemote
 from leyden.local.server_process import LocalServer, running_server
-from leyden.local.stack import admin_key
+from leyden.local.stack import trainer_remote
 from leyden.models.source import BUNDLED, find_model
 from leyden.records import DEFAULT_POLICY, RunSettings, Task, Version
 from leyden.server.options import ServeOptions, ServerProcessOptions
@@ -54,7 +53,7 @@ def kill_process(server: LocalServer) -> None:
 async def test_a_request_waits_for_a_server_that_is_started_again_until_there_is_none(
     server: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with RetryingRemote(server.running.url, admin_key(tmp_path), lambda: server.is_gone) as remote:
+    async with trainer_remote(server, tmp_path) as remote:
         await remote.create_run(RunSpec("r", RunSettings()))
         await remote.enqueue("r", GroupSpec("g", Task("t", {})))
         (lease,) = await remote.lease(LeaseRequest("w"))
@@ -92,7 +91,7 @@ async def test_a_request_waits_for_a_server_that_is_started_again_until_there_is
 async def test_a_server_whose_store_was_deleted_is_not_started_with_an_empty_one(
     server: LocalServer, tmp_path: Path, dies_first: bool
 ) -> None:
-    async with RetryingRemote(server.running.url, admin_key(tmp_path), lambda: server.is_gone) as remote:
+    async with trainer_remote(server, tmp_path) as remote:
         await remote.create_run(RunSpec("r", RunSettings()))
         delete_store(tmp_path)
         if dies_first:
@@ -127,6 +126,6 @@ async def test_a_server_that_does_not_answer_is_killed_and_started_again(
     async with asyncio.timeout(120):
         while server._process.pid == frozen or "it is started again" not in capsys.readouterr().err:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
-    async with RetryingRemote(server.running.url, admin_key(tmp_path), lambda: server.is_gone) as remote:
+    async with trainer_remote(server, tmp_path) as remote:
         assert await remote.runs() == []
     assert "(most recent call first)" in (tmp_path / "server.log").read_text()

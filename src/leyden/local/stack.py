@@ -15,6 +15,7 @@ from msgspec import Struct
 from transformers import PreTrainedModel
 
 from leyden.api.client import Remote, read_key
+from leyden.api.retrying import RetryingRemote, RetryLimits
 from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, RunSpec
 from leyden.client.isolation.running import choose_mode
 from leyden.client.worker.worker import WorkerOptions, isolation_request
@@ -23,7 +24,6 @@ from leyden.engine.protocol import EngineBackend
 from leyden.learner.policy import Policy
 from leyden.local.engine import running_engine
 from leyden.local.notes import print_note, stderr_console
-from leyden.local.retrying_remote import RetryingRemote
 from leyden.local.server_process import LocalServer, running_server
 from leyden.local.worker_process import LocalWorker, running_worker, worker_options
 from leyden.models.source import ModelSource
@@ -34,6 +34,8 @@ from leyden.server.control.keys import write_private
 from leyden.server.options import ServeOptions, ServerProcessOptions
 
 T = TypeVar("T")
+_TRAINER_RETRIES = RetryLimits(timeout_s=None, max_backoff_s=2.0, silent_failures=5, max_errors=30)
+"""A server that is started again answers in time to need no report. One that fails for about a minute will not stop."""
 
 
 class SupervisedPart(Protocol):
@@ -89,7 +91,7 @@ async def local_stack(
     async with (
         running_engine(config, folder, model, source, version, policy) as engine,
         _shown_server(_server_options(config, folder, source, engine), engine, folder / "server.log") as server,
-        RetryingRemote(server.running.url, admin_key(folder), lambda: server.is_gone) as remote,
+        trainer_remote(server, folder) as remote,
     ):
         await _create_run(remote, config, run)
         key = (await remote.make_key(KeySpec("worker", run, MAX_KEY_TTL_S))).key
@@ -153,6 +155,11 @@ def _server_options(config: Config, folder: Path, source: ModelSource, engine: E
 def admin_key(folder: Path) -> str:
     """Read the admin key that a server writes into its home folder."""
     return read_key(folder / "admin.key")
+
+
+def trainer_remote(server: LocalServer, folder: Path) -> RetryingRemote:
+    """Return the client of a trainer: it waits for a server that is started again, unless that has failed for good."""
+    return RetryingRemote(server.running.url, admin_key(folder), print_note, _TRAINER_RETRIES, lambda: server.is_gone)
 
 
 async def _create_run(remote: Remote, config: Config, run: str) -> None:

@@ -1,7 +1,6 @@
 """Heartbeats keep leases alive, and their loop can always be cancelled."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -20,12 +19,11 @@ class Client:
     """A server that has ended one attempt."""
 
     def __init__(self, ended: str) -> None:
-        self.remote = self
         self.ended = ended
         self.renewed: list[list[str]] = []
 
-    async def retry(self, request: Any, **_: float) -> Any:
-        return await request()
+    def limited(self, *_: float, **__: float) -> "Client":
+        return self
 
     async def heartbeat(self, worker: str, attempts: list[str]) -> HeartbeatReply:
         self.renewed.append(attempts)

@@ -4,7 +4,6 @@ from worker_harness import WorkerHarness
 
 from leyden.api.wire import LeaseRequest
 from leyden.client.host_protocol import AttemptEnd
-from leyden.client.retrying_client import RetryingClient
 from leyden.client.worker.reporter import Reporter
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Reward, RewardKind, State
@@ -16,7 +15,7 @@ async def test_a_free_retry_stays_free_where_a_step_reward_is_refused(harness: W
     (lease,) = await harness.remote.lease(LeaseRequest("w", run="r"))
     reward = Reward("step", 1.0, kind=RewardKind.STEP, call="no-such-call")
     end = AttemptEnd(lease.attempt.id, Outcome(Ending.LOST, "another attempt hung"), retry=Retry.FREE)
-    await Reporter(RetryingClient(harness.remote), None).report(lease, end, [reward])
+    await Reporter(harness.remote, None).report(lease, end, [reward])  # type: ignore[arg-type]
     detail = await harness.remote.rollout("r", lease.attempt.rollout)
     assert detail.rollout.state is State.QUEUED
     assert detail.attempts[0].outcome == end.outcome

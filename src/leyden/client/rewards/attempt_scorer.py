@@ -6,8 +6,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from leyden.api.client import RemoteError
+from leyden.api.retrying import RetryingRemote
 from leyden.api.wire import Lease
-from leyden.client.retrying_client import RetryingClient
 from leyden.client.rewards.function import NoReward, RewardFunction
 from leyden.client.services.registry import ServiceRegistry
 from leyden.episodes import Episode
@@ -17,7 +17,7 @@ from leyden.records import Reward
 class AttemptScorer:
     """Calls a reward function for one attempt at a time. `GroupScorer` is its counterpart for whole groups."""
 
-    def __init__(self, client: RetryingClient, reward: RewardFunction, services: ServiceRegistry) -> None:
+    def __init__(self, client: RetryingRemote, reward: RewardFunction, services: ServiceRegistry) -> None:
         self._client, self._reward, self._services = client, reward, services
         self.services = reward.services
         """Names of the services that the reward function takes."""
@@ -35,7 +35,7 @@ class AttemptScorer:
         async def read_episode() -> Episode:
             run, attempt = lease.attempt.run, lease.attempt.id
             try:
-                episode = await self._client.retry(lambda: self._client.remote.episode(run, attempt))
+                episode = await self._client.episode(run, attempt)
             except RemoteError as refused:
                 raise NoReward(
                     f"the episode that the reward function takes cannot be read from the server: {refused}"

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from leyden.api.client import RemoteError
+from leyden.api.retrying import RetryingRemote
 from leyden.api.wire import GroupScoring, Scores, ScoringRequest
 from leyden.background import start_background
-from leyden.client.retrying_client import RetryingClient
 from leyden.client.rewards.function import NoReward, RewardFunction
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
@@ -28,7 +28,7 @@ class GroupScorer:
 
     def __init__(
         self,
-        client: RetryingClient,
+        client: RetryingRemote,
         reward: RewardFunction,
         services: ServiceRegistry,
         worker: str,
@@ -46,9 +46,7 @@ class GroupScorer:
                 await self._slots.acquire()
                 leased: list[GroupScoring] = []
                 try:
-                    leased = await self._client.retry(
-                        lambda: self._client.remote.lease_scoring(self._request), timeout_s=_WAIT_S + 10
-                    )
+                    leased = await self._client.limited(timeout_s=_WAIT_S + 10).lease_scoring(self._request)
                 finally:
                     if not leased:
                         self._slots.release()
@@ -71,7 +69,7 @@ class GroupScorer:
     async def _score(self, scoring: GroupScoring) -> Scores:
         run, group = scoring.group.run, scoring.group.id
         try:
-            found = await self._client.retry(lambda: self._client.remote.group_episodes(run, group))
+            found = await self._client.group_episodes(run, group)
             ended = [one for one in found if one.attempt.outcome and one.attempt.outcome.ending is Ending.SUCCEEDED]
             if not ended:  # the group was cancelled in the meantime
                 return Scores(scoring.number)
@@ -86,7 +84,7 @@ class GroupScorer:
     async def _send(self, scoring: GroupScoring, scores: Scores) -> None:
         run, group = scoring.group.run, scoring.group.id
         try:
-            await self._client.retry(lambda: self._client.remote.score(run, group, scores))
+            await self._client.score(run, group, scores)
         except RemoteError as refused:
             if refused.status in (401, 403):
                 raise  # the worker's key is invalid, so every request will fail
@@ -96,16 +94,13 @@ class GroupScorer:
     async def _kept_alive(self, scoring: GroupScoring) -> AsyncIterator[None]:
         """Renew the lease every third of its length. If it is lost all the same, the server ignores the rewards."""
         run, group, interval = scoring.group.run, scoring.group.id, scoring.lease_s / 3
+        client = self._client.limited(max(1.0, interval), max_backoff_s=interval)
 
         async def beat() -> None:
             while True:
                 await asyncio.sleep(interval)
                 with suppress(RemoteError):
-                    await self._client.retry(
-                        lambda: self._client.remote.heartbeat_scoring(run, group, scoring.number),
-                        timeout_s=max(1.0, interval),
-                        max_backoff_s=interval,
-                    )
+                    await client.heartbeat_scoring(run, group, scoring.number)
 
         beating = start_background(beat(), f"the heartbeat of scoring group {group}")
         try:

@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
+from leyden.api.retrying import RetryingRemote
 from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, Lease, NewKey
 from leyden.client.host_protocol import HostSetup
-from leyden.client.retrying_client import RetryingClient
 from leyden.client.runners.base import Runner
 from leyden.client.runners.host_process import AGENT_HOST, COMMAND_HOST, HostProcess
 from leyden.client.runners.http_endpoint import HttpEndpoint
@@ -21,7 +21,7 @@ class RunnerFactory:
     attempt has that attempt's key.
     """
 
-    def __init__(self, kind: AgentKind, setup: HostSetup, client: RetryingClient, run: str | None) -> None:
+    def __init__(self, kind: AgentKind, setup: HostSetup, client: RetryingRemote, run: str | None) -> None:
         self._kind, self._setup, self._client, self._run = kind, setup, client, run
         self._pool: NewKey | None = None
 
@@ -51,5 +51,5 @@ class RunnerFactory:
         """Return the key of the pool, which expires together with the worker's own."""
         if self._pool is None:
             spec = KeySpec("pool", self._run, MAX_KEY_TTL_S)
-            self._pool = await self._client.retry(lambda: self._client.remote.make_key(spec))
+            self._pool = await self._client.make_key(spec)
         return self._pool

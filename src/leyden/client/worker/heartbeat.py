@@ -3,14 +3,14 @@
 import asyncio
 from contextlib import suppress
 
+from leyden.api.retrying import RetryingRemote
 from leyden.client.attempt.active_attempt import ActiveAttempt
-from leyden.client.retrying_client import RetryingClient
 
 
 class Heartbeat:
     """Sends one heartbeat for all attempts of a worker, at a third of the shortest lease."""
 
-    def __init__(self, client: RetryingClient, worker: str) -> None:
+    def __init__(self, client: RetryingRemote, worker: str) -> None:
         self._client, self._worker = client, worker
         self._attempts: dict[str, ActiveAttempt] = {}
         self._next_s: float | None = None
@@ -64,11 +64,8 @@ class Heartbeat:
 
     async def _send(self, interval_s: float) -> None:
         ids = list(self._attempts)
-        reply = await self._client.retry(
-            lambda: self._client.remote.heartbeat(self._worker, ids),
-            timeout_s=max(1.0, interval_s),
-            max_backoff_s=interval_s,
-        )
+        client = self._client.limited(max(1.0, interval_s), max_backoff_s=interval_s)
+        reply = await client.heartbeat(self._worker, ids)
         for ended in reply.ended:
             if (active := self._attempts.get(ended.attempt)) is not None:
                 active.resolve(None)

@@ -14,11 +14,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.api.client import RemoteError
+from leyden.api.retrying import RetryingRemote
 from leyden.api.wire import Lease, LeaseRequest, TimeoutRequest
 from leyden.backoff import Backoff
 from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.host_protocol import AttemptEnd
-from leyden.client.retrying_client import RetryingClient
 from leyden.client.runners.base import Runner
 from leyden.client.runners.supervisor import RunnerSupervisor, TimeLimits
 from leyden.client.services.pool import ServiceFailed
@@ -64,7 +64,7 @@ class LeaseLoop:
     def __init__(
         self,
         tasks: asyncio.TaskGroup,
-        client: RetryingClient,
+        client: RetryingRemote,
         heartbeat: Heartbeat,
         reporter: Reporter,
         services: ServiceRegistry,
@@ -122,10 +122,7 @@ class LeaseLoop:
             request = LeaseRequest(self._options.worker, min(free, 1000), _LONG_POLL_S, self._options.run, pool)
             self._request_open = True
             try:
-                leases = await self._client.retry(
-                    lambda: self._client.remote.lease(request),  # noqa: B023 - awaited within this iteration
-                    timeout_s=_LONG_POLL_S + 10,
-                )
+                leases = await self._client.limited(timeout_s=_LONG_POLL_S + 10).lease(request)
             finally:
                 self._request_open = False
                 self._concurrency.release(free - len(leases))
@@ -209,7 +206,7 @@ class LeaseLoop:
     async def _report(self, active: ActiveAttempt, end: AttemptEnd | None, acquired: Mapping[str, str] = {}) -> None:
         if end is not None:
             await self._reporter.report(active.lease, end, tuple(active.step_rewards), acquired)
-            self._concurrency.adjust(self._client.queue_pressure)
+            self._concurrency.adjust(self._reporter.queue_pressure)
         self._heartbeat.untrack(active)
 
     async def _time_out(self, lease: Lease, ran_s: float) -> float:
@@ -217,7 +214,7 @@ class LeaseLoop:
         attempt, request = lease.attempt, TimeoutRequest(ran_s, self._options.limits.attempt_s)
         with suppress(TimeoutError, RemoteError):
             async with asyncio.timeout(_TIME_OUT_REPLY_S):
-                reply = await self._client.retry(lambda: self._client.remote.time_out(attempt.run, attempt.id, request))
+                reply = await self._client.time_out(attempt.run, attempt.id, request)
                 return reply.left_s
         return 0.0
 

@@ -11,9 +11,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from leyden.api.client import RemoteError
+from leyden.api.retrying import RetryingRemote
 from leyden.api.wire import FinishRequest, Lease
 from leyden.client.host_protocol import AttemptEnd
-from leyden.client.retrying_client import RetryingClient
 from leyden.client.rewards.attempt_scorer import AttemptScorer
 from leyden.client.rewards.function import NoReward
 from leyden.client.services.pool import ServiceFailed
@@ -27,9 +27,11 @@ _log = logging.getLogger("leyden.worker")
 class Reporter:
     """Scores attempts that succeeded and reports every attempt until the server acknowledges it."""
 
-    def __init__(self, client: RetryingClient, scorer: AttemptScorer | None, *, scored_as_group: bool = False) -> None:
+    def __init__(self, client: RetryingRemote, scorer: AttemptScorer | None, *, scored_as_group: bool = False) -> None:
         """`scored_as_group`: final rewards come when a whole group has ended, and not from here."""
         self._client, self._scorer, self._scored_as_group = client, scorer, scored_as_group
+        self.queue_pressure: float | None = None
+        """Model calls that wait for the engine per call that it serves, as the server last reported it."""
 
     def needs_scoring(self, end: AttemptEnd | None) -> bool:
         """Whether the reward function runs before this end is reported."""
@@ -82,8 +84,8 @@ class Reporter:
     async def _send(self, lease: Lease, request: FinishRequest) -> None:
         run, attempt = lease.attempt.run, lease.attempt.id
         try:
-            reply = await self._client.retry(lambda: self._client.remote.finish(run, attempt, request))
-            self._client.queue_pressure = reply.queue_pressure
+            reply = await self._client.finish(run, attempt, request)
+            self.queue_pressure = reply.queue_pressure
         except RemoteError as refused:
             if refused.status in (401, 403):
                 raise  # the worker's key is invalid, so nothing else would succeed either

@@ -5,6 +5,7 @@ except where the server itself has ended the attempt.
 """
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -17,12 +18,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden import defaults
-from leyden.api.client import Remote, RemoteError
+from leyden.api.client import RemoteError
+from leyden.api.retrying import RetryingRemote
 from leyden.client.host_protocol import HostSetup
 from leyden.client.isolation.options import IsolationOptions, ModeChoice
 from leyden.client.isolation.running import Isolation, IsolationRequest, running_isolation
 from leyden.client.processes.limits import memory_limit_mb
-from leyden.client.retrying_client import RetryingClient
 from leyden.client.rewards.attempt_scorer import AttemptScorer
 from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_reward
 from leyden.client.rewards.group_scorer import GroupScorer
@@ -37,6 +38,7 @@ from leyden.user_code.agent_reference import AgentKind, kind_of, read_command
 from leyden.user_code.bridge import background_loop
 from leyden.user_code.loading import LoadError
 
+_log = logging.getLogger("leyden.worker")
 _GIVE_BACK_TIMEOUT_S = 5.0
 _PYTHON_PROBE = "import os, sys; import leyden.client.host.main; os.listdir(sys.argv[1])"
 _COMMAND_PROBE = 'test -x "$0" || { echo "$0 cannot be run" >&2; exit 1; }; ls "$1" > /dev/null'
@@ -112,18 +114,18 @@ async def work(options: WorkerOptions, key: str, stop: asyncio.Event | None = No
     try:
         reward = _load_reward(options)
         async with (
-            Remote(options.server, key) as remote,
+            RetryingRemote(options.server, key, _log.warning) as client,
             _services(options, reward) as services,
             running_isolation(isolation_request(options)) as isolation,
         ):
-            await _work(options, RetryingClient(remote), reward, services, isolation, stop or asyncio.Event())
+            await _work(options, client, reward, services, isolation, stop or asyncio.Event())
     except ExceptionGroup as group:
         raise _first_error(group) from None
 
 
 async def _work(
     options: WorkerOptions,
-    client: RetryingClient,
+    client: RetryingRemote,
     reward: RewardFunction | None,
     services: ServiceRegistry,
     isolation: Isolation,
@@ -152,7 +154,7 @@ async def _work(
         await _give_back(heartbeat, reporter)
 
 
-def _reporter(client: RetryingClient, reward: RewardFunction | None, services: ServiceRegistry) -> Reporter:
+def _reporter(client: RetryingRemote, reward: RewardFunction | None, services: ServiceRegistry) -> Reporter:
     if reward is None:
         return Reporter(client, None)
     if reward.takes_group:
@@ -160,14 +162,14 @@ def _reporter(client: RetryingClient, reward: RewardFunction | None, services: S
     return Reporter(client, AttemptScorer(client, reward, services))
 
 
-async def _withdraw(client: RetryingClient, worker: str) -> None:
+async def _withdraw(client: RetryingRemote, worker: str) -> None:
     """Have the server answer the open lease requests, so that it grants none that is being cancelled.
 
     Repeated until cancelled, since a request may still be on its way to the server.
     """
     with suppress(RemoteError):
         while True:
-            await client.retry(lambda: client.remote.withdraw(worker), timeout_s=_WITHDRAW_TIMEOUT_S)
+            await client.limited(timeout_s=_WITHDRAW_TIMEOUT_S).withdraw(worker)
             await asyncio.sleep(_WITHDRAW_INTERVAL_S)
 
 
@@ -182,7 +184,7 @@ async def _give_back(heartbeat: Heartbeat, reporter: Reporter) -> None:
             await asyncio.gather(*(reporter.give_back(active.lease) for active in unfinished))
 
 
-def _lease_loop_options(options: WorkerOptions, client: RetryingClient, isolation: Isolation) -> list[LeaseLoopOptions]:
+def _lease_loop_options(options: WorkerOptions, client: RetryingRemote, isolation: Isolation) -> list[LeaseLoopOptions]:
     """Options of each lease loop: one per host process for a Python agent, one for any other agent."""
     kind = kind_of(options.agent, options.base)
     loops = options.processes if kind is AgentKind.PYTHON else 1
