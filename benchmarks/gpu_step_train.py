@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from leyden.config import override, read_config, read_file
-from leyden.local.openmp import configure_openmp
+from leyden.process.resources import configure_openmp
 
 CONFIG = Path(__file__).parents[1] / "examples" / "sql" / "sql.toml"
 SIZE, PRODUCTS = 8192, 50

@@ -37,7 +37,7 @@ from msgspec.structs import replace
 from peers import install
 from reporting import add_out, report_result
 
-from leyden.local.openmp import configure_openmp
+from leyden.process.resources import configure_openmp
 
 configure_openmp()  # before torch is imported, as `leyden train` does
 

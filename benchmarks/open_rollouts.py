@@ -36,7 +36,7 @@ from reporting import add_out, report_result
 from leyden.api.client import Remote, read_key
 from leyden.api.wire import FinishRequest, GroupSpec, Lease, LeaseRequest, RunSpec
 from leyden.outcomes import Ending, Outcome
-from leyden.process.descriptors import raise_file_limit
+from leyden.process.resources import raise_file_limit
 from leyden.records import RunSettings, Task
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 # Before torch is imported, also by the commands that tests start. Models are tiny and cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see leyden.local.openmp
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see leyden.process.resources
 sys.path.insert(0, str(Path(__file__).parent))
 
 from databases import Postgres, find_programs

@@ -16,7 +16,7 @@ from leyden.engine.torch.engine import TorchEngine
 from leyden.learner.errors import TrainingError
 from leyden.learner.loading import load_model
 from leyden.local import server_health, server_process
-from leyden.local.server_process import LocalServer, running_server
+from leyden.local.server_process import LocalServer
 from leyden.local.stack import trainer_remote
 from leyden.models.source import BUNDLED, find_model
 from leyden.records import DEFAULT_POLICY, RunSettings, Task, Version
@@ -42,7 +42,7 @@ async def server(
 ) -> AsyncIterator[LocalServer]:
     """A server that may die once."""
     monkeypatch.setattr(server_process, "_MAX_DEATHS", 2)
-    async with running_server(options, engine, tmp_path / "server.log") as running:
+    async with LocalServer(options, engine, tmp_path / "server.log") as running:
         yield running
 
 

@@ -11,7 +11,12 @@ class Scripted(SupervisedProcess):
     def __init__(self, ends: list[float], refused: bool = False) -> None:
         super().__init__("it", 3, 60.0, RuntimeError)
         self._ends, self._refused, self.restarts = ends, refused, 0
+
+    async def start(self) -> None:
         self._start_supervising()
+
+    async def stop(self) -> None:
+        await self._stop_supervising()
 
     async def _wait_ended(self) -> str:
         if not self._ends:
@@ -27,21 +32,21 @@ class Scripted(SupervisedProcess):
 
 
 async def test_ends_count_only_within_the_time() -> None:
-    process = Scripted([0.0, 50.0, 100.0, 140.0, 159.0, 1000.0])
-    with pytest.raises(RuntimeError, match="it keeps dying: it ended at 159"):
-        await process.wait_failed()
+    async with Scripted([0.0, 50.0, 100.0, 140.0, 159.0, 1000.0]) as process:
+        with pytest.raises(RuntimeError, match="it keeps dying: it ended at 159"):
+            await process.wait_failed()
     assert process.restarts == 4 and process.is_gone
 
 
 async def test_a_start_that_fails_counts_as_an_end() -> None:
-    process = Scripted([0.0, 1.0, 2.0], refused=True)
-    with pytest.raises(RuntimeError, match="it keeps dying: it did not start"):
-        await process.wait_failed()
+    async with Scripted([0.0, 1.0, 2.0], refused=True) as process:
+        with pytest.raises(RuntimeError, match="it keeps dying: it did not start"):
+            await process.wait_failed()
 
 
 async def test_an_error_ends_the_supervision() -> None:
-    process = Scripted([0.0])
-    assert not process.is_gone
-    with pytest.raises(ValueError, match="not needed"):
-        await process.wait_failed()
+    async with Scripted([0.0]) as process:
+        assert not process.is_gone
+        with pytest.raises(ValueError, match="not needed"):
+            await process.wait_failed()
     assert process.restarts == 1

@@ -17,10 +17,10 @@ from leyden.cli.arguments import integer, run_name
 from leyden.cli.dev import format_counts, print_report
 from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.config import Config, ConfigError, override, read_config, read_file
-from leyden.local.openmp import configure_openmp
 from leyden.local.preflight import check_inputs
 from leyden.models.source import BUNDLED
 from leyden.outcomes import Ending
+from leyden.process.resources import configure_openmp
 from leyden.rl.registry import KINDS
 from leyden.runs.named_folders import require_run_folder
 from leyden.runs.run_checkpoints import find_checkpoint

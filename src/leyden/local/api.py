@@ -15,9 +15,9 @@ from leyden.config import Config, ConfigError, read_config, read_file
 from leyden.estimates import PairedDifference
 from leyden.learner.errors import TrainingError
 from leyden.local.notes import print_note
-from leyden.local.openmp import configure_openmp
 from leyden.local.preflight import check_inputs
 from leyden.orchestrator.rollouts.tasks import tasks_as_jsonl
+from leyden.process.resources import configure_openmp
 from leyden.runs.run_folder import RunFolder
 from leyden.store.errors import StoreError
 from leyden.user_code.bridge import run_to_completion

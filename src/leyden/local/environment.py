@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from leyden import __version__
-from leyden.process.cores import usable_cores
+from leyden.process.resources import usable_cores
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "renderers", "peft", "vllm", "openai", "anthropic", "sqlalchemy")
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from leyden.config import Config, EngineConfig
 from leyden.learner.loading import check_tokenizer, load_model
 from leyden.local.engine import running_engine
-from leyden.local.server_process import running_server
+from leyden.local.server_process import LocalServer
 from leyden.local.stack import run_with
 from leyden.models.source import ModelSource, find_model
 from leyden.runs.run_checkpoints import find_checkpoint, find_run, known_runs
@@ -72,6 +72,6 @@ async def serve_model(
             name=found.source.name,
             engine=engine.address,
         )
-        async with running_server(server_options, engine, folder / "server.log") as server:
+        async with LocalServer(server_options, engine, folder / "server.log") as server:
             started(server.running, found.name)
             await run_with((engine, server), stop.wait())

@@ -9,11 +9,10 @@ with it. A server whose store was deleted is not started again: it would begin w
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
-from typing import Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -50,7 +49,7 @@ class StoreGone(TrainingError):
 
 
 class LocalServer(SupervisedProcess):
-    """A server process that is started again when it dies."""
+    """A server process whose model calls go to an engine of this process."""
 
     def __init__(self, options: ServerProcessOptions, engine: EngineBackend, log_file: Path) -> None:
         super().__init__("the server", _MAX_DEATHS, _DEATHS_WITHIN_S, TrainingError)
@@ -60,15 +59,14 @@ class LocalServer(SupervisedProcess):
         self._engine_connection: tuple[asyncio.StreamWriter, asyncio.Task[None]]
         self.running: RunningServer
 
-    async def start(self) -> Self:
-        """Start the server and wait until it listens. Raises an error that says why where it does not."""
+    async def start(self) -> None:
+        """Start the server and wait until it listens."""
         self.running = await self._first_launch()
         port = urlsplit(self.running.url).port
         assert port is not None
         serve = replace(self._options.serve, port=port, create=False)
         self._options = replace(self._options, serve=serve, release=True)
         self._start_supervising()
-        return self
 
     @contextmanager
     def starting_held(self) -> Iterator[None]:
@@ -171,18 +169,6 @@ class LocalServer(SupervisedProcess):
         writer, serving = self._engine_connection
         writer.close()
         serving.cancel()
-
-
-@asynccontextmanager
-async def running_server(
-    options: ServerProcessOptions, engine: EngineBackend, log_file: Path
-) -> AsyncIterator[LocalServer]:
-    """Start a server whose model calls go to an engine of this process; stop it at the end of the context."""
-    server = await LocalServer(options, engine, log_file).start()
-    try:
-        yield server
-    finally:
-        await server.stop()
 
 
 async def _wait_ready(process: ChildProcess, options: ServerProcessOptions, output: RotatingLog) -> RunningServer:

@@ -24,11 +24,11 @@ from leyden.engine.protocol import EngineBackend
 from leyden.learner.policy import Policy
 from leyden.local.engine import running_engine
 from leyden.local.notes import print_note, stderr_console
-from leyden.local.server_process import LocalServer, running_server
-from leyden.local.worker_process import LocalWorker, running_worker, worker_options
+from leyden.local.server_process import LocalServer
+from leyden.local.worker_process import LocalWorker, worker_options
 from leyden.models.source import ModelSource
 from leyden.orchestrator.report.progress_line import ProgressLine
-from leyden.process.cores import usable_cores
+from leyden.process.resources import usable_cores
 from leyden.records import RunSettings, Sampling
 from leyden.server.control.keys import write_private
 from leyden.server.options import ServeOptions, ServerProcessOptions
@@ -102,7 +102,7 @@ async def local_stack(
         options = worker_options(config, server.running.url, run, model.device.type == "cuda")
         options = await _choose_isolation(options)
         _print_worker(options)
-        async with running_worker(options, key, folder / "worker.log") as worker:
+        async with LocalWorker(options, key, folder / "worker.log") as worker:
             yield LocalStack(remote, engine, server, worker)
 
 
@@ -112,7 +112,7 @@ async def _shown_server(options: ServerProcessOptions, engine: EngineBackend, lo
     line = ProgressLine(stderr_console())
     line.show("starting the server")
     try:
-        async with running_server(options, engine, log) as server:
+        async with LocalServer(options, engine, log) as server:
             line.close()
             yield server
     finally:

@@ -2,20 +2,23 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
+from leyden import defaults
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.config import Config, ConfigError
-from leyden.local.machine import worker_size
 from leyden.local.notes import print_note
-from leyden.process.cores import usable_cores
 from leyden.process.guardian import exit_reason
+from leyden.process.resources import usable_cores
 from leyden.process.rotating_log import RotatingLog
 from leyden.process.supervised import SupervisedProcess
 
+_OTHER_CORES = 4
+"""Cores that trainer, server and engine keep busy while agents run."""
+_MAX_PROCESSES = 16
+"""More host processes than this gain little: agents mostly wait for the model."""
+_GPU_CONCURRENCY = 256
 _REFUSED = 2
 """The exit status of a worker that cannot run with these options, so that restarting it is useless."""
 _MAX_DEATHS, _DEATHS_WITHIN_S = 5, 60.0
@@ -23,13 +26,17 @@ _MAX_DEATHS, _DEATHS_WITHIN_S = 5, 60.0
 
 
 class LocalWorker(SupervisedProcess):
-    """A worker process that is restarted when it dies."""
+    """A worker process."""
 
     def __init__(self, options: WorkerOptions, key: str, log_file: Path) -> None:
         super().__init__("the worker", _MAX_DEATHS, _DEATHS_WITHIN_S, ConfigError)
         self._options, self._key = options, key
         self._output = RotatingLog(log_file)
-        self._worker = self._start()
+        self._worker: WorkerProcess
+
+    async def start(self) -> None:
+        """Start the worker; it need not be ready."""
+        self._worker = self._launch()
         self._start_supervising()
 
     async def stop(self) -> None:
@@ -38,7 +45,7 @@ class LocalWorker(SupervisedProcess):
         await self._worker.end()
         await asyncio.to_thread(self._output.tail)
 
-    def _start(self) -> WorkerProcess:
+    def _launch(self) -> WorkerProcess:
         return WorkerProcess(self._options, self._key, self._output)
 
     async def _wait_ended(self) -> str:
@@ -49,20 +56,10 @@ class LocalWorker(SupervisedProcess):
 
     async def _restart(self, reason: str) -> None:
         print_note(f"{reason}; it is started again")
-        self._worker = self._start()
+        self._worker = self._launch()
 
     def _last_line(self) -> str:
         return (self._output.last_line() or "it printed nothing").removeprefix("leyden worker: ")
-
-
-@asynccontextmanager
-async def running_worker(options: WorkerOptions, key: str, log_file: Path) -> AsyncIterator[LocalWorker]:
-    """Start a worker; stop it at the end of the context."""
-    worker = LocalWorker(options, key, log_file)
-    try:
-        yield worker
-    finally:
-        await worker.stop()
 
 
 def worker_options(
@@ -93,3 +90,14 @@ def worker_options(
         hidden=tuple(str(path.absolute()) for path in (Path(config.home), key_file) if path is not None),
         path=tuple(filter(None, sys.path)),
     )
+
+
+def worker_size(config: Config, cores: int, on_gpu: bool = False) -> tuple[int, int]:
+    """Return how many processes a worker runs agents in, and how many rollouts at the same time over all of them."""
+    if config.deterministic:
+        return 1, 1
+    processes, concurrency = config.workers.processes or 0, config.workers.concurrency
+    if concurrency is None:
+        concurrency = max(processes, _GPU_CONCURRENCY if on_gpu else defaults.CONCURRENCY)
+    by_cores = max(defaults.WORKER_PROCESSES, min(_MAX_PROCESSES, concurrency, cores - _OTHER_CORES))
+    return processes or by_cores, concurrency

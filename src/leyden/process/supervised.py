@@ -4,16 +4,31 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import NoReturn
+from typing import NoReturn, Self
 
 
 class SupervisedProcess(ABC):
-    """A process that a task supervises from `_start_supervising` on, until it has failed for good."""
+    """A process that a task supervises until it has failed for good. As a context, it is started and stopped."""
 
     def __init__(self, name: str, max_failures: int, within_s: float, error: type[Exception]) -> None:
         """If it fails `max_failures` times within `within_s`, it is not started again, and `error` says so."""
         self._name, self._max_failures, self._within_s, self._error = name, max_failures, within_s, error
         self._supervising: asyncio.Task[NoReturn] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start it, and call `_start_supervising` when it is ready. Raises an error that says why it is not."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Call `_stop_supervising` and end it."""
 
     @property
     def is_gone(self) -> bool:

@@ -15,7 +15,7 @@ import uvicorn
 
 from leyden.api.wire import MAX_KEY_TTL_S
 from leyden.background import start_background
-from leyden.process.descriptors import raise_file_limit
+from leyden.process.resources import raise_file_limit
 from leyden.server.control.engine_reports import writing_reports
 from leyden.server.control.keys import KeyKind, KeyRefused, Keyring, write_private
 from leyden.server.gateway.gateway import Gateway

@@ -16,7 +16,7 @@ import uvloop
 
 from leyden.api.client import RemoteError
 from leyden.client.worker.worker import WorkerOptions, work
-from leyden.process.descriptors import raise_file_limit
+from leyden.process.resources import raise_file_limit
 from leyden.user_code.loading import LoadError, add_current_folder
 
 

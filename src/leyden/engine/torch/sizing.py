@@ -10,7 +10,7 @@ from leyden.engine.torch.device_llama import DeviceLlamaForward
 from leyden.engine.torch.forward import EngineForward, HubForward, RecomputeForward
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.llama import LlamaForward
-from leyden.process.cores import usable_cores
+from leyden.process.resources import usable_cores
 
 log = logging.getLogger(__name__)
 

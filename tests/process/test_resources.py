@@ -7,8 +7,8 @@ import pytest
 from small_engines import make
 
 from leyden.engine.torch import sizing
-from leyden.local import openmp
-from leyden.process.cores import assigned_cores, usable_cores
+from leyden.process import resources
+from leyden.process.resources import assigned_cores, usable_cores
 
 
 def test_the_quota_of_a_container_counts(tmp_path: Path) -> None:
@@ -37,15 +37,15 @@ def test_torch_has_no_more_threads_than_the_quota(
     quota: int, threads: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(openmp, "usable_cores", lambda: quota)
-    monkeypatch.setattr(openmp, "assigned_cores", lambda: 64)
-    openmp.configure_openmp()
+    monkeypatch.setattr(resources, "usable_cores", lambda: quota)
+    monkeypatch.setattr(resources, "assigned_cores", lambda: 64)
+    resources.configure_openmp()
     assert os.environ.get("OMP_NUM_THREADS") == threads
 
 
 def test_a_number_of_threads_that_the_user_set_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "7"})
-    monkeypatch.setattr(openmp, "usable_cores", lambda: 2)
-    monkeypatch.setattr(openmp, "assigned_cores", lambda: 64)
-    openmp.configure_openmp()
+    monkeypatch.setattr(resources, "usable_cores", lambda: 2)
+    monkeypatch.setattr(resources, "assigned_cores", lambda: 64)
+    resources.configure_openmp()
     assert os.environ["OMP_NUM_THREADS"] == "7"
