@@ -40,7 +40,7 @@ import psutil
 from reporting import add_out, report_result
 
 from leyden.api.client import Remote, RemoteError, read_key
-from leyden.api.wire import FinishRequest, GroupSpec, KeySpec, LeaseRequest, RunSpec
+from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, KeySpec, LeaseRequest, RunSpec
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.outcomes import Ending, Outcome
@@ -170,13 +170,13 @@ class Load:
             self._counted[id] += 1
 
     async def _is_done(self, run: str) -> bool:
-        return not set((await self._remote.summary(run)).rollouts) & {State.QUEUED, State.RUNNING}
+        return not set((await self._remote.summarise_run(run)).rollouts) & {State.QUEUED, State.RUNNING}
 
     async def wait_done(self) -> None:
         """Wait until the worker has finished its rollouts, too."""
         cursor = 0
         while not await self._is_done("agents"):
-            cursor = (await self._remote.events("agents", cursor, wait=5.0)).after
+            cursor = (await self._remote.follow_events("agents", EventCursor(cursor, wait=5.0))).after
 
     async def check(self, accounts: Accounts) -> None:
         """Compare what was acknowledged with what the server has."""
@@ -189,14 +189,16 @@ class Load:
                 accounts.lost += GROUP - len(whole)
             succeeded: Counter[str] = Counter()
             cursor = 0
-            while events := (log := await self._remote.events(run, cursor, kind=EventKind.ATTEMPT_ENDED)).events:
+            while events := (
+                log := await self._remote.follow_events(run, EventCursor(cursor, kind=EventKind.ATTEMPT_ENDED))
+            ).events:
                 cursor = log.after
                 succeeded.update(e.data["rollout"] for e in events if e.data["ending"] == Ending.SUCCEEDED)
             accounts.twice += sum(count - 1 for count in succeeded.values())
         accounts.twice += sum(count - 1 for count in self._counted.values())
         for id, calls in self._calls.items():
             try:
-                episode = await self._remote.episode("records", id)
+                episode = await self._remote.get_episode("records", id)
             except RemoteError:
                 accounts.lost += len(calls)
                 continue
@@ -345,7 +347,7 @@ async def strike_under_load(
     async with Remote(f"http://127.0.0.1:{stage.proxy.port}", read_key(Path(running.admin_key_file))) as remote:
         for run in ("records", "agents"):
             await remote.create_run(RunSpec(run, RunSettings(lease_s=2.0, max_attempts=100)))
-        stage.key = (await remote.make_key(KeySpec("worker", "agents"))).key
+        stage.key = (await remote.create_key(KeySpec("worker", "agents"))).key
         load = Load(remote, rng, calls_model=stage.engine is not None)
         stage.start_worker()
         working = [asyncio.create_task(load.work(f"c{number}")) for number in range(CLIENTS)]

@@ -14,25 +14,26 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
 from leyden.api.client import Remote
+from leyden.api.endpoint import Endpoint
 
 THIS = Path(__file__).parent.parent
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class CompatibleRemote(Remote):
     """Sends only fields that differ from their defaults: an older server refuses fields that it does not know."""
 
-    async def request(
-        self, method: str, path: str, returns: type[T], body: Any = None, **query: str | float | None
-    ) -> T:
+    async def call(self, endpoint: Endpoint[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Send one request and decode its reply."""
-        return await super().request(method, path, returns, without_defaults(body), **query)
+        send: Callable[..., Awaitable[T]] = super().call
+        return await send(endpoint, *map(without_defaults, args), **kwargs)
 
 
 def without_defaults(body: Any) -> Any:

@@ -193,7 +193,7 @@ def chat_body(text: str, tokens: int, **more: Any) -> dict[str, Any]:
 async def lease_rollouts(remote: Remote, count: int) -> list[dict[str, str]]:
     """Lease a rollout for every request; the headers of each."""
     await remote.create_run(RunSpec("bench", RunSettings(lease_s=3600, sampling=Sampling(temperature=1.0))))
-    pool = await remote.make_key(KeySpec("pool"))
+    pool = await remote.create_key(KeySpec("pool"))
     await remote.enqueue("bench", GroupSpec("g", Task("t", None), size=count))
     leases: list[Lease] = []
     while len(leases) < count:

@@ -31,10 +31,10 @@ import psutil
 from reporting import add_out, report_result
 
 from leyden.api.client import Remote, read_key
+from leyden.api.endpoint import Permission
 from leyden.api.wire import FinishRequest, GroupSpec, KeySpec, LeaseRequest, RunSpec
 from leyden.outcomes import Ending, Outcome
 from leyden.records import RunSettings, Task
-from leyden.server.control.keys import Permission
 from leyden.server.control.routes import ROUTES
 from leyden.server.http.responses import Raw, Route
 
@@ -349,7 +349,7 @@ async def ask_meanwhile(remote: Remote, waits: list[float]) -> None:
     """Ask for something valid all the time, as another caller."""
     while True:
         started = time.monotonic()
-        await remote.summary("fuzz")
+        await remote.summarise_run("fuzz")
         waits.append(time.monotonic() - started)
         await asyncio.sleep(0.05)
 
@@ -372,7 +372,7 @@ async def fuzz(home: Path, requests: int, seed: int) -> dict[str, Any]:
         async with Remote(started["url"], admin) as remote, aiohttp.ClientSession() as session:
             for run in ("fuzz", "scrap"):
                 await remote.create_run(RunSpec(run, RunSettings(lease_s=3600, max_calls=100_000)))
-            viewers = [(await remote.make_key(KeySpec("viewer"))).key for _ in range(CLIENTS)]
+            viewers = [(await remote.create_key(KeySpec("viewer"))).key for _ in range(CLIENTS)]
             clients = [
                 Client(remote, session, seed * 1000 + number, viewer, admin) for number, viewer in enumerate(viewers)
             ]

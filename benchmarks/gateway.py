@@ -178,7 +178,7 @@ async def measure_leyden(seconds: float, folder: Path) -> dict[str, Any]:
         async with Remote(base, key) as remote:
             headers = await lease_rollouts(remote)
             measured: dict[str, Any] = {str(n): await warmed(base, headers, n, seconds) for n in CLIENTS}
-            summary = await remote.summary("bench")
+            summary = await remote.summarise_run("bench")
             made = sum(measured[str(n)]["per_s"] for n in CLIENTS) * seconds
             assert summary.calls >= 0.8 * made, (summary, made)
             measured["captured_calls"] = summary.calls
@@ -197,7 +197,7 @@ async def measure_dialects_alone(seconds: float, folder: Path) -> dict[str, Any]
 async def lease_rollouts(remote: Remote) -> list[Headers]:
     """Lease a rollout for every client; the headers of each."""
     await remote.create_run(RunSpec("bench", RunSettings(lease_s=3600)))
-    pool = await remote.make_key(KeySpec("pool"))
+    pool = await remote.create_key(KeySpec("pool"))
     await remote.enqueue("bench", GroupSpec("g", Task("t", None), size=max(CLIENTS)))
     leases = await remote.lease(LeaseRequest("w", count=max(CLIENTS), pool=pool.pool))
     return [

@@ -40,6 +40,7 @@ from gpu_step_replay import Call, replay, vllm_server
 from gpu_step_train import CONFIG
 from reporting import add_out, report_result
 
+from leyden.api.wire import RolloutPage
 from leyden.config import read_file
 from leyden.episodes import Episode
 from leyden.models.source import find_model
@@ -147,7 +148,7 @@ def step_episodes(run: Path, name: str, step: int) -> list[Episode]:
     database = Database(run / "leyden.db", readonly=True)
     try:
         with database.reader.begin() as look:
-            listed = queries.list_rollouts(look, name, after="", limit=1_000_000)
+            listed = queries.list_rollouts(look, name, RolloutPage(limit=1_000_000))
             groups = dict.fromkeys(each.group for each in listed if each.group.startswith(f"step-{step}-"))
             return [episode for group in groups for episode in queries.group_episodes(look, name, group)]
     finally:

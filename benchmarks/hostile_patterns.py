@@ -161,7 +161,7 @@ async def measure(home: Path, clients: int, seconds: float) -> dict[str, Any]:
             hostile = iter([(Caller(session, started["url"], lease.key), lease) for lease in leases["hostile"]])
             first, lease = next(hostile)
             page = await record_traceback(first, lease.attempt.id)
-            viewer = Caller(session, started["url"], (await remote.make_key(KeySpec("viewer"))).key)
+            viewer = Caller(session, started["url"], (await remote.create_key(KeySpec("viewer"))).key)
             every = attacks(lambda: next(hostile)[0], viewer, page)
 
             before, under = list[float](), list[float]()

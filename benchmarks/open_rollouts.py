@@ -34,7 +34,7 @@ from hostile_clients import CONNECTIONS
 from reporting import add_out, report_result
 
 from leyden.api.client import Remote, read_key
-from leyden.api.wire import FinishRequest, GroupSpec, Lease, LeaseRequest, RunSpec
+from leyden.api.wire import FinishRequest, GroupSpec, HeartbeatRequest, Lease, LeaseRequest, RunSpec
 from leyden.outcomes import Ending, Outcome
 from leyden.process.resources import raise_file_limit
 from leyden.records import RunSettings, Task
@@ -158,14 +158,16 @@ class Load:
         """Be a worker: renew the leases of its attempts."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            reply = await self._remote.heartbeat(worker, [lease.attempt.id for lease in leases])
+            reply = await self._remote.heartbeat(
+                worker, HeartbeatRequest(tuple([lease.attempt.id for lease in leases]))
+            )
             self.ended |= {ended.attempt for ended in reply.ended}
 
     async def probe_heartbeats(self, lease: Lease) -> None:
         """Measure heartbeats of one attempt."""
         while True:
             phase, started = self.phase, time.perf_counter()
-            await self._remote.heartbeat("probe", [lease.attempt.id])
+            await self._remote.heartbeat("probe", HeartbeatRequest((lease.attempt.id,)))
             self.heartbeats.add(phase, time.perf_counter() - started)
             await asyncio.sleep(PROBE_PAUSE_S)
 
@@ -321,7 +323,7 @@ async def measure(home: Path, rollouts: int, seconds: float, think_s: float, sca
                     attacks |= await attack.stop()
             open_now = [*leases, *greedy, *hostile, probe, other]
             counted = await finish_all(remote, open_now)
-            recorded = sum([(await remote.summary(run)).calls for run in ("large", "small", "greedy", "probe")])
+            recorded = sum([(await remote.summarise_run(run)).calls for run in ("large", "small", "greedy", "probe")])
             attempts = [lease.attempt.id for lease in leases]
             memory_at_end = memory.now()
             async with Background() as start:  # what the first wave left must serve the second

@@ -146,7 +146,7 @@ class Soak:
         headers = {"authorization": f"Bearer {self._viewer}"}
         while True:
             await asyncio.sleep(2.0)
-            await self._remote.cards()
+            await self._remote.overview()
             run = f"/api/runs/{self._runs['short']}"
             for path in (f"{run}/search", f"{run}/rewards", f"{run}/failures", "/api/fleet", "/metrics"):
                 async with self._session.get(f"{self._remote.url}{path}", headers=headers) as reply:
@@ -234,7 +234,7 @@ async def soak(home: Path, minutes: float, rate: float, sample_s: float = SAMPLE
     with running_server(home) as (process, url, admin):
         connector = aiohttp.TCPConnector(limit=0)
         async with Remote(url, admin) as remote, aiohttp.ClientSession(connector=connector) as session:
-            viewer = (await remote.make_key(KeySpec("viewer"))).key
+            viewer = (await remote.create_key(KeySpec("viewer"))).key
             load = Soak(remote, session, viewer, rate, minutes * 60)
             began = time.monotonic()
             async with sampling(process, samples, sample_s):

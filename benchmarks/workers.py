@@ -29,7 +29,7 @@ from gateway import leyden_server
 from reporting import add_out, report_result
 
 from leyden.api.client import Remote
-from leyden.api.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
+from leyden.api.wire import EventCursor, GroupSpec, KeySpec, LeaseRequest, RunSpec
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.process import guardian
@@ -55,7 +55,9 @@ class Bench:
         spec = GroupSpec(f"{self._run}-{self._groups}", Task("t", {}), rollouts)
         await self._remote.enqueue(self._run, spec)
         while not (
-            log := await self._remote.events(self._run, self._after, wait=300, kind=EventKind.GROUP_FINISHED)
+            log := await self._remote.follow_events(
+                self._run, EventCursor(self._after, wait=300, kind=EventKind.GROUP_FINISHED)
+            )
         ).events:
             pass
         self._after = log.after
@@ -84,7 +86,7 @@ def cpu_s(server: psutil.Process, worker: psutil.Process, hosts: list[psutil.Pro
 async def measure(remote: Remote, name: str, agent: str, rollouts: int, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one kind of agent."""
     await remote.create_run(RunSpec(name, RunSettings(lease_s=60)))
-    key = (await remote.make_key(KeySpec("worker", name))).key
+    key = (await remote.create_key(KeySpec("worker", name))).key
     worker = WorkerProcess(
         WorkerOptions(server=remote.url, run=name, agent=agent, base=str(HERE), concurrency=options.concurrency), key
     )

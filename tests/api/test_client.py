@@ -21,7 +21,7 @@ async def test_no_connection_is_an_unreachable_server() -> None:
     url = f"http://127.0.0.1:{unused_port()}"
     async with Remote(url) as server:
         with pytest.raises(ServerUnreachable, match=f"cannot reach the server at {url}"):
-            await server.runs()
+            await server.list_runs()
 
 
 async def test_no_reply_in_time_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ async def test_no_reply_in_time_is_a_timeout(monkeypatch: pytest.MonkeyPatch) ->
     try:
         async with Remote(url) as server:
             with pytest.raises(ReplyTimeout, match=r"did not answer within 0\.2 s"):
-                await server.runs()
+                await server.list_runs()
     finally:
         over.set()
         silent.close()
@@ -56,7 +56,7 @@ async def test_a_reply_that_is_not_utf8_is_a_remote_error(status: int) -> None:
         async with Remote(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
             expected = "does not answer like a Leyden server" if status == 200 else "caf\N{REPLACEMENT CHARACTER}"
             with pytest.raises(RemoteError, match=expected):
-                await client.runs()
+                await client.list_runs()
     finally:
         server.close()
 

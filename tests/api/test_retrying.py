@@ -34,9 +34,9 @@ async def answering(
 async def test_what_a_server_may_answer_later_is_repeated_and_a_refusal_raised() -> None:
     statuses = [429, 408, 500, 502, 503, 200, 409, 200]
     async with answering(statuses) as (client, reported):
-        assert await client.runs() == []
+        assert await client.list_runs() == []
         with pytest.raises(RemoteError):
-            await client.runs()
+            await client.list_runs()
     assert statuses == [200]
     assert [line.partition(" at http")[0] for line in reported] == ["no answer from the server", "the server"]
     assert "it answers 429" in reported[0] and "answers again" in reported[1]
@@ -46,7 +46,7 @@ async def test_a_server_that_fails_again_and_again_is_given_up() -> None:
     statuses = [503] * 100 + [500]
     async with answering(statuses, RetryLimits(max_backoff_s=0.0, max_errors=20)) as (client, _):
         with pytest.raises(RemoteError):
-            await client.runs()
+            await client.list_runs()
     assert statuses == [500]
 
 
@@ -55,15 +55,15 @@ async def test_few_failures_need_no_report_and_an_outage_that_others_saw_needs_n
         client,
         reported,
     ):
-        await client.runs()
+        await client.list_runs()
         assert reported == []
         client._is_down.set()
-        await client.limited(30.0).runs()
+        await client.limited(30.0).list_runs()
         assert len(reported) == 1 and "answers again" in reported[0] and not client._is_down.is_set()
 
 
 async def test_nobody_waits_for_a_server_that_is_gone() -> None:
     async with answering([503], is_gone=lambda: True) as (client, reported):
         with pytest.raises(RemoteError):
-            await client.runs()
+            await client.list_runs()
     assert reported == []

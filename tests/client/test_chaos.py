@@ -20,7 +20,7 @@ from modelserving import eventually
 from randomness import new_seed
 from worker_harness import AGENTS, WorkerHarness
 
-from leyden.api.wire import GroupSpec, RunSpec
+from leyden.api.wire import EventCursor, GroupSpec, RunSpec
 from leyden.backoff import Backoff
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
@@ -116,7 +116,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 async def log_of(harness: WorkerHarness, run: str) -> list[Event]:
     found: list[Event] = []
-    while more := (await harness.remote.events(run, found[-1].seq if found else 0)).events:
+    while more := (await harness.remote.follow_events(run, EventCursor(found[-1].seq if found else 0))).events:
         found += more
     return found
 
@@ -142,9 +142,9 @@ async def test_every_rollout_ends_once_with_the_outcome_of_its_own_behaviour(
         for run in RUNS:
             after, left = 0, len(expected[run])
             while left:
-                log = await harness.remote.events(run, after, wait=120, kind="rollout.finished")
+                log = await harness.remote.follow_events(run, EventCursor(after, wait=120, kind="rollout.finished"))
                 after, left = log.after, left - len(log.events)
-                assert log.events, await harness.remote.summary(run)
+                assert log.events, await harness.remote.summarise_run(run)
     for run in RUNS:
         log = await log_of(harness, run)
         finished = [event for event in log if event.kind == "rollout.finished"]
@@ -152,14 +152,14 @@ async def test_every_rollout_ends_once_with_the_outcome_of_its_own_behaviour(
         assert len(finished) == len(endings) and endings.keys() == expected[run].keys()
         wrong = [rollout for rollout, ending in endings.items() if ending != expected[run][rollout]]
         for rollout in wrong:
-            attempt = (await harness.remote.rollout(run, rollout)).attempts[-1]
+            attempt = (await harness.remote.get_rollout(run, rollout)).attempts[-1]
             assert attempt.outcome and attempt.outcome.ending == Ending.TIMEOUT, attempt.outcome
             assert attempt.ended and attempt.ended - attempt.started >= slower * TIME_LIMIT_S
         assert len(wrong) <= len(endings) / 5
         started = Counter(event.subject for event in log if event.kind == "attempt.started")
         ended = Counter(event.subject for event in log if event.kind == "attempt.ended")
         assert started == ended and set(started.values()) == {1}
-        summary = await harness.remote.summary(run)
+        summary = await harness.remote.summarise_run(run)
         assert summary.rollouts == Counter(endings.values())
         assert summary.groups == summary.groups_finished == len(expected[run])
     await eventually(lambda: not marked(mark))

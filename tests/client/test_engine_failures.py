@@ -27,6 +27,6 @@ async def test_an_agent_is_not_charged_for_a_crash_of_the_engine(harness: Worker
     with harness.worker(agent):
         episode = await harness.episode("g")
     assert (episode.attempt.number, episode.final_reward(-1.0)) == (2, 1.0)
-    first = (await harness.remote.rollout("r", "g.0")).attempts[0].outcome
+    first = (await harness.remote.get_rollout("r", "g.0")).attempts[0].outcome
     assert first is not None and first.ending is Ending.ENGINE_ERROR
     assert first.message.startswith("the engine failed: the connection to vLLM is lost\n")

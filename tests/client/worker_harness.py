@@ -14,7 +14,7 @@ import psutil
 from modelserving import END, ModelServer, eventually, model_server
 
 from leyden.api.client import Remote
-from leyden.api.wire import MAX_KEY_TTL_S, GroupSpec, RunSpec
+from leyden.api.wire import MAX_KEY_TTL_S, EventCursor, GroupSpec, RunSpec
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.episodes import Episode
@@ -50,7 +50,7 @@ class WorkerHarness:
         """Wait until a group is finished and return its episodes."""
         async with asyncio.timeout(timeout_s):
             while group not in self._finished:
-                log = await self.remote.events("r", self._after, wait=30, kind="group.finished")
+                log = await self.remote.follow_events("r", EventCursor(self._after, wait=30, kind="group.finished"))
                 self._after = log.after
                 self._finished |= {event.subject for event in log.events}
         return await self.remote.group_episodes("r", group)
@@ -65,7 +65,7 @@ class WorkerHarness:
         after = 0
         async with asyncio.timeout(timeout_s):
             while True:
-                log = await self.remote.events("r", after, wait=30, kind=kind)
+                log = await self.remote.follow_events("r", EventCursor(after, wait=30, kind=kind))
                 if any(event.subject == subject for event in log.events):
                     return
                 after = log.after

@@ -11,6 +11,7 @@ from serving import ServerProcess
 from trainings import Training
 from transformers import AutoModelForCausalLM
 
+from leyden.api.views import SeriesQuery
 from leyden.config import ConfigError, read_config
 from leyden.learner.checkpoint import read_state
 from leyden.local.serve import find_served
@@ -47,7 +48,11 @@ def test_a_run_of_another_policy_trains_resumes_and_is_used(tmp_path: Path) -> N
         assert [call.policy for call in episode.calls] == ["writer"]
         assert [version.policy for version in queries.latest_versions(connection, "small")] == ["writer"]
         assert {one.policy for one in queries.rollout_credits(connection, "small", "step-1-0.0")} == {"writer"}
-        assert views.read_series(connection, "small", ["held_out/reward"], 100)["held_out/reward"].steps == (0, 1, 2)
+        assert views.read_series(connection, "small", SeriesQuery(100, "held_out/reward"))["held_out/reward"].steps == (
+            0,
+            1,
+            2,
+        )
     database.close()
 
     checked = run_command("check", "small", "--json", cwd=tmp_path)

@@ -60,7 +60,7 @@ async def test_a_request_waits_for_a_server_that_is_started_again_until_there_is
         with server.starting_held():
             kill_process(server)
             await server._process.wait()
-            summary = await remote.summary("r")  # of the next process
+            summary = await remote.summarise_run("r")  # of the next process
         assert summary.rollouts == {"queued": 1}  # its call might have failed with the server: released, uncharged
         assert server.running.url == remote.url
         assert "the server ended (killed by SIGKILL)" in (printed := capsys.readouterr().err)
@@ -82,7 +82,7 @@ async def test_a_request_waits_for_a_server_that_is_started_again_until_there_is
         kill_process(server)
         with pytest.raises(ServerUnreachable):
             while True:
-                await remote.summary("r")
+                await remote.summarise_run("r")
         with pytest.raises(TrainingError, match="the server keeps dying: the server ended"):
             await server.wait_failed()
 
@@ -127,5 +127,5 @@ async def test_a_server_that_does_not_answer_is_killed_and_started_again(
         while server._process.pid == frozen or "it is started again" not in capsys.readouterr().err:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     async with trainer_remote(server, tmp_path) as remote:
-        assert await remote.runs() == []
+        assert await remote.list_runs() == []
     assert "(most recent call first)" in (tmp_path / "server.log").read_text()

@@ -37,7 +37,7 @@ class Recorder:
 
         async def recorded_hold(remote: Remote, run: str, policy: str) -> Any:
             self.add("calls held")
-            return await hold(remote, run, policy)
+            return await remote.call(hold, run, policy)
 
         def recorded_accumulate(policy: Policy, *arguments: Any) -> Any:
             self.add("gradient")

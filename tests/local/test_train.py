@@ -19,6 +19,7 @@ from forked_commands import run_command, start_command
 from trainings import AGENT, Training, children, line_with
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from leyden.api.wire import RolloutPage
 from leyden.config import ConfigError, override, read_config, read_file
 from leyden.learner.checkpoint import read_state
 from leyden.local.train import train
@@ -189,7 +190,7 @@ def calls_of_tests(run: Path) -> list[Call]:
     """Return the calls of the rollouts of test tasks."""
     database = Database(str(run / "leyden.db"), readonly=True)
     with database.reader.begin() as connection:
-        listed = queries.list_rollouts(connection, "small", after="", limit=1000)
+        listed = queries.list_rollouts(connection, "small", RolloutPage(limit=1000))
         tested = {rollout.group for rollout in listed if rollout.group.startswith("test-")}
         episodes = [one for group in tested for one in queries.group_episodes(connection, "small", group)]
     database.close()

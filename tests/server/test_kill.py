@@ -12,7 +12,7 @@ import pytest
 from serving import ServerProcess
 
 from leyden.api.client import Remote, RemoteError
-from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
+from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Reward, RewardKind, RunSettings, State, Task
 
@@ -94,7 +94,7 @@ class Load:
             assert ended or len(self.counted) > before, f"nothing was finished in {STUCK_S:g} s"
 
     async def idle(self) -> bool:
-        rollouts = (await self.remote.summary("r")).rollouts
+        rollouts = (await self.remote.summarise_run("r")).rollouts
         return not set(rollouts) & {State.QUEUED, State.RUNNING}
 
 
@@ -133,14 +133,14 @@ async def check(remote: Remote, load: Load) -> None:
     assert set(finished_by_rollout.values()) == {1}
     assert len(finished_by_rollout) == GROUP * len(load.groups)
     for id, calls in load.calls.items():
-        episode = await remote.episode("r", id)
+        episode = await remote.get_episode("r", id)
         assert calls <= {call.id for call in episode.calls}
         assert load.rewards.get(id, set()) <= {reward.id for reward in episode.rewards}
         if id in load.counted:
             assert episode.attempt.outcome == Outcome(Ending.SUCCEEDED)
     succeeded: Counter[str] = Counter()
     cursor = 0
-    while events := (log := await remote.events("r", cursor, kind="attempt.ended")).events:
+    while events := (log := await remote.follow_events("r", EventCursor(cursor, kind="attempt.ended"))).events:
         cursor = log.after
         succeeded.update(e.data["rollout"] for e in events if e.data["ending"] == Ending.SUCCEEDED)
     assert max(succeeded.values()) == 1

@@ -18,10 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import ServerProcess, delete_store
 
 from leyden.api.client import Remote, RemoteError, ServerUnreachable
-from leyden.api.wire import EventLog, GroupSpec, LeaseRequest, RunSpec
+from leyden.api.wire import EventCursor, EventLog, GroupSpec, LeaseRequest, RunSpec
 from leyden.cli import main
 from leyden.engine.scripted import ScriptedEngine
-from leyden.records import Call, CallStatus, RunSettings, Task, Version, Worker
+from leyden.records import Call, CallStatus, RunSettings, Task, Version
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.control.keys import KeyKind
@@ -178,7 +178,7 @@ async def test_without_keys_everybody_may_and_a_key_is_still_held_to_its_scope(t
         for key, status in ((lease.key, 403), (server.key(KeyKind.VIEWER, run="other"), 403), ("leyden-no.key", 401)):
             async with Remote(server.url, key) as confined:
                 with pytest.raises(RemoteError) as refused:
-                    await confined.run("r")
+                    await confined.get_run("r")
                 assert refused.value.status == status
 
 
@@ -194,7 +194,7 @@ async def patient(server: ServerProcess) -> AsyncIterator[Remote]:
 
 async def until_asked_for_work(remote: Remote, worker: str) -> None:
     """Return when the server has heard of a worker: it has looked for work for it, and lets it wait."""
-    while worker not in {known.id for known in await remote.request("GET", "/api/workers", list[Worker])}:
+    while worker not in {known.id for known in await remote.list_workers()}:
         pass
 
 
@@ -233,8 +233,8 @@ async def until_it_takes_no_more(server: ServerProcess) -> None:
 
 async def test_a_wait_for_events_ends_with_the_next_event(remote: Remote, patient: Remote) -> None:
     await remote.create_run(RunSpec("news"))
-    seen = (await remote.events("news")).after
-    waiting = asyncio.create_task(patient.events("news", after=seen, wait=60, kind="group.queued"))
+    seen = (await remote.follow_events("news", EventCursor())).after
+    waiting = asyncio.create_task(patient.follow_events("news", EventCursor(after=seen, wait=60, kind="group.queued")))
     await remote.publish_version("news", Version("policy", 1))
     await remote.enqueue("news", GroupSpec("news-g", Task("t", None)))
     log = await asyncio.wait_for(waiting, 30)
@@ -252,8 +252,8 @@ async def test_a_wait_for_work_ends_when_there_is_some(remote: Remote, patient: 
 
 async def test_a_wait_is_over_in_its_time(remote: Remote) -> None:
     await remote.create_run(RunSpec("quiet"))
-    seen = (await remote.events("quiet")).after
-    assert await remote.events("quiet", after=seen, wait=0.05) == EventLog((), seen)
+    seen = (await remote.follow_events("quiet", EventCursor())).after
+    assert await remote.follow_events("quiet", EventCursor(after=seen, wait=0.05)) == EventLog((), seen)
     assert await remote.lease(LeaseRequest("w", run="quiet", wait=0.05)) == []
 
 
@@ -281,9 +281,9 @@ async def test_a_server_that_stops_lets_go_who_waits_and_finishes_what_it_began(
     with ServerProcess(tmp_path) as server:
         async with Remote(server.url, server.admin_key) as remote:
             await remote.create_run(RunSpec("r"))
-            seen = (await remote.events("r")).after
+            seen = (await remote.follow_events("r", EventCursor())).after
             for_work = asyncio.create_task(remote.lease(LeaseRequest("w", wait=300)))
-            for_news = asyncio.create_task(remote.events("r", after=seen, wait=300))
+            for_news = asyncio.create_task(remote.follow_events("r", EventCursor(after=seen, wait=300)))
             begun = HalfSent(server, "begun")
             await begun.begin()
             await until_asked_for_work(remote, "w")
@@ -297,7 +297,7 @@ async def test_a_server_that_stops_lets_go_who_waits_and_finishes_what_it_began(
         assert await asyncio.to_thread(server.process.wait, 60) == 0
         server.start()
         async with Remote(server.url, server.admin_key) as remote:
-            assert [run.id for run in await remote.runs()] == ["r", "begun"]
+            assert [run.id for run in await remote.list_runs()] == ["r", "begun"]
 
 
 async def test_a_worker_that_polls_again_at_once_does_not_keep_a_server_from_stopping(tmp_path: Path) -> None:
@@ -399,7 +399,8 @@ async def test_a_server_whose_store_is_deleted_acknowledges_nothing_more_and_end
         async with open_server(ServeOptions(tmp_path, port=0)) as server:
             async with Remote(server.running.url, (tmp_path / "admin.key").read_text().strip()) as remote:
                 await work(remote, "r")
-                waiting = asyncio.create_task(remote.events("r", after=1000, wait=60))  # it does not delay the end
+                cursor = EventCursor(after=1000, wait=60)
+                waiting = asyncio.create_task(remote.follow_events("r", cursor))  # it does not delay the end
                 delete_store(tmp_path)
                 with pytest.raises((RemoteError, ServerUnreachable)):
                     await remote.create_run(RunSpec("second"))

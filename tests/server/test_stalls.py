@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from serving import ServerProcess
 
 from leyden.api.client import Remote
-from leyden.api.wire import GroupSpec, LeaseRequest, RunSpec
+from leyden.api.wire import GroupSpec, HeartbeatRequest, LeaseRequest, RunSpec
 from leyden.records import RunSettings, Task
 from leyden.server.loop_watchdog import LoopWatchdog
 
@@ -29,7 +29,7 @@ async def test_a_server_that_was_stopped_gives_every_lease_its_full_time(tmp_pat
             server.process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(4)  # longer than a lease and a stall that is let pass
             server.process.send_signal(signal.SIGCONT)
-            reply = await remote.heartbeat("w", [lease.attempt.id for lease in leases])
+            reply = await remote.heartbeat("w", HeartbeatRequest(tuple([lease.attempt.id for lease in leases])))
             assert not reply.ended
             assert set(reply.expires) == {lease.attempt.id for lease in leases}
 
@@ -58,7 +58,7 @@ async def test_a_small_body_that_expands_to_millions_of_objects_is_refused_and_b
             ]
             refused = asyncio.gather(*sending)
             while not refused.done():
-                assert not (await remote.heartbeat("w", [lease.attempt.id])).ended
+                assert not (await remote.heartbeat("w", HeartbeatRequest((lease.attempt.id,)))).ended
                 await asyncio.sleep(0.05)
             for reply in await refused:
                 assert reply.status in (400, 413) and "more than 250000 values" in await reply.text()

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 from randomness import examples
 
-from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, RunSpec, Scores
+from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, RolloutPage, RunSpec, Scores, ScoringHeartbeat
 from leyden.outcomes import MEANING, RETRY_BACKOFF, Ending, Outcome, Retry
 from leyden.records import Call, Reward, RunSettings, State, Task
 from leyden.store.errors import Conflict
@@ -213,7 +213,7 @@ class StoreMachine(RuleBasedStateMachine):
         scoring = self.scoring.get(name)
         held = scoring is not None and scoring.expires is not None and scoring.number == number
         if how == "beat":
-            assert self.run(self.store.heartbeat_scoring("r", name, number)).counted == held
+            assert self.run(self.store.heartbeat_scoring("r", name, ScoringHeartbeat(number))).counted == held
             if scoring is not None and held:
                 scoring.expires = self.now + LEASE_S
             return
@@ -317,7 +317,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def accounts_add_up(self) -> None:
-        listed = self.run(self.store.read(queries.list_rollouts, "r", after="", limit=1000))
+        listed = self.run(self.store.read(queries.list_rollouts, "r", RolloutPage(limit=1000)))
         assert {r.id for r in listed if r.state is State.QUEUED} == self.queued.keys()
         assert {r.id: r.outcome.ending for r in listed if r.outcome} == self.finished
         alive = {live.attempt for live in self.run(self.store.read(queries.active_leases))}

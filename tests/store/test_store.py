@@ -6,7 +6,8 @@ import time
 import pytest
 from sqlalchemy import text
 
-from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, ListedRollout, RunSpec
+from leyden.api.views import SeriesQuery
+from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, ListedRollout, RolloutPage, RunSpec
 from leyden.outcomes import RETRY_BACKOFF, Ending, Outcome, Retry
 from leyden.records import (
     Call,
@@ -301,7 +302,9 @@ async def test_cancelling_ends_everything_at_once_and_reaches_the_worker_at_its_
     assert ended.outcome is not None
     assert ended.outcome.ending is Ending.CANCELLED
     assert not (await store.finish("r", running, DONE)).counted
-    endings = [r.outcome.ending for r in await store.read(queries.list_rollouts, "r", after="", limit=9) if r.outcome]
+    endings = [
+        r.outcome.ending for r in await store.read(queries.list_rollouts, "r", RolloutPage(limit=9)) if r.outcome
+    ]
     assert endings == [Ending.SUCCEEDED, Ending.CANCELLED, Ending.CANCELLED]
     assert (await store.read(queries.get_group, "r", "g")).finished is not None
     with pytest.raises(NotFound):
@@ -395,7 +398,7 @@ async def test_rescoring_replaces_the_reward_and_keeps_the_old(store: Store) -> 
 
 
 async def listed(store: Store) -> list[ListedRollout]:
-    return await store.read(queries.list_rollouts, "r", after="", limit=100)
+    return await store.read(queries.list_rollouts, "r", RolloutPage(limit=100))
 
 
 async def test_a_failed_rollout_has_the_failure_reward_in_lists_and_means(store: Store) -> None:
@@ -405,7 +408,7 @@ async def test_a_failed_rollout_has_the_failure_reward_in_lists_and_means(store:
     for attempt, ending in zip(await lease(store, 4), endings, strict=True):
         await store.record_calls("strict", attempt, [Call("c", completion_ids=(1, 2), logprobs=(0.0, 0.0))])
         await store.finish("strict", attempt, DONE if ending is Ending.SUCCEEDED else FinishRequest(Outcome(ending)))
-    found = await store.read(queries.list_rollouts, "strict", after="", limit=10)
+    found = await store.read(queries.list_rollouts, "strict", RolloutPage(limit=10))
     assert [rollout.reward for rollout in found] == [1.0, -1.0, -1.0, None]
     assert [(rollout.step, rollout.calls, rollout.tokens) for rollout in found] == [(3, 1, 2)] * 4
     assert (await store.read(queries.summarise_run, "strict")).mean_reward == pytest.approx(-1 / 3)
@@ -425,7 +428,7 @@ async def test_policies_have_metrics_of_the_same_name_and_a_run_shows_those_of_t
     await store.record_metrics("named", [Metric(1, "loss", 4.0, policy="writer")])
     found = [metric for _, metric in await store.read(queries.list_metrics, "named", after=0, limit=100)]
     assert [(metric.policy, metric.value) for metric in found] == [("judge", 5.0), ("writer", 4.0)]
-    series = await store.read(views.read_series, "named", ["loss"], 100)
+    series = await store.read(views.read_series, "named", SeriesQuery(100, "loss"))
     assert series["loss"].values == (4.0,)
 
 
@@ -522,7 +525,7 @@ async def test_deleting_a_run_leaves_the_others(store: Store) -> None:
         await store.finish("r", attempt, DONE)
     assert await lease(store) == ["o.0.1"]
     await store.create_run(RunSpec("r"))  # its name is free again
-    assert await store.read(queries.list_rollouts, "r", after="", limit=10) == []
+    assert await store.read(queries.list_rollouts, "r", RolloutPage(limit=10)) == []
 
 
 async def test_event_numbers_are_not_given_again_after_a_run_is_deleted(store: Store) -> None:

@@ -7,14 +7,16 @@ import asyncio
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.api.client import Remote, RemoteError, ServerUnreachable
+from leyden.api.endpoint import Endpoint
 from leyden.backoff import Backoff
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _FIRST_BACKOFF_S = 0.1
 
@@ -56,16 +58,14 @@ class RetryingRemote(Remote):
         other._limits = replace(self._limits, timeout_s=timeout_s, max_backoff_s=max_backoff_s)
         return other
 
-    async def request(
-        self, method: str, path: str, returns: type[T], body: Any = None, **query: str | float | None
-    ) -> T:
+    async def call(self, endpoint: Endpoint[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Send a request until the server answers. Raises `RemoteError` where the server refuses it."""
         limits, failures, errors = self._limits, 0, 0
         backoff = Backoff(_FIRST_BACKOFF_S, limits.max_backoff_s)
         while True:
             try:
                 async with asyncio.timeout(limits.timeout_s):
-                    reply = await super().request(method, path, returns, body, **query)
+                    reply = await super().call(endpoint, *args, **kwargs)
             except (RemoteError, ServerUnreachable, TimeoutError) as error:
                 failures += 1
                 errors = errors + 1 if isinstance(error, RemoteError) and error.status == 500 else 0

@@ -47,7 +47,7 @@ def add_rescore(commands: Any) -> argparse.ArgumentParser:
 async def _rescore(options: argparse.Namespace) -> None:
     opened = (open_source if options.dry_run else open_writable)(options, options.name)
     async with cast(AbstractAsyncContextManager[Any], opened) as source:
-        config = _config(await source.run(options.name))
+        config = _config(await source.get_run(options.name))
         reference, reward = _reward(options, config)
         async with _services(config, reward) as services:
             rescorer = Rescorer(cast(EpisodeSource, source), options.name, reward, reference, services, options.dry_run)

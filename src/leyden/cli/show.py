@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from leyden.api.client import RemoteError
 from leyden.api.views import RolloutQuery, RunCard
-from leyden.api.wire import ListedRollout, RolloutDetail, RunSummary
+from leyden.api.wire import ListedRollout, RolloutDetail, RolloutPage, RunSummary
 from leyden.cli.arguments import identifier, integer, run_name
 from leyden.cli.printing import format_bytes, plural, print_json, print_table, stdout_console, with_error
 from leyden.cli.source import add_source, all_runs, open_source
@@ -111,9 +111,9 @@ async def _show(options: argparse.Namespace) -> None:
 
 
 async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
-    run, summary, card = await source.run(options.name), await source.summary(options.name), None
+    run, summary, card = await source.get_run(options.name), await source.summarise_run(options.name), None
     with suppress(RemoteError):  # a server that runs without keys refuses it
-        card = await source.card(options.name)
+        card = await source.run_card(options.name)
     query = RolloutQuery(
         ending=options.outcome or "",
         step_from=options.step,
@@ -154,7 +154,8 @@ async def _search(
     found: list[ListedRollout] = []
     while True:
         limit = min(_SEARCH_PAGE, options.limit - len(found))
-        page = await source.search(options.name, msgspec.structs.replace(query, offset=len(found), limit=limit))
+        query = msgspec.structs.replace(query, offset=len(found), limit=limit)
+        page = await source.search_rollouts(options.name, query)
         found += page.rollouts
         if len(page.rollouts) < limit or len(found) == options.limit:
             return found, page.total
@@ -165,16 +166,16 @@ async def _list(source: RunSource, options: argparse.Namespace) -> tuple[list[Li
     found: list[ListedRollout] = []
     while True:
         limit, after = min(_LIST_PAGE, options.limit - len(found)), found[-1].id if found else options.after or ""
-        page = await source.rollouts(options.name, after, limit)
+        page = await source.list_rollouts(options.name, RolloutPage(after, limit))
         found += page
         if len(page) < limit or len(found) == options.limit:
             return found, len(found)
 
 
 async def _show_rollout(source: RunSource, options: argparse.Namespace) -> None:
-    run, detail = await source.run(options.name), await source.rollout(options.name, options.rollout)
-    episodes = [await source.episode(options.name, attempt.id) for attempt in detail.attempts]
-    credits = await source.credits(options.name, options.rollout)
+    run, detail = await source.get_run(options.name), await source.get_rollout(options.name, options.rollout)
+    episodes = [await source.get_episode(options.name, attempt.id) for attempt in detail.attempts]
+    credits = await source.rollout_credits(options.name, options.rollout)
     if options.json:
         print_json({"rollout": detail.rollout, "task": detail.task, "episodes": episodes, "credits": credits})
         return

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from msgspec import Struct
 
 from leyden.api.client import Remote, RemoteError, read_key
-from leyden.api.views import Fleet, RunCard, Series, join_fleets
+from leyden.api.views import Fleet, RunCard, Series, SeriesQuery, join_fleets
 from leyden.api.wire import Recorded, RunSummary
 from leyden.cli.arguments import add_store
 from leyden.records import Reward
@@ -66,9 +66,9 @@ async def all_runs(options: argparse.Namespace) -> list[ListedRun]:
     """List all runs, the oldest first. A server that runs without keys refuses cards, so there are none."""
     if options.server:
         async with _remote(options) as remote:
-            found, cards = await remote.runs(), dict[str, RunCard]()
+            found, cards = await remote.list_runs(), dict[str, RunCard]()
             with suppress(RemoteError):
-                cards = {card.id: card for card in await remote.cards()}
+                cards = {card.id: card for card in await remote.overview()}
             return [ListedRun(summary, cards.get(summary.id)) for summary in found]
     with open_stores(options.home, options.store) as stores:
         listed: list[ListedRun] = []
@@ -76,7 +76,7 @@ async def all_runs(options: argparse.Namespace) -> list[ListedRun]:
             named = store.named
             for run in named.ids:
                 folder = store.folder if run == named.own else None
-                listed.append(ListedRun(await store.summary(run), await store.card(run), folder))
+                listed.append(ListedRun(await store.summarise_run(run), await store.run_card(run), folder))
     return sorted(listed, key=lambda one: one.summary.created)
 
 
@@ -125,22 +125,22 @@ async def delete_stored(options: argparse.Namespace, run: str) -> None:
 class Watched:
     """All runs of a server, or of the stores below a home folder, as `leyden top` shows them."""
 
-    def __init__(self, sources: Sequence[StoredRuns | Remote]) -> None:
+    def __init__(self, sources: Sequence[RunSource]) -> None:
         self._sources = sources
-        self._source_of: dict[str, StoredRuns | Remote] = {}
+        self._source_of: dict[str, RunSource] = {}
 
     async def cards(self) -> list[RunCard]:
         """Return state, step and reward of every run, newest first."""
         found: list[RunCard] = []
         for source in self._sources:
-            cards = await source.cards()
+            cards = await source.overview()
             self._source_of |= dict.fromkeys((card.id for card in cards), source)
             found += cards
         return sorted(found, key=lambda card: -card.created)
 
     async def series(self, run: str, names: Sequence[str]) -> dict[str, Series]:
         """Return metrics of a run that `cards` has returned."""
-        return await self._source_of[run].series(run, names, _ALL_POINTS)
+        return await self._source_of[run].run_series(run, SeriesQuery(_ALL_POINTS, ",".join(names)))
 
     async def fleet(self) -> Fleet | None:
         """Return workers, queues and engines of all stores that have one now, or of the last one that had."""

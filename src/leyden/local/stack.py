@@ -94,7 +94,7 @@ async def local_stack(
         trainer_remote(server, folder) as remote,
     ):
         await _create_run(remote, config, run)
-        key = (await remote.make_key(KeySpec("worker", run, MAX_KEY_TTL_S))).key
+        key = (await remote.create_key(KeySpec("worker", run, MAX_KEY_TTL_S))).key
         if config.workers.processes == 0:
             write_private(folder / "worker.key", key)
             yield LocalStack(remote, engine, server, None)
@@ -164,7 +164,7 @@ def trainer_remote(server: LocalServer, folder: Path) -> RetryingRemote:
 
 async def _create_run(remote: Remote, config: Config, run: str) -> None:
     """Create the run; a resumed one keeps the settings of its start."""
-    known = {summary.id for summary in await remote.runs()}
+    known = {summary.id for summary in await remote.list_runs()}
     if run not in known:
         await remote.create_run(RunSpec(run, run_settings(config), msgspec.to_builtins(config)))
 

@@ -152,10 +152,10 @@ class Trainer:
     async def _step(self, step: int) -> StepReport:
         report = StepReport(step, [], StepAccounting(), started=time.time())
         self._policy.step = step
-        started, times = time.monotonic(), await self._remote.call_times(self._config.run)
+        started, times = time.monotonic(), await self._remote.get_call_times(self._config.run)
         groups, episodes = await self._collect(step, report)
         report.sampling_s = time.monotonic() - started
-        calls = (await self._remote.call_times(self._config.run)).since(times)
+        calls = (await self._remote.get_call_times(self._config.run)).since(times)
         report.sampling_split = split_sampling(report.sampling_s, episodes, calls, report.started)
         report.learning_rate = self._policy.learning_rate
         training = self._config.training

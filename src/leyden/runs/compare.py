@@ -5,6 +5,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from leyden.api.wire import RolloutPage
 from leyden.config import ConfigError
 from leyden.estimates import PairedDifference, TaskRewards, compare
 from leyden.records import Purpose
@@ -33,7 +34,7 @@ async def read_evaluation(source: RunSource, run: str, step: int | None) -> Eval
     """Read the rewards of an evaluation of a run; by default the last one."""
     evaluations: dict[int | None, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     after = ""
-    while page := await source.rollouts(run, after, _PAGE):
+    while page := await source.list_rollouts(run, RolloutPage(after, _PAGE)):
         for rollout in page:
             held_out = rollout.purpose is Purpose.EVAL and rollout.group.startswith(_EVALUATION)
             if held_out and rollout.reward is not None:

@@ -1,19 +1,19 @@
 """Reads runs without a server, from the stores below a home folder. `runs/run_names.py` says what their names mean."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError
 
-from leyden.api.views import Fleet, RolloutListing, RolloutQuery, RunCard, Series, add_engines
-from leyden.api.wire import ListedRollout, RolloutDetail, RunSummary
-from leyden.episodes import Episode
-from leyden.records import Run, StepCredits
+from leyden.api.client import Remote
+from leyden.api.views import Fleet, RunCard, add_engines
+from leyden.api.wire import RunSummary
+from leyden.records import Run
 from leyden.runs.run_names import (
     STORE_NAME,
     FolderRuns,
@@ -32,35 +32,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class RunSource(Protocol):
-    """Read access to runs."""
+def _reading(
+    query: Callable[Concatenate[Connection, str, P], T],
+) -> Callable[Concatenate["StoredRuns", str, P], Coroutine[Any, Any, T]]:
+    """Return the method that answers an endpoint of the control API with a query of the store."""
 
-    async def run(self, run: str) -> Run:
-        """Return a run with its configuration."""
+    async def read(stored: "StoredRuns", run: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return stored._read(query, stored.id_of(run), *args, **kwargs)
 
-    async def summary(self, run: str) -> RunSummary:
-        """Return the counts and mean reward of a run."""
-
-    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
-        """List rollouts in the order in which they were queued."""
-
-    async def search(self, run: str, query: RolloutQuery) -> RolloutListing:
-        """Return a page of the rollouts that match a query, and how many match."""
-
-    async def card(self, run: str) -> RunCard:
-        """Return state, step and reward of a run."""
-
-    async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
-        """Return metrics by step, each in at most so many points."""
-
-    async def rollout(self, run: str, rollout: str) -> RolloutDetail:
-        """Return a rollout with its task and attempts."""
-
-    async def episode(self, run: str, attempt: str) -> Episode:
-        """Return everything recorded for an attempt."""
-
-    async def credits(self, run: str, rollout: str) -> list[StepCredits]:
-        """Return what training computed for each call of a rollout, or why it was left out."""
+    return read
 
 
 class StoredRuns:
@@ -99,32 +79,27 @@ class StoredRuns:
         with self._database.reader.begin() as connection:
             return query(connection, *args, **kwargs)
 
-    async def runs(self) -> list[RunSummary]:
-        """Return the counts and mean reward of every run."""
-        return [await self.summary(run) for run in self.named.ids]
+    list_rollouts = _reading(queries.list_rollouts)
+    search_rollouts = _reading(rollout_search.search_rollouts)
+    run_series = _reading(views.read_series)
+    get_rollout = _reading(queries.get_rollout)
+    get_episode = _reading(queries.get_episode)
+    rollout_credits = _reading(queries.rollout_credits)
 
-    async def run(self, run: str) -> Run:
+    async def get_run(self, run: str) -> Run:
         """Return a run with its configuration."""
         return replace(self._read(queries.get_run, self.id_of(run)), id=run)
 
-    async def summary(self, run: str) -> RunSummary:
+    async def summarise_run(self, run: str) -> RunSummary:
         """Return the counts and mean reward of a run."""
         found = self._read(queries.summarise_run, self.id_of(run))
         return replace(found, id=run, rollouts=count_interrupted(found.rollouts, self.held))
 
-    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> list[ListedRollout]:
-        """List rollouts in the order in which they were queued."""
-        return self._read(queries.list_rollouts, self.id_of(run), after=after, limit=limit)
-
-    async def search(self, run: str, query: RolloutQuery) -> RolloutListing:
-        """Return a page of the rollouts that match a query, and how many match."""
-        return self._read(rollout_search.search_rollouts, self.id_of(run), query)
-
-    async def cards(self) -> list[RunCard]:
+    async def overview(self) -> list[RunCard]:
         """Return state, step and reward of every run."""
-        return [await self.card(run) for run in self.named.ids]
+        return [await self.run_card(run) for run in self.named.ids]
 
-    async def card(self, run: str) -> RunCard:
+    async def run_card(self, run: str) -> RunCard:
         """Return state, step and reward of a run."""
         return replace(self._read(views.run_card, self.id_of(run), time.time(), held=self.held), id=run)
 
@@ -134,21 +109,9 @@ class StoredRuns:
         report = read_report(Path(self.location).parent) if self._database.dialect == "sqlite" else None
         return found if report is None else add_engines(found, [report])
 
-    async def series(self, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
-        """Return metrics by step, each in at most so many points."""
-        return self._read(views.read_series, self.id_of(run), names, points)
 
-    async def rollout(self, run: str, rollout: str) -> RolloutDetail:
-        """Return a rollout with its task and attempts."""
-        return self._read(queries.get_rollout, self.id_of(run), rollout)
-
-    async def episode(self, run: str, attempt: str) -> Episode:
-        """Return everything recorded for an attempt."""
-        return self._read(queries.get_episode, self.id_of(run), attempt)
-
-    async def credits(self, run: str, rollout: str) -> list[StepCredits]:
-        """Return what training computed for each call of a rollout, or why it was left out."""
-        return self._read(queries.rollout_credits, self.id_of(run), rollout)
+RunSource = StoredRuns | Remote
+"""Read access to runs. Both have the methods of the control API that commands use."""
 
 
 @contextmanager

@@ -7,30 +7,24 @@ notifications and a clock.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, select
 
 from leyden.api.wire import (
-    Counted,
     EventCursor,
     EventLog,
-    FinishReply,
-    FinishRequest,
     GroupScoring,
-    GroupSpec,
-    HeartbeatReply,
-    RunSpec,
     Scores,
 )
 from leyden.background import start_background
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Call, EventKind, Group, Metric, Reward, Run, Span, StepCredits, Version
+from leyden.records import EventKind
 from leyden.store import schema
 from leyden.store.database import Database
 from leyden.store.errors import StoreError, StoreLost
@@ -47,6 +41,17 @@ T = TypeVar("T")
 
 _READERS = 2
 _WATCH_S = 2.0
+
+
+def _writing(
+    operation: Callable[Concatenate[Transaction, P], T],
+) -> Callable[Concatenate["Store", P], Coroutine[Any, Any, T]]:
+    """Return a method of the store that carries out an operation in a write transaction."""
+
+    async def write(store: "Store", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await store.write(operation, *args, **kwargs)
+
+    return write
 
 
 class Store:
@@ -127,29 +132,38 @@ class Store:
 
     # Writing
 
-    async def _write(self, operation: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def write(self, operation: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation (a function of `store/write`) in one write transaction."""
         return await self.writer.run(lambda tx: operation(tx, *args, **kwargs))
 
-    async def create_run(self, spec: RunSpec) -> Run:
-        """Create a run, idempotently."""
-        return await self._write(runs.create_run, spec)
+    create_run = _writing(runs.create_run)
+    enqueue = _writing(queue.enqueue)
+    cancel_group = _writing(attempts.cancel_group)
+    cancel_rollout = _writing(attempts.cancel_rollout)
+    heartbeat = _writing(attempts.heartbeat)
+    finish = _writing(attempts.finish)
+    heartbeat_scoring = _writing(scoring.heartbeat)
+    score = _writing(scoring.finish)
+    record_calls = _writing(recording.record_calls)
+    record_spans = _writing(recording.record_spans)
+    record_rewards = _writing(recording.record_rewards)
+    record_credits = _writing(recording.record_credits)
+    record_metrics = _writing(recording.record_metrics)
+    publish_version = _writing(recording.publish_version)
+    delete_response = _writing(recording.delete_response)
 
     async def delete_run(self, run: str) -> None:
         """Hide a run at once and delete it; returns when its space is freed."""
-        await self._write(runs.begin_delete, run)
+        await self.write(runs.begin_delete, run)
         await asyncio.shield(self._delete_rows(run))
 
     async def prune(self, run: str, step: int, *, output: bool, spans: bool) -> None:
         """Delete output and spans of the attempts of a run up to a step; returns when their space is freed."""
         for wanted, prune_some in ((output, pruning.prune_output), (spans, pruning.prune_spans)):
-            while wanted and await self._write(prune_some, run, step):
+            while wanted and await self.write(prune_some, run, step):
                 pass
         while await asyncio.to_thread(self.database.shrink):
             pass
-
-    async def enqueue(self, run: str, spec: GroupSpec) -> Group:
-        """Queue a group of rollouts, idempotently."""
-        return await self._write(queue.enqueue, run, spec)
 
     async def lease(self, request: LeaseQuery, wait: float = 0.0) -> list[LeasedAttempt]:
         """Lease rollouts; if there are none, wait for some."""
@@ -159,10 +173,6 @@ class Store:
         """Answer a worker's waiting requests at once, because it is about to stop."""
         self._dispatcher.withdraw(worker)
 
-    async def heartbeat(self, worker: str, ids: Sequence[str], run: str | None = None) -> HeartbeatReply:
-        """Renew the leases of a worker."""
-        return await self._write(attempts.heartbeat, worker, ids, run)
-
     async def next_expiry(self) -> float | None:
         """Return when the next lease of an attempt or a group scoring expires."""
         return await self.read(queries.next_expiry)
@@ -170,23 +180,19 @@ class Store:
     async def expire_leases(self, before: float | None = None) -> int:
         """End attempts and group scorings whose lease expired before a time, by default now."""
         before = self.clock() if before is None else before
-        return await self._write(attempts.expire_leases, before) + await self._write(scoring.expire_leases, before)
+        return await self.write(attempts.expire_leases, before) + await self.write(scoring.expire_leases, before)
 
     async def renew_leases(self) -> None:
         """Give every active lease its full time: workers could not renew it."""
-        await self._write(attempts.renew_all)
-        await self._write(scoring.renew_all)
-
-    async def finish(self, run: str, attempt: str, report: FinishRequest) -> FinishReply:
-        """End an attempt, exactly once."""
-        return await self._write(attempts.finish, run, attempt, report)
+        await self.write(attempts.renew_all)
+        await self.write(scoring.renew_all)
 
     async def release_all(self, message: str) -> int:
         """End every active attempt without charging it, when the workers that ran them are known to be gone."""
         leases = await self.read(queries.active_leases)
         for lease in leases:
-            await self._write(attempts.release, lease.attempt, Outcome(Ending.LOST, message))
-        await self._write(scoring.release_all)
+            await self.write(attempts.release, lease.attempt, Outcome(Ending.LOST, message))
+        await self.write(scoring.release_all)
         return len(leases)
 
     async def lease_scoring(self, worker: str, run: str | None, wait: float = 0.0) -> GroupScoring | None:
@@ -194,7 +200,7 @@ class Store:
         deadline = time.monotonic() + wait
         while True:
             with self.notifications.listen(run, EventKind.SCORING_QUEUED) as woken:
-                leasing = asyncio.ensure_future(self._write(scoring.lease, worker, run))
+                leasing = asyncio.ensure_future(self.write(scoring.lease, worker, run))
                 try:
                     found = await asyncio.shield(leasing)
                 except asyncio.CancelledError:  # it may have been leased to a worker that has disconnected
@@ -208,52 +214,6 @@ class Store:
                     async with asyncio.timeout(left):  # wait_for would lose a cancellation that arrives with the event
                         await woken.wait()
 
-    async def heartbeat_scoring(self, run: str, group: str, number: int) -> Counted:
-        """Renew the lease of a group scoring."""
-        return await self._write(scoring.heartbeat, run, group, number)
-
-    async def score(self, run: str, group: str, scores: Scores) -> Counted:
-        """Record the scores of a group, once."""
-        return await self._write(scoring.finish, run, group, scores)
-
-    async def cancel_group(self, run: str, group: str) -> int:
-        """Cancel the unfinished rollouts of a group."""
-        return await self._write(attempts.cancel_group, run, group)
-
-    async def cancel_rollout(self, run: str, rollout: str) -> int:
-        """Cancel a rollout."""
-        return await self._write(attempts.cancel_rollout, run, rollout)
-
-    async def record_calls(self, run: str, attempt: str, calls: Sequence[Call]) -> int:
-        """Record model calls."""
-        return await self._write(recording.record_calls, run, attempt, calls)
-
-    async def record_spans(self, run: str, attempt: str, spans: Sequence[Span]) -> int:
-        """Record spans."""
-        return await self._write(recording.record_spans, run, attempt, spans)
-
-    async def record_rewards(
-        self, run: str, attempt: str, rewards: Sequence[Reward], *, rescoring: bool = False
-    ) -> int:
-        """Record rewards."""
-        return await self._write(recording.record_rewards, run, attempt, rewards, rescoring=rescoring)
-
-    async def record_credits(self, run: str, credits: StepCredits) -> int:
-        """Record what a step computed for calls; repeating it overwrites."""
-        return await self._write(recording.record_credits, run, credits)
-
-    async def delete_response(self, run: str, attempt: str, call: str) -> int:
-        """Delete the response of a call for the attempt's agent; the call stays in the record."""
-        return await self._write(recording.delete_response, run, attempt, call)
-
-    async def record_metrics(self, run: str, metrics: Sequence[Metric]) -> int:
-        """Record metrics of a run."""
-        return await self._write(recording.record_metrics, run, metrics)
-
-    async def publish_version(self, run: str, version: Version) -> int:
-        """Record a published version."""
-        return await self._write(recording.publish_version, run, version)
-
     async def expire_loop(self) -> None:
         """End leases as they expire, for as long as the store is open; see `LeaseExpiry`."""
         expiry = LeaseExpiry(self, self.clock, lambda: self.writer.outages)
@@ -265,18 +225,18 @@ class Store:
         while not self.lost.done():
             await asyncio.sleep(_WATCH_S)
             with suppress(StoreError):  # the next operation says so too
-                await self._write(lambda _: None)
+                await self.write(lambda _: None)
 
     async def _lease(self, requests: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
-        return await self._write(queue.lease, requests)
+        return await self.write(queue.lease, requests)
 
     async def _return_lease(self, leased: LeasedAttempt) -> None:
         outcome = Outcome(Ending.LOST, f"worker {leased.attempt.worker} disconnected before it received its lease")
-        await self._write(attempts.release, leased.attempt.id, outcome)
+        await self.write(attempts.release, leased.attempt.id, outcome)
 
     def _delete_rows(self, run: str) -> asyncio.Task[None]:
         async def delete() -> None:
-            while not await self._write(runs.delete_batch, run):
+            while not await self.write(runs.delete_batch, run):
                 pass
             while await asyncio.to_thread(self.database.shrink):
                 pass

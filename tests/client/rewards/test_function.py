@@ -13,7 +13,7 @@ from serving import ServerProcess
 from worker_harness import AGENTS, WorkerHarness
 
 from leyden.api.client import Remote
-from leyden.api.wire import GroupSpec, RunSpec
+from leyden.api.wire import EventCursor, GroupSpec, RunSpec
 from leyden.backoff import Backoff
 from leyden.client.rewards import function as reward_function
 from leyden.client.rewards.function import NoReward, RetryPolicy, RewardFunction
@@ -234,7 +234,7 @@ async def scoring_started(harness: WorkerHarness, number: int) -> None:
     after, found = 0, 0
     async with asyncio.timeout(120):
         while found < number:
-            log = await harness.remote.events("r", after, wait=20, kind="scoring.started")
+            log = await harness.remote.follow_events("r", EventCursor(after, wait=20, kind="scoring.started"))
             after, found = log.after, log.events[-1].data["number"]
 
 
@@ -247,7 +247,7 @@ async def test_a_function_that_never_returns_does_not_keep_a_worker_from_ending(
         await eventually((tmp_path / "never.asked").exists)
         worker.stop()
         assert await asyncio.to_thread(worker.process.wait, 60) == 0
-    assert (await harness.remote.rollout("r", "g.0")).rollout.state is State.QUEUED
+    assert (await harness.remote.get_rollout("r", "g.0")).rollout.state is State.QUEUED
 
 
 async def test_a_group_outlives_a_server_that_is_killed_while_it_is_scored(tmp_path: Path) -> None:
@@ -260,12 +260,12 @@ async def test_a_group_outlives_a_server_that_is_killed_while_it_is_scored(tmp_p
                 server=server.url, run="r", agent="grading.py:act", reward="grading.py:rank_slowly", base=str(AGENTS)
             )
             worker = WorkerProcess(options, server.key(KeyKind.WORKER, run="r"))
-            assert (await remote.events("r", wait=30, kind="scoring.started")).events
+            assert (await remote.follow_events("r", EventCursor(wait=30, kind="scoring.started"))).events
             server.kill()
             door.touch()
             await asyncio.sleep(0.5)  # the function returns, and nobody is there to hear of it
             await asyncio.to_thread(server.start)
-            assert (await remote.events("r", wait=30, kind="group.finished")).events
+            assert (await remote.follow_events("r", EventCursor(wait=30, kind="group.finished"))).events
             found = await remote.group_episodes("r", "g")
             await worker.end()
     assert [(episode.attempt.number, episode.final_reward(-1.0)) for episode in found] == [(1, 0.0), (1, 1.0)]

@@ -72,7 +72,7 @@ async def test_a_key_of_an_agent_acts_for_its_own_attempt_and_sets_no_final_rewa
     # the neighbour's response is not there for another attempt, and nothing is recorded for the neighbour
     theirs = {route: status for route, status in did["neighbour"].items() if "{response_id}" in route}
     assert set(theirs.values()) <= {403, 404} and len(theirs) >= 6
-    left = await harness.remote.episode("r", lease.attempt.id)
+    left = await harness.remote.get_episode("r", lease.attempt.id)
     assert (len(left.calls), left.rewards, left.spans, left.attempt.outcome) == (1, (), (), None)
     # and of itself only what an agent may say
     assert {(reward.value, reward.kind, reward.source) for reward in episode.rewards} == {
@@ -80,4 +80,4 @@ async def test_a_key_of_an_agent_acts_for_its_own_attempt_and_sets_no_final_rewa
         (0.5, RewardKind.STEP, "agent"),
     }
     assert not any(call.id == "forged" for call in episode.calls)
-    assert {run.id for run in await harness.remote.runs()} == {"r"}
+    assert {run.id for run in await harness.remote.list_runs()} == {"r"}

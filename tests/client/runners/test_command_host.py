@@ -225,7 +225,7 @@ async def test_a_worker_continues_when_its_command_host_is_killed(harness: Worke
         kill(between)
         await gone([command])
         await family_in(tmp_path / "family")
-        (lost, _) = (await harness.remote.rollout("r", "g.0")).attempts
+        (lost, _) = (await harness.remote.get_rollout("r", "g.0")).attempts
         await gone(family)
     assert lost.outcome and lost.outcome.ending is Ending.LOST
 

@@ -77,7 +77,7 @@ async def test_attempts_lost_with_a_process_that_hangs_are_retried_at_once_and_f
         (tmp_path / "go").touch()
         beside = await harness.episode("beside")
     assert (ending(beside), beside.attempt.number) == (Ending.SUCCEEDED, 2)
-    (lost, retried) = (await harness.remote.rollout("r", "beside.0")).attempts
+    (lost, retried) = (await harness.remote.get_rollout("r", "beside.0")).attempts
     assert lost.outcome and lost.outcome.ending is Ending.LOST and "another attempt in it hung" in lost.outcome.message
     assert retried.started - (lost.ended or 0) < 15  # before its lease would have expired
 
@@ -112,7 +112,7 @@ async def test_an_attempt_that_another_keeps_from_running_has_not_timed_out(harn
         innocent, blocks = await harness.episode("innocent"), await harness.episode("blocks")
     assert ending(blocks) is Ending.TIMEOUT and blocks.attempt.number == 1
     assert ending(innocent) is Ending.SUCCEEDED and innocent.attempt.number == 2
-    (lost, _) = (await harness.remote.rollout("r", "innocent.0")).attempts
+    (lost, _) = (await harness.remote.get_rollout("r", "innocent.0")).attempts
     assert lost.outcome and lost.outcome.ending is Ending.LOST
     assert lost.outcome.message.startswith("attempt blocks.0.1 blocked the event loop")
 
@@ -200,7 +200,7 @@ async def test_a_blocked_event_loop_is_noticed_and_its_blocker_retried_alone(har
         innocent, blocks = await harness.episode("innocent"), await harness.episode("blocks")
     assert (ending(innocent), innocent.attempt.number) == (Ending.SUCCEEDED, 2)
     assert (ending(blocks), blocks.attempt.number) == (Ending.TIMEOUT, 2)
-    (lost, alone) = (await harness.remote.rollout("r", "blocks.0")).attempts
+    (lost, alone) = (await harness.remote.get_rollout("r", "blocks.0")).attempts
     assert lost.outcome and lost.outcome.message == "it blocked the event loop of its process, which was ended"
     assert alone.started - (lost.ended or 0) > 0.4  # not at once
 
@@ -229,7 +229,7 @@ async def test_an_attempt_that_kills_its_process_is_blamed_and_no_other_is(
         assert "Fatal Python error: Segmentation fault\nCurrent thread" in message(guilty)
         assert 'hanging.py", line' in message(guilty) and "in fall\n" in message(guilty)
     assert [ending(one) for one in innocent] == [Ending.SUCCEEDED] * 3
-    (lost, *_) = (await harness.remote.rollout("r", "guilty.0")).attempts
+    (lost, *_) = (await harness.remote.get_rollout("r", "guilty.0")).attempts
     assert lost.outcome and lost.outcome.ending is Ending.LOST and says in lost.outcome.message
 
 
@@ -264,7 +264,7 @@ async def test_a_lease_that_comes_while_the_worker_stops_is_given_back(
     stop, lease = asyncio.Event(), Remote.lease
 
     async def lease_late(remote: Any, request: LeaseRequest) -> list[Lease]:
-        leases = await lease(remote, request)
+        leases: list[Lease] = await remote.call(lease, request)
         stop.set()
         await asyncio.sleep(0.5)
         return leases
@@ -273,7 +273,7 @@ async def test_a_lease_that_comes_while_the_worker_stops_is_given_back(
     options = WorkerOptions(server=harness.server.url, run="r", agent="hanging.py:act", base=str(AGENTS), grace_s=0.0)
     await harness.queue("g", {"do": "sleep", "s": 0})
     await work(options, harness.server.service.keyring.create(KeyKind.WORKER, 600, run="r")[0], stop)
-    detail = await harness.remote.rollout("r", "g.0")
+    detail = await harness.remote.get_rollout("r", "g.0")
     assert detail.rollout.state is State.QUEUED
     (attempt,) = detail.attempts
     assert attempt.outcome and "gave it back" in attempt.outcome.message

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from leyden.api.wire import EndedAttempt, HeartbeatReply, Lease
+from leyden.api.wire import EndedAttempt, HeartbeatReply, HeartbeatRequest, Lease
 from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.worker.heartbeat import Heartbeat
 from leyden.records import Attempt, Purpose, Task
@@ -25,8 +25,8 @@ class Client:
     def limited(self, *_: float, **__: float) -> "Client":
         return self
 
-    async def heartbeat(self, worker: str, attempts: list[str]) -> HeartbeatReply:
-        self.renewed.append(attempts)
+    async def heartbeat(self, worker: str, running: HeartbeatRequest) -> HeartbeatReply:
+        self.renewed.append(list(running.attempts))
         return HeartbeatReply({}, (EndedAttempt(self.ended, None),))
 
 

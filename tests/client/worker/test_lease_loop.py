@@ -19,7 +19,7 @@ async def test_agents_that_share_objects_between_event_loops_run_again_one_at_a_
     outcomes = [episode.attempt.outcome for episode in (*first, *later)]
     assert {outcome and outcome.ending for outcome in outcomes} == {Ending.SUCCEEDED}, outcomes
     retried = next(episode for episode in first if episode.attempt.number > 1)
-    (lost, *_) = (await harness.remote.rollout("r", retried.rollout.id)).attempts
+    (lost, *_) = (await harness.remote.get_rollout("r", retried.rollout.id)).attempts
     assert lost.outcome and lost.outcome.ending is Ending.LOST
     assert "is bound to a different event loop" in lost.outcome.message
     assert [episode.final_reward(0.0) for episode in (retried, *later)] == [1.0] * 9  # so many ran in its process

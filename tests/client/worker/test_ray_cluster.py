@@ -16,6 +16,7 @@ import psutil
 import pytest
 from worker_harness import AGENTS, WorkerHarness, alive
 
+from leyden.api.wire import EventCursor
 from leyden.outcomes import Ending
 from leyden.server.control.keys import KeyKind
 
@@ -203,7 +204,7 @@ async def test_a_node_that_dies_loses_no_rollout_and_disturbs_no_other(
 async def until_lost(harness: WorkerHarness) -> str:
     """Wait for the end of an attempt; which it was."""
     async with asyncio.timeout(TIMEOUT_S):
-        log = await harness.remote.events("r", 0, wait=TIMEOUT_S, kind="attempt.ended")
+        log = await harness.remote.follow_events("r", EventCursor(0, wait=TIMEOUT_S, kind="attempt.ended"))
     (event,) = log.events
     assert event.data["ending"] == Ending.LOST
     return event.subject

@@ -16,6 +16,6 @@ async def test_a_free_retry_stays_free_where_a_step_reward_is_refused(harness: W
     reward = Reward("step", 1.0, kind=RewardKind.STEP, call="no-such-call")
     end = AttemptEnd(lease.attempt.id, Outcome(Ending.LOST, "another attempt hung"), retry=Retry.FREE)
     await Reporter(harness.remote, None).report(lease, end, [reward])  # type: ignore[arg-type]
-    detail = await harness.remote.rollout("r", lease.attempt.rollout)
+    detail = await harness.remote.get_rollout("r", lease.attempt.rollout)
     assert detail.rollout.state is State.QUEUED
     assert detail.attempts[0].outcome == end.outcome

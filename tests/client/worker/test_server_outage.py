@@ -10,7 +10,7 @@ from serving import ServerProcess
 from worker_harness import AGENTS
 
 from leyden.api.client import Remote
-from leyden.api.wire import GroupSpec, RunSpec
+from leyden.api.wire import EventCursor, GroupSpec, RunSpec
 from leyden.client.worker.process import WorkerProcess
 from leyden.client.worker.worker import WorkerOptions
 from leyden.records import RunSettings, Task
@@ -39,11 +39,11 @@ async def test_an_attempt_outlives_its_server_and_a_bad_key_ends_a_worker(
                 await asyncio.sleep(0.05)
                 printed += capfd.readouterr().err
             await asyncio.to_thread(server.start)
-            log = await remote.events("r", 0, wait=30, kind="group.finished")
+            log = await remote.follow_events("r", EventCursor(0, wait=30, kind="group.finished"))
             assert log.events
             (episode,) = await remote.group_episodes("r", "g")
             await remote.enqueue("r", GroupSpec("h", Task("t2", {"do": "return", "value": 1.0})))
-            assert (await remote.events("r", log.after, wait=30, kind="group.finished")).events
+            assert (await remote.follow_events("r", EventCursor(log.after, wait=30, kind="group.finished"))).events
             worker.stop()
             assert await asyncio.to_thread(worker.process.wait, 60) == 0
             stranger = WorkerProcess(options, "leyden-nonsense.0")

@@ -184,10 +184,10 @@ async def test_a_worker_that_is_stopped_gives_back_its_attempts(harness: WorkerH
         await harness.queue("new", {"do": "return", "value": 1.0})
         assert await asyncio.to_thread(worker.process.wait, 60) == 0
         await gone(hosts)
-    (long,) = (await harness.remote.rollout("r", "long.0")).attempts
+    (long,) = (await harness.remote.get_rollout("r", "long.0")).attempts
     assert long.outcome and long.outcome.ending is Ending.LOST and "gave it back" in long.outcome.message
-    assert (await harness.remote.rollout("r", "long.0")).rollout.state == "queued"
-    assert (await harness.remote.rollout("r", "new.0")).attempts == ()
+    assert (await harness.remote.get_rollout("r", "long.0")).rollout.state == "queued"
+    assert (await harness.remote.get_rollout("r", "new.0")).attempts == ()
 
 
 async def test_a_worker_that_is_killed_loses_nothing_and_leaves_nothing(harness: WorkerHarness, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ async def test_a_host_that_dies_is_replaced_and_its_attempts_are_tried_again(
         assert (await harness.episode("later")).final_reward(0.0) == 1.0
     assert (dies.attempt.number, dies.final_reward(0.0)) == (2, 1.0)
     assert beside.final_reward(0.0) == 1.0
-    lost = (await harness.remote.rollout("r", "dies.0")).attempts[0].outcome
+    lost = (await harness.remote.get_rollout("r", "dies.0")).attempts[0].outcome
     assert lost and lost.ending is Ending.LOST and "exit status 9" in lost.message
 
 
@@ -262,7 +262,7 @@ async def test_what_cannot_be_loaded_is_one_line_before_any_work(harness: Worker
     await harness.queue("g", {"do": "return", "value": 1})
     with harness.worker("moody.py:no_parameters") as worker:
         assert await asyncio.to_thread(worker.process.wait, 60) == 2
-    assert (await harness.remote.rollout("r", "g.0")).attempts == ()
+    assert (await harness.remote.get_rollout("r", "g.0")).attempts == ()
     error = capfd.readouterr().err  # type: ignore[attr-defined]
     assert error == (
         "leyden worker: the agent 'moody.py:no_parameters' has no parameter for the task: write def agent(task)\n"

@@ -11,7 +11,8 @@ from smallepisodes import call, episode
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from leyden.api.client import Remote
-from leyden.api.wire import RunSpec
+from leyden.api.views import SeriesQuery
+from leyden.api.wire import Cursor, RunSpec
 from leyden.config import read_config
 from leyden.learner.checkpoint import is_disk_full
 from leyden.learner.policy import UpdateMetrics
@@ -46,7 +47,7 @@ async def test_a_step_is_written_down_and_sent(remote: Remote, tmp_path: Path) -
     assert (first["held_out/reward"], first["held_out/timeout"]) == (0.5, 1)
     assert (first["held_out/error"], first["held_out/counted"]) == (0.1, 4)
     assert first["tokens/trained"] == 30
-    sent = (await remote.metrics("r")).metrics
+    sent = (await remote.list_metrics("r", Cursor())).metrics
     assert {metric.name: metric.value for metric in sent if metric.step == 1} == {
         name: value for name, value in first.items() if name not in ("step", "time", "policy")
     }
@@ -69,7 +70,7 @@ async def test_roles_and_kinds_of_any_text_are_recorded(remote: Remote, tmp_path
     kinds = {"a,\n b": [1.0], "a b": [0.0], "x" * 1000: [0.5], "x" * 999: [0.0]}
     journal.step(report(1, by_role=roles, by_kind=kinds), 0.0)
     await journal.close()
-    series = await remote.series("r", ["reward/role/*", "reward/kind/*", "reward/mean"], 10)
+    series = await remote.run_series("r", SeriesQuery(10, "reward/role/*,reward/kind/*,reward/mean"))
     names = ("role/Researcher & Writer", "role/检索", "role/math (hard)", "role/-", "role/a", "kind/a b")
     by_name = {f"reward/{name}": value for name, value in zip(names, (1.0, 0.5, 0.25, 0.0, 1.0, 0.5), strict=True)}
     by_name |= {f"reward/kind/{'x' * 160}": 0.25, "reward/mean": 1 / 3}
@@ -127,7 +128,7 @@ async def test_each_policy_writes_its_own_lines(remote: Remote, tmp_path: Path) 
     (default,), (critic,) = read_metrics(path, DEFAULT_POLICY), read_metrics(path, "critic")
     assert (default["policy"], critic["policy"]) == (DEFAULT_POLICY, "critic")
     assert default["tokens/trained"] == critic["tokens/trained"] == 30
-    sent = (await remote.metrics("r")).metrics
+    sent = (await remote.list_metrics("r", Cursor())).metrics
     assert [one.policy for one in sent if one.name == "tokens/trained"] == [DEFAULT_POLICY, "critic"]
     MetricsLog(path, "critic", 0, remote, "r", ())
     assert read_metrics(path, DEFAULT_POLICY) == [default] and read_metrics(path, "critic") == []
@@ -159,7 +160,7 @@ async def test_a_step_that_a_full_disk_failed_in_one_sink_is_in_every_place_once
     assert [line["step"] for line in read_metrics(path, DEFAULT_POLICY)] == [1, 2, 3]
     shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("tokens/trained")
     assert [event.step for event in shown] == [1, 2, 3]
-    sent = (await remote.metrics("full")).metrics
+    sent = (await remote.list_metrics("full", Cursor())).metrics
     assert [one.step for one in sent if one.name == "tokens/trained"] == [1, 2, 3]
 
 

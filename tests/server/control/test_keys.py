@@ -12,7 +12,16 @@ import pytest
 from serving import ServerProcess
 
 from leyden.api.client import Remote, RemoteError
-from leyden.api.wire import FinishRequest, GroupSpec, KeySpec, Lease, LeaseRequest, RunSpec
+from leyden.api.wire import (
+    EventCursor,
+    FinishRequest,
+    GroupSpec,
+    HeartbeatRequest,
+    KeySpec,
+    Lease,
+    LeaseRequest,
+    RunSpec,
+)
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Reward, RewardKind, RunSettings, Task
 from leyden.server.control.keys import KeyKind, KeyRefused, Keyring
@@ -231,9 +240,9 @@ async def refused(status: int, asking: Awaitable[object]) -> str:
 
 async def test_a_viewer_of_one_run_sees_that_run_only(server: ServerProcess, keys: dict[str, str]) -> None:
     async with Remote(server.url, keys["viewer of another run"]) as viewer:
-        assert [run.id for run in await viewer.runs()] == ["other"]
+        assert [run.id for run in await viewer.list_runs()] == ["other"]
     async with Remote(server.url, keys["viewer"]) as viewer:
-        assert {"mine", "other"} <= {run.id for run in await viewer.runs()}
+        assert {"mine", "other"} <= {run.id for run in await viewer.list_runs()}
 
 
 async def test_a_worker_of_one_run_gets_work_of_that_run_only(server: ServerProcess, remote: Remote) -> None:
@@ -245,15 +254,15 @@ async def test_a_worker_of_one_run_gets_work_of_that_run_only(server: ServerProc
         assert [lease.attempt.run for lease in await worker.lease(LeaseRequest("w", count=9))] == ["ours"]
     (lease,) = await remote.lease(LeaseRequest("w", run="theirs"))
     async with Remote(server.url, server.key(KeyKind.WORKER, run="ours")) as worker:
-        reply = await worker.heartbeat("w", [lease.attempt.id])
+        reply = await worker.heartbeat("w", HeartbeatRequest((lease.attempt.id,)))
         assert (reply.expires, [ended.outcome for ended in reply.ended]) == ({}, [None])
 
 
 async def test_a_worker_makes_pool_keys_and_no_others(server: ServerProcess, keys: dict[str, str]) -> None:
     async with Remote(server.url, keys["worker"]) as worker:
         for kind in ("admin", "worker", "viewer"):
-            assert await refused(403, worker.make_key(KeySpec(kind))) == "not_permitted"
-        made = await worker.make_key(KeySpec("pool"))
+            assert await refused(403, worker.create_key(KeySpec(kind))) == "not_permitted"
+        made = await worker.create_key(KeySpec("pool"))
     async with aiohttp.ClientSession() as session:
         empty = server.key(KeyKind.POOL, pool="nobody")
         for route in ROUTES:
@@ -262,8 +271,8 @@ async def test_a_worker_makes_pool_keys_and_no_others(server: ServerProcess, key
 
 async def test_a_key_made_is_no_wider_than_its_maker(server: ServerProcess, keys: dict[str, str]) -> None:
     async with Remote(server.url, keys["worker of the run"]) as worker:
-        assert await refused(403, worker.make_key(KeySpec("pool", run="other"))) == "not_permitted"
-        made = await worker.make_key(KeySpec("pool"))
+        assert await refused(403, worker.create_key(KeySpec("pool", run="other"))) == "not_permitted"
+        made = await worker.create_key(KeySpec("pool"))
     async with aiohttp.ClientSession() as session:
         empty = server.key(KeyKind.POOL, pool="nobody", run="mine")
         for route in ROUTES:
@@ -272,22 +281,22 @@ async def test_a_key_made_is_no_wider_than_its_maker(server: ServerProcess, keys
 
 async def test_a_key_made_lives_no_longer_than_its_maker(server: ServerProcess) -> None:
     async with Remote(server.url, server.key(KeyKind.WORKER, ttl_s=60)) as worker:
-        made = await worker.make_key(KeySpec("pool", ttl_s=86_400))
+        made = await worker.create_key(KeySpec("pool", ttl_s=86_400))
         assert made.expires <= time.time() + 60
-        soon = await worker.make_key(KeySpec("pool", ttl_s=5))
+        soon = await worker.create_key(KeySpec("pool", ttl_s=5))
         assert soon.expires <= time.time() + 5
 
 
 async def test_attempt_keys_cannot_be_requested(remote: Remote) -> None:
-    assert await refused(400, remote.make_key(KeySpec("attempt"))) == "invalid_request"
+    assert await refused(400, remote.create_key(KeySpec("attempt"))) == "invalid_request"
 
 
 async def test_every_pool_key_has_its_own_pool(remote: Remote) -> None:
-    one, another = [await remote.make_key(KeySpec("pool")) for _ in range(2)]
+    one, another = [await remote.create_key(KeySpec("pool")) for _ in range(2)]
     assert one.pool
     assert another.pool not in (None, one.pool)
-    assert (await remote.make_key(KeySpec("viewer"))).pool is None
-    assert await refused(400, remote.make_key(KeySpec("admin", run="mine"))) == "invalid_request"
+    assert (await remote.create_key(KeySpec("viewer"))).pool is None
+    assert await refused(400, remote.create_key(KeySpec("admin", run="mine"))) == "invalid_request"
 
 
 # Rewards from agents
@@ -299,7 +308,7 @@ async def test_an_agent_sets_rewards_only_where_its_run_allows_it(
 ) -> None:
     run = f"agent-rewards-{allowed}".lower()
     await remote.create_run(RunSpec(run, RunSettings(lease_s=3600, agent_rewards=allowed)))
-    pool, annex = await remote.make_key(KeySpec("pool", run=run)), await remote.make_key(KeySpec("pool", run=run))
+    pool, annex = await remote.create_key(KeySpec("pool", run=run)), await remote.create_key(KeySpec("pool", run=run))
     wide = server.key(KeyKind.POOL, pool=pool.pool or "")
     mine, sibling, outside = await work_on(remote, run, 3, pool=pool.pool, agent_rewards=allowed)
     for number, key in enumerate((mine.key, pool.key, wide, sibling.key, annex.key)):
@@ -310,10 +319,10 @@ async def test_an_agent_sets_rewards_only_where_its_run_allows_it(
                 assert (await giving).new == 1
             else:
                 assert await refused(403, giving) == "not_permitted"
-    episode = await remote.episode(run, mine.attempt.id)
+    episode = await remote.get_episode(run, mine.attempt.id)
     assert [reward.id for reward in episode.rewards] == (["r0", "r1", "r2"] if allowed else [])
     assert {reward.source for reward in episode.rewards} <= {"agent"}  # it cannot pose as somebody else
-    assert (await remote.episode(run, outside.attempt.id)).rewards == ()
+    assert (await remote.get_episode(run, outside.attempt.id)).rewards == ()
 
 
 @pytest.mark.parametrize("scored", [True, False])
@@ -321,7 +330,7 @@ async def test_an_agent_sets_no_final_reward_where_a_function_does_and_never_an_
     server: ServerProcess, remote: Remote, scored: bool
 ) -> None:
     run = f"scored-{scored}".lower()
-    pool = await remote.make_key(KeySpec("pool", run=run))
+    pool = await remote.create_key(KeySpec("pool", run=run))
     (mine,) = await work_on(remote, run, 1, pool=pool.pool, agent_rewards=True, reward_function=scored)
     for key in (mine.key, pool.key):
         async with Remote(server.url, key) as agent:
@@ -332,7 +341,7 @@ async def test_an_agent_sets_no_final_reward_where_a_function_does_and_never_an_
                 assert await refused(403, giving) == "not_permitted"
             else:
                 await giving
-    finals = [reward.kind for reward in (await remote.episode(run, mine.attempt.id)).rewards]
+    finals = [reward.kind for reward in (await remote.get_episode(run, mine.attempt.id)).rewards]
     assert finals == ([] if scored else [RewardKind.FINAL])
 
 
@@ -369,7 +378,7 @@ async def test_a_key_dies_when_its_lease_runs_out(server: ServerProcess, remote:
     await remote.create_run(RunSpec("brief", RunSettings(lease_s=0.1)))
     await remote.enqueue("brief", GroupSpec("brief-g", Task("t", None)))
     (lease,) = await remote.lease(LeaseRequest("w", run="brief"))
-    log = await remote.events("brief", wait=30, kind="attempt.ended")
+    log = await remote.follow_events("brief", EventCursor(wait=30, kind="attempt.ended"))
     assert [event.subject for event in log.events] == [lease.attempt.id]
     assert await trace_with(server, lease.key) == 403
 
@@ -387,9 +396,9 @@ async def test_keys_outlive_a_crash_of_the_server_and_attempts_their_own(tmp_pat
     with ServerProcess(tmp_path) as server:
         admin = server.admin_key
         async with Remote(server.url, admin) as remote:
-            pool = (await remote.make_key(KeySpec("pool"))).key
+            pool = (await remote.create_key(KeySpec("pool"))).key
             alive, ended = await work_on(remote, "r", 2, pool="hall")
-            viewer = (await remote.make_key(KeySpec("viewer"))).key
+            viewer = (await remote.create_key(KeySpec("viewer"))).key
             await remote.finish("r", ended.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR)))
         server.kill()
         server.start()
@@ -398,7 +407,7 @@ async def test_keys_outlive_a_crash_of_the_server_and_attempts_their_own(tmp_pat
         assert await trace_with(server, pool) == 200
         assert await trace_with(server, ended.key) == 403
         async with Remote(server.url, viewer) as remote:
-            assert [run.id for run in await remote.runs()] == ["r"]
+            assert [run.id for run in await remote.list_runs()] == ["r"]
 
 
 # Keys by themselves

@@ -46,7 +46,7 @@ async def lease(remote: Remote, count: int = 1, pool: str | None = None) -> list
 
 
 async def spans_of(remote: Remote, leased: Lease) -> tuple[Span, ...]:
-    return (await remote.episode(leased.attempt.run, leased.attempt.id)).spans
+    return (await remote.get_episode(leased.attempt.run, leased.attempt.id)).spans
 
 
 def exporter(server: ServerProcess, key: str, compression: Compression = Compression.NoCompression) -> SpanExporter:

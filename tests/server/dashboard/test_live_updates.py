@@ -66,7 +66,7 @@ async def test_a_stream_ends_with_its_key(tmp_path: Path) -> None:
     async with open_server(ServeOptions(tmp_path, port=0)) as server:
         admin = read_key(tmp_path / "admin.key")
         async with Remote(server.running.url, admin) as remote, aiohttp.ClientSession() as session:
-            key = (await remote.make_key(KeySpec("viewer", ttl_s=1.0))).key
+            key = (await remote.create_key(KeySpec("viewer", ttl_s=1.0))).key
             async with (
                 asyncio.timeout(60),
                 session.get(f"{server.running.url}/api/stream", headers={"authorization": f"Bearer {key}"}) as reply,

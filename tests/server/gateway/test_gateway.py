@@ -156,7 +156,7 @@ async def test_the_server_adds_up_where_the_time_of_a_run_s_calls_goes(server: M
         await asyncio.gather(*calls)
     key, _ = server.service.keyring.create(KeyKind.ADMIN, 3600)
     async with Remote(server.url, key) as remote:
-        times = await remote.call_times(server.run)
+        times = await remote.get_call_times(server.run)
     assert times.queued_s >= 2 * held
     parts = times.queued_s + times.prompt_s + times.decoding_s + times.store_s
     assert min(times.prompt_s, times.decoding_s, times.store_s) > 0 and parts < times.total_s
@@ -165,7 +165,7 @@ async def test_the_server_adds_up_where_the_time_of_a_run_s_calls_goes(server: M
 async def test_reading_the_times_of_unknown_runs_takes_no_memory(server: ModelServer) -> None:
     key, _ = server.service.keyring.create(KeyKind.ADMIN, 3600)
     async with Remote(server.url, key) as remote:
-        assert (await remote.call_times("unknown")).total_s == 0
+        assert (await remote.get_call_times("unknown")).total_s == 0
     assert server.service.gateway is not None and "unknown" not in server.service.gateway.times
 
 

@@ -28,7 +28,7 @@ async def test_half_open_connections_do_not_lock_out_those_who_hold_a_key(tmp_pa
         few_descriptors(server, 300)
         url = server.url
         async with Remote(url, server.admin_key) as before, aiohttp.ClientSession() as anybody:
-            await before.runs()  # this connection stays open
+            await before.list_runs()  # this connection stays open
             half_open = []
             for number in range(400):
                 half_open.append(connect(url))
@@ -36,7 +36,7 @@ async def test_half_open_connections_do_not_lock_out_those_who_hold_a_key(tmp_pa
                     half_open[-1].sendall(HEAD)
             for _ in range(3):
                 async with asyncio.timeout(30), Remote(url, server.admin_key) as new:
-                    assert await new.runs() == await before.runs() == []
+                    assert await new.list_runs() == await before.list_runs() == []
             async with anybody.get(f"{url}/healthz", timeout=aiohttp.ClientTimeout(30)) as health:
                 assert health.status == 200
             closed = 0
@@ -82,7 +82,7 @@ async def test_idle_connections_of_agents_do_not_lock_out_others(tmp_path: Path)
                 opened += await idle_connections(server.url, lease.key, 45)
             for _ in range(3):
                 async with asyncio.timeout(30), Remote(server.url, server.admin_key) as new:
-                    assert len(await new.runs()) == 1
+                    assert len(await new.list_runs()) == 1
             for connection in opened:
                 connection.close()
 

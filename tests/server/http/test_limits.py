@@ -142,4 +142,4 @@ async def test_a_runaway_agent_is_rate_limited_and_no_other_is(server: ServerPro
         assert {reply.status for reply in refusals} == {429}
         assert int(refusals[0].headers["retry-after"]) >= 1
         assert (await ask(session, calm.key)).status == 200
-    assert (await remote.run("wild")).id == "wild"
+    assert (await remote.get_run("wild")).id == "wild"

@@ -189,7 +189,7 @@ async def test_integers_of_any_size_survive_in_a_task(client: Client, remote: Re
     (lease,) = await remote.lease(LeaseRequest("w", run="wide"))
     assert lease.task.input == wide
     await remote.finish("wide", lease.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR), wide))
-    assert (await remote.episode("wide", lease.attempt.id)).attempt.result == wide
+    assert (await remote.get_episode("wide", lease.attempt.id)).attempt.result == wide
 
 
 async def test_numbers_that_json_cannot_write_are_refused_and_named(client: Client, remote: Remote) -> None:
@@ -211,7 +211,7 @@ async def test_numbers_that_json_cannot_write_are_refused_and_named(client: Clie
         refusal = await client.ask("POST", path + "/rewards", data, content_type=MSGPACK)
         assert (refusal.status, refusal.error.field) == (400, "[0].value")
     await remote.record_calls("finite", lease.attempt.id, [Call("c", completion_ids=(1,), logprobs=(-1e29,))])
-    assert len((await remote.episode("finite", lease.attempt.id)).calls) == 1
+    assert len((await remote.get_episode("finite", lease.attempt.id)).calls) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.api.views import RolloutQuery
+from leyden.api.views import RolloutQuery, SeriesQuery
 from leyden.api.wire import FinishRequest, GroupSpec, RunSpec
 from leyden.estimates import estimate
 from leyden.outcomes import Ending, Outcome
@@ -107,12 +107,12 @@ async def test_a_role_of_few_rollouts_is_found_without_reading_the_others(tmp_pa
 
 async def test_a_long_series_is_thinned_to_means_with_their_range(store: Store) -> None:
     await store.record_metrics("r", [Metric(step, "loss", float(step)) for step in range(1000)])
-    (series,) = (await store.read(views.read_series, "r", ["lo*"], 10)).values()
+    (series,) = (await store.read(views.read_series, "r", SeriesQuery(10, "lo*"))).values()
     assert len(series.steps) == 10
     assert (series.steps[0], series.values[0], series.low[0], series.high[0]) == (99, 49.5, 0.0, 99.0)
-    (whole,) = (await store.read(views.read_series, "r", ["loss"], 1000)).values()
+    (whole,) = (await store.read(views.read_series, "r", SeriesQuery(1000, "loss"))).values()
     assert whole.values == tuple(map(float, range(1000))) and not whole.low
-    assert await store.read(views.read_series, "r", ["absent"], 10) == {}
+    assert await store.read(views.read_series, "r", SeriesQuery(10, "absent")) == {}
 
 
 async def test_a_card_has_the_reward_of_the_last_step_with_its_error(store: Store) -> None:

@@ -6,7 +6,16 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import text
 
-from leyden.api.wire import EventCursor, FinishRequest, GroupScoring, GroupSpec, RunSpec, Scores
+from leyden.api.wire import (
+    EventCursor,
+    FinishRequest,
+    GroupScoring,
+    GroupSpec,
+    RolloutPage,
+    RunSpec,
+    Scores,
+    ScoringHeartbeat,
+)
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Reward, RewardKind, Task
@@ -34,7 +43,7 @@ async def lease(store: Store, worker: str = "w") -> GroupScoring:
 
 
 async def endings(store: Store) -> list[str]:
-    rollouts = await store.read(queries.list_rollouts, "r", after="", limit=100)
+    rollouts = await store.read(queries.list_rollouts, "r", RolloutPage(limit=100))
     episodes = await store.read(queries.group_episodes, "r", "g")
     assert [r.outcome for r in rollouts] == [e.attempt.outcome for e in episodes]
     return [str(r.outcome.ending) for r in rollouts if r.outcome]
@@ -96,13 +105,13 @@ async def test_a_scoring_whose_worker_dies_goes_to_another_and_in_the_end_is_giv
     await run_group(store, LATER)
     first = await lease(store, "w1")
     store.clock.now += 40  # type: ignore[attr-defined]
-    assert (await store.heartbeat_scoring("r", "g", first.number)).counted
+    assert (await store.heartbeat_scoring("r", "g", ScoringHeartbeat(first.number))).counted
     store.clock.now += 40  # type: ignore[attr-defined]
     assert await store.expire_leases() == 0
     store.clock.now += 30  # type: ignore[attr-defined]
     assert await store.expire_leases() == 1
     second = await lease(store, "w2")
-    assert not (await store.heartbeat_scoring("r", "g", first.number)).counted
+    assert not (await store.heartbeat_scoring("r", "g", ScoringHeartbeat(first.number))).counted
     assert not (await store.score("r", "g", Scores(first.number, {"g.0": 1.0}))).counted
     assert not await finished(store)
     store.clock.now += 61  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from leyden.api.views import SeriesQuery
 from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import format_bytes, print_json, stdout_console
 from leyden.cli.report.page import render_report
@@ -31,8 +32,8 @@ def add_report(commands: Any) -> argparse.ArgumentParser:
 async def _report(options: argparse.Namespace) -> None:
     path = options.to or Path(f"{options.name}.html")
     async with open_source(options, options.name) as source:
-        run, card = await source.run(options.name), await source.card(options.name)
-        series = await source.series(options.name, [], _ALL_STEPS)
+        run, card = await source.get_run(options.name), await source.run_card(options.name)
+        series = await source.run_series(options.name, SeriesQuery(_ALL_STEPS))
         samples = await read_samples(source, options.name, options.samples)
     folder = None if options.server or options.store else find_run_folder(options.home, options.name)
     text = render_report(run, card, series, samples, _environment(folder))

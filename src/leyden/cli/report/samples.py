@@ -46,13 +46,13 @@ async def read_samples(source: RunSource, run: str, count: int) -> list[SamplePa
 async def _evaluation(source: RunSource, run: str, order: RolloutOrder) -> Mapping[str, ListedRollout]:
     """Return a finished rollout of each task of the first (`step`) or last (`-step`) evaluation."""
     query = RolloutQuery(purpose=Purpose.EVAL, sort=order, limit=_PAGE)
-    found = [one for one in (await source.search(run, query)).rollouts if one.step is not None and one.outcome]
+    found = [one for one in (await source.search_rollouts(run, query)).rollouts if one.step is not None and one.outcome]
     return {one.task: one for one in reversed(found) if one.step == found[0].step}
 
 
 async def _sample(source: RunSource, run: str, rollout: ListedRollout) -> SampleRollout:
-    detail = await source.rollout(run, rollout.id)
-    episode = await source.episode(run, detail.attempts[-1].id)
+    detail = await source.get_rollout(run, rollout.id)
+    episode = await source.get_episode(run, detail.attempts[-1].id)
     assert rollout.step is not None and rollout.outcome is not None
     return SampleRollout(rollout.step, rollout.reward, str(rollout.outcome.ending), tuple(_messages(episode)))
 

@@ -35,7 +35,7 @@ class AttemptScorer:
         async def read_episode() -> Episode:
             run, attempt = lease.attempt.run, lease.attempt.id
             try:
-                episode = await self._client.episode(run, attempt)
+                episode = await self._client.get_episode(run, attempt)
             except RemoteError as refused:
                 raise NoReward(
                     f"the episode that the reward function takes cannot be read from the server: {refused}"

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 
 from leyden.api.client import RemoteError
 from leyden.api.retrying import RetryingRemote
-from leyden.api.wire import GroupScoring, Scores, ScoringRequest
+from leyden.api.wire import GroupScoring, Scores, ScoringHeartbeat, ScoringRequest
 from leyden.background import start_background
 from leyden.client.rewards.function import NoReward, RewardFunction
 from leyden.client.services.pool import ServiceFailed
@@ -84,7 +84,7 @@ class GroupScorer:
     async def _send(self, scoring: GroupScoring, scores: Scores) -> None:
         run, group = scoring.group.run, scoring.group.id
         try:
-            await self._client.score(run, group, scores)
+            await self._client.score_group(run, group, scores)
         except RemoteError as refused:
             if refused.status in (401, 403):
                 raise  # the worker's key is invalid, so every request will fail
@@ -100,7 +100,7 @@ class GroupScorer:
             while True:
                 await asyncio.sleep(interval)
                 with suppress(RemoteError):
-                    await client.heartbeat_scoring(run, group, scoring.number)
+                    await client.heartbeat_scoring(run, group, ScoringHeartbeat(scoring.number))
 
         beating = start_background(beat(), f"the heartbeat of scoring group {group}")
         try:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from leyden.api.wire import Recorded
+from leyden.api.wire import Recorded, RolloutPage
 from leyden.client.rewards.function import NoReward, RewardFunction, Unrewarded
 from leyden.client.services.registry import ServiceRegistry
 from leyden.episodes import Episode
@@ -26,10 +26,10 @@ _MAX_SOURCE_LENGTH = 160
 class EpisodeSource(Protocol):
     """Recorded rollouts to which rewards can be added."""
 
-    async def rollouts(self, run: str, after: str = "", limit: int = 100) -> Sequence[Rollout]:
+    async def list_rollouts(self, run: str, page: RolloutPage, /) -> Sequence[Rollout]:
         """List rollouts in the order in which they were queued."""
 
-    async def episode(self, run: str, attempt: str) -> Episode:
+    async def get_episode(self, run: str, attempt: str, /) -> Episode:
         """Return everything recorded for an attempt."""
 
     async def record_rewards(self, run: str, attempt: str, rewards: Sequence[Reward]) -> Recorded:
@@ -85,7 +85,7 @@ class Rescorer:
     async def _groups(self) -> AsyncIterator[list[Rollout]]:
         """Yield the rollouts of each group, which are listed consecutively."""
         rest: list[Rollout] = []
-        while page := await self._episodes.rollouts(self._run, rest[-1].id if rest else "", _PAGE):
+        while page := await self._episodes.list_rollouts(self._run, RolloutPage(rest[-1].id if rest else "", _PAGE)):
             *whole, rest = (list(group) for _, group in groupby([*rest, *page], lambda rollout: rollout.group))
             for group in whole:
                 yield group
@@ -94,7 +94,7 @@ class Rescorer:
 
     async def _rescore_group(self, group: Sequence[Rollout]) -> list[RescoredRollout]:
         scorable = [r for r in group if r.outcome and r.outcome.ending in (Ending.SUCCEEDED, Ending.NO_REWARD)]
-        found = [await self._episodes.episode(self._run, f"{r.id}.{r.attempts}") for r in scorable]
+        found = [await self._episodes.get_episode(self._run, f"{r.id}.{r.attempts}") for r in scorable]
         episodes = [one for one in found if not _awaits_group_scoring(one)]
         if not self._reward.takes_group:
             return [await self._rescore_one(episode) for episode in episodes]

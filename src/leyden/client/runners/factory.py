@@ -51,5 +51,5 @@ class RunnerFactory:
         """Return the key of the pool, which expires together with the worker's own."""
         if self._pool is None:
             spec = KeySpec("pool", self._run, MAX_KEY_TTL_S)
-            self._pool = await self._client.make_key(spec)
+            self._pool = await self._client.create_key(spec)
         return self._pool

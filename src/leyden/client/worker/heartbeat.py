@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 
 from leyden.api.retrying import RetryingRemote
+from leyden.api.wire import HeartbeatRequest
 from leyden.client.attempt.active_attempt import ActiveAttempt
 
 
@@ -63,9 +64,8 @@ class Heartbeat:
             self._moved.set()
 
     async def _send(self, interval_s: float) -> None:
-        ids = list(self._attempts)
         client = self._client.limited(max(1.0, interval_s), max_backoff_s=interval_s)
-        reply = await client.heartbeat(self._worker, ids)
+        reply = await client.heartbeat(self._worker, HeartbeatRequest(tuple(self._attempts)))
         for ended in reply.ended:
             if (active := self._attempts.get(ended.attempt)) is not None:
                 active.resolve(None)

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from leyden.api.client import Remote, RemoteError
-from leyden.api.wire import GroupSpec
+from leyden.api.wire import EventCursor, GroupSpec
 from leyden.episodes import Episode
 from leyden.learner.errors import TrainingError
 from leyden.records import EventKind, Group
@@ -36,7 +36,8 @@ class RolloutCollector:
         while waiting:
             names = [name for name in waiting if name in finished][:_AT_ONCE]
             if not names:
-                log = await self._remote.events(self._run, after, _WAIT_S, EventKind.GROUP_FINISHED)
+                cursor = EventCursor(after, wait=_WAIT_S, kind=EventKind.GROUP_FINISHED)
+                log = await self._remote.follow_events(self._run, cursor)
                 finished.update(event.subject for event in log.events)
                 after = self._after = log.after
             found = await asyncio.gather(*(self._remote.group_episodes(self._run, name) for name in names))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from leyden.api.endpoint import Permission
 from leyden.api.wire import KEY_PREFIX
 from leyden.server.control.leases import ActiveLeases
 
@@ -30,49 +31,21 @@ class KeyKind(StrEnum):
     CLIENT = "client"
 
 
-class Permission(StrEnum):
-    """What a route requires of a key."""
-
-    READ = "read"
-    READ_ALL = "read_all"
-    VIEW = "view"
-    READ_EPISODES = "read_episodes"
-    MANAGE = "manage"
-    DELETE = "delete"
-    WORK = "work"
-    RECORD = "record"
-    REWARD = "reward"
-    TRACE = "trace"
-    CALL_MODELS = "call_models"
-    CREATE_KEYS = "create_keys"
-
-
 _REPORTING = frozenset({KeyKind.ADMIN, KeyKind.WORKER, KeyKind.POOL, KeyKind.ATTEMPT})
 TRUSTED_KINDS = frozenset({KeyKind.ADMIN, KeyKind.WORKER})
 
 ALLOWED_KINDS: dict[Permission, frozenset[KeyKind]] = {
-    # Read runs and their content.
     Permission.READ: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),
-    # Read what concerns all runs; not with a key of one run.
     Permission.READ_ALL: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),
-    # See pages and what they show: never without a key, also where a server accepts requests without one.
     Permission.VIEW: frozenset({KeyKind.ADMIN, KeyKind.VIEWER}),
-    # Read episodes, which reward functions need.
     Permission.READ_EPISODES: frozenset({KeyKind.ADMIN, KeyKind.VIEWER, KeyKind.WORKER}),
-    # Create runs, queue and cancel rollouts, publish versions and metrics.
     Permission.MANAGE: frozenset({KeyKind.ADMIN}),
     Permission.DELETE: frozenset({KeyKind.ADMIN}),
-    # Lease, send heartbeats, finish, score.
     Permission.WORK: TRUSTED_KINDS,
-    # Record model calls; not agents, which could invent tokens.
     Permission.RECORD: TRUSTED_KINDS,
-    # Record rewards; agents only where the run allows it.
     Permission.REWARD: _REPORTING,
-    # Send spans.
     Permission.TRACE: _REPORTING,
-    # Call models: agents for their attempt; clients outside any rollout, where the server allows that.
     Permission.CALL_MODELS: frozenset({KeyKind.POOL, KeyKind.ATTEMPT, KeyKind.CLIENT}),
-    # Create keys; workers only those of pools.
     Permission.CREATE_KEYS: TRUSTED_KINDS,
 }
 AGENT_KINDS = frozenset({KeyKind.POOL, KeyKind.ATTEMPT})

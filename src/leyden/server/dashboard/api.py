@@ -1,5 +1,7 @@
 """Handlers of the data that the pages show. They read the store only."""
 
+# ruff: noqa: D103  (the endpoint of a handler says what it does: api/endpoints.py)
+
 import csv
 import io
 import time
@@ -27,6 +29,7 @@ from leyden.api.views import (
 from leyden.records import DEFAULT_POLICY, Run
 from leyden.runs.run_names import name_leases
 from leyden.server.control.engine_reports import report_engines
+from leyden.server.control.keys import Key
 from leyden.server.dashboard.prefix_tree import prefix_tree
 from leyden.server.dashboard.rollout_view import rollout_view
 from leyden.server.dashboard.token_text import tokenizer_of
@@ -37,43 +40,31 @@ from leyden.store.files.engine_file import read_reports
 from leyden.store.files.run_lock import is_run_held
 from leyden.store.read import fleet_queries, queries, rollout_search, views
 
-Plain = Request[None, None]
 
-
-async def overview(service: ServerContext, request: Plain) -> list[RunCard]:
-    """List the runs that the key may see, newest first, with state, step and reward."""
-    cards = [await _card(service, run) for run in await service.run_stores.runs(request.key.run)]
+async def overview(service: ServerContext, key: Key) -> list[RunCard]:
+    cards = [await run_card(service, key, run) for run in await service.run_stores.runs(key.run)]
     return sorted(cards, key=lambda card: -card.created)
 
 
-async def run_card(service: ServerContext, request: Plain) -> RunCard:
-    """Return state, step and reward of a run."""
-    return await _card(service, request.path["run"])
-
-
-async def _card(service: ServerContext, run: str) -> RunCard:
+async def run_card(service: ServerContext, key: Key, run: str) -> RunCard:
     digest = await service.run_stores.digest(run)
     folder = (await service.run_stores.find(run))[0] or service.settings.home
     held = is_run_held(folder) if folder is not None else None
     return replace(await service.run_stores.read(run, views.run_card, time.time(), digest, held), id=run)
 
 
-async def view_run(service: ServerContext, request: Plain) -> Run:
-    """Return a run with its configuration."""
-    run = request.path["run"]
+async def view_run(service: ServerContext, key: Key, run: str) -> Run:
     return replace(await service.run_stores.read(run, queries.get_run), id=run)
 
 
-async def run_series(service: ServerContext, request: Request[None, SeriesQuery]) -> dict[str, Series]:
-    """Return metrics by step; where there are more steps than points, as means with their range."""
-    run = request.path["run"]
-    return await service.run_stores.read(run, views.read_series, *_series(request.query))
+async def run_series(service: ServerContext, key: Key, run: str, query: SeriesQuery) -> dict[str, Series]:
+    return await service.run_stores.read(run, views.read_series, query)
 
 
 async def series_csv(service: ServerContext, request: Request[None, SeriesQuery]) -> Raw:
     """Return metrics as CSV: a row for each step."""
     run = request.path["run"]
-    found = await service.run_stores.read(run, views.read_series, *_series(request.query))
+    found = await service.run_stores.read(run, views.read_series, request.query)
     rows: dict[int, dict[str, float]] = {}
     for name, series in found.items():
         for step, value in zip(series.steps, series.values, strict=True):
@@ -87,73 +78,57 @@ async def series_csv(service: ServerContext, request: Request[None, SeriesQuery]
     return Raw(text.getvalue().encode(), "text/csv; charset=utf-8", headers)
 
 
-def _series(query: SeriesQuery) -> tuple[list[str], int]:
-    return [name for name in query.names.split(",") if name], query.points
+async def run_rewards(service: ServerContext, key: Key, run: str, query: PointsQuery) -> RunRewards:
+    return (await service.run_stores.digest(run)).rewards(query.points)
 
 
-async def run_rewards(service: ServerContext, request: Request[None, PointsQuery]) -> RunRewards:
-    """Return the rewards by step, computed from the rollouts; of training in at most so many points."""
-    return (await service.run_stores.digest(request.path["run"])).rewards(request.query.points)
+async def search_rollouts(service: ServerContext, key: Key, run: str, query: RolloutQuery) -> RolloutListing:
+    return await service.run_stores.read(run, rollout_search.search_rollouts, query)
 
 
-async def search_rollouts(service: ServerContext, request: Request[None, RolloutQuery]) -> RolloutListing:
-    """Return a page of the rollouts that match the query."""
-    run = request.path["run"]
-    return await service.run_stores.read(run, rollout_search.search_rollouts, request.query)
-
-
-async def facets(service: ServerContext, request: Plain) -> Facets:
-    """Return the values by which rollouts can be filtered."""
-    run = request.path["run"]
+async def facets(service: ServerContext, key: Key, run: str) -> Facets:
     return await service.run_stores.read(run, rollout_search.facets, await service.run_stores.digest(run))
 
 
-async def failures(service: ServerContext, request: Plain) -> Failures:
-    """Group failed rollouts by message."""
-    run = request.path["run"]
+async def failures(service: ServerContext, key: Key, run: str) -> Failures:
     return await service.run_stores.read(run, rollout_search.failures)
 
 
-async def view_rollout(service: ServerContext, request: Request[None, AttemptQuery]) -> RolloutView:
-    """Return one attempt of a rollout, the last one unless another is named, with all that its page shows."""
-    id = request.path["rollout"]
-    folder, _ = await service.run_stores.find(request.path["run"])
+async def view_rollout(service: ServerContext, key: Key, run: str, rollout: str, query: AttemptQuery) -> RolloutView:
+    folder, _ = await service.run_stores.find(run)
 
     def read(connection: Connection, run: str) -> RolloutView:
-        detail = queries.get_rollout(connection, run, id)
-        wanted = request.query.attempt or detail.rollout.attempts
+        detail = queries.get_rollout(connection, run, rollout)
+        wanted = query.attempt or detail.rollout.attempts
         attempt = next((one for one in detail.attempts if one.number == wanted), None)
         if attempt is None and not detail.attempts:
-            raise NotFound(f"rollout {id!r} waits in the queue: no worker has started it yet")
+            raise NotFound(f"rollout {rollout!r} waits in the queue: no worker has started it yet")
         if attempt is None:
-            raise NotFound(f"rollout {id!r} has no attempt {wanted}")
+            raise NotFound(f"rollout {rollout!r} has no attempt {wanted}")
         episode = queries.get_episode(connection, run, attempt.id)
         tokenizers = {call.policy: tokenizer_of(service, call.policy, folder) for call in episode.calls}
         siblings = rollout_search.group_rollouts(connection, run, detail.rollout.group)
-        credits = queries.rollout_credits(connection, run, id)
+        credits = queries.rollout_credits(connection, run, rollout)
         return rollout_view(
             detail, episode, siblings, credits, views.version_at(connection, run, attempt.ended), tokenizers
         )
 
-    return await service.run_stores.read(request.path["run"], read)
+    return await service.run_stores.read(run, read)
 
 
-async def view_tree(service: ServerContext, request: Plain) -> PrefixTree:
-    """Return the prefix tree of a group's calls."""
-    folder, _ = await service.run_stores.find(request.path["run"])
+async def view_tree(service: ServerContext, key: Key, run: str, group: str) -> PrefixTree:
+    folder, _ = await service.run_stores.find(run)
 
     def read(connection: Connection, run: str) -> PrefixTree:
-        episodes = queries.group_episodes(connection, run, request.path["group"])
+        episodes = queries.group_episodes(connection, run, group)
         policy = next((call.policy for episode in episodes for call in episode.calls), DEFAULT_POLICY)
         tokenizer = tokenizer_of(service, policy, folder)
         return prefix_tree(episodes, tokenizer.decode if tokenizer is not None else lambda ids: "")
 
-    return await service.run_stores.read(request.path["run"], read)
+    return await service.run_stores.read(run, read)
 
 
-async def fleet(service: ServerContext, request: Plain) -> Fleet:
-    """Return workers, engines, active attempts and the queue; also of trainings that run in the home folder."""
-
+async def fleet(service: ServerContext, key: Key) -> Fleet:
     def read(connection: Connection) -> Fleet:
         return fleet_queries.read_fleet(connection, time.time())
 

@@ -2,23 +2,10 @@
 
 from collections.abc import Sequence
 
-from leyden.api.views import (
-    AttemptQuery,
-    Facets,
-    Failures,
-    Fleet,
-    PointsQuery,
-    PrefixTree,
-    RolloutListing,
-    RolloutQuery,
-    RolloutView,
-    RunCard,
-    RunRewards,
-    Series,
-    SeriesQuery,
-)
-from leyden.records import Run
-from leyden.server.control.keys import Permission
+from leyden.api.endpoint import Permission
+from leyden.api.endpoints import ControlApi
+from leyden.api.views import SeriesQuery
+from leyden.server.control.serving import serve
 from leyden.server.dashboard import api, pages, stream
 from leyden.server.http.responses import Raw, Route
 from leyden.server.http.streaming import EVENT_STREAM
@@ -52,7 +39,7 @@ DASHBOARD_ROUTES: list[Route] = [
     Route("GET", "/signin", None, pages.show_sign_in, returns=Raw, media_types=("text/html",)),
     Route("POST", "/signin", None, pages.sign_in, body=pages.SignIn, returns=Raw),
     Route("GET", "/static/{file}", None, pages.static_file, returns=Raw, media_types=("text/javascript", "text/css")),
-    Route("GET", "/api/overview", Permission.VIEW, api.overview, returns=list[RunCard]),
+    serve(ControlApi.overview, api.overview),
     *(
         Route(
             *("GET", path, Permission.VIEW, stream.stream_changes),
@@ -62,24 +49,20 @@ DASHBOARD_ROUTES: list[Route] = [
         )
         for path in ("/api/stream", _RUN + "/stream")
     ),
-    Route("GET", _RUN + "/view", Permission.VIEW, api.view_run, returns=Run),
-    Route("GET", _RUN + "/card", Permission.VIEW, api.run_card, returns=RunCard),
-    Route("GET", _RUN + "/series", Permission.VIEW, api.run_series, query=SeriesQuery, returns=dict[str, Series]),
+    serve(ControlApi.view_run, api.view_run),
+    serve(ControlApi.run_card, api.run_card),
+    serve(ControlApi.run_series, api.run_series),
     Route(
         *("GET", _RUN + "/series.csv", Permission.VIEW, api.series_csv),
         query=SeriesQuery,
         returns=Raw,
         media_types=("text/csv",),
     ),
-    Route("GET", _RUN + "/rewards", Permission.VIEW, api.run_rewards, query=PointsQuery, returns=RunRewards),
-    Route("GET", _RUN + "/search", Permission.VIEW, api.search_rollouts, query=RolloutQuery, returns=RolloutListing),
-    Route("GET", _RUN + "/facets", Permission.VIEW, api.facets, returns=Facets),
-    Route("GET", _RUN + "/failures", Permission.VIEW, api.failures, returns=Failures),
-    Route(
-        *("GET", _RUN + "/rollouts/{rollout}/view", Permission.VIEW, api.view_rollout),
-        query=AttemptQuery,
-        returns=RolloutView,
-    ),
-    Route("GET", _RUN + "/groups/{group}/tree", Permission.VIEW, api.view_tree, returns=PrefixTree),
-    Route("GET", "/api/fleet", Permission.READ_ALL, api.fleet, returns=Fleet),
+    serve(ControlApi.run_rewards, api.run_rewards),
+    serve(ControlApi.search_rollouts, api.search_rollouts),
+    serve(ControlApi.facets, api.facets),
+    serve(ControlApi.failures, api.failures),
+    serve(ControlApi.view_rollout, api.view_rollout),
+    serve(ControlApi.view_tree, api.view_tree),
+    serve(ControlApi.fleet, api.fleet),
 ]

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import aclosing
 from typing import Any
 
-from leyden.server.control.keys import Permission
+from leyden.api.endpoint import Permission
 from leyden.server.gateway.calls.batch import merge_answers
 from leyden.server.gateway.calls.caller import Caller, identify
 from leyden.server.gateway.dialects.base import (

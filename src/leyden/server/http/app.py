@@ -14,7 +14,8 @@ from starlette import routing
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from leyden.server.control.keys import TRUSTED_KINDS, Key, KeyKind, KeyRefused, Permission, check_permission
+from leyden.api.endpoint import Permission
+from leyden.server.control.keys import TRUSTED_KINDS, Key, KeyKind, KeyRefused, check_permission
 from leyden.server.control.routes import ROUTES
 from leyden.server.gateway.errors import GatewayError
 from leyden.server.http.address import is_loopback
@@ -40,8 +41,8 @@ def application(service: ServerContext) -> ASGIApp:
     by_path: dict[str, list[Route]] = {}
     for route in sorted(ROUTES, key=_match_order):
         by_path.setdefault(route.path, []).append(route)
-    endpoints = [routing.Route(path, Endpoint(service, path, routes)) for path, routes in by_path.items()]
-    router = IndexedRouter(endpoints, default=Endpoint(service, "none", ()))
+    handlers = [routing.Route(path, PathHandler(service, path, routes)) for path, routes in by_path.items()]
+    router = IndexedRouter(handlers, default=PathHandler(service, "none", ()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = scope["path"].rstrip("/") or "/"  # a slash at the end changes nothing
@@ -56,7 +57,7 @@ def _match_order(route: Route) -> tuple[bool, int, bool, int]:
     return ":path}" in path, path.count("{"), not path.startswith("/v1/"), -len(path)
 
 
-class Endpoint:
+class PathHandler:
     """Answers all requests for one path; an ASGI application."""
 
     def __init__(self, service: ServerContext, path: str, routes: Iterable[Route]) -> None:

@@ -8,7 +8,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from leyden.server.control.keys import Key, Permission
+from leyden.api.endpoint import Permission
+from leyden.server.control.keys import Key
 from leyden.server.http.errors import ApiError
 
 Body = TypeVar("Body")

@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Table, func, select
 
-from leyden.api.wire import ListedRollout, RolloutDetail, RunSummary
+from leyden.api.wire import ListedRollout, RolloutDetail, RolloutPage, RunSummary
 from leyden.episodes import Episode
-from leyden.records import Call, CallCredit, Event, EventKind, Group, Metric, Run, State, StepCredits, Version, Worker
+from leyden.records import Call, CallCredit, Event, EventKind, Group, Metric, Run, StepCredits, Version, Worker
 from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.mapping import (
@@ -55,38 +55,38 @@ def list_run_ids(connection: Connection) -> Sequence[str]:
     return connection.scalars(select(runs.c.id).where(runs.c.state == "open").order_by(runs.c.created)).all()
 
 
-def get_run(connection: Connection, id: str) -> Run:
+def get_run(connection: Connection, run: str) -> Run:
     """Return a run."""
-    row = connection.execute(select(runs).where(runs.c.id == id, runs.c.state == "open")).first()
+    row = connection.execute(select(runs).where(runs.c.id == run, runs.c.state == "open")).first()
     if row is None:
-        raise NotFound(f"no run {id!r}")
+        raise NotFound(f"no run {run!r}")
     return run_from_row(row)
 
 
-def summarise_run(connection: Connection, id: str) -> RunSummary:
+def summarise_run(connection: Connection, run: str) -> RunSummary:
     """Count what a run holds."""
-    found = get_run(connection, id)
+    found = get_run(connection, run)
     by_state = connection.execute(
         select(func.coalesce(rollouts.c.ending, rollouts.c.state), func.count())
-        .where(rollouts.c.run_id == id)
+        .where(rollouts.c.run_id == run)
         .group_by(func.coalesce(rollouts.c.ending, rollouts.c.state))
     )
     rollout_counts = {name: int(count) for name, count in by_state}
     created, finished = connection.execute(
-        select(func.count(), func.count(groups.c.finished)).where(groups.c.run_id == id)
+        select(func.count(), func.count(groups.c.finished)).where(groups.c.run_id == run)
     ).one()
-    ended = select(func.sum(attempts.c.calls), func.sum(attempts.c.tokens)).where(attempts.c.run_id == id)
+    ended = select(func.sum(attempts.c.calls), func.sum(attempts.c.tokens)).where(attempts.c.run_id == run)
     n_calls, n_tokens = connection.execute(ended).one()
     active = (
         select(func.count(), func.sum(calls.c.sampled))
         .join(attempts, attempts.c.id == calls.c.attempt_id)
-        .where(attempts.c.run_id == id, ACTIVE)
+        .where(attempts.c.run_id == run, ACTIVE)
     )
     active_calls, active_tokens = connection.execute(active).one()
-    unscored = select(func.count()).where(scorings.c.run_id == id, scorings.c.ready.is_not(None))
-    mean = select(func.avg(rollouts.c.reward)).where(rollouts.c.run_id == id)
+    unscored = select(func.count()).where(scorings.c.run_id == run, scorings.c.ready.is_not(None))
+    mean = select(func.avg(rollouts.c.reward)).where(rollouts.c.run_id == run)
     return RunSummary(
-        id=id,
+        id=run,
         created=found.created,
         rollouts=rollout_counts,
         groups=created,
@@ -98,48 +98,47 @@ def summarise_run(connection: Connection, id: str) -> RunSummary:
     )
 
 
-def get_group(connection: Connection, run: str, id: str) -> Group:
+def get_group(connection: Connection, run: str, group: str) -> Group:
     """Return a group."""
-    row = connection.execute(select(groups).where(groups.c.id == id, groups.c.run_id == run)).first()
+    row = connection.execute(select(groups).where(groups.c.id == group, groups.c.run_id == run)).first()
     if row is None:
-        raise NotFound(f"no group {id!r} in run {run!r}")
+        raise NotFound(f"no group {group!r} in run {run!r}")
     return group_from_row(row)
 
 
-def group_episodes(connection: Connection, run: str, id: str) -> list[Episode]:
+def group_episodes(connection: Connection, run: str, group: str) -> list[Episode]:
     """Return the episode of the latest attempt of each rollout of a group."""
-    get_group(connection, run, id)
+    get_group(connection, run, group)
     latest = (
         select(attempts)
         .join(rollouts, (rollouts.c.id == attempts.c.rollout_id) & (rollouts.c.attempts == attempts.c.number))
-        .where(rollouts.c.group_id == id)
+        .where(rollouts.c.group_id == group)
         .order_by(rollouts.c.place)
     )
     return _episodes(connection, connection.execute(latest).all())
 
 
-def list_rollouts(
-    connection: Connection, run: str, *, after: str, limit: int, state: State | None = None
-) -> list[ListedRollout]:
-    """List rollouts of a run in the order in which they were queued, after the named one."""
+def list_rollouts(connection: Connection, run: str, page: RolloutPage) -> list[ListedRollout]:
+    """List rollouts of a run in the order in which they were queued."""
     require_run(connection, run)
     query = select(rollouts).where(rollouts.c.run_id == run)
-    if state is not None:
-        query = query.where(rollouts.c.state == state)
-    if after:
-        start = connection.scalar(select(rollouts.c.seq).where(rollouts.c.id == after, rollouts.c.run_id == run))
+    if page.state is not None:
+        query = query.where(rollouts.c.state == page.state)
+    if page.after:
+        start = connection.scalar(select(rollouts.c.seq).where(rollouts.c.id == page.after, rollouts.c.run_id == run))
         if start is None:
-            raise NotFound(f"no rollout {after!r} in run {run!r}")
+            raise NotFound(f"no rollout {page.after!r} in run {run!r}")
         query = query.where(rollouts.c.seq > start)
-    return [listed_rollout_from_row(row) for row in connection.execute(query.order_by(rollouts.c.seq).limit(limit))]
+    rows = connection.execute(query.order_by(rollouts.c.seq).limit(page.limit))
+    return [listed_rollout_from_row(row) for row in rows]
 
 
-def get_rollout(connection: Connection, run: str, id: str) -> RolloutDetail:
+def get_rollout(connection: Connection, run: str, rollout: str) -> RolloutDetail:
     """Return a rollout with its task and attempts."""
-    row = connection.execute(_ROLLOUTS_AND_TASKS.where(rollouts.c.id == id, rollouts.c.run_id == run)).first()
+    row = connection.execute(_ROLLOUTS_AND_TASKS.where(rollouts.c.id == rollout, rollouts.c.run_id == run)).first()
     if row is None:
-        raise NotFound(f"no rollout {id!r} in run {run!r}")
-    tries = connection.execute(select(attempts).where(attempts.c.rollout_id == id).order_by(attempts.c.number))
+        raise NotFound(f"no rollout {rollout!r} in run {run!r}")
+    tries = connection.execute(select(attempts).where(attempts.c.rollout_id == rollout).order_by(attempts.c.number))
     return RolloutDetail(rollout_from_row(row), task_from_row(row), tuple(map(attempt_from_row, tries)))
 
 
@@ -189,14 +188,14 @@ def _episodes(connection: Connection, found: Sequence[Row[Any]]) -> list[Episode
     ]
 
 
-def rollout_credits(connection: Connection, run: str, id: str) -> list[StepCredits]:
+def rollout_credits(connection: Connection, run: str, rollout: str) -> list[StepCredits]:
     """Return what training computed for each call of a rollout, by policy and step; calls are in recorded order."""
-    get_rollout(connection, run, id)
+    get_rollout(connection, run, rollout)
     query = (
         select(credits)
         .join(attempts, attempts.c.id == credits.c.attempt_id)
         .outerjoin(calls, (calls.c.attempt_id == credits.c.attempt_id) & (calls.c.id == credits.c.call_id))
-        .where(attempts.c.rollout_id == id)
+        .where(attempts.c.rollout_id == rollout)
         .order_by(credits.c.policy, credits.c.step, attempts.c.number, calls.c.seq)
     )
     found: dict[tuple[str, int], list[CallCredit]] = defaultdict(list)

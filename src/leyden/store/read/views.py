@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 
-from leyden.api.views import RunCard, Series, StepRewards
+from leyden.api.views import RunCard, Series, SeriesQuery, StepRewards
 from leyden.records import DEFAULT_POLICY
 from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
@@ -22,11 +22,9 @@ _CARD_POINTS = 60
 _IDLE_AFTER_S = 120.0
 
 
-def read_series(connection: Connection, run: str, names: Sequence[str], points: int) -> dict[str, Series]:
-    """Return metrics of the policy that a run trains, each with at most so many points.
-
-    A name that ends in * selects by prefix.
-    """
+def read_series(connection: Connection, run: str, query: SeriesQuery) -> dict[str, Series]:
+    """Return metrics of the policy that a run trains. A name that ends in * selects by prefix."""
+    names = [name for name in query.names.split(",") if name]
     of_policy = metrics.c.run_id == run, metrics.c.policy == trained_policy(connection, run)
     known = _metric_names(connection, *of_policy)
     if not known:
@@ -36,14 +34,14 @@ def read_series(connection: Connection, run: str, names: Sequence[str], points: 
     of_name = *of_policy, metrics.c.name == bindparam("metric")
     last_step = select(func.max(metrics.c.step)).where(*of_name)
     last = max((int(connection.scalar(last_step, {"metric": name}) or 0) for name in chosen), default=0)
-    width = -(-(last + 1) // points)
+    width = -(-(last + 1) // query.points)
     value = metrics.c.value
     columns = [func.max(metrics.c.step), func.avg(value)]
     if width > 1:
         columns += [func.min(value), func.max(value)]
     step = metrics.c.step // width if width > 1 else metrics.c.step
-    query = select(*columns).where(*of_name).group_by(step).order_by(step)
-    found = {name: connection.execute(query, {"metric": name}).all() for name in chosen}
+    values = select(*columns).where(*of_name).group_by(step).order_by(step)
+    found = {name: connection.execute(values, {"metric": name}).all() for name in chosen}
     return {name: Series(*map(tuple, zip(*rows, strict=True))) for name, rows in found.items()}
 
 

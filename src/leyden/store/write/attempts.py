@@ -24,7 +24,7 @@ NO_REWARD = Outcome(
 )
 
 
-def heartbeat(tx: Transaction, worker: str, ids: Sequence[str], run: str | None) -> HeartbeatReply:
+def heartbeat(tx: Transaction, worker: str, ids: Sequence[str], run: str | None = None) -> HeartbeatReply:
     """Renew the leases of a worker's attempts (of one run, or all), and report which of them have ended."""
     expires: dict[str, float] = {}
     ended: list[EndedAttempt] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import bindparam, delete, select, update
 
-from leyden.api.wire import Counted, GroupScoring, Scores
+from leyden.api.wire import Counted, GroupScoring, Scores, ScoringHeartbeat
 from leyden.outcomes import Ending
 from leyden.records import GROUP_REWARD_ID, EventKind, Reward
 from leyden.store.errors import NotFound
@@ -50,9 +50,9 @@ def lease(tx: Transaction, worker: str, run: str | None) -> GroupScoring | None:
     return GroupScoring(group_from_row(row), number, lease_s)
 
 
-def heartbeat(tx: Transaction, run: str, group: str, number: int) -> Counted:
+def heartbeat(tx: Transaction, run: str, group: str, lease: ScoringHeartbeat) -> Counted:
     """Renew a lease, if it is current."""
-    row = _current_lease(tx, run, group, number)
+    row = _current_lease(tx, run, group, lease.number)
     if row is not None:
         _RENEW.run(tx, group=group, until=tx.now + row.lease_s)
     return Counted(row is not None)
