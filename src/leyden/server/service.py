@@ -60,7 +60,6 @@ class ServerContext:
         service = cls(store, leases, keyring, settings)
         store.notifications.subscribe(leases.on_event)
         store.notifications.subscribe(service.telemetry.on_event)
-        store.notifications.subscribe(service.run_stores.on_event)
         return service
 
     async def close(self) -> None:

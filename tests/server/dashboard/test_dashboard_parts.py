@@ -4,7 +4,6 @@ import asyncio
 import gc
 import shutil
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
@@ -26,18 +25,15 @@ from leyden.models.source import BUNDLED
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, CallCredit, Metric, Reward, RewardKind, StepCredits, Task, Version, VersionRun
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.server.control.keys import KeyKind, Keyring
-from leyden.server.dashboard.digests import FollowedRun
+from leyden.server.control.keys import KeyKind
 from leyden.server.dashboard.prefix_tree import prefix_tree
 from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import Counts, StorePolling
 from leyden.server.dashboard.token_text import token_texts
-from leyden.server.service import ServerContext, ServerSettings
 from leyden.store.database import Database
 from leyden.store.errors import NotFound, StoreClosed
 from leyden.store.read import queries
-from leyden.store.read.run_digest import follow_run
-from leyden.store.read.run_totals import RunTotals
+from leyden.store.read.run_digest import RunDigest, digest_run
 from leyden.store.store import Store
 
 SPARK = Path(str(BUNDLED["spark"]))
@@ -259,26 +255,16 @@ async def test_a_store_that_a_thread_opens_while_the_server_stops_is_closed(
     await store.close()
 
 
-async def test_the_totals_of_a_run_are_forgotten_when_it_is_deleted(store: Store) -> None:
-    service = await ServerContext.start(store, Keyring(b"secret", time.time), ServerSettings("http://127.0.0.1"))
-    await store.create_run(RunSpec("r"))
-    await service.run_stores.digest("r")
-    assert service.run_stores._digests._totals
-    await store.delete_run("r")
-    assert not service.run_stores._digests._totals and not service.run_stores._digests._known
-    await service.close()
-
-
 async def test_the_totals_that_a_page_will_ask_for_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
 
-    def follow(connection: Connection, run: str, known: RunTotals | None) -> FollowedRun:
+    def count(connection: Connection, run: str) -> RunDigest:
         read.append(run)
-        return follow_run(connection, run, known)
+        return digest_run(connection, run)
 
-    monkeypatch.setattr("leyden.server.dashboard.run_stores.follow_run", follow)
+    monkeypatch.setattr("leyden.server.dashboard.run_stores.digest_run", count)
     store = await Store(tmp_path / "leyden.db").start()
     await store.create_run(RunSpec("mine"))
     stores = RunStores(store, tmp_path)
@@ -291,13 +277,13 @@ async def test_the_totals_that_a_page_will_ask_for_are_read_once(
 
 
 async def test_totals_of_runs_that_are_gone_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[tuple[str, bool]] = []
+    read: list[str] = []
 
-    def follow(connection: Connection, run: str, known: RunTotals | None) -> FollowedRun:
-        read.append((run, known is not None))
-        return follow_run(connection, run, known)
+    def count(connection: Connection, run: str) -> RunDigest:
+        read.append(run)
+        return digest_run(connection, run)
 
-    async def digest_all() -> list[tuple[str, bool]]:
+    async def digest_all() -> list[str]:
         read.clear()
         for run in ("mine", "stays", "other", "never"):
             await stores.digest(run)
@@ -308,7 +294,7 @@ async def test_totals_of_runs_that_are_gone_are_not_kept(tmp_path: Path, monkeyp
         await other.create_run(RunSpec("other"))
         await other.close()
 
-    monkeypatch.setattr("leyden.server.dashboard.run_stores.follow_run", follow)
+    monkeypatch.setattr("leyden.server.dashboard.run_stores.digest_run", count)
     store = await Store(tmp_path / "leyden.db").start()
     for run in ("mine", "stays"):
         await store.create_run(RunSpec(run))
@@ -320,9 +306,9 @@ async def test_totals_of_runs_that_are_gone_are_not_kept(tmp_path: Path, monkeyp
     assert await stores.runs(None) == ["stays"]
     await store.create_run(RunSpec("mine"))
     await train_other()
-    assert await digest_all() == [("mine", False), ("other", False), ("never", False)]
+    assert await digest_all() == ["mine", "other", "never"]
     assert sorted(await stores.runs(None)) == ["mine", "other", "stays"]
-    assert await digest_all() == [("never", False)]
+    assert await digest_all() == ["never"]
     stores.close()
     await store.close()
 

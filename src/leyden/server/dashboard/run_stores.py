@@ -7,7 +7,7 @@ may write to them at the same time.
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -18,15 +18,12 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError
 
 from leyden.background import start_background
-from leyden.records import Event, EventKind
 from leyden.runs.run_names import STORE_NAME, FolderRuns, may_have, name_runs, store_folders
-from leyden.server.dashboard.digests import FollowedRun, RunDigests, StoreRun
 from leyden.store.database import Database
 from leyden.store.errors import StoreClosed, StoreError
 from leyden.store.files.run_lock import is_run_held
 from leyden.store.read import views
-from leyden.store.read.run_digest import RunDigest, follow_run
-from leyden.store.read.run_totals import RunTotals
+from leyden.store.read.run_digest import RunDigest, digest_run
 from leyden.store.store import Store
 
 P = ParamSpec("P")
@@ -36,6 +33,8 @@ T = TypeVar("T")
 _ACTIVE_S = 600.0
 _THREADS = 4
 """For pages only: opening large stores takes long, and must not keep model calls from a thread."""
+StoreRun = tuple[Path | None, str]
+"""The folder of a store (None: this server's) and a run in it."""
 Counts = dict[tuple[str, str], int]
 """The number of new events by run and kind."""
 Signature = tuple[tuple[int, int, int], ...]
@@ -57,7 +56,8 @@ class RunStores:
 
     def __init__(self, store: Store, home: Path | None) -> None:
         self._store, self._home = store, home
-        self._digests = RunDigests()
+        self._digests: dict[StoreRun, tuple[int, asyncio.Task[RunDigest]]] = {}
+        """The totals of runs that pages show, with the newest event that they include."""
         self._opened: dict[Path, tuple[int, Database]] = {}
         """By folder, the inode of the file and the database."""
         self._opening = threading.Lock()
@@ -73,14 +73,20 @@ class RunStores:
         return await self._read(folder, lambda reader: query(reader, id, *args, **kwargs))
 
     async def digest(self, run: str) -> RunDigest:
-        """Return the totals of a run."""
+        """Return the totals of a run. Requests without an event in between share them."""
         folder, id = await self.find(run)
-        newest = await self._read(folder, partial(views.newest_event, run=id))
-
-        def read(known: RunTotals | None) -> Awaitable[FollowedRun]:
-            return self._read(folder, partial(follow_run, run=id, known=known))
-
-        return await self._digests.get((folder, id), newest.seq, read)
+        newest = (await self._read(folder, partial(views.newest_event, run=id))).seq
+        last, reading = self._digests.get((folder, id), (None, None))
+        if reading is None or last != newest:
+            reading = asyncio.ensure_future(self._read(folder, partial(digest_run, run=id)))
+            if newest:  # otherwise no store has the run
+                self._digests[folder, id] = newest, reading
+        try:
+            return await asyncio.shield(reading)
+        except Exception:
+            if self._digests.get((folder, id)) == (newest, reading):
+                del self._digests[folder, id]
+            raise
 
     def prepare(self, run: str) -> None:
         """Start to read the totals of a run, for requests that are about to come."""
@@ -93,11 +99,6 @@ class RunStores:
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
 
-    def on_event(self, event: Event) -> None:
-        """Forget the totals of a run that was deleted from this server's store."""
-        if event.kind is EventKind.RUN_DELETED:
-            self._digests.forget((None, event.run))
-
     async def runs(self, only: str | None) -> list[str]:
         """Return the names of all runs, newest first within each store, or of one if it exists.
 
@@ -108,7 +109,8 @@ class RunStores:
         found = dict[str, StoreRun]((id, (None, id)) for id in own)
         found |= {name: (folder, id) for folder, runs in others.items() for name, id in runs.ids.items()}
         if only is None:
-            self._digests.keep(found.values())
+            kept = set(found.values())
+            self._digests = {run: digest for run, digest in self._digests.items() if run in kept}
         return [run for run in found if only in (None, run)]
 
     async def find(self, run: str) -> StoreRun:

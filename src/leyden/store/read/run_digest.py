@@ -1,15 +1,20 @@
-"""Counts and rewards of a run, added up from its totals. Every page of a run needs some."""
+"""Counts and rewards of a run. Every page of a run needs some."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from math import sqrt
+from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 
 from leyden.api.views import RunRewards, StepRewards
+from leyden.estimates import clustered_error
 from leyden.records import Purpose
-from leyden.store.read.run_totals import STEPLESS, RunTotals, StepKey, read_errors, read_totals
+from leyden.store.schema import attempts, rollouts
+
+_STEPLESS = (Purpose.EVAL, Purpose.DEV)
+"""Purposes of rollouts that can be outside a training, without a step."""
 
 
 class StepTotal(Struct, frozen=True):
@@ -67,50 +72,64 @@ class RunDigest(Struct, frozen=True):
 
 
 def digest_run(connection: Connection, run: str) -> RunDigest:
-    """Read the totals of a run; all of them are 0 where there is no such run."""
-    return follow_run(connection, run, None)[1]
-
-
-def follow_run(connection: Connection, run: str, known: RunTotals | None) -> tuple[RunTotals, RunDigest]:
-    """Read what has changed since totals that are known, or everything; return the totals too, for the next time."""
-    found = read_totals(connection, run, known)
-    return found, digest_totals(connection, found)
-
-
-def digest_totals(connection: Connection, found: RunTotals) -> RunDigest:
-    """Add up the steps. Errors of training steps are read: they are needed of two steps only."""
-    states: dict[str, int] = defaultdict(int)
-    purposes: dict[str, int] = defaultdict(int)
+    """Read the totals of a run in one pass over an index; all of them are 0 if there is no such run."""
+    columns = rollouts.c.purpose, rollouts.c.step, rollouts.c.state, rollouts.c.ending  # in the order of the index
+    reward = rollouts.c.reward
+    sums = func.count(), func.count(reward), func.sum(reward), func.sum(reward * reward)
+    query = select(*columns, *sums).where(rollouts.c.run_id == run).group_by(*columns)
+    states, purposes = Counter[str](), Counter[str]()
     rewards: dict[str, dict[int, StepTotal]] = defaultdict(dict)
-    errors: dict[StepKey, float | None] = {}
-    for (purpose, step), counts in found.steps.items():
-        for state, number in counts.states.items():
-            states[state] += number
-            purposes[purpose] += number
-        if counts.count and (step is not None or purpose in STEPLESS):
-            rewards[purpose][step or 0] = StepTotal(step or 0, counts.count, counts.total, counts.squares)
-            errors[purpose, step or 0] = counts.error
+    steps: set[tuple[str, int | None]] = set()
+    for purpose, step, state, ending, number, count, total, squares in connection.execute(query):
+        steps.add((purpose, step))
+        states[ending or state] += number
+        purposes[purpose] += number
+        if count and (step is not None or purpose in _STEPLESS):
+            before = rewards[purpose].get(step or 0, StepTotal(step or 0, 0, 0.0, 0.0))
+            rewards[purpose][step or 0] = StepTotal(
+                before.step, before.count + count, before.total + total, before.squares + squares
+            )
     train, held_out, dev = (
         tuple(rewards[purpose][step] for step in sorted(rewards[purpose]))
         for purpose in (Purpose.TRAIN, Purpose.EVAL, Purpose.DEV)
     )
     if train and not held_out:
-        judged = read_errors(connection, found.run, Purpose.TRAIN, [train[-1].step, best_step(train).step])
+        errors = _read_errors(connection, run, Purpose.TRAIN, {train[-1].step, best_step(train).step})
     else:
-        kind = Purpose.EVAL if held_out else Purpose.DEV
-        judged = {key[1] or 0: error for key, error in errors.items() if key[0] == kind and error is not None}
+        errors = _read_errors(connection, run, Purpose.EVAL if held_out else Purpose.DEV)
+    totals = select(func.sum(attempts.c.calls), func.sum(attempts.c.tokens)).where(attempts.c.run_id == run)
+    calls, tokens = connection.execute(totals).one()
     return RunDigest(
         states=dict(states),
         purposes=dict(purposes),
-        trains_nothing=any((purpose, None) in found.steps for purpose in STEPLESS),
-        last_step=max((step or 0 for _, step in found.steps), default=None),
-        calls=found.calls,
-        tokens=found.tokens,
+        trains_nothing=any((purpose, None) in steps for purpose in _STEPLESS),
+        last_step=max((step or 0 for _, step in steps), default=None),
+        calls=int(calls or 0),
+        tokens=int(tokens or 0),
         train=train,
         held_out=held_out,
         dev=dev,
-        errors=judged,
+        errors=errors,
     )
+
+
+def _read_errors(
+    connection: Connection, run: str, purpose: Purpose, steps: Collection[int] | None = None
+) -> dict[int, float]:
+    """Compute the standard errors of the means of some steps from the rewards by task; by default of all steps.
+
+    Tasks are not in the index, so every rollout of these steps is read.
+    """
+    conditions = [rollouts.c.run_id == run, rollouts.c.purpose == purpose, rollouts.c.reward.is_not(None)]
+    if steps is not None:
+        conditions.append(rollouts.c.step.in_(steps))
+    columns: tuple[Any, ...] = func.coalesce(rollouts.c.step, 0), rollouts.c.task_id
+    query = select(*columns, func.count(), func.sum(rollouts.c.reward)).where(*conditions).group_by(*columns)
+    totals: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for row in connection.execute(query):
+        totals[row[0]].append((row[2], row[3]))
+    errors = {step: clustered_error(of_tasks) for step, of_tasks in totals.items()}
+    return {step: error for step, error in errors.items() if error is not None}
 
 
 def best_step(steps: Sequence[StepTotal]) -> StepTotal:

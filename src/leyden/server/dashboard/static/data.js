@@ -18,34 +18,38 @@ export function runPath(run, rest = "") {
 }
 
 const REFRESH_MS = 500;
+const PAUSES = 4;
 
-// Calls `refresh(kinds)` when something changed: at once, at most every half second, and never twice at once.
+// Calls `refresh(kinds)` when something changed: at once, at most every half second, and never twice at once. After a
+// slow refresh it waits for four times as long as that took, so that watching a large run takes little of the server.
 export function follow(run, refresh, signal) {
   const status = document.getElementById("live");
   let source = null;
   let waiting = new Set();
   let timer = null;
   let busy = false;
-  let refreshed = 0;
+  let next = 0;
 
   async function flush() {
     timer = null;
     const kinds = waiting;
     waiting = new Set();
     busy = true;
+    const began = performance.now();
     try {
       await refresh(kinds);
     } catch (error) {
       console.warn(error);
     } finally {
       busy = false;
-      refreshed = performance.now();
+      const now = performance.now();
+      next = now + Math.max(REFRESH_MS, PAUSES * (now - began));
       if (waiting.size) plan();
     }
   }
 
   function plan() {
-    if (timer === null && !busy && !signal.aborted) timer = setTimeout(flush, Math.max(0, refreshed + REFRESH_MS - performance.now()));
+    if (timer === null && !busy && !signal.aborted) timer = setTimeout(flush, Math.max(0, next - performance.now()));
   }
 
   function show(state) {
