@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from modelserving import model_server
@@ -71,3 +73,22 @@ async def test_a_large_text_whose_client_goes_while_it_waits_is_not_tokenised(tm
             await waiting
         assert not second.began.is_set()
         assert not attempt.large_prompts.locked()
+
+
+async def test_two_large_texts_at_a_time_and_one_of_each_attempt() -> None:
+    model: Any = SimpleNamespace(large_prompts=asyncio.Semaphore(2))
+    attempts: dict[str, Any] = {name: SimpleNamespace(large_prompts=asyncio.Lock()) for name in ("greedy", "b", "c")}
+    begun, may_end = list[str](), asyncio.Event()
+
+    async def work(name: str) -> None:
+        begun.append(name)
+        await may_end.wait()
+
+    names = ["greedy"] * 4 + ["b", "c"]
+    waiting = [asyncio.create_task(within_memory(model, attempts[name], LARGE, partial(work, name))) for name in names]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert begun == ["greedy", "b"]
+    may_end.set()
+    await asyncio.gather(*waiting)
+    assert sorted(begun) == sorted(names)
