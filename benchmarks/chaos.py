@@ -41,8 +41,9 @@ from reporting import add_out, report_result
 
 from leyden.api.client import Remote, RemoteError, read_key
 from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, KeySpec, LeaseRequest, RunSpec
+from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.process import WorkerProcess
-from leyden.client.worker.worker import WorkerOptions
+from leyden.config.schema import WorkerConfig
 from leyden.outcomes import Ending, Outcome
 from leyden.process import guardian
 from leyden.process.rotating_log import RotatingLog
@@ -273,7 +274,7 @@ class Stage:
             base=str(HERE),
             concurrency=4,
             processes=1,
-            drain_s=2.0,
+            workers=WorkerConfig(drain_s=2.0),
             name=f"w-{uuid4().hex[:8]}",
         )
         self.worker = WorkerProcess(options, self.key, RotatingLog(self.home / "worker.log"))

@@ -38,7 +38,7 @@ async def main(home: str, model: str, socket: str, context_length: str, vocab_si
     engine = EndlessEngine(VllmAddress(socket, int(context_length), int(vocab_size), REQUESTS))
     served = ServedModel("model", engine, renderer_for(tokenizer), tokenizer, Scheduler(slots=REQUESTS))
     try:
-        await serve(ServeOptions(Path(home), port=0), started, [served])
+        await serve(ServeOptions(Path(home)), started, [served])
     finally:
         await engine.close()
 

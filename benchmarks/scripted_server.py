@@ -75,4 +75,4 @@ if __name__ == "__main__":
         case _:
             models = [scripted()]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(ServeOptions(Path(sys.argv[1]), port=0), started, models))
+        runner.run(serve(ServeOptions(Path(sys.argv[1])), started, models))

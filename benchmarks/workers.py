@@ -30,8 +30,8 @@ from reporting import add_out, report_result
 
 from leyden.api.client import Remote
 from leyden.api.wire import EventCursor, GroupSpec, KeySpec, LeaseRequest, RunSpec
+from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.process import WorkerProcess
-from leyden.client.worker.worker import WorkerOptions
 from leyden.process import guardian
 from leyden.records import EventKind, RunSettings, Task
 

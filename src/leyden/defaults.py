@@ -6,18 +6,10 @@ MAX_ATTEMPTS = 3
 """Attempts of a rollout, the first included, before a retryable failure is final."""
 FAILURE_REWARD = 0.0
 """Reward of a rollout that ends as `agent_error` or `timeout`."""
-TIME_LIMIT_S = 600.0
-"""How long the agent may take for one attempt."""
-REWARD_TIME_LIMIT_S = 600.0
-"""How long one call of the reward function may take."""
-REWARD_TRIES = 3
-"""How often the reward function is called before a rollout ends as `no_reward`."""
 WORKER_PROCESSES = 1
 """Host processes of one worker."""
 CONCURRENCY = 64
 """Rollouts that one worker runs at the same time, over all its host processes."""
-DRAIN_S = 30.0
-"""How long other attempts may continue in a host process in which one hangs."""
 PORT = 8484
 """Port of `leyden serve`."""
 UPSTREAM_TIMEOUT_S = 600.0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from leyden.cli import main, worker
-from leyden.client.worker.worker import WorkerOptions
+from leyden.client.worker.options import WorkerOptions
 
 
 def test_agents_do_not_see_the_file_of_the_key_and_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,4 +25,4 @@ def test_agents_do_not_see_the_file_of_the_key_and_the_runs(tmp_path: Path, monk
     ((options, key),) = found
     assert key == "leyden-of-the-worker"
     assert options.hidden == (str(tmp_path / "runs"), str(tmp_path / "worker.key"))
-    assert options.environment == ("INDEX",)
+    assert options.workers.environment == ("INDEX",)

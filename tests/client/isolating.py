@@ -68,7 +68,6 @@ class SandboxedProgram(msgspec.Struct):
 
     program: str
     options: IsolationOptions
-    memory_mb: int | None = None
 
 
 class ProgramEnd(msgspec.Struct):
@@ -105,8 +104,7 @@ def run_sandboxed(sandboxed: SandboxedProgram, as_root: bool) -> ProgramEnd:
 async def _run(sandboxed: SandboxedProgram) -> ProgramEnd:
     request = IsolationRequest(choice="sandbox", probe=("true",), agent="x", options=sandboxed.options)
     async with running_isolation(request) as isolation:
-        options = msgspec.structs.replace(isolation.options, memory_mb=sandboxed.memory_mb)
-        return await asyncio.to_thread(_guarded, sandboxed, options)
+        return await asyncio.to_thread(_guarded, sandboxed, isolation.options)
 
 
 def _guarded(sandboxed: SandboxedProgram, options: IsolationOptions) -> ProgramEnd:
@@ -114,7 +112,12 @@ def _guarded(sandboxed: SandboxedProgram, options: IsolationOptions) -> ProgramE
     launched = launch(options, command, options.base, inherited_environment(options))
     (output, printing), (report, reporting), (control, controlling) = os.pipe(), os.pipe(), os.pipe()
     program = Program(
-        launched.command, launched.environment, "/", (0, printing, 2), memory_mb=sandboxed.memory_mb, user=launched.user
+        launched.command,
+        launched.environment,
+        "/",
+        (0, printing, 2),
+        memory_mb=options.rollout.memory_mb,
+        user=launched.user,
     )
     pid = fork_guardian(program, control, reporting)
     os.close(printing)

@@ -22,8 +22,9 @@ from worker_harness import AGENTS, WorkerHarness
 
 from leyden.api.wire import EventCursor, GroupSpec, RunSpec
 from leyden.backoff import Backoff
+from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.process import WorkerProcess
-from leyden.client.worker.worker import WorkerOptions
+from leyden.config.schema import RolloutConfig, WorkerConfig
 from leyden.outcomes import Ending
 from leyden.records import Event, RunSettings, Task
 from leyden.server.control.keys import KeyKind
@@ -78,8 +79,8 @@ async def killed_at_random(
             agent=RUNS[run],
             base=str(AGENTS),
             concurrency=8,
-            time_limit_s=slower * TIME_LIMIT_S,
-            drain_s=3.0,
+            rollout=RolloutConfig(time_limit_s=slower * TIME_LIMIT_S),
+            workers=WorkerConfig(drain_s=3.0),
             name=f"w-{uuid4().hex[:8]}",
         )
         return WorkerProcess(options, key)

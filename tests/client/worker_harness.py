@@ -15,8 +15,9 @@ from modelserving import END, ModelServer, eventually, model_server
 
 from leyden.api.client import Remote
 from leyden.api.wire import MAX_KEY_TTL_S, EventCursor, GroupSpec, RunSpec
+from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.process import WorkerProcess
-from leyden.client.worker.worker import WorkerOptions
+from leyden.config.schema import RolloutConfig, WorkerConfig
 from leyden.episodes import Episode
 from leyden.process import guardian
 from leyden.records import Purpose, RunSettings, Task
@@ -28,6 +29,15 @@ AGENTS = Path(__file__).parent / "agents"
 def echo(prompt: str) -> str:
     """The completion of the model: the last number in the prompt."""
     return re.findall(r"number (-?\d+)", prompt)[-1] + END
+
+
+def in_sections(**keys: Any) -> dict[str, Any]:
+    """Return options of a worker or of its isolation, with the keys of `rollout` and `workers` in their sections."""
+    rollout = {name: keys.pop(name) for name in RolloutConfig.__struct_fields__ if name in keys}
+    sized = ("processes", "concurrency")  # also options of a worker
+    names = [name for name in WorkerConfig.__struct_fields__ if name in keys and name not in sized]
+    workers = {name: keys.pop(name) for name in names}
+    return {"rollout": RolloutConfig(**rollout), "workers": WorkerConfig(**workers), **keys}
 
 
 class WorkerHarness:
@@ -76,7 +86,7 @@ class WorkerHarness:
         fields = {"server": self.server.url, "run": "r", "agent": agent, "base": str(AGENTS), "grace_s": 0.0, **options}
         scope = {} if kind is KeyKind.ADMIN else {"run": "r"}
         key = self.server.service.keyring.create(kind, MAX_KEY_TTL_S, **scope)[0]  # type: ignore[arg-type]
-        worker = WorkerProcess(WorkerOptions(**fields), key)
+        worker = WorkerProcess(WorkerOptions(**in_sections(**fields)), key)
         try:
             yield worker
         finally:

@@ -33,7 +33,7 @@ def engine(tmp_path: Path) -> Iterator[TorchEngine]:
 @pytest.fixture
 def options(engine: TorchEngine, tmp_path: Path) -> ServerProcessOptions:
     model = str(BUNDLED["spark"])
-    return ServerProcessOptions(ServeOptions(tmp_path, port=0), DEFAULT_POLICY, model, "spark", engine.address)
+    return ServerProcessOptions(ServeOptions(tmp_path), DEFAULT_POLICY, model, "spark", engine.address)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.client.worker.worker import WorkerOptions
+from leyden.client.worker.options import WorkerOptions
 from leyden.config import Config, ConfigError
 from leyden.config.schema import WorkerConfig
 from leyden.local import worker_process

@@ -78,7 +78,7 @@ def test_the_key_of_the_upstream_is_in_an_environment_variable(tmp_path: Path, m
     monkeypatch.setattr("leyden.server.serve.serve", serve)
     monkeypatch.setenv("LEYDEN_UPSTREAM_KEY", "secret")
     assert main(["serve", "--home", str(tmp_path), "--upstream", "http://host/v1"]) == 0
-    assert [(options.upstream, options.upstream_key) for options in given] == [("http://host/v1", "secret")]
+    assert [(options.upstream.url, options.upstream_key) for options in given] == [("http://host/v1", "secret")]
 
 
 # What it refuses to start with
@@ -371,7 +371,7 @@ async def test_calls_that_a_stopping_server_cuts_off_are_recorded(
     async with (
         asyncio.timeout(60),
         aiohttp.ClientSession() as session,
-        open_server(ServeOptions(tmp_path, port=0), [model]) as server,
+        open_server(ServeOptions(tmp_path), [model]) as server,
     ):
         store, keyring = server.service.store, server.service.keyring
         await store.create_run(RunSpec("r", RunSettings()))
@@ -396,7 +396,7 @@ async def test_calls_that_a_stopping_server_cuts_off_are_recorded(
 
 async def test_a_server_whose_store_is_deleted_acknowledges_nothing_more_and_ends(tmp_path: Path) -> None:
     with pytest.raises(StoreLost, match=r"leyden\.db is gone"):
-        async with open_server(ServeOptions(tmp_path, port=0)) as server:
+        async with open_server(ServeOptions(tmp_path)) as server:
             async with Remote(server.running.url, (tmp_path / "admin.key").read_text().strip()) as remote:
                 await work(remote, "r")
                 cursor = EventCursor(after=1000, wait=60)

@@ -15,10 +15,11 @@ from rich.text import Text
 from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import print_json, print_table, stdout_console
 from leyden.cli.source import add_source, open_source, open_writable
-from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_reward
+from leyden.client.rewards.function import RewardFunction, load_reward
 from leyden.client.rewards.rescorer import EpisodeSource, RescoredRollout, Rescorer
 from leyden.client.services.registry import ServiceRegistry
 from leyden.config import Config, ConfigError, read_config
+from leyden.config.schema import RolloutConfig
 from leyden.records import Run
 from leyden.user_code.bridge import background_loop
 
@@ -77,8 +78,8 @@ def _reward(options: argparse.Namespace, config: Config | None) -> tuple[str, Re
         if config is None or config.reward is None:
             raise ConfigError("the run has no reward function: name one with --reward")
         reference, base = config.reward, options.base or config.base
-    retries = RetryPolicy(config.rollout.reward_time_limit_s, config.rollout.reward_tries) if config else RetryPolicy()
-    return reference, load_reward(reference, base, retries, tuple(config.services) if config else ())
+    rollout, services = (config.rollout, tuple(config.services)) if config else (RolloutConfig(), ())
+    return reference, load_reward(reference, base, rollout, services)
 
 
 def _services(config: Config | None, reward: RewardFunction) -> ServiceRegistry:

@@ -13,7 +13,7 @@ from leyden import __version__, defaults
 from leyden.cli.arguments import add_store, integer, url
 from leyden.cli.train import needs_torch
 from leyden.config import ConfigError
-from leyden.config.schema import UPSTREAM_KEY_VARIABLE
+from leyden.config.schema import UPSTREAM_KEY_VARIABLE, ServerConfig, UpstreamConfig
 from leyden.local.preflight import print_loading
 from leyden.server.http.address import is_loopback
 from leyden.server.options import RunningServer, ServeOptions
@@ -63,9 +63,15 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
 
 async def _run(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    names = (name for name in ServeOptions.__struct_fields__ if name not in ("create", "direct", "upstream_key"))
-    upstream_key = os.environ.get(UPSTREAM_KEY_VARIABLE)
-    serving = ServeOptions(**{name: getattr(options, name) for name in names}, upstream_key=upstream_key)
+    serving = ServeOptions(
+        options.home,
+        ServerConfig(host=options.host, port=options.port, advertise=options.advertise),
+        UpstreamConfig(url=options.upstream, timeout_s=options.upstream_timeout_s),
+        upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE),
+        store=options.store,
+        keyless=options.keyless,
+        max_body_mb=options.max_body_mb,
+    )
 
     def started(running: RunningServer, model: str | None = None) -> None:
         if options.json:

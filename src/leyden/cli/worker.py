@@ -11,8 +11,9 @@ from typing import Any
 from leyden.api.client import read_key
 from leyden.cli.arguments import integer, url
 from leyden.cli.train import add_configuration, configuration
+from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.ray_cluster import ClusterError, RayWorkers, connected
-from leyden.client.worker.worker import WorkerOptions, work
+from leyden.client.worker.worker import work
 from leyden.config import ConfigError
 from leyden.local.worker_process import worker_options
 

@@ -35,12 +35,8 @@ class HostSetup(Struct, frozen=True, tag="setup"):
     """How many attempts it may run at the same time."""
     has_reward_function: bool
     """Whether the run has a reward function; without one, a number that the agent returns is the reward."""
-    memory_mb: int | None = None
-    """Memory limit of each process of a command, or of the host where it runs agent code."""
-    cpu_s: float | None = None
-    """CPU time limit of each process of a command."""
     isolation: IsolationOptions = IsolationOptions()
-    """How commands are isolated, and the host itself where it runs agent code."""
+    """How commands are isolated and limited, and the host itself if it runs agent code."""
     services: dict[str, ServiceConfig] = {}
     """Services that the agent may take. Of a command it receives the address; objects are created in the host."""
 

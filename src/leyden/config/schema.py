@@ -35,7 +35,7 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class RolloutConfig(_Section, frozen=True):
     """Limits of one rollout, and how its failures are handled."""
 
-    time_limit_s: Positive = defaults.TIME_LIMIT_S
+    time_limit_s: Positive = 600.0
     """Seconds that an attempt may take."""
     memory_mb: AtLeastOne | None = None
     """The memory limit, in MB, of a command or a host with all its rollouts, with all processes that it starts;
@@ -61,9 +61,9 @@ class RolloutConfig(_Section, frozen=True):
     of an answer that names an offered tool, as models write it that were trained little on tools."""
     lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = defaults.LEASE_S
     """Seconds without a heartbeat after which a worker's rollouts are leased to another."""
-    reward_time_limit_s: Positive = defaults.REWARD_TIME_LIMIT_S
+    reward_time_limit_s: Positive = 600.0
     """Seconds that one call of the reward function may take."""
-    reward_tries: Annotated[int, Meta(ge=1, le=100)] = defaults.REWARD_TRIES
+    reward_tries: Annotated[int, Meta(ge=1, le=100)] = 3
     """How often a failing reward function is called before the rollout ends without a reward."""
     agent_rewards: bool = False
     """Whether agents may set rewards over HTTP with their own keys."""
@@ -305,7 +305,7 @@ class WorkerConfig(_Section, frozen=True):
     concurrency: AtLeastOne | None = None
     """The most rollouts at once, over all processes. Where unset: 64, and 256 beside an engine on a GPU, but at least
     one for each process."""
-    drain_s: NotNegative = defaults.DRAIN_S
+    drain_s: NotNegative = 30.0
     """Seconds that the other rollouts of a process have to finish when one of them hangs, before it is ended."""
     isolation: Literal["none", "user", "sandbox", "auto"] = "none"
     """What agents are kept from: nothing, the files of other users, or all but their folder and the gateway."""

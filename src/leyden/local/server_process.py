@@ -64,7 +64,7 @@ class LocalServer(SupervisedProcess):
         self.running = await self._first_launch()
         port = urlsplit(self.running.url).port
         assert port is not None
-        serve = replace(self._options.serve, port=port, create=False)
+        serve = replace(self._options.serve, server=replace(self._options.serve.server, port=port), create=False)
         self._options = replace(self._options, serve=serve, release=True)
         self._start_supervising()
 

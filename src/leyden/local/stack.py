@@ -12,13 +12,15 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from transformers import PreTrainedModel
 
 from leyden.api.client import Remote, read_key
 from leyden.api.retrying import RetryingRemote, RetryLimits
 from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, RunSpec
 from leyden.client.isolation.running import choose_mode
-from leyden.client.worker.worker import WorkerOptions, isolation_request
+from leyden.client.worker.options import WorkerOptions
+from leyden.client.worker.worker import isolation_request
 from leyden.config import Config
 from leyden.engine.protocol import EngineBackend
 from leyden.learner.policy import Policy
@@ -121,11 +123,11 @@ async def _shown_server(options: ServerProcessOptions, engine: EngineBackend, lo
 
 async def _choose_isolation(options: WorkerOptions) -> WorkerOptions:
     """Resolve `auto` here, where its choice can be printed."""
-    if options.isolation != "auto":
+    if options.workers.isolation != "auto":
         return options
     mode, note = await asyncio.to_thread(choose_mode, isolation_request(options))
     print_note(note)
-    return msgspec.structs.replace(options, isolation=mode)
+    return replace(options, workers=replace(options.workers, isolation=mode))
 
 
 def _print_worker(options: WorkerOptions) -> None:
@@ -134,16 +136,8 @@ def _print_worker(options: WorkerOptions) -> None:
 
 
 def _server_options(config: Config, folder: Path, source: ModelSource, engine: EngineBackend) -> ServerProcessOptions:
-    server, upstream = config.server, config.upstream
     return ServerProcessOptions(
-        serve=ServeOptions(
-            home=folder,
-            host=server.host,
-            port=server.port,
-            advertise=server.advertise,
-            upstream=upstream.url,
-            upstream_timeout_s=upstream.timeout_s,
-        ),
+        serve=ServeOptions(folder, config.server, config.upstream),
         policy=config.policy,
         model=str(source.folder),
         name=source.name,
@@ -171,24 +165,9 @@ async def _create_run(remote: Remote, config: Config, run: str) -> None:
 
 def run_settings(config: Config) -> RunSettings:
     """Return the settings of a run that the server applies; they have the names of the configuration's keys."""
-    rollout, sampling = config.rollout, config.sampling
-    return RunSettings(
-        lease_s=rollout.lease_s,
-        max_attempts=rollout.max_attempts,
-        failure_reward=rollout.failure_reward,
-        sampling=Sampling(
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=config.seed,
-        ),
-        max_calls=rollout.max_calls,
-        max_tokens=rollout.max_tokens,
-        history=rollout.history,
-        tool_calls=rollout.tool_calls,
-        agent_rewards=rollout.agent_rewards,
+    return replace(
+        msgspec.convert(config.rollout, RunSettings, from_attributes=True),
+        sampling=replace(msgspec.convert(config.sampling, Sampling, from_attributes=True), seed=config.seed),
         reward_function=config.reward is not None,
         allow_biased_sampling=config.training.allow_biased_sampling,
         routes=config.routes,

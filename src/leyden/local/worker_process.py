@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from leyden import defaults
+from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.process import WorkerProcess
-from leyden.client.worker.worker import WorkerOptions
 from leyden.config import Config, ConfigError
 from leyden.local.notes import print_note
 from leyden.process.guardian import exit_reason
@@ -75,18 +75,9 @@ def worker_options(
         base=config.base,
         processes=processes,
         concurrency=concurrency,
-        time_limit_s=config.rollout.time_limit_s,
-        reward_time_limit_s=config.rollout.reward_time_limit_s,
-        reward_tries=config.rollout.reward_tries,
+        rollout=config.rollout,
+        workers=config.workers,
         services=config.services,
-        memory_mb=config.rollout.memory_mb,
-        cpu_s=config.rollout.cpu_s,
-        drain_s=config.workers.drain_s,
-        isolation=config.workers.isolation,
-        network=config.workers.network,
-        readable=tuple(str(Path(config.base, each)) for each in config.workers.readable),
-        writable=tuple(str(Path(config.base, each)) for each in config.workers.writable),
-        environment=config.workers.environment,
         hidden=tuple(str(path.absolute()) for path in (Path(config.home), key_file) if path is not None),
         path=tuple(filter(None, sys.path)),
     )

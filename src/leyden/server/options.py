@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from leyden import defaults
+from leyden.config.schema import ServerConfig, UpstreamConfig
 from leyden.engine.protocol import EngineAddress
 
 SHOW_STACK = signal.SIGUSR1
@@ -25,23 +26,18 @@ class ServeOptions(Struct, frozen=True):
     """Options of `leyden serve`."""
 
     home: Path
-    host: str = "127.0.0.1"
-    port: int = defaults.PORT
+    server: ServerConfig = ServerConfig()
+    upstream: UpstreamConfig = UpstreamConfig()
+    """A service that answers model calls."""
+    upstream_key: str | None = None
     store: str | None = None
     """A database URL; None: a SQLite file in the home folder."""
     create: bool = True
     """Whether a SQLite file that does not exist is created; otherwise it was lost."""
-    advertise: str | None = None
-    """The URL that workers and agents use; None: the address that the server listens on."""
     keyless: bool = False
     max_body_mb: int = defaults.MAX_BODY_MB
     direct: bool = False
     """Whether models may be called outside rollouts: with a client's key, and on loopback with any key or none."""
-    upstream: str | None = None
-    """The base URL of an OpenAI-compatible service that answers model calls."""
-    upstream_key: str | None = None
-    upstream_timeout_s: float = defaults.UPSTREAM_TIMEOUT_S
-    """How long the upstream may be silent."""
 
     @property
     def location(self) -> str:

@@ -62,16 +62,16 @@ async def open_server(
     message, uncharged, before it accepts a request. If its store is lost, it stops at once, and the end of the context
     raises `StoreLost`.
     """
-    if options.keyless and not is_loopback(options.host):
+    if options.keyless and not is_loopback(options.server.host):
         raise ServeError(
-            f"--keyless on {options.host} would admit everybody: drop --keyless, or listen on 127.0.0.1 only"
+            f"--keyless on {options.server.host} would admit everybody: drop --keyless, or listen on 127.0.0.1 only"
         )
-    if options.advertise is None and is_wildcard(options.host):
+    if options.server.advertise is None and is_wildcard(options.server.host):
         raise ServeError(
-            f"workers cannot use the address {options.host}: set their URL with --advertise (server.advertise)"
+            f"workers cannot use the address {options.server.host}: set their URL with --advertise (server.advertise)"
         )
     raise_file_limit()
-    with bind_port(options.host, options.port) as listener:
+    with bind_port(options.server.host, options.server.port) as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         store = await Store(options.location, create=options.create).start()
@@ -85,11 +85,11 @@ async def open_server(
             keyring = _keyring(options.home / "secret")
             admin_key = _ensure_key(keyring, KeyKind.ADMIN, options.home / "admin.key")
             settings = ServerSettings(
-                url=options.advertise or url,
+                url=options.server.advertise or url,
                 keyless=options.keyless,
                 direct=options.direct,
                 max_body=options.max_body_mb * 2**20,
-                loopback=is_loopback(options.host),
+                loopback=is_loopback(options.server.host),
                 home=options.home,
             )
             if options.direct:
@@ -198,9 +198,9 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
 
 def _upstream(options: ServeOptions) -> UpstreamClient | None:
     """Return the client of the upstream, if the options name one."""
-    if options.upstream is None:
+    if options.upstream.url is None:
         return None
-    return UpstreamClient(options.upstream, options.upstream_key, options.upstream_timeout_s)
+    return UpstreamClient(options.upstream.url, options.upstream_key, options.upstream.timeout_s)
 
 
 def _keyring(path: Path) -> Keyring:

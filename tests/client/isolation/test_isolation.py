@@ -16,13 +16,15 @@ import psutil
 import pytest
 from isolating import IS_ROOT, module_path, needs_root, needs_sandbox, public_python
 from modelserving import eventually
-from worker_harness import AGENTS, WorkerHarness, hosts_of
+from worker_harness import AGENTS, WorkerHarness, hosts_of, in_sections
 
 from leyden.client.isolation import user_ids
 from leyden.client.isolation.options import IsolationOptions
 from leyden.client.isolation.running import IsolationRequest, choose_mode, running_isolation
 from leyden.client.isolation.sandbox import hosts_file, server_inside, targets
-from leyden.client.worker.worker import WorkerOptions, isolation_request
+from leyden.client.worker.options import WorkerOptions
+from leyden.client.worker.worker import isolation_request
+from leyden.config.schema import WorkerConfig
 from leyden.outcomes import Ending
 from leyden.user_code.loading import LoadError
 
@@ -114,7 +116,11 @@ async def test_a_command_in_a_sandbox_has_limits_of_memory_and_cpu(harness: Work
 @needs_sandbox
 async def test_the_forwarder_of_sandboxes_ends_with_a_worker_that_fails() -> None:
     options = WorkerOptions(
-        server="http://127.0.0.1:9", agent="spying.py:spy", base=str(AGENTS), isolation="sandbox", name="w"
+        server="http://127.0.0.1:9",
+        agent="spying.py:spy",
+        base=str(AGENTS),
+        name="w",
+        workers=WorkerConfig(isolation="sandbox"),
     )
     with pytest.raises(LoadError):
         async with running_isolation(isolation_request(options)):
@@ -322,7 +328,9 @@ async def test_a_worker_that_starts_removes_the_scratch_folders_of_killed_ones(
 
 def request(choice: Any, **options: Any) -> IsolationRequest:
     fields = {"server": "http://127.0.0.1:1", "base": str(AGENTS), **options}
-    return IsolationRequest(choice=choice, probe=("true",), agent="x", options=IsolationOptions(**fields))
+    return IsolationRequest(
+        choice=choice, probe=("true",), agent="x", options=IsolationOptions(**in_sections(**fields))
+    )
 
 
 @needs_sandbox
@@ -374,9 +382,11 @@ async def test_the_folder_of_runs_is_empty_in_a_sandbox(harness: WorkerHarness, 
 
 
 def test_names_and_addresses_of_a_sandbox_lead_to_its_forwarder() -> None:
-    options = IsolationOptions(server="http://10.1.2.3:8484", network=("db.example:5432", "localhost:6379", "[::1]:80"))
+    options = IsolationOptions(
+        server="http://10.1.2.3:8484", workers=WorkerConfig(network=("db.example:5432", "localhost:6379", "[::1]:80"))
+    )
     assert targets(options) == ["10.1.2.3:8484", "db.example:5432", "localhost:6379", "[::1]:80"]
     assert server_inside(options) == "http://leyden-10-1-2-3:8484"
     assert hosts_file(options) == "127.0.0.1 localhost\n127.0.1.1 leyden-10-1-2-3\n127.0.1.2 db.example\n"
     assert server_inside(IsolationOptions(server="https://train.example")) == "https://train.example"
-    assert targets(IsolationOptions(server="http://a:1", network=("*",))) == []
+    assert targets(IsolationOptions(server="http://a:1", workers=WorkerConfig(network=("*",)))) == []

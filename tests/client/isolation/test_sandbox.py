@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from isolating import SandboxedProgram, needs_sandbox, run_sandboxed
+from worker_harness import in_sections
 
 from leyden.client.isolation.options import IsolationOptions
 
@@ -22,10 +23,10 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def run(folder: Path, program: str, as_root: bool, memory_mb: int | None = None, **options: object) -> tuple[str, str]:
+def run(folder: Path, program: str, as_root: bool, **options: object) -> tuple[str, str]:
     """Run a program and return its output and the report of its guardian."""
     fields = {"server": "http://127.0.0.1:50009", "base": str(folder / "agent"), **options}
-    end = run_sandboxed(SandboxedProgram(program, IsolationOptions(**fields), memory_mb), as_root)  # type: ignore[arg-type]
+    end = run_sandboxed(SandboxedProgram(program, IsolationOptions(**in_sections(**fields))), as_root)
     return end.output, end.report
 
 

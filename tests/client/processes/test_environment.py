@@ -4,6 +4,7 @@ import pytest
 
 from leyden.client.isolation.options import IsolationOptions, Mode
 from leyden.client.processes.environment import agent_environment
+from leyden.config.schema import WorkerConfig
 
 SECRETS = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "PGPASSWORD", "GITHUB_TOKEN", "SSH_AUTH_SOCK")
 NEEDED = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "VIRTUAL_ENV")
@@ -16,7 +17,7 @@ def test_an_isolated_agent_inherits_what_programs_need_and_what_is_named(
     for name in (*SECRETS, *NEEDED, "LEYDEN_KEY", "SEARCH_URL", "SEARCH_KEY", "INDEX", "HTTP_PROXY"):
         monkeypatch.setenv(name, f"of {name}")
     monkeypatch.setenv("https_proxy", "http://me:password@proxy:3128")
-    options = IsolationOptions(mode=mode, environment=("SEARCH_*", "INDEX", "LEYDEN_KEY"))
+    options = IsolationOptions(mode=mode, workers=WorkerConfig(environment=("SEARCH_*", "INDEX", "LEYDEN_KEY")))
     found = agent_environment(options, "http://server", "leyden-key")
     assert not {*SECRETS, "https_proxy", "LEYDEN_KEY"} & set(found)
     for name in (*NEEDED, "SEARCH_URL", "SEARCH_KEY", "INDEX", "HTTP_PROXY"):

@@ -16,9 +16,10 @@ from leyden.api.client import Remote
 from leyden.api.wire import EventCursor, GroupSpec, RunSpec
 from leyden.backoff import Backoff
 from leyden.client.rewards import function as reward_function
-from leyden.client.rewards.function import NoReward, RetryPolicy, RewardFunction
+from leyden.client.rewards.function import NoReward, RewardFunction
+from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.process import WorkerProcess
-from leyden.client.worker.worker import WorkerOptions
+from leyden.config.schema import RolloutConfig
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Attempt, Purpose, Rollout, RunSettings, State, Task
@@ -27,7 +28,7 @@ from leyden.user_code.loading import LoadError
 
 
 def function(call: Callable[..., Any], tries: int = 3, limit_s: float = 5.0) -> RewardFunction:
-    return RewardFunction(call, "f", RetryPolicy(limit_s, tries))
+    return RewardFunction(call, "f", RolloutConfig(reward_time_limit_s=limit_s, reward_tries=tries))
 
 
 async def no_episode() -> Episode:
@@ -150,7 +151,7 @@ def test_what_cannot_be_given_is_refused() -> None:
     for wrong in (lambda group, result: 1, lambda other: 1, lambda task, db: 1):
         with pytest.raises(LoadError, match="it may take any of task, result, episode"):
             function(wrong)
-    asks = RewardFunction(lambda task, db, cache=None: 1, "f", RetryPolicy(), ("db", "browser"))
+    asks = RewardFunction(lambda task, db, cache=None: 1, "f", RolloutConfig(), ("db", "browser"))
     assert (asks.services, asks.takes_group) == (("db",), False)
 
 

@@ -15,9 +15,10 @@ from worker_harness import AGENTS
 
 from leyden.client.host_protocol import AttemptEnd, HostSetup, StartAttempt, StopAttempt
 from leyden.client.isolation.launcher import Launch
-from leyden.client.isolation.options import SandboxUnavailable
+from leyden.client.isolation.options import IsolationOptions, SandboxUnavailable
 from leyden.client.runners import host_process
 from leyden.client.runners.host_process import AGENT_HOST, HostProcess
+from leyden.config.schema import RolloutConfig
 from leyden.outcomes import Ending
 
 SETUP = HostSetup(
@@ -88,7 +89,10 @@ async def test_an_attempt_whose_task_is_cancelled_after_its_code_returned_has_it
 
 
 async def test_a_host_whose_agents_hold_too_much_shared_memory_is_killed_and_says_so() -> None:
-    host = await HostProcess.start(AGENT_HOST, replace(SETUP, agent="hoarding.py:act", memory_mb=400))
+    host = await HostProcess.start(
+        AGENT_HOST,
+        replace(SETUP, agent="hoarding.py:act", isolation=IsolationOptions(rollout=RolloutConfig(memory_mb=400))),
+    )
     try:
         host._stream.send(StartAttempt("a.1", "a", f"00-{'1' * 32}-{'2' * 16}-01", {"shared_mb": 500}))
         async with asyncio.timeout(60):

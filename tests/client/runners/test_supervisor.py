@@ -9,14 +9,15 @@ from typing import Any
 import psutil
 import pytest
 from modelserving import eventually
-from worker_harness import AGENTS, WorkerHarness, alive
+from worker_harness import AGENTS, WorkerHarness, alive, in_sections
 
 from leyden.api.client import Remote
 from leyden.api.wire import Lease, LeaseRequest
 from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.host_protocol import AttemptEnd, StopReply
-from leyden.client.runners.supervisor import RunnerSupervisor, TimeLimits
-from leyden.client.worker.worker import WorkerOptions, work
+from leyden.client.runners.supervisor import RunnerSupervisor
+from leyden.client.worker.options import WorkerOptions
+from leyden.client.worker.worker import work
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Attempt, Purpose, State, Task
@@ -141,13 +142,18 @@ class TracedRunner:
         self.closed.set()
 
 
+def limits(time_limit_s: float, drain_s: float, unresponsive_s: float) -> WorkerOptions:
+    sections = in_sections(time_limit_s=time_limit_s, drain_s=drain_s)
+    return WorkerOptions(server="", agent="", unresponsive_s=unresponsive_s, **sections)
+
+
 async def never(lease: Lease, ran_s: float) -> float:
     raise AssertionError("no attempt reaches its time limit")
 
 
 async def test_an_attempt_has_returned_before_its_spans_are_exported_and_its_runner_stays_until_they_are() -> None:
     runner, active = TracedRunner(), active_attempt()
-    supervisor = RunnerSupervisor(runner, TimeLimits(60.0, 0.0, 60.0), never)  # type: ignore[arg-type]
+    supervisor = RunnerSupervisor(runner, limits(60.0, 0.0, 60.0), never)  # type: ignore[arg-type]
     supervising = asyncio.create_task(supervisor.run())
     running = asyncio.create_task(supervisor.run_attempt(active, {}))
     async with asyncio.timeout(20):
@@ -186,7 +192,7 @@ async def test_a_timeout_is_excused_once_and_only_where_the_loop_was_blocked_for
     async def time_out(lease: Lease, ran_s: float) -> float:
         return 0.0
 
-    supervisor = RunnerSupervisor(BlockedRunner(blocked_s), TimeLimits(0.1, 1.0, 1.0), time_out)  # type: ignore[arg-type]
+    supervisor = RunnerSupervisor(BlockedRunner(blocked_s), limits(0.1, 1.0, 1.0), time_out)  # type: ignore[arg-type]
     end = await supervisor.run_attempt(active_attempt(), {})
     assert end and (end.outcome.ending, end.retry, end.output) == (ends, retry, "printed")
     assert supervisor.retired.is_set() is (ends is Ending.LOST)

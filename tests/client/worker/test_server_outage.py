@@ -11,8 +11,8 @@ from worker_harness import AGENTS
 
 from leyden.api.client import Remote
 from leyden.api.wire import EventCursor, GroupSpec, RunSpec
+from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.process import WorkerProcess
-from leyden.client.worker.worker import WorkerOptions
 from leyden.records import RunSettings, Task
 from leyden.server.control.keys import KeyKind
 

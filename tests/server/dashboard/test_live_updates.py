@@ -63,7 +63,7 @@ async def test_an_event_is_sent_without_waiting_and_those_that_follow_are_sent_t
 
 
 async def test_a_stream_ends_with_its_key(tmp_path: Path) -> None:
-    async with open_server(ServeOptions(tmp_path, port=0)) as server:
+    async with open_server(ServeOptions(tmp_path)) as server:
         admin = read_key(tmp_path / "admin.key")
         async with Remote(server.running.url, admin) as remote, aiohttp.ClientSession() as session:
             key = (await remote.create_key(KeySpec("viewer", ttl_s=1.0))).key

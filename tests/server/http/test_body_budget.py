@@ -56,7 +56,7 @@ def test_small_bodies_do_not_count() -> None:
 
 
 async def test_a_key_that_sends_many_large_bodies_at_once_is_refused_and_its_neighbour_is_not(tmp_path: Path) -> None:
-    async with open_server(ServeOptions(tmp_path, port=0, max_body_mb=1)) as server:
+    async with open_server(ServeOptions(tmp_path, max_body_mb=1)) as server:
         url = server.running.url
         admin = read_key(Path(server.running.admin_key_file))
         async with Remote(url, admin) as remote, aiohttp.ClientSession() as session:

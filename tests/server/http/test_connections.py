@@ -97,7 +97,7 @@ async def test_a_request_that_does_not_arrive_in_time_ends(
 ) -> None:
     for limit in ("_HEAD_S", "_BODY_IDLE_S"):
         monkeypatch.setattr(connections, limit, 0.5)
-    async with open_server(ServeOptions(tmp_path, port=0, keyless=True)) as server:
+    async with open_server(ServeOptions(tmp_path, keyless=True)) as server:
         host, _, port = server.running.url.removeprefix("http://").rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(sent)
@@ -114,7 +114,7 @@ async def test_a_request_that_does_not_arrive_in_time_ends(
 
 async def test_an_answer_that_nobody_reads_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_WRITE_S", 0.5)
-    async with open_server(ServeOptions(tmp_path, port=0, keyless=True)) as server:
+    async with open_server(ServeOptions(tmp_path, keyless=True)) as server:
         host, _, port = server.running.url.removeprefix("http://").rpartition(":")
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -133,7 +133,7 @@ async def test_an_answer_that_nobody_reads_ends(tmp_path: Path, monkeypatch: pyt
     "headers", [b"a: b\r\n" * 300, b"a: " + b"x" * 200_000 + b"\r\n"], ids=["many headers", "a large header"]
 )
 async def test_a_flood_of_headers_is_refused(headers: bytes, tmp_path: Path) -> None:
-    async with open_server(ServeOptions(tmp_path, port=0, keyless=True)) as server:
+    async with open_server(ServeOptions(tmp_path, keyless=True)) as server:
         host, _, port = server.running.url.removeprefix("http://").rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + headers + b"\r\n")

@@ -44,7 +44,7 @@ from leyden.client.host_protocol import (
     ToHost,
 )
 from leyden.client.processes import crash_report
-from leyden.client.processes.limits import ResourceLimits
+from leyden.client.processes.limits import apply_limits
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
 from leyden.client.tracing import context, instrumentation, propagation
@@ -209,8 +209,8 @@ class Host:
         if isinstance(error, SetupFailed | ServiceFailed):
             return AttemptEnd(attempt, Outcome(Ending.LOST, str(error)))
         outcome = outcome_of_error(error, self._setup.server)
-        if isinstance(error, MemoryError) and self._setup.memory_mb is not None:
-            limit = f"the agents of its process needed more than {self._setup.memory_mb} MB of memory (`memory_mb`)"
+        if isinstance(error, MemoryError) and (memory_mb := self._setup.isolation.memory_mb) is not None:
+            limit = f"the agents of its process needed more than {memory_mb} MB of memory (`memory_mb`)"
             outcome = replace(outcome, message=f"{limit}\n{outcome.message}")
         return AttemptEnd(attempt, outcome)
 
@@ -250,7 +250,7 @@ def main(fd: int, crash_fd: int) -> None:
     setup = pipe.receive(HostSetup)
     if setup is None:
         end()
-    ResourceLimits(setup.memory_mb, threads=setup.concurrency).apply()
+    apply_limits(setup.isolation.memory_mb, threads=setup.concurrency)
     sys.path.extend(folder for folder in setup.path if folder not in sys.path)
     serving: Future[Host] = Future()
     threading.Thread(target=_listen, args=(pipe, serving), name="leyden-listen", daemon=True).start()

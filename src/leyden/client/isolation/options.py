@@ -1,8 +1,11 @@
 """What is isolated, and how."""
 
+import os
 from typing import Literal
 
 from msgspec import Struct
+
+from leyden.config.schema import RolloutConfig, WorkerConfig
 
 Mode = Literal["none", "user", "sandbox"]
 ModeChoice = Literal["none", "user", "sandbox", "auto"]
@@ -18,18 +21,19 @@ class IsolationOptions(Struct, frozen=True, kw_only=True):
     """The agent's folder, which a sandbox shows read-only."""
     path: tuple[str, ...] = ()
     """Folders of Python modules, which a sandbox shows read-only."""
-    readable: tuple[str, ...] = ()
-    writable: tuple[str, ...] = ()
+    rollout: RolloutConfig = RolloutConfig()
+    workers: WorkerConfig = WorkerConfig()
     hidden: tuple[str, ...] = ()
     """Folders of runs and files with keys, which a sandbox hides if they are inside of what it shows."""
-    network: tuple[str, ...] = ()
-    """`host:port` of what a sandbox may reach besides the gateway; `*`: it has the network of the machine."""
-    memory_mb: int | None = None
-    """Limit of the memory of an agent's processes, and of each file system in memory of its sandbox."""
-    environment: tuple[str, ...] = ()
-    """Names of variables that isolated agents inherit besides those that programs need; `*` stands for any text."""
     sockets: str = ""
     """The folder in which the forwarder of the worker listens, one Unix socket for each of `targets`."""
+
+    @property
+    def memory_mb(self) -> int | None:
+        """Memory limit of an agent's processes: the configured one; in a sandbox without one, half of the machine's."""
+        if self.rollout.memory_mb is not None or self.mode != "sandbox":
+            return self.rollout.memory_mb
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 >> 20
 
 
 class SandboxUnavailable(Exception):

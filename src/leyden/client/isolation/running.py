@@ -92,7 +92,8 @@ async def running_isolation(request: IsolationRequest) -> AsyncIterator[Isolatio
             sys.stderr.write(f"{note}\n")
         agent = _readable_copy(request.agent, folder)
         if agent != request.agent:
-            options = replace(options, readable=(*options.readable, str(folder / "agent")))
+            readable = (*options.workers.readable, str(folder / "agent"))
+            options = replace(options, workers=replace(options.workers, readable=readable))
         options = replace(options, mode=mode)
         async with _forwarding(options) if mode == "sandbox" and targets(options) else nullcontext():
             yield Isolation(options, agent, agents_server(options))
@@ -123,7 +124,8 @@ def _prepare(options: IsolationOptions, folder: Path) -> IsolationOptions:
     for name in ("hosts", EMPTY_FILE):
         (sockets / name).chmod(0o644)
     modules = (each for each in options.path if "-packages" not in each and not each.startswith(sys.base_prefix))
-    keys = find_key_files((options.base, *options.readable, *options.writable, *modules))
+    shown = (str(Path(options.base, each)) for each in (*options.workers.readable, *options.workers.writable))
+    keys = find_key_files((options.base, *shown, *modules))
     return replace(options, sockets=str(sockets), hidden=(*options.hidden, *keys))
 
 

@@ -20,12 +20,12 @@ _WHOLE_NETWORK = "*"
 
 def targets(options: IsolationOptions) -> list[str]:
     """Return `host:port` of everything that is forwarded; nothing where the sandbox has the machine's network."""
-    if _WHOLE_NETWORK in options.network:
+    if _WHOLE_NETWORK in options.workers.network:
         return []
     url = urlsplit(options.server)
     port = url.port or (443 if url.scheme == "https" else 80)
     host = url.hostname or ""
-    return list(dict.fromkeys((f"[{host}]:{port}" if ":" in host else f"{host}:{port}", *options.network)))
+    return list(dict.fromkeys((f"[{host}]:{port}" if ":" in host else f"{host}:{port}", *options.workers.network)))
 
 
 def sandboxed(options: IsolationOptions, command: Sequence[str], folder: str, user: int | None) -> list[str]:

@@ -67,8 +67,8 @@ def _shown(options: IsolationOptions, program: str) -> dict[Path, str]:
     modules = filter(_is_specific, map(Path, filter(None, (*sys.path, *options.path))))
     visible = [*_interpreter(), *modules, Path(options.base).absolute(), *_program_folders(program)]
     found = {path: "--ro-bind" for path in visible if os.access(path, os.R_OK) and not _is_within(path, _SYSTEM)}
-    found |= {Path(each): "--ro-bind" for each in options.readable}
-    return found | {Path(each): "--bind" for each in options.writable}
+    found |= {Path(options.base, each): "--ro-bind" for each in options.workers.readable}
+    return found | {Path(options.base, each): "--bind" for each in options.workers.writable}
 
 
 def _masks(hidden: Collection[Path], shown: Iterable[Path]) -> Iterator[Path]:

@@ -36,7 +36,7 @@ def inherited_environment(options: IsolationOptions) -> dict[str, str]:
     variables = without_secrets()
     if options.mode == "none":
         return variables
-    patterns = (*_INHERITED, *options.environment)
+    patterns = (*_INHERITED, *options.workers.environment)
     return {
         name: value
         for name, value in variables.items()

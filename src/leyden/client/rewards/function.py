@@ -9,12 +9,10 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from msgspec import Struct
-
-from leyden import defaults
 from leyden.backoff import Backoff
 from leyden.client.attempt.errors import describe
 from leyden.client.attempt.result import NotAReward, parse_reward
+from leyden.config.schema import RolloutConfig
 from leyden.episodes import Episode
 from leyden.user_code.bridge import await_on, background_loop, call_in_thread
 from leyden.user_code.loading import AnyCallable, LoadError, load_function, placeholder_keys
@@ -34,13 +32,6 @@ class Unrewarded(NoReward):
     """The function returned None, which is allowed: the rollout has no reward."""
 
 
-class RetryPolicy(Struct, frozen=True):
-    """Time limit of one try, and the number of tries."""
-
-    limit_s: float = defaults.REWARD_TIME_LIMIT_S
-    tries: int = defaults.REWARD_TRIES
-
-
 class RewardFunction:
     """A function of any of `task`, `result` and `episode`, or of `task` and `group`, and of services by name.
 
@@ -51,10 +42,10 @@ class RewardFunction:
         self,
         function: AnyCallable,
         reference: str,
-        retries: RetryPolicy,
+        rollout: RolloutConfig,
         services: Sequence[str] = (),
     ) -> None:
-        self._function, self._retries = function, retries
+        self._function, self._tries, self._limit_s = function, rollout.reward_tries, rollout.reward_time_limit_s
         names = _parameters(function, reference, services)
         self._names = [name for name in names if name not in services]
         self.services = tuple(name for name in names if name in services)
@@ -97,19 +88,19 @@ class RewardFunction:
             try:
                 return parse(await self._try(arguments))
             except (_RewardFailed, NotAReward) as failed:
-                if tries == self._retries.tries:
+                if tries == self._tries:
                     raise NoReward(str(failed)) from failed
             await _BACKOFF.wait(tries)
 
     async def _try(self, arguments: dict[str, Any]) -> Any:
         try:
-            async with asyncio.timeout(self._retries.limit_s) as limit:
+            async with asyncio.timeout(self._limit_s) as limit:
                 if self._is_async:
                     return await await_on(self._function(**arguments), background_loop())
                 return await call_in_thread(lambda: self._function(**arguments), background_loop())
         except TimeoutError as error:
             if limit.expired():
-                raise _RewardFailed(f"the reward function did not return within {self._retries.limit_s:g} s") from error
+                raise _RewardFailed(f"the reward function did not return within {self._limit_s:g} s") from error
             raise _RewardFailed(f"the reward function failed: {describe(error)}") from error
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
@@ -123,11 +114,11 @@ class _RewardFailed(Exception):
     """One try failed."""
 
 
-def load_reward(reference: str, base: str, retries: RetryPolicy, services: Sequence[str] = ()) -> RewardFunction:
+def load_reward(reference: str, base: str, rollout: RolloutConfig, services: Sequence[str] = ()) -> RewardFunction:
     """Load the reward function that a reference names; raise `LoadError` if it cannot be used."""
     with placeholder_keys():
         function = load_function(reference, base)
-    return RewardFunction(function, reference, retries, services)
+    return RewardFunction(function, reference, rollout, services)
 
 
 def _parse_one(answer: Any) -> float:

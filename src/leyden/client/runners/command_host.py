@@ -35,7 +35,6 @@ from leyden.client.isolation.launcher import Launch, launch
 from leyden.client.isolation.options import SandboxUnavailable
 from leyden.client.processes import crash_report
 from leyden.client.processes.environment import KEY_VARIABLE, agent_environment
-from leyden.client.processes.limits import ResourceLimits
 from leyden.client.runners.command_process import CommandProcess
 from leyden.client.services.registry import addressed_services
 from leyden.outcomes import Ending, Outcome
@@ -55,7 +54,6 @@ class CommandHost:
 
     def __init__(self, setup: HostSetup, stream: "MessageStream[ToHost]", command: list[str]) -> None:
         self._setup, self._stream, self._command = setup, stream, command
-        self._limits = ResourceLimits(setup.memory_mb, setup.cpu_s)
         self._processes: dict[str, CommandProcess] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._removers: list[subprocess.Popen[bytes]] = []
@@ -82,7 +80,7 @@ class CommandHost:
 
     async def _run(self, start: StartAttempt) -> None:
         task = msgspec.json.encode(start.task)
-        process = CommandProcess(self._limits)
+        process = CommandProcess(self._setup.isolation)
         self._processes[start.attempt] = process
         started: Launch | None = None
         try:

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,7 +16,8 @@ from leyden.client.attempt.output_buffer import OutputBuffer
 from leyden.client.attempt.result import MAX_ANSWER_BYTES, describe_too_large
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.isolation.launcher import Launch
-from leyden.client.processes.limits import ResourceLimits
+from leyden.client.isolation.options import IsolationOptions
+from leyden.client.processes.limits import apply_limits
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.outcomes import Ending, Outcome
 from leyden.process.child import kill_descendants, read_pipe
@@ -32,9 +34,9 @@ _OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "out of memory", "Out of memory", 
 class CommandProcess:
     """The process of one attempt, under a guardian that kills all its descendants when it ends."""
 
-    def __init__(self, limits: ResourceLimits) -> None:
+    def __init__(self, options: IsolationOptions) -> None:
         self.output = OutputBuffer()
-        self._limits = limits
+        self._memory_mb, self._cpu_s = options.memory_mb, options.rollout.cpu_s
         self.pid: int | None = None
         """The process id of the guardian; None before `start` and after the end."""
         self._control: int | None = None
@@ -56,9 +58,9 @@ class CommandProcess:
                 launch.environment,
                 folder,
                 (stdin[0], stdout[1], stderr[1]),
-                prepare=self._limits.apply,
+                prepare=partial(apply_limits, self._memory_mb, self._cpu_s),
                 user=launch.user,
-                memory_mb=self._limits.memory_mb,
+                memory_mb=self._memory_mb,
             )
             self.pid = fork_guardian(program, control[0], report[1])
         except OSError:
@@ -83,8 +85,7 @@ class CommandProcess:
         _, unfinished = await asyncio.wait(pipes, timeout=_LAST_OUTPUT_S)
         for pipe in unfinished:  # a descendant that escaped may hold the pipe open
             pipe.cancel()
-        limit = self._limits.memory_mb
-        self._over_memory = limit is not None and report == over_memory(limit)
+        self._over_memory = self._memory_mb is not None and report == over_memory(self._memory_mb)
         if report and not self._over_memory:
             raise OSError(decode_text(bytes(report)).strip())
         end = self._read_end(attempt, status, has_reward_function)
@@ -142,11 +143,11 @@ class CommandProcess:
         stderr = decode_text(self._stderr_tail)
         message = exit_reason(status)
         if status in (-signal.SIGXCPU, 128 + signal.SIGXCPU):  # the latter from a sandbox
-            message += f": it used more than {self._limits.cpu_s:g} s of CPU time (`cpu_s`)"
-        elif self._limits.memory_mb is not None and self._over_memory:
-            message += f": {over_memory(self._limits.memory_mb).decode()}"
-        elif self._limits.memory_mb is not None and any(text in stderr for text in _OUT_OF_MEMORY):
-            message += f": it needed more than {self._limits.memory_mb} MB of memory (`memory_mb`)"
+            message += f": it used more than {self._cpu_s:g} s of CPU time (`cpu_s`)"
+        elif self._memory_mb is not None and self._over_memory:
+            message += f": {over_memory(self._memory_mb).decode()}"
+        elif self._memory_mb is not None and any(text in stderr for text in _OUT_OF_MEMORY):
+            message += f": it needed more than {self._memory_mb} MB of memory (`memory_mb`)"
         return "\n".join([message, *stderr.rstrip().splitlines()[-_MAX_LINES:]])[:_MAX_MESSAGE]
 
 

@@ -128,12 +128,12 @@ class HostProcess:
             on_failure.callback(crash.close)
             pass_fds = (theirs.fileno(), crash.fileno())
             command = module_command(module, *pass_fds)
-            isolation = setup.isolation if module == AGENT_HOST else IsolationOptions()  # others run no agent code
+            # A host of commands runs no agent code; each command has a guardian and limits of its own.
+            isolation = setup.isolation if module == AGENT_HOST else IsolationOptions()
             launched = launch(isolation, command, setup.base, agent_environment(isolation, setup.server, setup.key))
             on_failure.callback(launched.release)
             stream = await MessageStream[ToWorker].connect(ours, ToWorker, _MAX_FRAME)
             on_failure.callback(stream.close)
-            memory_mb = setup.memory_mb if module == AGENT_HOST else None  # commands have guardians of their own
             process = ChildProcess(
                 launched.command,
                 environment=launched.environment,
@@ -141,7 +141,7 @@ class HostProcess:
                 stdout=PIPE if keep_output else None,
                 stderr=STDOUT if keep_output else None,
                 grace_s=_GRACE_S,
-                guard=Guard(user=launched.user, memory_mb=memory_mb, report=crash.fileno()),
+                guard=Guard(user=launched.user, memory_mb=isolation.memory_mb, report=crash.fileno()),
             )
             host = cls(process, stream, crash, launched, keep_output)
             on_failure.pop_all()

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.background import start_background
@@ -18,6 +17,7 @@ from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.host_protocol import AttemptEnd, StepReward, StopReply
 from leyden.client.runners.base import Runner
 from leyden.client.runners.time_limit import TimeLimit, TimeOut
+from leyden.client.worker.options import WorkerOptions
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import RewardKind
 
@@ -31,24 +31,15 @@ _ENDED_HANGING = "its process was ended because another attempt in it hung"
 _ENDED_UNRESPONSIVE = "its process was ended because code of one attempt let nothing else run"
 
 
-class TimeLimits(Struct, frozen=True):
-    """Time limits of attempts and of a runner that does not respond."""
-
-    attempt_s: float
-    """Time limit of one attempt."""
-    drain_s: float
-    """How long the others may continue where one attempt hangs."""
-    unresponsive_s: float
-    """How long a runner may take to respond."""
-
-
 class RunnerSupervisor:
     """Runs attempts in a runner until it is retired. If `alone`, it runs a single one, which is blamed for a crash."""
 
     def __init__(
-        self, runner: Runner, limits: TimeLimits, time_out: TimeOut, *, slots: int = 1, alone: bool = False
+        self, runner: Runner, options: WorkerOptions, time_out: TimeOut, *, slots: int = 1, alone: bool = False
     ) -> None:
-        self.runner, self._limits, self._time_out, self._alone = runner, limits, time_out, alone
+        self.runner, self._time_out, self._alone = runner, time_out, alone
+        self._time_limit_s, self._unresponsive_s = options.rollout.time_limit_s, options.unresponsive_s
+        self._drain_s = 0.0 if alone else options.workers.drain_s
         self.slots = asyncio.Semaphore(slots)
         """One for each attempt that may run in it at the same time."""
         self._one_at_a_time = slots == 1
@@ -88,7 +79,7 @@ class RunnerSupervisor:
             return None
         self._attempts[active.id] = active
         self.runner.start_attempt(active.lease, addresses)
-        limit = TimeLimit(active, self._limits.attempt_s, self._time_out)
+        limit = TimeLimit(active, self._time_limit_s, self._time_out)
         try:
             end = await limit.wait_end()
             if not active.released.is_set():
@@ -160,8 +151,8 @@ class RunnerSupervisor:
     async def _monitor(self) -> None:
         """Check whether the runner responds. One with a single attempt is not checked: it delays no other."""
         while not self._alone:
-            await asyncio.sleep(self._limits.unresponsive_s / 3)
-            self._unresponsive = not await self.runner.is_responsive(self._limits.unresponsive_s)
+            await asyncio.sleep(self._unresponsive_s / 3)
+            self._unresponsive = not await self.runner.is_responsive(self._unresponsive_s)
             if self._unresponsive:
                 self._retire("something blocks its event loop")
 
@@ -174,7 +165,7 @@ class RunnerSupervisor:
     async def _drain(self) -> None:
         """Wait until a retired runner is not needed, or the drain time is over and something in it hangs."""
         await self.retired.wait()
-        deadline = asyncio.get_running_loop().time() + self._limits.drain_s
+        deadline = asyncio.get_running_loop().time() + self._drain_s
         while self._attempts or self._flushing:
             over = asyncio.get_running_loop().time() >= deadline
             hangs = self._hanging or self._unresponsive or self.has_loop_errors
@@ -201,7 +192,7 @@ class RunnerSupervisor:
 
     def _was_blocked(self, reply: StopReply) -> bool:
         """Whether the loop is blocked and was so for long. Code that computes for a moment between awaits is normal."""
-        return reply.blocked_by is not None and reply.blocked_s >= _EXCUSED_SHARE * self._limits.attempt_s
+        return reply.blocked_by is not None and reply.blocked_s >= _EXCUSED_SHARE * self._time_limit_s
 
     def _excuse_loop_error(self, end: AttemptEnd) -> AttemptEnd:
         """Return the end of an attempt that is retried where no other runs: in the next runner, or alone."""

@@ -15,7 +15,8 @@ import msgspec
 import uvloop
 
 from leyden.api.client import RemoteError
-from leyden.client.worker.worker import WorkerOptions, work
+from leyden.client.worker.options import WorkerOptions
+from leyden.client.worker.worker import work
 from leyden.process.resources import raise_file_limit
 from leyden.user_code.loading import LoadError, add_current_folder
 

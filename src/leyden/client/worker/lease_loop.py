@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from leyden.api.client import RemoteError
 from leyden.api.retrying import RetryingRemote
@@ -20,11 +19,12 @@ from leyden.backoff import Backoff
 from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.runners.base import Runner
-from leyden.client.runners.supervisor import RunnerSupervisor, TimeLimits
+from leyden.client.runners.supervisor import RunnerSupervisor
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
 from leyden.client.worker.concurrency import ConcurrencyLimit
 from leyden.client.worker.heartbeat import Heartbeat
+from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.reporter import Reporter
 from leyden.outcomes import Ending, Outcome
 from leyden.user_code.loading import LoadError
@@ -48,10 +48,8 @@ _MAX_ALONE = 8
 class LeaseLoopOptions(Struct, frozen=True, kw_only=True):
     """Options of a lease loop."""
 
-    worker: str
-    run: str | None
+    worker: WorkerOptions
     concurrency: int
-    limits: TimeLimits
     start_runner: Callable[[Lease | None, bool], Awaitable[Runner]]
     """Starts a runner for any attempts, or for the single one that is given; with True, for one at a time."""
     one_at_a_time: asyncio.Event
@@ -116,10 +114,11 @@ class LeaseLoop:
 
     async def _lease(self, pool: str | None) -> None:
         """Keep the slots filled."""
+        worker = self._options.worker
         while not self._stopping:
             free = await self._concurrency.acquire_all()
             leases: list[Lease] = []
-            request = LeaseRequest(self._options.worker, min(free, 1000), _LONG_POLL_S, self._options.run, pool)
+            request = LeaseRequest(worker.name, min(free, 1000), _LONG_POLL_S, worker.run, pool)
             self._request_open = True
             try:
                 leases = await self._client.limited(timeout_s=_LONG_POLL_S + 10).lease(request)
@@ -211,7 +210,7 @@ class LeaseLoop:
 
     async def _time_out(self, lease: Lease, ran_s: float) -> float:
         """Ask the server how much time an attempt has left; none where the server does not know it or is down."""
-        attempt, request = lease.attempt, TimeoutRequest(ran_s, self._options.limits.attempt_s)
+        attempt, request = lease.attempt, TimeoutRequest(ran_s, self._options.worker.rollout.time_limit_s)
         with suppress(TimeoutError, RemoteError):
             async with asyncio.timeout(_TIME_OUT_REPLY_S):
                 reply = await self._client.time_out(attempt.run, attempt.id, request)
@@ -221,9 +220,10 @@ class LeaseLoop:
     async def _start_supervisor(self, alone: Lease | None) -> tuple[RunnerSupervisor, asyncio.Task[None]]:
         one_at_a_time = alone is not None or self._options.one_at_a_time.is_set()
         runner = await self._options.start_runner(alone, one_at_a_time)
-        limits = self._options.limits if alone is None else replace(self._options.limits, drain_s=0.0)
         slots = 1 if one_at_a_time else min(self._options.concurrency, runner.max_concurrency or sys.maxsize)
-        supervisor = RunnerSupervisor(runner, limits, self._time_out, slots=slots, alone=alone is not None)
+        supervisor = RunnerSupervisor(
+            runner, self._options.worker, self._time_out, slots=slots, alone=alone is not None
+        )
         supervising = self._tasks.create_task(supervisor.run())
         self._supervising.add(supervising)
         supervising.add_done_callback(self._supervising.discard)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from leyden.client.worker.worker import WorkerOptions
+from leyden.client.worker.options import WorkerOptions
 from leyden.process.child import ChildProcess, module_command
 from leyden.process.rotating_log import RotatingLog
 

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from leyden.api.client import RemoteError
 from leyden.backoff import Backoff
-from leyden.client.worker.worker import WorkerOptions, work
+from leyden.client.worker.options import WorkerOptions
+from leyden.client.worker.worker import work
 from leyden.process.descendants import signal_when_parent_ends
 from leyden.user_code.loading import LoadError
 

@@ -6,32 +6,25 @@ except where the server itself has ended the attempt.
 
 import asyncio
 import logging
-import os
-import re
-import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
-from leyden import defaults
 from leyden.api.client import RemoteError
 from leyden.api.retrying import RetryingRemote
 from leyden.client.host_protocol import HostSetup
-from leyden.client.isolation.options import IsolationOptions, ModeChoice
+from leyden.client.isolation.options import IsolationOptions
 from leyden.client.isolation.running import Isolation, IsolationRequest, running_isolation
-from leyden.client.processes.limits import memory_limit_mb
 from leyden.client.rewards.attempt_scorer import AttemptScorer
-from leyden.client.rewards.function import RetryPolicy, RewardFunction, load_reward
+from leyden.client.rewards.function import RewardFunction, load_reward
 from leyden.client.rewards.group_scorer import GroupScorer
 from leyden.client.runners.factory import RunnerFactory
-from leyden.client.runners.supervisor import TimeLimits
 from leyden.client.services.registry import ServiceRegistry
 from leyden.client.worker.heartbeat import Heartbeat
 from leyden.client.worker.lease_loop import LeaseLoop, LeaseLoopOptions
+from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.reporter import Reporter
 from leyden.config.schema import ServiceConfig
 from leyden.user_code.agent_reference import AgentKind, kind_of, read_command
@@ -44,68 +37,6 @@ _PYTHON_PROBE = "import os, sys; import leyden.client.host.main; os.listdir(sys.
 _COMMAND_PROBE = 'test -x "$0" || { echo "$0 cannot be run" >&2; exit 1; }; ls "$1" > /dev/null'
 """Run under the chosen isolation: an agent needs its program and its folder."""
 _WITHDRAW_TIMEOUT_S, _WITHDRAW_INTERVAL_S = 2.0, 0.1
-
-
-def _default_name() -> str:
-    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100].lstrip("._-") or "worker"
-    return f"{host}-{os.getpid()}"
-
-
-class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of a worker."""
-
-    server: str
-    agent: str
-    """`module:name`, `path/to/file.py:name`, a pickled callable (`.pkl`), a command, or the URL of an endpoint."""
-    run: str | None = None
-    """None: any run that the key may serve."""
-    reward: str | None = None
-    base: str = "."
-    """The folder that relative references start from."""
-    path: tuple[str, ...] = ()
-    """Folders to append to `sys.path`."""
-    processes: int = defaults.WORKER_PROCESSES
-    """Host processes for a Python agent."""
-    concurrency: int = defaults.CONCURRENCY
-    """Attempts at the same time, over all processes."""
-    time_limit_s: float = defaults.TIME_LIMIT_S
-    """How long one attempt may take."""
-    memory_mb: int | None = None
-    """Memory limit of a host or command with its processes; None: half of the machine's in a sandbox, else no limit."""
-    cpu_s: float | None = None
-    """CPU time limit of each process of a command; None: no limit."""
-    grace_s: float = 10.0
-    """How long attempts may continue after the worker was stopped; then they are given back."""
-    drain_s: float = defaults.DRAIN_S
-    """How long attempts may continue in a process where another exceeded its time limit and does not return."""
-    unresponsive_s: float = 15.0
-    """How long the event loop of a host process may be blocked before the process takes no new attempts."""
-    reward_time_limit_s: float = defaults.REWARD_TIME_LIMIT_S
-    """How long one call of the reward function may take."""
-    reward_tries: int = defaults.REWARD_TRIES
-    """How often the reward function is called where it fails."""
-    services: dict[str, ServiceConfig] = {}
-    """Started once by this worker, each used by one rollout at a time."""
-    isolation: ModeChoice = "none"
-    """How agents are isolated; `auto`: as strongly as it works here."""
-    network: tuple[str, ...] = ()
-    """`host:port` that sandboxes may reach besides the server; `*`: the network of the machine."""
-    readable: tuple[str, ...] = ()
-    """More folders that sandboxes show."""
-    writable: tuple[str, ...] = ()
-    """Folders that sandboxes may write to."""
-    environment: tuple[str, ...] = ()
-    """Names of variables that isolated agents inherit besides those that programs need; `*` stands for any text."""
-    hidden: tuple[str, ...] = ()
-    """Folders and files that sandboxes hide if they are inside of what they show."""
-    name: str = msgspec.field(default_factory=_default_name)
-
-    def __post_init__(self) -> None:
-        if self.processes < 1 or self.concurrency < self.processes:
-            raise ValueError("`processes` must be at least 1, and `concurrency` at least `processes`")
-        for name in ("time_limit_s", "unresponsive_s", "memory_mb", "cpu_s", "reward_time_limit_s", "reward_tries"):
-            if (limit := getattr(self, name)) is not None and limit <= 0:
-                raise ValueError(f"`{name}` must be more than 0")
 
 
 async def work(options: WorkerOptions, key: str, stop: asyncio.Event | None = None) -> None:
@@ -190,7 +121,6 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingRemote, isolatio
     loops = options.processes if kind is AgentKind.PYTHON else 1
     all_options = []
     one_at_a_time = asyncio.Event()
-    memory_mb = memory_limit_mb(options.memory_mb, isolation.options.mode)
     for index in range(loops):
         concurrency = _share(options.concurrency, index, loops)
         setup = HostSetup(
@@ -201,17 +131,13 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingRemote, isolatio
             key="",
             concurrency=concurrency,
             has_reward_function=options.reward is not None,
-            memory_mb=memory_mb,
-            cpu_s=options.cpu_s,
-            isolation=replace(isolation.options, memory_mb=memory_mb),
+            isolation=isolation.options,
             services={name: _service_share(name, each, index, loops) for name, each in options.services.items()},
         )
         all_options.append(
             LeaseLoopOptions(
-                worker=options.name,
-                run=options.run,
+                worker=options,
                 concurrency=concurrency,
-                limits=TimeLimits(options.time_limit_s, options.drain_s, options.unresponsive_s),
                 start_runner=RunnerFactory(kind, setup, client, options.run).start,
                 one_at_a_time=one_at_a_time,
             )
@@ -226,7 +152,7 @@ def isolation_request(options: WorkerOptions) -> IsolationRequest:
     if kind is AgentKind.COMMAND:
         probe = ["/bin/sh", "-c", _COMMAND_PROBE, read_command(options.agent, base)[0], base]
     return IsolationRequest(
-        choice="none" if kind is AgentKind.ENDPOINT else options.isolation,
+        choice="none" if kind is AgentKind.ENDPOINT else options.workers.isolation,
         agent=options.agent,
         probe=tuple(probe),
         command_services=tuple(name for name, each in options.services.items() if each.command is not None),
@@ -234,11 +160,9 @@ def isolation_request(options: WorkerOptions) -> IsolationRequest:
             server=options.server.rstrip("/"),
             base=base,
             path=options.path,
-            readable=options.readable,
-            writable=options.writable,
+            rollout=options.rollout,
+            workers=options.workers,
             hidden=options.hidden,
-            environment=options.environment,
-            network=options.network,
         ),
     )
 
@@ -260,8 +184,7 @@ def _service_share(name: str, service: ServiceConfig, index: int, loops: int) ->
 def _load_reward(options: WorkerOptions) -> RewardFunction | None:
     if options.reward is None:
         return None
-    policy = RetryPolicy(options.reward_time_limit_s, options.reward_tries)
-    return load_reward(options.reward, options.base, policy, tuple(options.services))
+    return load_reward(options.reward, options.base, options.rollout, tuple(options.services))
 
 
 def _services(options: WorkerOptions, reward: RewardFunction | None) -> ServiceRegistry:
