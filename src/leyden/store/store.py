@@ -20,6 +20,7 @@ from leyden.api.wire import (
     EventCursor,
     EventLog,
     GroupScoring,
+    Lease,
     Scores,
 )
 from leyden.background import start_background
@@ -33,7 +34,7 @@ from leyden.store.write import attempts, pruning, queue, recording, runs, scorin
 from leyden.store.write.lease_dispatcher import LeaseDispatcher
 from leyden.store.write.lease_expiry import LeaseExpiry
 from leyden.store.write.notifications import Notifications
-from leyden.store.write.queue import LeasedAttempt, LeaseQuery
+from leyden.store.write.queue import LeaseQuery
 from leyden.store.write.writer import Transaction, Writer
 
 P = ParamSpec("P")
@@ -165,8 +166,8 @@ class Store:
         while await asyncio.to_thread(self.database.shrink):
             pass
 
-    async def lease(self, request: LeaseQuery, wait: float = 0.0) -> list[LeasedAttempt]:
-        """Lease rollouts; if there are none, wait for some."""
+    async def lease(self, request: LeaseQuery, wait: float = 0.0) -> list[Lease]:
+        """Lease rollouts; if there are none, wait for some. The server adds keys and its address to the leases."""
         return await self._dispatcher.lease(request, wait)
 
     def withdraw(self, worker: str) -> None:
@@ -227,10 +228,10 @@ class Store:
             with suppress(StoreError):  # the next operation says so too
                 await self.write(lambda _: None)
 
-    async def _lease(self, requests: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+    async def _lease(self, requests: Sequence[LeaseQuery]) -> list[list[Lease]]:
         return await self.write(queue.lease, requests)
 
-    async def _return_lease(self, leased: LeasedAttempt) -> None:
+    async def _return_lease(self, leased: Lease) -> None:
         outcome = Outcome(Ending.LOST, f"worker {leased.attempt.worker} disconnected before it received its lease")
         await self.write(attempts.release, leased.attempt.id, outcome)
 

@@ -1,21 +1,21 @@
 """Counts and rewards of a run, on every database."""
 
-from leyden.api.wire import FinishRequest, GroupSpec, Scores
+from leyden.api.wire import FinishRequest, GroupSpec, Lease, Scores
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Call, Purpose, Reward, Task
 from leyden.store.read.run_digest import StepTotal, digest_run
 from leyden.store.store import Store
-from leyden.store.write.queue import LeasedAttempt, LeaseQuery
+from leyden.store.write.queue import LeaseQuery
 
 SUCCEEDED = Outcome(Ending.SUCCEEDED)
 
 
-async def lease(store: Store, count: int = 1) -> list[LeasedAttempt]:
+async def lease(store: Store, count: int = 1) -> list[Lease]:
     return await store.lease(LeaseQuery("w", count, "r", None))
 
 
 async def test_rollouts_count_by_state_purpose_and_step(store: Store) -> None:
-    leased: list[LeasedAttempt] = []
+    leased: list[Lease] = []
     for step, purpose, started in ((1, Purpose.TRAIN, 2), (2, Purpose.TRAIN, 2), (2, Purpose.EVAL, 1)):
         await store.enqueue("r", GroupSpec(f"{purpose}-{step}", Task("t", {}), started, purpose, step=step))
         leased += await lease(store, started)

@@ -5,13 +5,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, RunSpec
+from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, Lease, RunSpec
 from leyden.outcomes import Ending, Outcome
 from leyden.records import State, Task
 from leyden.store.read import queries
 from leyden.store.store import Store
 from leyden.store.write.lease_dispatcher import LeaseDispatcher
-from leyden.store.write.queue import LeasedAttempt, LeaseQuery
+from leyden.store.write.queue import LeaseQuery
 
 GONE = LeaseQuery("gone", 1, None, None)
 
@@ -36,7 +36,7 @@ async def test_a_worker_who_leaves_while_it_is_served_is_not_charged_for(store: 
     await queue_one(store)
     gate = asyncio.Event()
 
-    async def lease(queries: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+    async def lease(queries: Sequence[LeaseQuery]) -> list[list[Lease]]:
         leased = await store._lease(queries)
         await gate.wait()
         return leased
@@ -53,7 +53,7 @@ async def test_a_worker_who_leaves_while_it_is_served_is_not_charged_for(store: 
 async def test_a_worker_who_leaves_between_lease_and_answer_is_not_charged_for(store: Store) -> None:
     await queue_one(store)
 
-    async def lease(queries: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+    async def lease(queries: Sequence[LeaseQuery]) -> list[list[Lease]]:
         leased = await store._lease(queries)
         asyncio.get_running_loop().call_soon(asking.cancel)  # after the lease is set, before the worker wakes up
         return leased
@@ -69,7 +69,7 @@ async def test_the_dispatcher_survives_a_failing_store(store: Store) -> None:
     await queue_one(store)
     failures = iter([RuntimeError("the disk is gone")])
 
-    async def lease(queries: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+    async def lease(queries: Sequence[LeaseQuery]) -> list[list[Lease]]:
         for failure in failures:
             raise failure
         return await store._lease(queries)
@@ -83,7 +83,7 @@ async def test_the_dispatcher_survives_a_failing_store(store: Store) -> None:
 
 
 async def test_a_worker_who_leaves_while_the_store_fails_stays_cancelled(store: Store) -> None:
-    async def lease(queries: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+    async def lease(queries: Sequence[LeaseQuery]) -> list[list[Lease]]:
         asyncio.get_running_loop().call_soon(asking.cancel)  # after the failure is set, before the worker wakes up
         raise RuntimeError("the disk is gone")
 

@@ -146,8 +146,7 @@ async def lease(service: ServerContext, key: Key, request: LeaseRequest) -> list
             started=attempt.started,
         )
         traceparent = f"00-{attempt.trace_id}-{secrets.token_hex(8)}-01"
-        about = (attempt, leased.task, leased.purpose, leased.lease_s)
-        leases.append(Lease(*about, text, service.settings.url, traceparent, leased.alone))
+        leases.append(replace(leased, key=text, url=service.settings.url, traceparent=traceparent))
     return leases
 
 

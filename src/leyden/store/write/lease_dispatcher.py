@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import islice
 
+from leyden.api.wire import Lease
 from leyden.background import start_background
 from leyden.records import Event, EventKind
-from leyden.store.write.queue import LeasedAttempt, LeaseQuery
+from leyden.store.write.queue import LeaseQuery
 
 _log = logging.getLogger("leyden.store")
 
@@ -25,7 +26,7 @@ class _WaitingRequest:
         self.query = query
         self.number = number
         self.may_wait = may_wait
-        self.leased: asyncio.Future[list[LeasedAttempt]] = asyncio.get_running_loop().create_future()
+        self.leased: asyncio.Future[list[Lease]] = asyncio.get_running_loop().create_future()
 
     def answer_empty(self) -> None:
         """Answer without a lease, unless the request was answered already."""
@@ -41,8 +42,8 @@ class LeaseDispatcher:
 
     def __init__(
         self,
-        lease: Callable[[Sequence[LeaseQuery]], Awaitable[list[list[LeasedAttempt]]]],
-        return_lease: Callable[[LeasedAttempt], Awaitable[None]],
+        lease: Callable[[Sequence[LeaseQuery]], Awaitable[list[list[Lease]]]],
+        return_lease: Callable[[Lease], Awaitable[None]],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._lease = lease
@@ -57,7 +58,7 @@ class LeaseDispatcher:
         self._wakeup = asyncio.Event()
         self._task = start_background(self._serve(), "the lease dispatcher")
 
-    async def lease(self, query: LeaseQuery, wait: float) -> list[LeasedAttempt]:
+    async def lease(self, query: LeaseQuery, wait: float) -> list[Lease]:
         """Lease rollouts; if there are none, wait up to `wait` seconds for some, then return an empty list."""
         wait = wait if self._accepts_waiting else 0.0
         self._arrived += 1
@@ -145,7 +146,7 @@ class LeaseDispatcher:
                 elif not request.may_wait:
                     request.answer_empty()
 
-    async def _return_all(self, leased: list[LeasedAttempt]) -> None:
+    async def _return_all(self, leased: list[Lease]) -> None:
         for one in leased:
             try:
                 await self._return_lease(one)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import bindparam, func, select, update
 
-from leyden.api.wire import GroupSpec
+from leyden.api.wire import GroupSpec, Lease
 from leyden.records import Attempt, EventKind, Group, Purpose, RunSettings, Task
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
@@ -48,16 +48,6 @@ class ActiveLease(Struct, frozen=True):
     """Whether the agent may set step rewards."""
     agent_final_rewards: bool
     """Whether it may set the final reward."""
-
-
-class LeasedAttempt(Struct, frozen=True):
-    """An attempt that was leased to a worker, with its task."""
-
-    attempt: Attempt
-    task: Task
-    purpose: Purpose
-    lease_s: float
-    alone: bool
 
 
 def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
@@ -113,9 +103,9 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
     return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, spec.priority, tx.now)
 
 
-def lease(tx: Transaction, requests: Sequence[LeaseQuery]) -> list[list[LeasedAttempt]]:
+def lease(tx: Transaction, requests: Sequence[LeaseQuery]) -> list[list[Lease]]:
     """Lease rollouts from the queue to each request, in the order of the requests."""
-    leased: list[list[LeasedAttempt]] = [[] for _ in requests]
+    leased: list[list[Lease]] = [[] for _ in requests]
     by_run: dict[str | None, list[int]] = {}
     for index, request in enumerate(requests):
         by_run.setdefault(request.run, []).extend([index] * request.count)
@@ -151,7 +141,7 @@ def _put_task(tx: Transaction, run: str, task: Task) -> None:
         raise Conflict(f"task {task.id!r} exists in run {run!r} with another input: give this one another id")
 
 
-def _start(tx: Transaction, row: Any, request: LeaseQuery) -> LeasedAttempt:
+def _start(tx: Transaction, row: Any, request: LeaseQuery) -> Lease:
     """Start the next attempt of a rollout."""
     settings = decode_settings(row.settings)
     number = row.attempts + 1
@@ -167,7 +157,8 @@ def _start(tx: Transaction, row: Any, request: LeaseQuery) -> LeasedAttempt:
     )
     lease = active_lease(attempt, row.purpose, settings)
     tx.emit(attempt.run, EventKind.ATTEMPT_STARTED, attempt.id, **msgspec.to_builtins(lease))
-    return LeasedAttempt(attempt, task_from_row(row), Purpose(row.purpose), settings.lease_s, bool(row.alone))
+    about = (attempt, task_from_row(row), Purpose(row.purpose), settings.lease_s)
+    return Lease(*about, key="", url="", traceparent="", alone=bool(row.alone))
 
 
 def active_lease(attempt: Attempt, purpose: str, settings: RunSettings) -> ActiveLease:
@@ -186,7 +177,7 @@ def active_lease(attempt: Attempt, purpose: str, settings: RunSettings) -> Activ
     )
 
 
-def _attempt_row(leased: LeasedAttempt) -> dict[str, Any]:
+def _attempt_row(leased: Lease) -> dict[str, Any]:
     attempt = leased.attempt
     return {
         "id": attempt.id,
