@@ -41,16 +41,19 @@ class HostSetup(Struct, frozen=True, tag="setup"):
     """Services that the agent may take. Of a command it receives the address; objects are created in the host."""
 
 
-class StartAttempt(Struct, frozen=True, tag="start"):
-    """Run an attempt."""
+class Invocation(Struct, frozen=True, tag="start"):
+    """Run an attempt. A Python agent gets it as its `attempt` parameter."""
 
-    attempt: str
+    id: str
     rollout: str
     traceparent: str
-    task: Any
+    """A call with the key of a host must carry it."""
+    task: Any = None
     run: str = ""
     key: str = ""
-    """The attempt's own key, where it has a process to itself; otherwise empty."""
+    """The attempt's own key if it has a process to itself; an agent sees the key of its host here."""
+    base_url: str = ""
+    """Base URL for OpenAI clients; the host sets it."""
     services: dict[str, str] = {}
     """Addresses of the services that it has acquired, by name."""
 
@@ -148,7 +151,7 @@ class BlockerFound(Struct, frozen=True, tag="blocked"):
     attempt: str | None
 
 
-ToHost = StartAttempt | StopAttempt | FlushSpans | Ping | FindBlocker
+ToHost = Invocation | StopAttempt | FlushSpans | Ping | FindBlocker
 ToWorker = HostReady | HostFailed | AttemptEnd | StopReply | SpansFlushed | StepReward | Pong | BlockerFound
 
 

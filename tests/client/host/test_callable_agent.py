@@ -4,10 +4,11 @@ from functools import partial
 
 import pytest
 
-from leyden.client.host.callable_agent import CallableAgent, Invocation
+from leyden.client.host.callable_agent import CallableAgent
+from leyden.client.host_protocol import Invocation
 from leyden.user_code.loading import LoadError
 
-ABOUT = Invocation("a", "r", "http://server/v1", "key", "00-0-0-01")
+ABOUT = Invocation("a", "r", "00-0-0-01", key="key", base_url="http://server/v1")
 
 
 def test_an_agent_takes_the_task_and_the_attempt_by_name() -> None:

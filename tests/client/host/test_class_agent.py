@@ -8,11 +8,11 @@ import pytest
 from modelserving import eventually
 from worker_harness import WorkerHarness
 
-from leyden.client.host.callable_agent import Invocation
 from leyden.client.host.class_agent import ClassAgent
+from leyden.client.host_protocol import Invocation
 from leyden.outcomes import Ending
 
-ATTEMPT = Invocation("a.1", "a", "http://127.0.0.1:1/v1", "key", "")
+ATTEMPT = Invocation("a.1", "a", "", key="key", base_url="http://127.0.0.1:1/v1")
 
 
 async def test_an_instance_is_kept_between_rollouts_and_closed_at_the_end(

@@ -13,7 +13,7 @@ from modelserving import eventually
 from msgspec.structs import replace
 from worker_harness import AGENTS
 
-from leyden.client.host_protocol import AttemptEnd, HostSetup, StartAttempt, StopAttempt
+from leyden.client.host_protocol import AttemptEnd, HostSetup, Invocation, StopAttempt
 from leyden.client.isolation.launcher import Launch
 from leyden.client.isolation.options import IsolationOptions, SandboxUnavailable
 from leyden.client.runners import host_process
@@ -53,7 +53,7 @@ async def solve(task):
 """
 
 
-async def ends_of(folder: Path, *messages: StartAttempt | StopAttempt) -> dict[str, AttemptEnd]:
+async def ends_of(folder: Path, *messages: Invocation | StopAttempt) -> dict[str, AttemptEnd]:
     """The ends that a host reports after some messages, which it receives at once."""
     (folder / "agent.py").write_text(AGENT)
     setup = replace(SETUP, agent="agent.py:solve", base=str(folder), concurrency=2)
@@ -62,7 +62,7 @@ async def ends_of(folder: Path, *messages: StartAttempt | StopAttempt) -> dict[s
     try:
         for message in messages:
             host._stream.send(message)
-        expected = {message.attempt for message in messages}
+        expected = {message.id if isinstance(message, Invocation) else message.attempt for message in messages}
         async with asyncio.timeout(20):
             while ends.keys() < expected:
                 event = await host._stream.receive()
@@ -73,8 +73,8 @@ async def ends_of(folder: Path, *messages: StartAttempt | StopAttempt) -> dict[s
     return ends
 
 
-def start(attempt: str, task: str) -> StartAttempt:
-    return StartAttempt(attempt, attempt.partition(".")[0], f"00-{'1' * 32}-{'2' * 16}-01", task)
+def start(attempt: str, task: str) -> Invocation:
+    return Invocation(attempt, attempt.partition(".")[0], f"00-{'1' * 32}-{'2' * 16}-01", task)
 
 
 async def test_an_attempt_that_is_stopped_before_it_begins_has_an_end(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ async def test_a_host_whose_agents_hold_too_much_shared_memory_is_killed_and_say
         replace(SETUP, agent="hoarding.py:act", isolation=IsolationOptions(rollout=RolloutConfig(memory_mb=400))),
     )
     try:
-        host._stream.send(StartAttempt("a.1", "a", f"00-{'1' * 32}-{'2' * 16}-01", {"shared_mb": 500}))
+        host._stream.send(Invocation("a.1", "a", f"00-{'1' * 32}-{'2' * 16}-01", {"shared_mb": 500}))
         async with asyncio.timeout(60):
             await host.listen(lambda event: None)
             reason = await host.exit_reason()

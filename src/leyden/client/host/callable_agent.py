@@ -4,23 +4,10 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from msgspec import Struct
-
+from leyden.client.host_protocol import Invocation
 from leyden.user_code.loading import AnyCallable, LoadError
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-class Invocation(Struct, frozen=True):
-    """The attempt, as an agent sees it in its `attempt` parameter."""
-
-    id: str
-    rollout: str
-    base_url: str
-    """Base URL for OpenAI clients."""
-    key: str
-    """Key of the host process. A call must also carry the attempt's `traceparent`."""
-    traceparent: str
 
 
 class CallableAgent:

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from leyden.client.host.callable_agent import CallableAgent, Invocation
+from leyden.client.host.callable_agent import CallableAgent
+from leyden.client.host_protocol import Invocation
 from leyden.user_code.bridge import wait_on
 from leyden.user_code.loading import LoadError
 

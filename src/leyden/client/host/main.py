@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from leyden.client import api
 from leyden.client.attempt.errors import is_loop_error, outcome_of_error
 from leyden.client.attempt.outcome import end_of_attempt
-from leyden.client.host.callable_agent import CallableAgent, Invocation
+from leyden.client.host.callable_agent import CallableAgent
 from leyden.client.host.captured_output import CapturedOutput
 from leyden.client.host.class_agent import ClassAgent, SetupFailed
 from leyden.client.host.loop_blocker import WatchedLoop
@@ -33,11 +33,11 @@ from leyden.client.host_protocol import (
     HostFailed,
     HostReady,
     HostSetup,
+    Invocation,
     MessagePipe,
     Ping,
     Pong,
     SpansFlushed,
-    StartAttempt,
     StepReward,
     StopAttempt,
     StopReply,
@@ -95,8 +95,8 @@ class Host:
     def on_message(self, message: ToHost) -> None:
         """Handle a message of the worker. Called from the listening thread."""
         match message:
-            case StartAttempt():
-                self._blocked_before_s[message.attempt] = self._blocking.blocked_s()
+            case Invocation():
+                self._blocked_before_s[message.id] = self._blocking.blocked_s()
                 if self._agent.is_async:
                     self._loop.call_soon_threadsafe(self._start_task, message)
                 else:
@@ -125,38 +125,36 @@ class Host:
         else:
             sent.add_done_callback(lambda _: self._pipe.send(SpansFlushed(attempt)))
 
-    def _start_task(self, start: StartAttempt) -> None:
-        self._outputs.begin(start.attempt)
-        attempt_context = context.attempt_context(start.attempt, start.traceparent)
-        task = self._loop.create_task(self._run_task(start), name=start.attempt, context=attempt_context)
-        self._tasks[start.attempt] = task
+    def _start_task(self, start: Invocation) -> None:
+        self._outputs.begin(start.id)
+        attempt_context = context.attempt_context(start.id, start.traceparent)
+        task = self._loop.create_task(self._run_task(start), name=start.id, context=attempt_context)
+        self._tasks[start.id] = task
 
-    async def _run_task(self, start: StartAttempt) -> None:
+    async def _run_task(self, start: Invocation) -> None:
         try:
             async with self._services.acquire(self._agent.services) as acquired:
-                end = end_of_attempt(
-                    start.attempt, await self._bind(start, acquired)(), self._setup.has_reward_function
-                )
+                end = end_of_attempt(start.id, await self._bind(start, acquired)(), self._setup.has_reward_function)
         except BaseException as error:  # also SystemExit: an agent that calls sys.exit ends only its own attempt
-            end = self._failed(start.attempt, error)
-        del self._tasks[start.attempt]
-        self._stopped.discard(start.attempt)
+            end = self._failed(start.id, error)
+        del self._tasks[start.id]
+        self._stopped.discard(start.id)
         self._send_end(end)
 
-    def _start_thread(self, start: StartAttempt) -> None:
-        self._outputs.begin(start.attempt)
-        attempt_context = context.attempt_context(start.attempt, start.traceparent)
+    def _start_thread(self, start: Invocation) -> None:
+        self._outputs.begin(start.id)
+        attempt_context = context.attempt_context(start.id, start.traceparent)
         self._threads.submit(attempt_context.run, self._run_thread, start)
 
-    def _run_thread(self, start: StartAttempt) -> None:
+    def _run_thread(self, start: Invocation) -> None:
         try:
             with self._acquire_in_thread() as acquired:
                 value = self._bind(start, acquired)()
                 if inspect.isawaitable(value):  # a sync function that returns a coroutine
                     value = wait_on(value, self._loop)
-                end = end_of_attempt(start.attempt, value, self._setup.has_reward_function)
+                end = end_of_attempt(start.id, value, self._setup.has_reward_function)
         except BaseException as error:
-            end = replace(self._failed(start.attempt, error), loop_error=is_loop_error(error))
+            end = replace(self._failed(start.id, error), loop_error=is_loop_error(error))
         self._send_end(end)
 
     def _send_end(self, end: AttemptEnd) -> None:
@@ -178,9 +176,8 @@ class Host:
         finally:
             wait_on(acquiring.__aexit__(None, None, None), self._loop)
 
-    def _bind(self, start: StartAttempt, acquired: dict[str, Any]) -> Callable[[], Any]:
-        base_url = f"{self._setup.server}/v1"
-        invocation = Invocation(start.attempt, start.rollout, base_url, self._setup.key, start.traceparent)
+    def _bind(self, start: Invocation, acquired: dict[str, Any]) -> Callable[[], Any]:
+        invocation = replace(start, base_url=f"{self._setup.server}/v1", key=self._setup.key)
         return self._agent.bind(start.task, invocation, {**start.services, **acquired})
 
     def _stop(self, attempt: str) -> None:

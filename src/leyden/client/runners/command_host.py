@@ -23,10 +23,10 @@ from leyden.client.host_protocol import (
     HostFailed,
     HostReady,
     HostSetup,
+    Invocation,
     MessageStream,
     Ping,
     Pong,
-    StartAttempt,
     StopAttempt,
     StopReply,
     ToHost,
@@ -64,8 +64,8 @@ class CommandHost:
         self._stream.send(HostReady(addressed_services(self._setup.services)))
         while (message := await self._stream.receive()) is not None:
             match message:
-                case StartAttempt():
-                    task = start_background(self._run(message), f"attempt {message.attempt}")
+                case Invocation():
+                    task = start_background(self._run(message), f"attempt {message.id}")
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
                 case StopAttempt(attempt):
@@ -78,21 +78,21 @@ class CommandHost:
             for remover in self._removers:
                 remover.wait()
 
-    async def _run(self, start: StartAttempt) -> None:
+    async def _run(self, start: Invocation) -> None:
         task = msgspec.json.encode(start.task)
         process = CommandProcess(self._setup.isolation)
-        self._processes[start.attempt] = process
+        self._processes[start.id] = process
         started: Launch | None = None
         try:
             started = launch(self._setup.isolation, self._command, self._setup.base, self._environment(start, task))
             process.start(started, self._setup.base)
-            end = await process.run(start.attempt, task, self._setup.has_reward_function)
+            end = await process.run(start.id, task, self._setup.has_reward_function)
         except (OSError, SandboxUnavailable) as error:
-            end = AttemptEnd(start.attempt, Outcome(Ending.LOST, f"the command cannot be started here: {error}"))
+            end = AttemptEnd(start.id, Outcome(Ending.LOST, f"the command cannot be started here: {error}"))
         except Exception as error:  # a bug here must not leave the attempt without an end
-            _log.exception("attempt %s failed in its host process", start.attempt)
-            end = AttemptEnd(start.attempt, Outcome(Ending.LOST, f"the host failed: {type(error).__name__}: {error}"))
-        del self._processes[start.attempt]
+            _log.exception("attempt %s failed in its host process", start.id)
+            end = AttemptEnd(start.id, Outcome(Ending.LOST, f"the host failed: {type(error).__name__}: {error}"))
+        del self._processes[start.id]
         self._removers = [remover for remover in self._removers if remover.poll() is None]
         keep = [process.pid for process in self._processes.values() if process.pid is not None]
         keep += [remover.pid for remover in self._removers]
@@ -107,14 +107,14 @@ class CommandHost:
         if process is not None:
             process.stop()
 
-    def _environment(self, start: StartAttempt, task: bytes) -> dict[str, str]:
+    def _environment(self, start: Invocation, task: bytes) -> dict[str, str]:
         server, key = self._setup.server, start.key
         variables = {
             **agent_environment(self._setup.isolation, server, key),
             "LEYDEN_URL": server,
             KEY_VARIABLE: key,
             "LEYDEN_RUN": start.run,
-            ATTEMPT_VARIABLE: start.attempt,
+            ATTEMPT_VARIABLE: start.id,
             "TRACEPARENT": start.traceparent,
             "OTEL_EXPORTER_OTLP_ENDPOINT": server,
             "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{key}",

@@ -25,11 +25,11 @@ from leyden.client.host_protocol import (
     HostReady,
     HostSetup,
     InvalidMessage,
+    Invocation,
     MessageStream,
     Ping,
     Pong,
     SpansFlushed,
-    StartAttempt,
     StepReward,
     StopAttempt,
     StopReply,
@@ -163,8 +163,8 @@ class HostProcess:
         """Start an attempt."""
         attempt, key = lease.attempt, "" if self.pool is not None else lease.key
         self._stream.send(
-            StartAttempt(
-                attempt=attempt.id,
+            Invocation(
+                id=attempt.id,
                 rollout=attempt.rollout,
                 traceparent=lease.traceparent,
                 task=lease.task.input,
