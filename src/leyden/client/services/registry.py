@@ -10,12 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Self
 
-from leyden.client.services.object_service import ObjectService
 from leyden.client.services.pool import ServicePool
 from leyden.client.services.process_service import ProcessService
 from leyden.config.schema import ServiceConfig
-from leyden.user_code.bridge import Loop
-from leyden.user_code.loading import load_callable
+from leyden.user_code.bridge import Loop, call_in_thread
+from leyden.user_code.loading import AnyCallable, load_callable
 
 
 def addressed_services(services: Mapping[str, ServiceConfig]) -> tuple[str, ...]:
@@ -97,3 +96,26 @@ class ServiceRegistry:
         async with AsyncExitStack() as stack:
             known = sorted(name for name in names if name in self._pools)
             yield {name: await stack.enter_async_context(self._pools[name].acquire()) for name in known}
+
+
+class ObjectService:
+    """An object that may have `healthy()`, and `close()` or `aclose()`, each sync or async."""
+
+    def __init__(self, handle: Any, loop: Loop | None) -> None:
+        self.handle, self._loop = handle, loop
+
+    @classmethod
+    async def start(cls, factory: AnyCallable, loop: Loop | None) -> "ObjectService":
+        """Create an object; its async methods run on `loop` (None: the running one)."""
+        return cls(await call_in_thread(factory, loop), loop)
+
+    async def healthy(self) -> bool:
+        """Return what its `healthy()` returns; True where it has none."""
+        check = getattr(self.handle, "healthy", None)
+        return check is None or bool(await call_in_thread(check, self._loop))
+
+    async def close(self) -> None:
+        """Call its `aclose()` or `close()`, if it has one."""
+        close = getattr(self.handle, "aclose", None) or getattr(self.handle, "close", None)
+        if close is not None:
+            await call_in_thread(close, self._loop)

@@ -15,7 +15,6 @@ from leyden.records import Sampling
 from leyden.server.gateway.calls.engine_load import EngineLoad
 from leyden.server.gateway.dialects.types import LOADED_TOOLS, GenerationRequest, Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.server.gateway.upstream.sse import read_events
 from leyden.server.gateway.upstream.text import as_chat, text_body
 from leyden.server.http.responses import Raw
 from leyden.server.http.streaming import StreamResponse
@@ -118,7 +117,7 @@ class UpstreamClient:
 
     async def _streamed(self, reply: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
         try:
-            async for data in read_events(reply.content.iter_any()):
+            async for data in _read_events(reply.content.iter_any()):
                 if data == b"[DONE]":
                     return
                 yield self._read(data)
@@ -189,3 +188,22 @@ def _message(data: bytes) -> str:
         return str(decode_json(data, dict[str, Any])["error"]["message"])
     except (NotJson, KeyError, TypeError):
         return decode_text(data[:200])
+
+
+_MAX_EVENT = 32 * 2**20
+
+
+async def _read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the data of each complete event; raise ValueError for one that is too large."""
+    pending, data = b"", list[bytes]()
+    async for chunk in chunks:
+        *lines, pending = (pending + chunk).split(b"\n")
+        for line in lines:
+            line = line.rstrip(b"\r")
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif not line and data:
+                yield b"\n".join(data)
+                data = []
+        if len(pending) + sum(map(len, data)) > _MAX_EVENT:
+            raise ValueError(f"an event of more than {_MAX_EVENT} bytes")

@@ -1,16 +1,58 @@
 """The dialect of Anthropic's Messages API, with its routes."""
 
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta, Struct
 
 from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.encoding import decode_body
 from leyden.server.gateway.dialects.messages.errors import anthropic_error
-from leyden.server.gateway.dialects.messages.models import get_model, list_models
 from leyden.server.gateway.dialects.messages.request import CountRequest, read_prompt, read_request
 from leyden.server.gateway.dialects.messages.writer import MessagesWriter
-from leyden.server.gateway.errors import GatewayError
+from leyden.server.gateway.errors import ErrorKind, GatewayError, no_model
+
+
+class ModelListQuery(Struct, frozen=True):
+    """The page of the model list that a client wants."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 20
+    after_id: str | None = None
+    before_id: str | None = None
+
+
+async def list_models(access: ModelAccess, request: RouteRequest) -> bytes:
+    """List the models that the caller may use."""
+    try:
+        query = msgspec.convert(request.query, ModelListQuery, strict=False)
+    except msgspec.ValidationError as error:
+        raise GatewayError(ErrorKind.INVALID, str(error)) from error
+    return msgspec.json.encode(_page(await access.model_names(), query))
+
+
+async def get_model(access: ModelAccess, request: RouteRequest) -> bytes:
+    """Describe a model."""
+    name = request.path["model"]
+    if not await access.serves(name):
+        raise no_model(name)
+    return msgspec.json.encode(_model(name))
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def _page(names: Sequence[str], query: ModelListQuery) -> dict[str, Any]:
+    """Cut a page out of the list of models."""
+    start = names.index(query.after_id) + 1 if query.after_id in names else 0
+    end = names.index(query.before_id) if query.before_id in names else len(names)
+    if query.before_id in names:
+        start = max(start, end - query.limit)
+    page = names[start : min(end, start + query.limit)]
+    more = start > 0 if query.before_id in names else start + len(page) < len(names)
+    ends = {"first_id": page[0] if page else None, "last_id": page[-1] if page else None}
+    return {"data": list(map(_model, page)), "has_more": more, **ends}
 
 
 class AnthropicDialect:

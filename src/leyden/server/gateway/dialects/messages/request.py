@@ -1,5 +1,6 @@
-"""Reads the parameters of a request to /v1/messages."""
+"""Reads the parameters of a request to /v1/messages, its tools among them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -8,8 +9,7 @@ from msgspec.structs import replace
 from leyden.records import Sampling
 from leyden.server.gateway.dialects.encoding import decode_body
 from leyden.server.gateway.dialects.messages.content import MessageReader
-from leyden.server.gateway.dialects.messages.tools import read_tool, read_tool_choice
-from leyden.server.gateway.dialects.types import Format, GenerationRequest
+from leyden.server.gateway.dialects.types import Format, GenerationRequest, ToolChoice
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 _UNSUPPORTED = {
@@ -72,7 +72,7 @@ def read_prompt(request: CountRequest) -> GenerationRequest:
     for param, given in unsupported.items():
         if given:
             raise GatewayError(ErrorKind.INVALID, _UNSUPPORTED[param], param)
-    tools = [read_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools or ())]
+    tools = [_read_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools or ())]
     reader = MessageReader({tool["function"]["name"]: tool for tool in tools})
     if request.system:
         reader.add_system(request.system, "system")
@@ -83,7 +83,7 @@ def read_prompt(request: CountRequest) -> GenerationRequest:
         model=request.model,
         messages=reader.finish(),
         tools=tuple(tool for tool, later in zip(tools, deferred, strict=True) if not later),
-        tool_choice=read_tool_choice(request.tool_choice, tools),
+        tool_choice=_read_tool_choice(request.tool_choice, tools),
         parallel_tool_calls=not (request.tool_choice or {}).get("disable_parallel_tool_use"),
         format=_format(request),
     )
@@ -98,3 +98,36 @@ def _format(request: CountRequest) -> Format | None:
             return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     why = "the format must be text, or json_schema with a schema"
     raise GatewayError(ErrorKind.INVALID, why, "output_config.format")
+
+
+def _read_tool(tool: dict[str, Any], field: str) -> dict[str, Any]:
+    """Convert a tool to the format that all dialects share."""
+    if tool.get("type") not in (None, "custom"):
+        how = "remove it, or have the agent run a tool that it describes by name, description and input_schema"
+        message = f"tools of type {tool['type']!r} are not run or described here: {how}"
+        raise GatewayError(ErrorKind.INVALID, message, f"{field}.type")
+    match tool:
+        case {"name": str(name), "input_schema": dict(schema)}:
+            about = {"description": tool["description"]} if tool.get("description") else {}
+            strict = {"strict": True} if tool.get("strict") else {}
+            return {"type": "function", "function": {"name": name, **about, "parameters": schema, **strict}}
+    raise GatewayError(ErrorKind.INVALID, "a tool has a name and an input_schema", field)
+
+
+def _read_tool_choice(choice: dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> ToolChoice:
+    """Read `tool_choice`."""
+    match choice:
+        case None | {"type": "auto"}:
+            return ToolChoice()
+        case {"type": "none"}:
+            return ToolChoice("none")
+        case {"type": "any"}:
+            name = None
+        case {"type": "tool", "name": str(name)}:
+            if name not in (tool["function"]["name"] for tool in tools):
+                raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", "tool_choice.name")
+        case _:
+            raise GatewayError(ErrorKind.INVALID, "write auto, any, none, or tool with its name", "tool_choice.type")
+    if not tools:
+        raise GatewayError(ErrorKind.INVALID, "there are no tools to choose from", "tool_choice")
+    return ToolChoice("required", name)
