@@ -45,7 +45,7 @@ from leyden.config import read_file
 from leyden.episodes import Episode
 from leyden.models.source import find_model
 from leyden.orchestrator.report.metrics_log import read_metrics
-from leyden.records import DEFAULT_POLICY
+from leyden.records import DEFAULT_POLICY, Purpose
 from leyden.store.database import Database
 from leyden.store.read import queries
 
@@ -149,7 +149,7 @@ def step_episodes(run: Path, name: str, step: int) -> list[Episode]:
     try:
         with database.reader.begin() as look:
             listed = queries.list_rollouts(look, name, RolloutPage(limit=1_000_000))
-            groups = dict.fromkeys(each.group for each in listed if each.group.startswith(f"step-{step}-"))
+            groups = dict.fromkeys(each.group for each in listed if each.purpose is Purpose.TRAIN and each.step == step)
             return [episode for group in groups for episode in queries.group_episodes(look, name, group)]
     finally:
         database.close()

@@ -45,16 +45,17 @@ from leyden.config import Config, read_config
 from leyden.engine.protocol import EngineRequest, TokenChunk
 from leyden.engine.torch.engine import TorchEngine
 from leyden.episodes import Episode
-from leyden.learner.checkpoint import Checkpoints, TrainerState
+from leyden.learner.checkpoint import Checkpoints
 from leyden.learner.loading import load_model
-from leyden.learner.policy import Policy, UpdateMetrics
+from leyden.learner.local import LocalLearner, TrainedPolicy
+from leyden.learner.objective import objective_of
+from leyden.learner.policy import Policy
+from leyden.learner.protocol import TrainerState, UpdateMetrics
 from leyden.local.stack import LocalStack, local_stack
 from leyden.models.source import find_model
 from leyden.orchestrator.algorithm.resolve import algorithm_of
-from leyden.orchestrator.health.collapse import CollapseDetector
-from leyden.orchestrator.health.divergence import START_FILE, Divergence
-from leyden.orchestrator.health.standstill import StandstillDetector
 from leyden.orchestrator.loop import Trainer
+from leyden.orchestrator.pipeline import RunParts, build_pipeline
 from leyden.orchestrator.report.metrics_log import MetricsLog
 from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.rollouts.evaluation import EvaluationResult
@@ -167,28 +168,18 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
     config = read_config(configuration(plan, QUESTIONS))
     source = find_model(config.model, config.base)
     model = load_model(source, config.engine.dtype, training=True)
-    algorithm = algorithm_of(config)
-    policy, checkpoints = TimedPolicy(model, config.training), TimedCheckpoints(folder, config.policy, source, 2)
+    policy = TimedPolicy(model, config.training)
+    checkpoints = TimedCheckpoints(folder, config.policy, source, config.checkpoints)
+    trained = TrainedPolicy(policy, objective_of(config), checkpoints)
     async with local_stack(config, folder, model, source, 0, config.run) as stack:
         ignore_stop_tokens(stack.engine)
         clock = Clock(stack.engine, plan["tasks"] * plan["group"], plan["tokens"])
         policy.clock = checkpoints.clock = clock
         metrics = MetricsLog(folder / "metrics.jsonl", config.policy, 0, stack.remote, config.run, ())
-        trainer = Trainer(
-            config,
-            tasks,
-            stack.remote,
-            algorithm,
-            policy,
-            stack.engine,
-            checkpoints,
-            TrainerState(),
-            (metrics, clock),
-            CollapseDetector(),
-            StandstillDetector(config.training),
-            Divergence(folder / START_FILE, policy, config.training.steps),
-        )
-        await stack.run(trainer.run(asyncio.Event()))
+        with LocalLearner({config.policy: trained}) as learner:
+            parts = RunParts(stack.remote, stack.engine, learner, (metrics, clock))
+            pipeline = build_pipeline(config, algorithm_of(config), tasks, parts, TrainerState(), folder)
+            await stack.run(Trainer(config, pipeline, step=0).run(asyncio.Event()))
         await metrics.close()
         prompt_tokens = await count_prompts(stack, config)
     return {
@@ -201,7 +192,8 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
 
 async def count_prompts(stack: LocalStack, config: Config) -> int:
     """Tokens of all the prompts of the last step."""
-    names = [f"step-{config.training.steps}-{number}" for number in range(config.training.tasks_per_step)]
+    steps, size = config.training.steps, config.training.tasks_per_step
+    names = [f"train-{position}" for position in range((steps - 1) * size, steps * size)]
     groups = [await stack.remote.group_episodes(config.run, name) for name in names]
     return sum(len(call.prompt_ids) for group in groups for episode in group for call in episode.calls)
 

@@ -36,8 +36,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 import leyden
 from leyden.config import Hyperparameters, TrainingConfig
 from leyden.learner.microbatch import MicroBatch, _lines, _sequences
-from leyden.learner.objective import Objective, OldLogprobs
+from leyden.learner.objective import Objective
 from leyden.learner.policy import Policy
+from leyden.learner.protocol import OldLogprobs
 from leyden.learner.sample import Sample
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.rl.pack import Cost, merge_prefixes

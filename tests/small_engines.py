@@ -1,5 +1,6 @@
 """Small models, and requests to the embedded engine whose answers are compared with the model's own forward."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from leyden.engine.protocol import EngineRequest, TokenChunk
+from leyden.engine.protocol import EngineRequest, Publication, TokenChunk
 from leyden.engine.torch.engine import TorchEngine
 from leyden.records import Sampling
 
@@ -54,20 +55,21 @@ def make_request(
     return EngineRequest(ids, Sampling(**{"seed": 1, **sampling}), stop, tokens, session)  # type: ignore[arg-type]
 
 
-class Update:
-    """New weights: what a test writes into the parameters."""
-
-    def __init__(self, write: Callable[[], object] = lambda: None) -> None:
-        self._write = write
-
-    def apply(self) -> None:
-        self._write()
+class NoWeights:
+    """What an engine that reads the model's parameters itself does not ask for."""
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        raise AssertionError("an engine that shares the parameters needs no copy")
+        raise AssertionError("an engine in the trainer's process needs no copy")
 
     def adapter(self) -> None:
         return None
+
+
+async def publish(engine: TorchEngine, version: int, write: Callable[[], object] = lambda: None) -> Publication:
+    """Write into the parameters as the trainer does, and serve them."""
+    async with engine.changing_weights(version):
+        await asyncio.to_thread(write)
+    return await engine.publish(NoWeights(), version)
 
 
 @dataclass

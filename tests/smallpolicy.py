@@ -1,14 +1,21 @@
 """A model small enough for a test, and samples for it."""
 
+import asyncio
 from random import Random
 
 import torch
+from msgspec.structs import replace
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from leyden.config import Hyperparameters, TrainingConfig
-from leyden.learner.objective import Objective
+from leyden.config import Config, Hyperparameters, TrainingConfig
+from leyden.learner.local import LocalLearner, TrainedPolicy
+from leyden.learner.objective import Objective, objective_of
 from leyden.learner.policy import Policy
+from leyden.learner.protocol import Update
 from leyden.learner.sample import Sample
+from leyden.orchestrator.algorithm.resolve import algorithm_of
+from leyden.orchestrator.credit.samples import Groups, StepAccounting
+from leyden.orchestrator.updates import UpdateBuilder
 from leyden.rl.loss.ppo_clip import ppo_clip
 
 OBJECTIVE = Objective(ppo_clip, Hyperparameters())
@@ -37,6 +44,17 @@ def small_policy(
     model = LlamaForCausalLM(config).eval().to(dtype)
     config = TrainingConfig(**{"learning_rate": 1e-2, **training})  # type: ignore[arg-type]
     return Policy(model, config, critic, reference)
+
+
+def prepare_updates(
+    groups: Groups, number: int, policy: Policy, config: Config, accounting: StepAccounting, epochs: int = 1
+) -> list[Update]:
+    """Prepare updates as a run does, with the learner in this process."""
+    training = replace(config.training, updates_per_step=number, epochs=epochs)
+    trained = TrainedPolicy(policy, objective_of(config), checkpoints=None)  # type: ignore[arg-type]  # none is saved
+    with LocalLearner({config.policy: trained}) as learner:
+        builder = UpdateBuilder(learner, config.policy, algorithm_of(config), training)
+        return asyncio.run(builder.prepare(groups, accounting))
 
 
 def some_samples(number: int = 7, seed: int = 0) -> list[Sample]:

@@ -1,6 +1,8 @@
 """The structure of the source: one order of packages, no import cycle, no class name twice, nothing set at import."""
 
 import ast
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -87,6 +89,36 @@ def test_only_local_names_an_engine() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_orchestrator_does_not_import_torch() -> None:
+    """Neither itself nor through a module of ours."""
+    reached = ["leyden.orchestrator"]
+    reached += [name for name in modules() if name.startswith("leyden.orchestrator.")]
+    for name in reached:
+        named = {"leyden", *(target for target, _ in _imported(name))}
+        assert not any(target.partition(".")[0] in ("torch", "transformers") for target in named), name
+        reached += [target for target in named if target in modules() and target not in reached]
+
+
+def test_importing_the_orchestrator_and_the_protocol_of_a_learner_does_not_load_torch() -> None:
+    names = [name for name in modules() if name.startswith("leyden.orchestrator")] + ["leyden.learner.protocol"]
+    script = f"import sys, {', '.join(names)}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def _imported(name: str) -> Iterator[tuple[str, int]]:
+    """What a module imports when it is imported, packages on the way included; nothing for type checking only."""
+    for node in _at_import(modules()[name]):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            targets = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for target in targets:
+            parts = target.split(".")
+            yield from ((".".join(parts[:end]), node.lineno) for end in range(1, len(parts) + 1))
+
+
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
     graph = {name: {target for target, _ in imports(name)} - {name} for name in modules() if package(name)}
     try:
@@ -116,8 +148,10 @@ def test_no_environment_variable_is_set_at_import() -> None:
 
 
 def _at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a module that run when it is imported: those outside functions."""
+    """The nodes of a module that run when it is imported: those outside functions, and not for type checking."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield child
             yield from _at_import(child)

@@ -13,7 +13,7 @@ import msgspec
 import leyden
 from leyden.config import Config, read_config
 from leyden.config.reading import to_toml
-from leyden.learner.policy import UpdateMetrics
+from leyden.learner.protocol import UpdateMetrics
 from leyden.local.stack import run_settings
 from leyden.orchestrator.report.call_positions import CallPositions
 from leyden.orchestrator.report.metrics_log import evaluation_metrics, step_metrics

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from leyden.learner.objective import objective_of
 from leyden.local.api import build_config
 from leyden.orchestrator.algorithm.resolve import algorithm_of
 from leyden.user_code.loading import load_function
@@ -24,7 +25,7 @@ def test_every_variant_is_a_valid_run() -> None:
             settings = settings_of(agent, variant, options)
             config = build_config(BENCHMARK.parents[1] / folder / "spark.toml", **settings)
             assert config.training.steps == 2, (agent, variant)
-            algorithm_of(config)
+            algorithm_of(config), objective_of(config)
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:
     for row in steps_of(trained):
         assert row["rollouts/succeeded"] == row["rollouts/requested"] == 8
     assert sum(row["tokens/trained"] for row in steps_of(trained)) > 0
-    episodes = [episode for group in ("step-1-0", "step-1-1", "step-2-0") for episode in trained.episodes(group)]
+    episodes = [episode for group in ("train-0", "train-1", "train-2") for episode in trained.episodes(group)]
     assert {episode.role(made) for episode in episodes for made in episode.calls} == {"solver"}
     assert max(len(episode.calls) for episode in episodes) > 1  # the calculator was used
 
@@ -81,7 +81,7 @@ def test_the_calculator_of_a_server_trains_too(tmp_path: Path) -> None:
     assert trained.step == 2
     for row in steps_of(trained):
         assert row["rollouts/succeeded"] == row["rollouts/requested"] == 8
-    assert all(episode.tools(made) for episode in trained.episodes("step-1-0") for made in episode.calls)
+    assert all(episode.tools(made) for episode in trained.episodes("train-0") for made in episode.calls)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:
     for row in steps_of(trained):
         assert row["rollouts/succeeded"] == row["rollouts/requested"] == 8
     assert sum(row["tokens/trained"] for row in steps_of(trained)) > 0
-    episodes = [episode for group in ("step-1-0", "step-1-1", "step-2-0") for episode in trained.episodes(group)]
+    episodes = [episode for group in ("train-0", "train-1", "train-2") for episode in trained.episodes(group)]
     assert {episode.role(made) for episode in episodes for made in episode.calls} == {"researcher"}
     found = [message for episode in episodes for message in episode.messages(episode.calls[-1])]
     assert any(" was " in str(message["content"]) for message in found if message["role"] == "tool")

@@ -1,6 +1,8 @@
 """A run goes on from a checkpoint as if it had never stopped; a checkpoint is whole or not there."""
 
+import errno
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +11,29 @@ import torch
 from smallpolicy import OBJECTIVE, small_policy, some_samples
 from transformers import AutoModelForCausalLM
 
-from leyden.config import AdapterConfig, ConfigError
-from leyden.learner.checkpoint import (
-    Checkpoints,
-    TrainerState,
-    is_disk_full,
-    read_state,
-    restore_checkpoint,
-    restore_latest,
-    restore_moments,
-)
+from leyden.config import AdapterConfig, CheckpointConfig, ConfigError
+from leyden.learner.checkpoint import Checkpoints, read_state, restore_checkpoint, restore_moments
 from leyden.learner.errors import TrainingError
-from leyden.learner.objective import OldLogprobs
 from leyden.learner.policy import Policy
+from leyden.learner.protocol import OldLogprobs, TrainerState
 from leyden.models.source import ModelSource
 from leyden.records import DEFAULT_POLICY
 from leyden.runs.checkpoint_folders import checkpoint_policies, checkpoint_steps, latest_checkpoint
 
 SPARK = ModelSource("spark", Path(__file__).parents[2] / "src/leyden/models/spark")
+KEEP_ONE = CheckpointConfig(keep=1)
 
 
 def update(policy: Policy, seed: int) -> None:
     policy.step = seed + 1
     metrics = policy.accumulate(some_samples(seed=seed), OldLogprobs(), OBJECTIVE)
     policy.apply(metrics.grad_norm)
+
+
+def restore_latest(
+    run: Path, policy: Policy, name: str = DEFAULT_POLICY, warn: Callable[[str], None] = pytest.fail
+) -> TrainerState:
+    return Checkpoints(run, name, SPARK, CheckpointConfig(), warn).restore_latest(policy)
 
 
 def weights(policy: Policy) -> torch.Tensor:
@@ -54,7 +55,7 @@ def weights(policy: Policy) -> torch.Tensor:
 def test_resuming_equals_never_having_stopped(tmp_path: Path, more: dict[str, Any]) -> None:
     training = {"schedule": "cosine", "steps": 6, "warmup_steps": 2, **more}
     undisturbed = small_policy(**training)
-    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=2)
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig())
     for seed in range(3):
         update(undisturbed, seed)
     checkpoints.save(undisturbed, TrainerState(step=3, position=48, version=3))
@@ -88,7 +89,7 @@ def test_moments_and_step_counts_are_restored_on_the_device_of_the_parameter() -
 def test_a_checkpoint_is_a_model_that_transformers_loads(tmp_path: Path) -> None:
     policy = small_policy()
     update(policy, 0)
-    folder = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=1).save(policy, TrainerState(step=1))
+    folder = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, KEEP_ONE).save(policy, TrainerState(step=1))
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(loaded.state_dict()["model.norm.weight"], policy.model.state_dict()["model.norm.weight"])
     assert (folder / "tokenizer.json").exists()
@@ -97,11 +98,13 @@ def test_a_checkpoint_is_a_model_that_transformers_loads(tmp_path: Path) -> None
 def test_a_checkpoint_without_moments_restores_the_weights_and_starts_a_new_optimiser(tmp_path: Path) -> None:
     policy = small_policy()
     update(policy, 0)
-    whole = Checkpoints(tmp_path / "whole", DEFAULT_POLICY, SPARK, keep=1).save(policy, TrainerState(step=1))
-    folder = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=1, optimiser=False).save(policy, TrainerState(step=1))
+    whole = Checkpoints(tmp_path / "whole", DEFAULT_POLICY, SPARK, KEEP_ONE).save(policy, TrainerState(step=1))
+    folder = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig(keep=1, optimiser=False)).save(
+        policy, TrainerState(step=1)
+    )
     assert sizes(folder) < sizes(whole) / 2
     again = small_policy()
-    assert restore_latest(tmp_path, DEFAULT_POLICY, again, pytest.fail).step == 1
+    assert restore_latest(tmp_path, again).step == 1
     assert all(torch.equal(again.trained[name], trained) for name, trained in policy.trained.items())
     assert not again.optimiser.state
 
@@ -113,19 +116,18 @@ def sizes(folder: Path) -> int:
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     policy = small_policy()
     update(policy, 0)
-    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=2)
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig())
     for step in range(1, 7):
         checkpoints.save(policy, TrainerState(step=step, best_step=min(step, 2)))
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [2, 5, 6]
     checkpoints.save(policy, TrainerState(step=7, kept_step=5))  # which is kept because the run collapsed after it
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [5, 6, 7]
-    assert checkpoints.newest == 7
 
 
 def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = small_policy()
     update(policy, 0)
-    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=2)
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig())
     checkpoints.save(policy, TrainerState(step=1))
 
     def fail(*_: object) -> None:
@@ -143,15 +145,15 @@ def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pyt
 
 def test_the_checkpoints_of_policies_are_apart(tmp_path: Path) -> None:
     policy = small_policy()
-    Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=2).save(policy, TrainerState(step=1))
+    Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig()).save(policy, TrainerState(step=1))
     other = small_policy(seed=9)
-    Checkpoints(tmp_path, "critic", SPARK, keep=2).save(other, TrainerState(step=2, policy="critic"))
+    Checkpoints(tmp_path, "critic", SPARK, CheckpointConfig()).save(other, TrainerState(step=2, policy="critic"))
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [1] and checkpoint_steps(tmp_path, "critic") == [2]
     assert checkpoint_policies(tmp_path) == [DEFAULT_POLICY, "critic"]
     assert latest_checkpoint(tmp_path, "critic") == tmp_path / "policies" / "critic" / "step-2"
-    assert restore_latest(tmp_path, "critic", policy, pytest.fail) == TrainerState(step=2, policy="critic")
+    assert restore_latest(tmp_path, policy, "critic") == TrainerState(step=2, policy="critic")
     assert torch.equal(weights(policy), weights(other))
-    assert restore_latest(tmp_path, "actor", policy, pytest.fail) == TrainerState(policy="actor")
+    assert restore_latest(tmp_path, policy, "actor") == TrainerState(policy="actor")
 
 
 def cut_short(path: Path) -> None:
@@ -168,7 +170,8 @@ def flip_a_byte(path: Path) -> None:
     "name", ["model.safetensors", "beside.safetensors", "optimiser.safetensors", "state.json", "checksums.json"]
 )
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Path, name: str) -> None:
-    policy, checkpoints = small_policy(critic=True), Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=2)
+    policy = small_policy(critic=True)
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig())
     found: list[torch.Tensor] = []
     for step in (1, 2):
         update(policy, step)
@@ -177,7 +180,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Pat
     cut_short(tmp_path / "step-2" / name)
     said: list[str] = []
     again = small_policy(seed=9, critic=True)
-    assert restore_latest(tmp_path, DEFAULT_POLICY, again, said.append) == TrainerState(step=1, version=1)
+    assert restore_latest(tmp_path, again, warn=said.append) == TrainerState(step=1, version=1)
     assert torch.equal(weights(again), found[0])
     (message,) = said
     assert message.startswith("the checkpoint step-2 is damaged (") and "\n" not in message
@@ -185,9 +188,9 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Pat
 
 
 def test_the_weights_of_a_best_checkpoint_that_is_gone_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=1)
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, KEEP_ONE)
     with pytest.raises(TrainingError, match=r"step-3, is damaged \(its folder is missing\).* `leyden eval`"):
-        checkpoints.weights_of(3, small_policy())
+        checkpoints.version_of(3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -201,37 +204,37 @@ def test_the_weights_of_step_0_are_those_before_training(
     update(policy, 0)
     assert not torch.equal(weights(policy), before)
     source = ModelSource("small", tmp_path / "model")
-    initial = Checkpoints(tmp_path, DEFAULT_POLICY, source, keep=1).weights_of(0, policy)
-    initial.apply()
-    assert initial.version == 0
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, source, CheckpointConfig())
+    assert checkpoints.version_of(0) == 0
+    checkpoints.load(policy, 0)
     assert torch.equal(weights(policy), before)
     assert all(torch.equal(now, then) for now, then in zip(policy.logprobs(some_samples()), logprobs, strict=True))
-    adapter = initial.adapter()
+    adapter = policy.adapter_weights()
     assert adapter is None or not any(each.any() for name, each in adapter.tensors.items() if "lora_B" in name)
 
 
 def test_a_flipped_byte_is_found_and_a_run_without_a_whole_checkpoint_does_not_begin_anew_unasked(
     tmp_path: Path,
 ) -> None:
-    Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=1).save(small_policy(), TrainerState(step=1))
+    Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, KEEP_ONE).save(small_policy(), TrainerState(step=1))
     flip_a_byte(tmp_path / "step-1" / "model.safetensors")
     said: list[str] = []
     with pytest.raises(ConfigError, match=r"every checkpoint in .* is damaged"):
-        restore_latest(tmp_path, DEFAULT_POLICY, small_policy(), said.append)
+        restore_latest(tmp_path, small_policy(), warn=said.append)
     assert "model.safetensors is not what was written" in said[0]
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_and_no_draft(tmp_path: Path) -> None:
-    policy, checkpoints = small_policy(), Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, keep=1)
+    policy, checkpoints = small_policy(), Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, KEEP_ONE)
     checkpoints.save(policy, TrainerState(step=1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        with pytest.raises(Exception, match="too large") as full:
+        with pytest.raises(OSError, match="too large") as full:
             checkpoints.save(policy, TrainerState(step=2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert is_disk_full(full.value)
+    assert full.value.errno == errno.EFBIG
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
     checkpoints.save(policy, TrainerState(step=2))
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [2]

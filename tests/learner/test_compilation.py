@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from leyden.config import AdapterConfig
 from leyden.learner.compilation import compile_layers
-from leyden.learner.objective import OldLogprobs
 from leyden.learner.policy import Policy
+from leyden.learner.protocol import OldLogprobs
 from leyden.learner.tree_attention import TreeMasks, _block_mask
 
 

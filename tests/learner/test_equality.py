@@ -6,6 +6,7 @@ from importlib import import_module
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -14,8 +15,10 @@ from msgspec.structs import replace
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, MambaConfig, PreTrainedModel
 
 from leyden.config import AdapterConfig, Hyperparameters, TrainingConfig
-from leyden.learner.objective import Objective, OldLogprobs
+from leyden.learner.evaluation import to_arrays
+from leyden.learner.objective import Objective
 from leyden.learner.policy import Policy
+from leyden.learner.protocol import OldLogprobs
 from leyden.learner.sample import Sample
 from leyden.rl.correction.masked import masked
 from leyden.rl.correction.truncated import truncated
@@ -138,8 +141,8 @@ def some_before(objective: Objective, policy: Policy, samples: list[Sample]) -> 
     """A policy that has moved since the step began, so that ratios are not 1 and some are clipped."""
     rng = torch.Generator().manual_seed(1)
     moved = [lp + 0.2 * torch.randn(lp.shape, generator=rng, dtype=lp.dtype) for lp in policy.logprobs(samples)]
-    ratio = [torch.full_like(lp, 0.5 + index / 4) for index, lp in enumerate(moved)]
-    return OldLogprobs(moved, policy.reference_logprobs(samples), ratio if objective.level == "rollout" else None)
+    ratio = [0.5 + index / 4 for index in range(len(moved))] if objective.level == "rollout" else None
+    return OldLogprobs(to_arrays(moved), to_arrays(policy.reference_logprobs(samples)), ratio)
 
 
 def both_ways(
@@ -254,7 +257,7 @@ def test_what_a_grammar_chose_is_context(layout: str) -> None:
     chosen = Sample(**whole, token_indices=(0, 2), sampler_logprobs=(-1.0, -2.0), advantage=1.5, weight=0.5)
     logprobs = policy.logprobs([Sample(**whole, token_indices=range(3), sampler_logprobs=(-1.0,) * 3)])[0]
     torch.testing.assert_close(policy.logprobs([chosen])[0], logprobs[[0, 2]])
-    before = OldLogprobs([torch.tensor(chosen.sampler_logprobs)], None, None)
+    before = OldLogprobs([np.array(chosen.sampler_logprobs, np.float32)])
     assert policy.accumulate([chosen], before, OBJECTIVES["reinforce"]).tokens == 2
     found = {name: each.grad.clone() for name, each in policy.parameters.items() if each.grad is not None}
     policy.optimiser.zero_grad(set_to_none=True)

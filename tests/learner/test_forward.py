@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from leyden.config import TrainingConfig
-from leyden.learner.objective import OldLogprobs
 from leyden.learner.policy import Policy
+from leyden.learner.protocol import OldLogprobs
 from leyden.learner.sample import Sample
 from leyden.rl import logprobs as logprobs_module
 

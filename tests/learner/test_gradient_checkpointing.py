@@ -8,8 +8,8 @@ from transformers import OPTConfig, OPTForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.config import TrainingConfig
-from leyden.learner.objective import OldLogprobs
 from leyden.learner.policy import Policy
+from leyden.learner.protocol import OldLogprobs
 
 
 def forward_passes(policy: Policy) -> float:

@@ -16,11 +16,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from leyden.config import AdapterConfig, ConfigError, TrainingConfig
-from leyden.learner.checkpoint import InitialWeights
+from leyden.config import AdapterConfig, CheckpointConfig, ConfigError, TrainingConfig
+from leyden.learner.checkpoint import Checkpoints
 from leyden.learner.loading import load_model, memory_for_training
 from leyden.learner.policy import Policy
 from leyden.models.source import ModelSource
+from leyden.records import DEFAULT_POLICY
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,
@@ -82,7 +83,7 @@ def test_the_attention_implementation_saved_with_a_model_is_ignored(tmp_path: Pa
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    InitialWeights(source.folder, policy, version=0).apply()
+    Checkpoints(tmp_path, DEFAULT_POLICY, source, CheckpointConfig()).load(policy, 0)
     assert all(map(torch.equal, before, model.parameters()))
 
 

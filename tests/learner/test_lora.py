@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from leyden.config import AdapterConfig
-from leyden.learner.objective import OldLogprobs
 from leyden.learner.policy import Policy
+from leyden.learner.protocol import OldLogprobs
 
 LORA = AdapterConfig(rank=8, alpha=16)
 

@@ -4,7 +4,7 @@ import torch
 from smallpolicy import OBJECTIVE, small_policy, some_samples
 
 from leyden.config import AdapterConfig
-from leyden.learner.objective import OldLogprobs
+from leyden.learner.protocol import OldLogprobs
 
 
 def test_updates_too_small_for_bfloat16_add_up() -> None:

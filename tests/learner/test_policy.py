@@ -7,8 +7,9 @@ from smallpolicy import OBJECTIVE, small_policy, some_samples
 
 from leyden.config import AdapterConfig
 from leyden.learner.errors import TrainingError
-from leyden.learner.objective import OldLogprobs
-from leyden.learner.policy import Policy, UpdateMetrics
+from leyden.learner.evaluation import to_arrays
+from leyden.learner.policy import Policy
+from leyden.learner.protocol import OldLogprobs, UpdateMetrics
 from leyden.learner.sample import Sample
 from leyden.rl.correction.masked import masked
 from leyden.rl.correction.truncated import truncated
@@ -55,7 +56,7 @@ def test_the_gradient_is_that_of_the_textbook_however_samples_are_divided(batch_
 
 def test_a_policy_that_moved_is_held_against_what_it_was() -> None:
     policy, samples = small_policy(), some_samples()
-    before = policy.logprobs(samples)
+    before = to_arrays(policy.logprobs(samples))
     metrics = policy.accumulate(samples, OldLogprobs(before), OBJECTIVE)
     assert clipped(metrics) == 0
     policy.apply(metrics.grad_norm)

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from leyden.config import Hyperparameters, TrainingConfig
-from leyden.learner.objective import Objective, OldLogprobs
+from leyden.learner.objective import Objective
 from leyden.learner.policy import Policy
+from leyden.learner.protocol import OldLogprobs
 from leyden.learner.sample import Sample
 from leyden.rl.loss.ppo_clip import ppo_clip
 

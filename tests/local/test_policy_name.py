@@ -44,10 +44,10 @@ def test_a_run_of_another_policy_trains_resumes_and_is_used(tmp_path: Path) -> N
 
     database = Database(training.run / "leyden.db", readonly=True)
     with database.reader.begin() as connection:
-        (episode, *_) = queries.group_episodes(connection, "small", "step-1-0")
+        (episode, *_) = queries.group_episodes(connection, "small", "train-0")
         assert [call.policy for call in episode.calls] == ["writer"]
         assert [version.policy for version in queries.latest_versions(connection, "small")] == ["writer"]
-        assert {one.policy for one in queries.rollout_credits(connection, "small", "step-1-0.0")} == {"writer"}
+        assert {one.policy for one in queries.rollout_credits(connection, "small", "train-0.0")} == {"writer"}
         assert views.read_series(connection, "small", SeriesQuery(100, "held_out/reward"))["held_out/reward"].steps == (
             0,
             1,

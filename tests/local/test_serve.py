@@ -16,7 +16,7 @@ from forked_commands import run_command
 from serving import ServerProcess
 
 from leyden.config import Config, ConfigError, EngineConfig, to_toml
-from leyden.learner.checkpoint import TrainerState
+from leyden.learner.protocol import TrainerState
 from leyden.local.serve import find_served
 from leyden.models.source import BUNDLED
 from leyden.runs.run_checkpoints import find_checkpoint

@@ -53,13 +53,14 @@ def test_a_run_leaves_its_configuration_metrics_curve_and_checkpoints(trained: T
     assert [row["step"] for row in metrics] == [0, 1, 2, 3, 4]
     assert all(row["rollouts/requested"] == row["rollouts/trained"] == 6 for row in metrics[1:])
     assert [row["step"] for row in metrics if "held_out/reward" in row] == [0, 2, 4]
-    assert all(abs(row["training/kl_sampler_k3"]) < 1e-6 for row in metrics[1:])  # the sampler is the policy
+    updates = [row["training/kl_sampler_k3"] for row in metrics[1:] if row["tokens/trained"]]  # others were worth 0
+    assert updates and max(map(abs, updates)) < 1e-6  # the sampler is the policy
     assert {"step-2", "step-4"} <= {path.name for path in trained.run.iterdir()}
 
 
 def test_each_call_of_a_run_says_what_it_was_worth_or_why_it_was_left_out(trained: Training) -> None:
     shown = [
-        json.loads(leyden(trained.folder, "show", "small", f"step-1-{group}.0", "--json").stdout) for group in (0, 1)
+        json.loads(leyden(trained.folder, "show", "small", f"train-{group}.0", "--json").stdout) for group in (0, 1)
     ]
     for one in shown:
         (step,) = one["credits"]

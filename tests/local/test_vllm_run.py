@@ -63,7 +63,7 @@ def test_an_agent_with_tools_is_trained_through_a_crash_of_vllm(
     steps = [line for line in read_metrics(metrics, DEFAULT_POLICY) if line["step"]]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert all(line["training/kl_sampler_k3"] < 1e-4 for line in steps if "training/kl_sampler_k3" in line)
-    episodes = [episode for step in range(1, 5) for episode in trained.episodes(f"step-{step}-0")]
+    episodes = [episode for group in range(0, 16, 4) for episode in trained.episodes(f"train-{group}")]
     assert any(
         call.prompt_origin == "continued" for episode in episodes for call in episode.calls
     )  # by the exact tokens

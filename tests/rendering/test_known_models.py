@@ -10,7 +10,9 @@ from renderers import GLM45Renderer, Qwen3Renderer, create_renderer
 from renderers.base import MODEL_RENDERER_MAP
 from smallpolicy import small_policy
 
-from leyden.learner.checkpoint import Checkpoints, TrainerState
+from leyden.config import CheckpointConfig
+from leyden.learner.checkpoint import Checkpoints
+from leyden.learner.protocol import TrainerState
 from leyden.models.source import ModelSource
 from leyden.records import DEFAULT_POLICY
 from leyden.rendering.factory import renderer_for
@@ -98,10 +100,11 @@ def test_a_model_and_its_checkpoint_are_rendered_alike(
     model = THINKING.get(family, FAMILIES[family])
     template = (TEMPLATES / f"{family}.jinja").read_text() if family in REAL else "{{ messages }}"
     source = write_model(tmp_path / "model", model, template)
-    checkpoint = Checkpoints(tmp_path / "run", DEFAULT_POLICY, source, keep=1).save(
+    checkpoint = Checkpoints(tmp_path / "run", DEFAULT_POLICY, source, CheckpointConfig()).save(
         small_policy(), TrainerState(step=1)
     )
-    next_one = Checkpoints(tmp_path / "next", DEFAULT_POLICY, ModelSource(str(checkpoint), checkpoint), keep=1)
+    source_of_next = ModelSource(str(checkpoint), checkpoint)
+    next_one = Checkpoints(tmp_path / "next", DEFAULT_POLICY, source_of_next, CheckpointConfig())
     later = next_one.save(small_policy(), TrainerState(step=1))  # of a run that started from the checkpoint
     original = renderer_for(Tokenizer.load(source.folder, source.name))
     prompt = original.render_ids(MESSAGES, add_generation_prompt=True)

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from smallepisodes import call, episode
-from smallpolicy import small_policy
+from smallpolicy import prepare_updates, small_policy
 
 import leyden.rl.advantage
 import leyden.rl.credit
 import leyden.rl.loss
 from leyden.config import AlgorithmConfig, ConfigError, read_config
-from leyden.orchestrator.algorithm.resolve import algorithm_of, unused_settings
+from leyden.learner.objective import objective_of
+from leyden.orchestrator.algorithm.resolve import algorithm_of
 from leyden.orchestrator.credit.samples import SampleFilter, StepAccounting, select_rollouts
-from leyden.orchestrator.updates import prepare_updates
 from leyden.rl.advantage.grpo import grpo
 from leyden.rl.registry import (
     KINDS,
@@ -31,6 +31,7 @@ from leyden.rl.registry import (
     names,
     needs_critic,
     readers,
+    unused_settings,
 )
 
 PAIRS = {
@@ -185,14 +186,14 @@ def configured(**algorithm: object) -> AlgorithmConfig:
 @pytest.mark.usefixtures("added")
 def test_a_new_algorithm_is_one_file_and_trains() -> None:
     named = {"credit": "identical", "advantage": "scaled", "loss": "squared", "gamma": 0.5}
-    found = algorithm_of(read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": named}))
+    config = read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": named})
     policy = small_policy()
     pair = [episode(0, 1.0, [call("a", 4), call("b", 3)]), episode(1, 0.5, [call("c", 2)])]
     group = select_rollouts(pair, SampleFilter(min_group=1, failure_reward=0.0, roles=None), StepAccounting())
     assert group is not None
-    (update,) = prepare_updates([group], 1, policy, found, StepAccounting())
+    (update,) = prepare_updates([group], 1, policy, config, StepAccounting())
     assert [sample.advantage for sample in update.samples] == [0.5 * sample.target for sample in update.samples]
-    metrics = policy.accumulate(update.samples, update.old_logprobs, found.objective)
+    metrics = policy.accumulate(update.samples, update.old_logprobs, objective_of(config))
     assert np.isfinite(metrics.grad_norm) and metrics.grad_norm > 0
 
 

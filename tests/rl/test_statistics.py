@@ -12,7 +12,8 @@ from leyden.config import Hyperparameters
 from leyden.rl.loss import TokenBatch
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.rl.loss.reinforce import reinforce
-from leyden.rl.statistics import MAX_TURN, Statistics
+from leyden.rl.situation import MAX_TURN
+from leyden.rl.statistics import Statistics
 
 LN2 = 0.6931472
 

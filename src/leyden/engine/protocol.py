@@ -5,6 +5,7 @@ with temperature and grammar applied; each chunk names the version of the weight
 """
 
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
 from msgspec import Struct
@@ -103,17 +104,14 @@ class LoraWeights(Struct, frozen=True):
     """By layer, as in `model.layers.0.mlp.up_proj.lora_A.weight`; `lora_B` includes the scale."""
 
 
-class WeightUpdate(Protocol):
-    """New weights that the trainer publishes to an engine."""
-
-    def apply(self) -> None:
-        """Write them into the trainer's parameters, once."""
+class ModelWeights(Protocol):
+    """The learner's current weights, as they are published to an engine."""
 
     def tensors(self) -> "Iterator[tuple[str, Tensor]]":
-        """Yield every tensor of the model to serve, by its Hugging Face name; call it after `apply`."""
+        """Yield every tensor of the model to serve, by its Hugging Face name."""
 
     def adapter(self) -> LoraWeights | None:
-        """Return the adapter where only a LoRA adapter is trained; call it after `apply`."""
+        """Return the adapter if only a LoRA adapter is trained."""
 
 
 class Publication(Struct, frozen=True):
@@ -122,7 +120,7 @@ class Publication(Struct, frozen=True):
     seconds: float
     """Without the optimiser step."""
     transferred_bytes: int
-    """0 where engine and trainer share their parameters."""
+    """0 if engine and learner share their parameters."""
 
 
 class SocketAddress(Struct, frozen=True, tag="socket"):
@@ -175,8 +173,16 @@ class EngineBackend(Protocol):
     async def sleep(self) -> None:
         """Free memory until the next publication. The server must hold its calls; repeating it is harmless."""
 
-    async def apply(self, update: WeightUpdate, version: int) -> None:
-        """Apply an update that need not be served, since another follows. The server must hold its calls until then."""
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether it samples from the learner's own parameters, not from a copy that `publish` writes."""
 
-    async def publish(self, update: WeightUpdate, version: int) -> Publication:
-        """Apply an update and serve it. No token is sampled from a mixture of old and new weights."""
+    def changing_weights(self, version: int) -> AbstractAsyncContextManager[None]:
+        """Return a context in which the learner may write its parameters, which are then those of `version`.
+
+        An engine that shares them pauses between two decoding steps; its running requests go on with the new weights.
+        Any other goes on sampling from its copy.
+        """
+
+    async def publish(self, weights: ModelWeights, version: int) -> Publication:
+        """Serve the learner's weights. No token is sampled from a mixture of old and new ones."""

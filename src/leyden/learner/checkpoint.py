@@ -6,25 +6,24 @@ after the last checkpoint are in the store; a resumed run trains on them again. 
 checkpoint but from the one before it.
 """
 
-import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 import torch
-from msgspec import Struct
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from leyden.config import ConfigError
+from leyden.config import CheckpointConfig, ConfigError
 from leyden.learner.errors import TrainingError
 from leyden.learner.loading import read_model_config
-from leyden.learner.policy import CurrentWeights, Policy
+from leyden.learner.policy import Policy
+from leyden.learner.protocol import TrainerState
 from leyden.models.source import ModelSource
-from leyden.records import DEFAULT_POLICY
 from leyden.rendering.known_models import remember_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE
 from leyden.runs.checkpoint_files import find_damage, write_checksums
@@ -36,32 +35,20 @@ _EXTRA = "beside.safetensors"
 _RNG = "rng"
 
 
-class TrainerState(Struct, frozen=True):
-    """The progress of the training of one policy, apart from its weights."""
-
-    step: int = 0
-    policy: str = DEFAULT_POLICY
-    position: int = 0
-    """Position in the endless order of tasks."""
-    version: int = 0
-    """Version of the weights: the number of their updates."""
-    best_step: int | None = None
-    """Step with the highest held-out reward; 0 is the model before training."""
-    best_reward: float | None = None
-    kept_step: int | None = None
-    """Checkpoint that is kept because the run collapsed after it."""
-
-
 class Checkpoints:
     """The checkpoints of one policy of a run: the newest few, and the best."""
 
-    def __init__(self, run: Path, policy: str, model: ModelSource, keep: int, optimiser: bool = True) -> None:
-        """`model` is the one that the training started from; its tokenizer belongs to every checkpoint.
-
-        With `optimiser` false the optimiser's moments are left out: a resumed run starts with new ones.
-        """
-        self._folder, self._model, self._keep = checkpoint_folder(run, policy), model, keep
-        self._run, self._policy, self._optimiser = run, policy, optimiser
+    def __init__(
+        self,
+        run: Path,
+        policy: str,
+        model: ModelSource,
+        kept: CheckpointConfig,
+        warn: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        """`model` is the one that the training started from; its tokenizer belongs to every checkpoint."""
+        self._folder, self._model, self._kept = checkpoint_folder(run, policy), model, kept
+        self._run, self._policy, self._warn = run, policy, warn
 
     def save(self, policy: Policy, state: TrainerState) -> Path:
         """Write a checkpoint, and delete those that are no longer kept."""
@@ -70,8 +57,10 @@ class Checkpoints:
         shutil.rmtree(temporary, ignore_errors=True)
         try:
             self._write(policy, state, temporary)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)  # it takes room on a disk that may be full
+            if isinstance(error, SafetensorError):
+                raise _as_os_error(error) from error
             raise
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
@@ -88,78 +77,59 @@ class Checkpoints:
         for file in tokenizer_files(self._model.folder):
             shutil.copyfile(file, temporary / file.name)
         remember_known_model(temporary, self._model.name)
-        moments = _moments(policy) if self._optimiser else {}
+        moments = _moments(policy) if self._kept.optimiser else {}
         save_file({**moments, _RNG: torch.get_rng_state()}, temporary / _OPTIMISER)
         (temporary / STATE_FILE).write_bytes(msgspec.json.encode(state))
         write_checksums(temporary)
         _sync(temporary)
 
-    def weights_of(self, step: int, policy: Policy) -> "CheckpointWeights":
-        """Return the weights of a checkpoint, to be published; of step 0 those of the model before training."""
+    def restore_latest(self, policy: Policy) -> TrainerState:
+        """Restore a policy from its newest checkpoint that is whole; return the first state if there is none.
+
+        Damaged checkpoints are renamed to `step-N.damaged` and reported.
+        """
+        damaged: list[Path] = []
+        while (folder := latest_checkpoint(self._run, self._policy)) is not None:
+            if (damage := find_damage(folder)) is None:
+                return restore_checkpoint(folder, policy)
+            aside = folder.with_name(f"{folder.name}.damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            damaged.append(folder.rename(aside))
+            self._warn(
+                f"the checkpoint {folder.name} is damaged ({damage}): it is now {aside}, and the one before it is used"
+            )
+        if damaged:
+            raise ConfigError(f"every checkpoint in {self._run} is damaged: run the command again to begin at step 0")
+        return TrainerState(policy=self._policy)
+
+    def version_of(self, step: int) -> int:
+        """Return the version of the weights of a checkpoint, of step 0 that before training."""
         if step == 0:
-            return InitialWeights(self._model.folder, policy, version=0)
+            return 0
         folder = self._folder / f"step-{step}"
         if (damage := find_damage(folder)) is not None:
             raise TrainingError(
                 f"the best checkpoint, {folder}, is damaged ({damage}), so the test tasks cannot be evaluated with it: "
                 "evaluate another checkpoint with `leyden eval`"
             )
-        return CheckpointWeights(folder, policy, read_state(folder).version)
+        return read_state(folder).version
 
-    @property
-    def newest(self) -> int | None:
-        """Step of the newest checkpoint."""
-        return max(self._steps, default=None)
+    def load(self, policy: Policy, step: int) -> None:
+        """Write the weights of a checkpoint into a policy, of step 0 those before training; the optimiser stays."""
+        if step == 0:
+            policy.load_initial_weights(_read_weights(self._model.folder, policy))
+        else:
+            _load_weights(self._folder / f"step-{step}", policy)
 
     @property
     def _steps(self) -> list[int]:
         return checkpoint_steps(self._run, self._policy)
 
     def _delete_old(self, state: TrainerState) -> None:
-        wanted = {*self._steps[-self._keep :], state.best_step, state.kept_step}
+        wanted = {*self._steps[-self._kept.keep :], state.best_step, state.kept_step}
         for number in self._steps:
             if number not in wanted:
                 shutil.rmtree(self._folder / f"step-{number}")
-
-
-class CheckpointWeights(CurrentWeights):
-    """The weights of a checkpoint, to be published to an engine in place of the current ones."""
-
-    def __init__(self, folder: Path, policy: Policy, version: int) -> None:
-        super().__init__(policy)
-        self._folder = folder
-        self.version = version
-        """The version under which the run published them."""
-
-    def apply(self) -> None:
-        """Write them into the policy; the optimiser keeps its state."""
-        _load_weights(self._folder, self._policy)
-
-
-class InitialWeights(CheckpointWeights):
-    """The weights of the model that the training started from."""
-
-    def apply(self) -> None:
-        """Write them into the policy; the optimiser keeps its state."""
-        self._policy.load_initial_weights(_read_weights(self._folder, self._policy))
-
-
-def restore_latest(run: Path, name: str, policy: Policy, warn: Callable[[str], None]) -> TrainerState:
-    """Restore a policy from its newest checkpoint that is whole; return the first state where there is no checkpoint.
-
-    `name` is the policy's. Damaged checkpoints are renamed to `step-N.damaged` and reported.
-    """
-    damaged: list[Path] = []
-    while (folder := latest_checkpoint(run, name)) is not None:
-        if (damage := find_damage(folder)) is None:
-            return restore_checkpoint(folder, policy)
-        aside = folder.with_name(f"{folder.name}.damaged")
-        shutil.rmtree(aside, ignore_errors=True)
-        damaged.append(folder.rename(aside))
-        warn(f"the checkpoint {folder.name} is damaged ({damage}): it is now {aside}, and the one before it is used")
-    if damaged:
-        raise ConfigError(f"every checkpoint in {run} is damaged: run the command again to begin at step 0")
-    return TrainerState(policy=name)
 
 
 def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
@@ -208,12 +178,10 @@ def read_state(folder: Path) -> TrainerState:
         raise ConfigError(f"{folder} is not a checkpoint: {error}") from error
 
 
-def is_disk_full(error: Exception) -> bool:
-    """Whether an error of writing a file says that there is no room for it."""
-    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    if isinstance(error, SafetensorError):  # it names the number in its text
-        return any(f"os error {number})" in str(error) for number in numbers)
-    return isinstance(error, OSError) and error.errno in numbers
+def _as_os_error(error: SafetensorError) -> Exception:
+    """Return an error of writing safetensors as the `OSError` that its text names, if it names one."""
+    named = re.search(r"os error (\d+)\)", str(error))
+    return error if named is None else OSError(int(named[1]), str(error))
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

@@ -2,16 +2,21 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from msgspec import Struct
 from msgspec.structs import replace
 from torch import Tensor
 
-from leyden.config import Hyperparameters
+from leyden.config import Config, ConfigError, Hyperparameters
 from leyden.learner.forward import ForwardOutput
+from leyden.learner.loss_functions import LOSS_FUNCTIONS
+from leyden.learner.protocol import Logprobs, OldLogprobs
 from leyden.learner.sample import Sample
+from leyden.learner.user_functions import load_algorithm
+from leyden.rl import registry
 from leyden.rl.correction import Correction, Level, ratios
-from leyden.rl.kl import Estimate
+from leyden.rl.kl import ESTIMATES, Estimate
 from leyden.rl.loss import Loss, TokenBatch
 from leyden.rl.value_loss import value_loss
 
@@ -26,31 +31,36 @@ class Objective(Struct, frozen=True):
     kl: Estimate | None = None
     """The estimator of the KL divergence from the reference in the loss; None: it is not part of the loss."""
     kl_weight: float = 0.0
+    penalty: Estimate | None = None
+    """The estimator of the KL divergence from the reference that rewards are penalised for; None: they are not."""
     entropy_weight: float = 0.0
     geometric: bool = False
     """Whether the ratio of a call or rollout is the geometric mean of its tokens' ratios instead of their product."""
     value_clip: float | None = None
     """How far the critic's value may usefully move from that at the start of the step; None: no limit."""
 
-    @property
-    def needs_all(self) -> bool:
-        """Whether calls without an advantage have a gradient as well."""
-        return self.kl is not None or self.entropy_weight > 0
 
-
-class OldLogprobs(Struct, frozen=True):
-    """Logprobs at the start of the step, a tensor for each sample."""
-
-    proximal: Sequence[Tensor] | None = None
-    """None: the policy has not changed since."""
-    reference: Sequence[Tensor] | None = None
-    ratios: Sequence[Tensor] | None = None
-    """The ratio of the proximal policy to the sampler, if the correction is at the rollout level."""
-
-    def select(self, samples: Sequence[int]) -> "OldLogprobs":
-        """Return those of some samples, by index."""
-        known = (self.proximal, self.reference, self.ratios)
-        return OldLogprobs(*(None if one is None else [one[index] for index in samples] for one in known))
+def objective_of(config: Config) -> Objective:
+    """Resolve the objective that a configuration names; raise a `ConfigError` that says what to change."""
+    named = config.algorithm
+    assert named.kl_estimate is not None, "`AlgorithmConfig` sets a default"
+    kl = ESTIMATES[named.kl_estimate] if named.kl > 0 else None
+    try:
+        registry.check_settings(named, ("loss", "correction"))
+        return Objective(
+            loss=load_algorithm("loss", config, LOSS_FUNCTIONS),
+            hyperparameters=named,
+            correction=None if named.correction == "none" else load_algorithm("correction", config, LOSS_FUNCTIONS),
+            level=named.correction_level,
+            kl=kl if named.kl_in == "loss" else None,
+            kl_weight=named.kl,
+            penalty=kl if named.kl_in == "reward" else None,
+            entropy_weight=named.entropy,
+            geometric=named.correction_ratio == "geometric",
+            value_clip=named.value_clip,
+        )
+    except registry.UnknownAlgorithm as error:
+        raise ConfigError(str(error)) from error
 
 
 class TokenStats(Struct, frozen=True):
@@ -74,20 +84,20 @@ def compute_loss(
     sampler = torch.tensor(
         [lp for sample in samples for lp in sample.sampler_logprobs], device=current.device, dtype=current.dtype
     )
-    proximal = current.detach() if old_logprobs.proximal is None else torch.cat(list(old_logprobs.proximal))
+    proximal = current.detach() if old_logprobs.proximal is None else _to_tensor(old_logprobs.proximal, current)
     tokens = TokenBatch(current, proximal, advantages, call)
     loss, metrics = objective.loss(tokens, objective.hyperparameters)
     call_index = torch.tensor([sample.call_index for sample in samples], device=current.device)[call]
     if objective.correction is not None:
         if old_logprobs.ratios is not None:
-            ratio = torch.cat(list(old_logprobs.ratios))
+            ratio = _per_token(old_logprobs.ratios, call, current)
         else:
             ratio = ratios(proximal - sampler, call if objective.level == "call" else None, objective.geometric)
         weight = objective.correction(ratio, objective.hyperparameters)
         loss = loss * weight
         metrics = metrics | {"corrected": weight != ratio}
     if objective.kl is not None and old_logprobs.reference is not None:
-        distance = objective.kl(current, torch.cat(list(old_logprobs.reference)))
+        distance = objective.kl(current, _to_tensor(old_logprobs.reference, current))
         loss = loss + objective.kl_weight * distance
         metrics = metrics | {"kl_reference": distance}
     if objective.entropy_weight:
@@ -107,6 +117,10 @@ def critic_loss(objective: Objective, samples: Sequence[Sample], values: Tensor,
 
 def _detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: metric.detach() for name, metric in metrics.items()}
+
+
+def _to_tensor(logprobs: Sequence[Logprobs], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.concatenate(logprobs)).to(like.device)
 
 
 def _per_token(numbers: Sequence[float], call: Tensor, like: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from msgspec import Struct
 from torch import Tensor
 from torch.optim import AdamW
 from transformers import PreTrainedModel
@@ -26,7 +25,8 @@ from leyden.learner.gradient_checkpointing import GradientCheckpointing
 from leyden.learner.lr_schedule import learning_rate_factor
 from leyden.learner.master_weights import MasterWeights
 from leyden.learner.microbatch import sequence_microbatches, tree_microbatches
-from leyden.learner.objective import Objective, OldLogprobs, compute_loss, critic_loss
+from leyden.learner.objective import Objective, compute_loss, critic_loss
+from leyden.learner.protocol import OldLogprobs, UpdateMetrics
 from leyden.learner.sample import Sample
 from leyden.learner.tree_attention import BLOCK, TreeMasks
 from leyden.rl.pack import Cost
@@ -44,24 +44,8 @@ _CPU_TREE, _GPU_TREE = 1.4, 1.25
 _CRITIC = "critic."
 
 
-class UpdateMetrics(Struct, frozen=True):
-    """Metrics of one update."""
-
-    loss: float
-    grad_norm: float
-    tokens: int
-    """Tokens that have a loss."""
-    computed: int
-    """Tokens that went through the model, with prompts."""
-    saved: int
-    """Tokens of its samples that did not go through the model again, because another sample has them too."""
-    statistics: dict[str, float]
-    """See `leyden.rl.statistics`."""
-    critic_loss: float | None = None
-
-
-class SampleEvaluation(NamedTuple):
-    """What a policy computes of samples before an update, sample by sample."""
+class PolicyOutputs(NamedTuple):
+    """What a policy computes of samples, sample by sample."""
 
     logprobs: list[Tensor]
     """Of each sampled token, temperature applied."""
@@ -75,28 +59,13 @@ class CurrentWeights:
     def __init__(self, policy: "Policy") -> None:
         self._policy = policy
 
-    def apply(self) -> None:
-        """Do nothing: they are the policy's already."""
-
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights of the model that is served; call it after `apply`."""
+        """Yield the weights of the model that is served."""
         return self._policy.served_tensors()
 
     def adapter(self) -> LoraWeights | None:
-        """Return the LoRA adapter, if the policy has one; call it after `apply`."""
+        """Return the LoRA adapter, if the policy has one."""
         return self._policy.adapter_weights()
-
-
-class PolicyUpdate(CurrentWeights):
-    """The next optimiser step, to be published to an engine."""
-
-    def __init__(self, policy: "Policy", grad_norm: float) -> None:
-        super().__init__(policy)
-        self._grad_norm = grad_norm
-
-    def apply(self) -> None:
-        """Make the optimiser step."""
-        self._policy.apply(self._grad_norm)
 
 
 class Policy:
@@ -194,7 +163,7 @@ class Policy:
         """The learning rate of this step."""
         return self.peak_learning_rate * learning_rate_factor(self._config, self.step)
 
-    def evaluate(self, samples: Sequence[Sample]) -> SampleEvaluation:
+    def evaluate(self, samples: Sequence[Sample]) -> PolicyOutputs:
         """Compute the logprobs of each sample, and with a critic the value of its state."""
         return self._evaluate(samples, self._forward, self.critic)
 
@@ -209,9 +178,7 @@ class Policy:
             return self._evaluate(samples, self._reference).logprobs
 
     @torch.no_grad()
-    def _evaluate(
-        self, samples: Sequence[Sample], model: PolicyForward, critic: Critic | None = None
-    ) -> SampleEvaluation:
+    def _evaluate(self, samples: Sequence[Sample], model: PolicyForward, critic: Critic | None = None) -> PolicyOutputs:
         found: dict[int, tuple[Tensor, float]] = {}
         with self._explain_out_of_memory():
             for microbatch in self._microbatches(samples, self._cost):
@@ -220,7 +187,7 @@ class Policy:
                 values = [0.0] * len(microbatch.samples) if output.values is None else output.values.tolist()
                 found.update(zip(microbatch.samples, zip(logprobs, values, strict=True), strict=True))
         ordered = [found[index] for index in range(len(samples))]
-        return SampleEvaluation([logprobs for logprobs, _ in ordered], [value for _, value in ordered])
+        return PolicyOutputs([logprobs for logprobs, _ in ordered], [value for _, value in ordered])
 
     def accumulate(self, samples: Sequence[Sample], old_logprobs: OldLogprobs, objective: Objective) -> UpdateMetrics:
         """Accumulate the gradient of an update's samples."""

@@ -16,6 +16,7 @@ from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.estimates import estimate
 from leyden.learner.loading import check_tokenizer, load_model
+from leyden.learner.objective import objective_of
 from leyden.local.notes import print_note, stderr_console
 from leyden.local.stack import local_stack
 from leyden.models.source import find_model
@@ -85,6 +86,7 @@ class DevReport(Struct, frozen=True):
 
 async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[DevReport, list[Episode]]:
     """Run the agent a few times, sampled as in training, and report what was recorded."""
+    objective_of(config)  # refuses a loss that cannot be loaded
     chosen = read_tasks(config).train[:tasks]
     source = find_model(config.model, config.base)
     check_tokenizer(source)
@@ -192,7 +194,7 @@ def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevR
 
 def _flat_groups(groups: Sequence[Sequence[SelectedRollout]], algorithm: Algorithm) -> set[str]:
     """Return the groups of several rollouts in which no call has an advantage, if training would leave them out."""
-    if algorithm.critic or algorithm.kl_penalty or algorithm.objective.needs_all or algorithm.signals.enabled:
+    if algorithm.trains_every_call or algorithm.kl_penalty or algorithm.signals.enabled:
         return set()
     compared = [group for group in groups if len(group) > 1]
     samples = make_samples(compared)

@@ -16,19 +16,21 @@ from msgspec.structs import replace
 
 from leyden.config import Config
 from leyden.episodes import Episode
-from leyden.learner.checkpoint import Checkpoints, TrainerState, restore_latest
+from leyden.learner.checkpoint import Checkpoints
 from leyden.learner.loading import check_tokenizer, load_model
+from leyden.learner.local import LocalLearner, TrainedPolicy
+from leyden.learner.objective import Objective, objective_of
 from leyden.learner.policy import Policy
+from leyden.learner.protocol import TrainerState
 from leyden.local.environment import describe_environment
 from leyden.local.learning_rate import with_learning_rate
 from leyden.local.notes import print_note, stderr_console
 from leyden.local.stack import local_stack
 from leyden.models.source import ModelSource, find_model
-from leyden.orchestrator.algorithm.resolve import Algorithm, algorithm_of, unused_settings
-from leyden.orchestrator.health.collapse import CollapseDetector
-from leyden.orchestrator.health.divergence import START_FILE, Divergence
+from leyden.orchestrator.algorithm.resolve import Algorithm, algorithm_of
 from leyden.orchestrator.health.standstill import StandstillDetector
 from leyden.orchestrator.loop import Trainer
+from leyden.orchestrator.pipeline import RunParts, build_pipeline
 from leyden.orchestrator.report.console import ConsoleReport
 from leyden.orchestrator.report.metrics_log import MetricsLog, read_metrics
 from leyden.orchestrator.report.plot import draw_image, draw_text, metric_points
@@ -36,7 +38,8 @@ from leyden.orchestrator.report.sinks import opened_sinks
 from leyden.orchestrator.report.time_summary import time_summary
 from leyden.orchestrator.rollouts.tasks import Tasks, read_tasks
 from leyden.records import DEFAULT_POLICY
-from leyden.runs.checkpoint_folders import checkpoint_folder, latest_checkpoint
+from leyden.rl.registry import unused_settings
+from leyden.runs.checkpoint_folders import latest_checkpoint
 from leyden.runs.run_folder import RunFolder
 from leyden.store.database import Database
 from leyden.store.read import queries
@@ -82,7 +85,7 @@ class TrainingResult(Struct, frozen=True):
     """Why the run has not moved, if its policy or its rewards have not."""
 
     def episodes(self, group: str) -> list[Episode]:
-        """Return the episodes of a group: `step-7-0`, or `eval-20-TASK` for the evaluation after step 20."""
+        """Return the episodes of a group: `train-0` is the run's first, `eval-20-TASK` is of step 20's evaluation."""
         database = Database(str(self.folder / "leyden.db"), readonly=True)
         try:
             with database.reader.begin() as connection:
@@ -109,7 +112,7 @@ async def train(
     The thread that computes updates cannot be stopped: it ends when it has computed what it was given.
     """
     started = time.monotonic()
-    algorithm = algorithm_of(config)
+    algorithm, objective = algorithm_of(config), objective_of(config)
     tasks = read_tasks(config)
     for note in (*unused_settings(config.algorithm), *_too_few_tasks(config, tasks)):
         print_note(note)
@@ -128,7 +131,7 @@ async def train(
             edited = ", ".join(resumed.edited)
             print_note(f"{edited} changed since the run was last started: the steps to come use what is there now")
         print_note(learning_rate)
-        state = await _train(config, tasks, algorithm, source, folder, on_second_interrupt)
+        state = await _train(config, tasks, algorithm, objective, source, folder, on_second_interrupt)
     metrics = read_metrics(folder.metrics_file, config.policy)
     if metrics:
         draw_image(metrics, f"{config.run}: {config.model}", folder.curve)
@@ -177,6 +180,7 @@ async def _train(
     config: Config,
     tasks: Tasks,
     algorithm: Algorithm,
+    objective: Objective,
     source: ModelSource,
     folder: RunFolder,
     on_second_interrupt: Callable[[], None],
@@ -189,12 +193,13 @@ async def _train(
         print_note(
             f"{source.name} cannot be trained as a tree, so every call is computed by itself: {policy.no_trees_reason}"
         )
-    kept = config.checkpoints
-    checkpoints = Checkpoints(folder.path, config.policy, source, kept.keep, kept.optimiser)
-    state = restore_latest(folder.path, config.policy, policy, print_note)
-    if state.step:
-        print_note(f"resuming {config.run} after step {state.step}")
+    checkpoints = Checkpoints(folder.path, config.policy, source, config.checkpoints, print_note)
     async with AsyncExitStack() as opened:
+        trained = TrainedPolicy(policy, objective, checkpoints)
+        learner = opened.enter_context(LocalLearner({config.policy: trained}))
+        state = await learner.restore(config.policy)
+        if state.step:
+            print_note(f"resuming {config.run} after step {state.step}")
         sinks = opened.enter_context(opened_sinks(config, folder.path))
         stack = await opened.enter_async_context(
             local_stack(config, folder.path, model, source, state.version, config.run, policy)
@@ -213,21 +218,8 @@ async def _train(
         display = ConsoleReport(stderr_console(), config.training.steps, reward, error)
         if any(line["step"] == config.training.steps and "test/reward" in line for line in lines):
             tasks = replace(tasks, test=())  # they are measured once
-        trainer = Trainer(
-            config,
-            tasks,
-            stack.remote,
-            algorithm,
-            policy,
-            stack.engine,
-            checkpoints,
-            state,
-            (metrics, display),
-            CollapseDetector.of(lines),
-            StandstillDetector.of(lines, config.training),
-            Divergence(checkpoint_folder(folder.path, config.policy) / START_FILE, policy, config.training.steps),
-            stack.server.starting_held,
-        )
+        parts = RunParts(stack.remote, stack.engine, learner, (metrics, display), stack.server.starting_held)
+        trainer = Trainer(config, build_pipeline(config, algorithm, tasks, parts, state, folder.path), state.step)
         try:
             with _interruptible(on_second_interrupt, lambda: trainer.waits_for_evaluation) as stop:
                 state = await stack.run(trainer.run(stop))

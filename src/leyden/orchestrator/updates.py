@@ -1,73 +1,73 @@
-"""Prepares the updates of a step: samples with advantages, and everything that must be computed before the first."""
+"""Prepares the updates of a step: samples with advantages, and what the learner computes of them before the first."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-import torch
-from msgspec import Struct
-from torch import Tensor
-
-from leyden.learner.objective import OldLogprobs
-from leyden.learner.policy import Policy
+from leyden.config import TrainingConfig
+from leyden.learner.protocol import Learner, OldLogprobs, SampleEvaluation, Update
 from leyden.learner.sample import Sample
-from leyden.orchestrator.algorithm.resolve import Algorithm, KlPenalty
+from leyden.orchestrator.algorithm.resolve import Algorithm
 from leyden.orchestrator.credit.advantages import StepInputs, compute_advantages
-from leyden.orchestrator.credit.samples import SelectedRollout, StepAccounting, make_samples
+from leyden.orchestrator.credit.samples import Groups, StepAccounting, make_samples
 from leyden.records import CallCredit
-from leyden.rl.correction import ratios
-
-Groups = Sequence[Sequence[SelectedRollout]]
 
 
-class Update(Struct, frozen=True):
-    """The samples of one optimiser update."""
+class UpdateBuilder:
+    """Builds the updates of one policy."""
 
-    samples: list[Sample]
-    old_logprobs: OldLogprobs
+    def __init__(self, learner: Learner, policy: str, algorithm: Algorithm, training: TrainingConfig) -> None:
+        self._learner, self._policy, self._algorithm = learner, policy, algorithm
+        self._updates, self._epochs = training.updates_per_step, training.epochs
 
+    async def prepare(self, groups: Groups, accounting: StepAccounting) -> list[Update]:
+        """Divide groups evenly into updates, repeated in each epoch. Updates without samples are left out."""
+        number = min(self._updates, len(groups))
+        ends = [len(groups) * done // number for done in range(number + 1)]
+        parts = [groups[start:end] for start, end in pairwise(ends)]
+        policy_changes = len(parts) * self._epochs > 1
+        updates = [await self._update(part, accounting, policy_changes) for part in parts]
+        return [update for update in updates if update.samples] * self._epochs
 
-def prepare_updates(
-    groups: Groups, number: int, policy: Policy, algorithm: Algorithm, accounting: StepAccounting, epochs: int = 1
-) -> list[Update]:
-    """Divide groups evenly into so many updates, repeated in each epoch. Updates without samples are left out."""
-    number = min(number, len(groups))
-    ends = [len(groups) * done // number for done in range(number + 1)]
-    parts = [groups[start:end] for start, end in pairwise(ends)]
-    policy_changes = len(parts) * epochs > 1
-    updates = [_update(part, policy, algorithm, accounting, policy_changes) for part in parts]
-    return [update for update in updates if update.samples] * epochs
+    async def _update(self, groups: Groups, accounting: StepAccounting, policy_changes: bool) -> Update:
+        """Prepare one update; `policy_changes`: whether the step has other updates, so that old logprobs are kept."""
+        all_samples = await asyncio.to_thread(make_samples, groups)
+        evaluation = await self._learner.evaluate(self._policy, all_samples)
+        samples = await asyncio.to_thread(self._credit, groups, all_samples, evaluation, accounting)
+        ratios = None
+        if evaluation.ratios is not None:
+            by_key = {_key(sample): ratio for sample, ratio in zip(all_samples, evaluation.ratios, strict=True)}
+            ratios = [by_key[_key(sample)] for sample in samples]
+        proximal = reference = None
+        if policy_changes:  # computed for the samples of the update, so that rounding is that of the update
+            same = [*map(_key, samples)] == [*map(_key, all_samples)]
+            known = evaluation.logprobs if same else None
+            proximal = known if known is not None else await self._learner.logprobs(self._policy, samples)
+        if self._algorithm.kl_loss:
+            reference = await self._learner.logprobs(self._policy, samples, reference=True)
+        return Update(samples, OldLogprobs(proximal, reference, ratios))
 
+    def _credit(
+        self, groups: Groups, all_samples: Sequence[Sample], evaluation: SampleEvaluation, accounting: StepAccounting
+    ) -> list[Sample]:
+        """Return the samples that are trained on, with their advantages."""
+        inputs = StepInputs(self._penalties(all_samples, evaluation, accounting), evaluation.values)
+        estimator = self._algorithm.advantage_estimator
+        with_credit = compute_advantages(groups, all_samples, inputs, estimator, accounting)
+        # Without an advantage a call has no gradient, unless something else gives it one.
+        samples = [one for one in with_credit if one.advantage or self._algorithm.trains_every_call]
+        accounting.credits += _credits(groups, all_samples, with_credit, samples)
+        return samples
 
-def _update(
-    groups: Groups, policy: Policy, algorithm: Algorithm, accounting: StepAccounting, policy_changes: bool
-) -> Update:
-    """Prepare one update; `policy_changes`: whether the step has other updates, so that old logprobs must be kept."""
-    all_samples, objective, penalty = make_samples(groups), algorithm.objective, algorithm.kl_penalty
-    by_rollout = objective.correction is not None and objective.level == "rollout"
-    evaluation = policy.evaluate(all_samples) if algorithm.critic or by_rollout else None
-    inputs = StepInputs(
-        penalties=None if penalty is None else _penalties(all_samples, policy, penalty, accounting),
-        values=evaluation.values if evaluation is not None and algorithm.critic else None,
-    )
-    with_credit = compute_advantages(groups, all_samples, inputs, algorithm.advantage_estimator, accounting)
-    # Without an advantage a call has no gradient, unless something else gives it one.
-    samples = [sample for sample in with_credit if sample.advantage or algorithm.critic or objective.needs_all]
-    accounting.credits += _credits(groups, all_samples, with_credit, samples)
-    ratios_R = None
-    if evaluation is not None and by_rollout:
-        ratios_R = _ratios(all_samples, evaluation.logprobs, objective.geometric)
-    proximal = None
-    if policy_changes:  # computed for the samples of the update, so that rounding is that of the update
-        same = [*map(_key, samples)] == [*map(_key, all_samples)]
-        proximal = evaluation.logprobs if evaluation is not None and same else policy.logprobs(samples)
-    old_logprobs = OldLogprobs(
-        proximal=proximal,
-        reference=policy.reference_logprobs(samples) if objective.kl is not None else None,
-        ratios=None
-        if ratios_R is None
-        else [ratios_R[sample.rollout].expand(len(sample.sampler_logprobs)) for sample in samples],
-    )
-    return Update(samples, old_logprobs)
+    def _penalties(
+        self, samples: Sequence[Sample], evaluation: SampleEvaluation, accounting: StepAccounting
+    ) -> list[float] | None:
+        """Return what is subtracted from the reward of each call for its KL divergence from the reference."""
+        if evaluation.kl_reference is None:
+            return None
+        tokens = sum(len(sample.sampler_logprobs) for sample in samples)
+        accounting.kl_reference.append(sum(evaluation.kl_reference) / tokens)
+        return [self._algorithm.kl_penalty * distance for distance in evaluation.kl_reference]
 
 
 def _credits(
@@ -89,29 +89,3 @@ def _credits(
 def _key(sample: Sample) -> tuple[int, int]:
     """Return what tells a sample of an update from the others."""
     return sample.rollout, sample.call_index
-
-
-def _penalties(
-    samples: Sequence[Sample], policy: Policy, penalty: KlPenalty, accounting: StepAccounting
-) -> list[float]:
-    """Compute what is subtracted from the reward of each call for its KL divergence from the reference."""
-    reference = torch.cat(policy.reference_logprobs(samples))
-    lengths = [len(sample.sampler_logprobs) for sample in samples]
-    by_call = penalty.estimate(_sampler_logprobs(samples, reference), reference).split(lengths)
-    distances = torch.stack([distance.sum() for distance in by_call]).tolist()  # one transfer from the device for all
-    accounting.kl_reference.append(sum(distances) / sum(lengths))
-    return [penalty.weight * distance for distance in distances]
-
-
-def _ratios(samples: Sequence[Sample], proximal: Sequence[Tensor], geometric: bool) -> Tensor:
-    """Compute the ratio of the proximal policy to the sampler over each sample's whole rollout."""
-    logprobs = torch.cat(list(proximal))
-    rollout = torch.tensor([one.rollout for one in samples for _ in one.sampler_logprobs], device=logprobs.device)
-    ratios_T = ratios(logprobs - _sampler_logprobs(samples, logprobs), rollout, geometric)
-    return torch.zeros(max(sample.rollout for sample in samples) + 1).to(ratios_T).index_copy(0, rollout, ratios_T)
-
-
-def _sampler_logprobs(samples: Sequence[Sample], like: Tensor) -> Tensor:
-    """Return the logprobs of the samples' tokens when they were sampled, sample after sample."""
-    flat = [logprob for sample in samples for logprob in sample.sampler_logprobs]
-    return torch.tensor(flat, device=like.device, dtype=like.dtype)

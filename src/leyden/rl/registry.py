@@ -6,13 +6,15 @@ an advantage do not import torch.
 """
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any, Literal, TypeVar, get_args
 
 from msgspec import Struct
+
+from leyden.config import AlgorithmConfig, ConfigError
 
 Kind = Literal["credit", "advantage", "loss", "aggregation", "correction", "state"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -134,6 +136,46 @@ def declaration(kind: Kind, name: str) -> Declaration | None:
         return None
     found: Declaration = load(kind, name).declaration  # type: ignore[attr-defined]  # set by the decorator
     return found
+
+
+def is_user_function(name: str) -> bool:
+    """Whether a configuration names a user's function."""
+    return ":" in name
+
+
+def reads(kind: Kind, named: AlgorithmConfig, key: str) -> bool:
+    """Whether the chosen algorithm of a kind reads a key of `[algorithm]`; a user's function may read any."""
+    name: str = getattr(named, kind)
+    declared = declaration(kind, name)
+    return is_user_function(name) or (declared is not None and key in declared.reads)
+
+
+def check_settings(named: AlgorithmConfig, kinds: Sequence[Kind]) -> None:
+    """Refuse algorithms of some kinds that lack a setting."""
+    for kind in kinds:
+        declared = declaration(kind, getattr(named, kind))
+        for key in declared.requires if declared is not None else ():
+            if getattr(named, key) is None:
+                raise ConfigError(f"`algorithm.{kind}` is {getattr(named, kind)}: set `algorithm.{key}`")
+
+
+def unused_settings(named: AlgorithmConfig) -> list[str]:
+    """List the keys that were set and that none of the chosen algorithms reads, each as a sentence."""
+    defaults = AlgorithmConfig(kl_in=named.kl_in)
+    unused = []
+    for key in AlgorithmConfig.__struct_fields__:
+        kinds = readers(key) if getattr(named, key) != getattr(defaults, key) else {}
+        if kinds and not any(reads(kind, named, key) for kind in kinds):
+            chosen = " and ".join(f'`{kind} = "{getattr(named, kind)}"`' for kind in kinds)
+            does = "only splits the curves of rewards" if key == "normalize_by" else "does nothing"
+            unused.append(f"`algorithm.{key}` {does} with {chosen}")
+    if named.kl == 0 and (named.kl_in, named.kl_estimate) != ("loss", defaults.kl_estimate):
+        unused.append("`algorithm.kl_in` and `algorithm.kl_estimate` do nothing while `algorithm.kl` is 0")
+    if named.value_clip is not None and not needs_critic(named.credit, named.advantage):
+        unused.append('`algorithm.value_clip` does nothing without a critic, which `algorithm.credit = "gae"` has')
+    if named.correction_ratio == "geometric" and (named.correction == "none" or named.correction_level == "token"):
+        unused.append('`algorithm.correction_ratio` does nothing unless `correction_level` is "call" or "rollout"')
+    return unused
 
 
 def readers(key: str) -> dict[Kind, list[str]]:

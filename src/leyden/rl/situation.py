@@ -9,6 +9,9 @@ from msgspec import Struct
 
 from leyden.episodes import Episode
 
+MAX_TURN = 15
+"""Turns from this one on are reported together."""
+
 
 class Situation(Struct, frozen=True):
     """Where in its rollout a call was made."""

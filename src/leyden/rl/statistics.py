@@ -14,9 +14,7 @@ from torch import Tensor
 from leyden.rl.kl import k1, k3
 from leyden.rl.loss import TokenBatch
 from leyden.rl.ratio import ratio, total
-
-MAX_TURN = 15
-"""Turns from this one on are reported together."""
+from leyden.rl.situation import MAX_TURN
 
 
 class Statistics:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import uvloop
-from small_engines import CONTEXT, VOCABULARY, Answer, Update, check, complete, expected, make, make_request, prompt
+from small_engines import CONTEXT, VOCABULARY, Answer, check, complete, expected, make, make_request, prompt, publish
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from leyden.engine.protocol import EngineError, EngineLost, EngineRequest
@@ -271,7 +271,7 @@ async def sample_across_an_update(
 
     readers = [asyncio.create_task(read(answer)) for answer in answers]
     await asyncio.wait([asyncio.create_task(begun.wait()), *readers], return_when=asyncio.FIRST_COMPLETED)
-    await engine.publish(Update(write), 4)
+    await publish(engine, 4, write)
     assert engine.version == 4
     await asyncio.gather(*readers)
     for answer in answers:
@@ -324,7 +324,7 @@ async def test_a_change_that_is_not_published_is_not_sampled_from_where_the_engi
         for parameter in llama.parameters():
             parameter.mul_(0.9)
     check(make("llama"), await complete(engine, make_request(prompt(0, 30))))
-    await engine.publish(Update(), 1)
+    await publish(engine, 1)
     check(llama, await complete(engine, make_request(prompt(0, 30))))
     engine.close()
 
@@ -358,7 +358,7 @@ async def test_they_share_no_prefix_when_an_update_comes_in_the_middle_of_a_prom
     answers = Answer(make_request(prompt(0, 300))), Answer(make_request(prompt(0, 300)))
     waiting = asyncio.create_task(anext(second))
     answers[0].chunks.append(await anext(first))
-    await engine.publish(Update(), 1)
+    await publish(engine, 1)
     answers[1].chunks.append(await waiting)
     for answer, generator in zip(answers, (first, second), strict=True):
         answer.chunks.extend([chunk async for chunk in generator])
@@ -374,7 +374,7 @@ async def test_an_update_that_fails_raises_and_the_engine_continues(llama: PreTr
         raise ZeroDivisionError("no step")
 
     with pytest.raises(ZeroDivisionError):
-        await engine.publish(Update(fail), 1)
+        await publish(engine, 1, fail)
     assert engine.version == 0
     check(llama, await going)
     engine.close()
@@ -469,10 +469,10 @@ async def test_weights_that_are_not_finite_fail_requests_until_they_are_replaced
         with torch.no_grad():
             next(iter(llama.parameters())).fill_(torch.nan)
 
-    await engine.publish(Update(ruin), 1)
+    await publish(engine, 1, ruin)
     with pytest.raises(EngineError, match="diverged"):
         await complete(engine, make_request(prompt(0, 100)))
-    await engine.publish(Update(lambda: llama.load_state_dict(weights)), 2)
+    await publish(engine, 2, lambda: llama.load_state_dict(weights))
     check(llama, await complete(engine, make_request(prompt(0, 10))))
     engine.close()
 
@@ -487,7 +487,7 @@ async def test_closing_fails_requests_in_flight(llama: PreTrainedModel) -> None:
     with pytest.raises(EngineLost, match="ended"):
         await complete(engine, make_request(prompt(0, 10)))
     with pytest.raises(EngineLost, match="ended"):
-        await engine.publish(Update(), 1)
+        await publish(engine, 1)
     engine.close()
 
 

@@ -5,11 +5,11 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from small_engines import publish
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -59,24 +59,6 @@ def difference(model: PreTrainedModel, request: EngineRequest, chunks: list[Toke
     return float((found - expected)[first:].abs().mean())
 
 
-class Scaled:
-    """An update that changes every logprob."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-
-    @torch.no_grad()
-    def apply(self) -> None:
-        for parameter in self._model.parameters():
-            parameter.mul_(0.9)
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        return self._model.named_parameters()
-
-    def adapter(self) -> None:
-        return None
-
-
 def test_a_replayed_step_equals_the_computed_one_in_float32(model: PreTrainedModel) -> None:
     kv_cache = KVCache(9, 1024, torch.float32, model.device)
     forward = DeviceLlamaForward(model, kv_cache)
@@ -117,7 +99,13 @@ async def test_tokens_after_an_update_are_of_the_new_weights(model: PreTrainedMo
 
     readers = [asyncio.create_task(read(*one)) for one in zip(asked, answers, strict=True)]
     await asyncio.wait([asyncio.create_task(begun.wait()), *readers], return_when=asyncio.FIRST_COMPLETED)
-    publication = await engine.publish(Scaled(model), 1)
+
+    @torch.no_grad()
+    def scale() -> None:
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+
+    publication = await publish(engine, 1, scale)
     print(f"published in {publication.seconds:.3f} s")
     await asyncio.gather(*readers)
     for request, chunks in zip(asked, answers, strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from small_engines import Answer, Update, check, complete, make, make_request, prompt
+from small_engines import Answer, check, complete, make, make_request, prompt, publish
 from transformers import PreTrainedModel
 
 from leyden.engine.protocol import EngineError, EngineRequest, TokenChunk
@@ -94,17 +94,18 @@ async def test_all_are_of_one_version_when_an_update_comes_in_the_middle_of_the_
     loop, forward, submitted = asyncio.get_running_loop(), engine._batch.forward, threading.Event()
     publications: list[asyncio.Task[object]] = []
 
-    def publish() -> None:
-        publications.append(asyncio.create_task(engine.publish(Update(write), 1)))
+    def start_publishing() -> None:
+        publications.append(asyncio.create_task(publish(engine, 1, write)))
         loop.call_soon(submitted.set)  # runs after the first step of the task
 
     def compute(segments: Sequence[Segment], sampled: torch.Tensor | None = None) -> torch.Tensor:
         if engine.stats.steps == 2:
-            loop.call_soon_threadsafe(publish)
+            loop.call_soon_threadsafe(start_publishing)
             submitted.wait()
         return forward(segments, sampled)
 
     compute.refresh = forward.refresh  # type: ignore[attr-defined]
+    compute.shares_parameters = True  # type: ignore[attr-defined]
     monkeypatch.setattr(engine._batch, "forward", compute)
     ids = prompt(0, 60)
     answer: Answer = await complete(engine, of_prompt(ids, 3))
@@ -121,7 +122,7 @@ async def test_weights_that_are_not_finite_fail_the_request() -> None:
 
     model = make("llama")
     engine = TorchEngine(model)
-    await engine.publish(Update(break_weights), 1)
+    await publish(engine, 1, break_weights)
     with pytest.raises(EngineError, match="not finite"):
         await complete(engine, of_prompt(prompt(0, 20)))
     engine.close()

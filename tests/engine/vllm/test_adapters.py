@@ -57,9 +57,6 @@ class AdapterUpdate:
     def __init__(self, adapter: LoraAdapter) -> None:
         self._adapter = adapter
 
-    def apply(self) -> None:
-        pass
-
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         raise AssertionError("only the adapter is sent")
 

@@ -49,13 +49,8 @@ class ModelUpdate:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self.is_applied = False
-
-    def apply(self) -> None:
-        self.is_applied = True
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        assert self.is_applied
         return self._model.named_parameters()
 
     def adapter(self) -> None:

@@ -43,8 +43,10 @@ class Noise:
     def __init__(self, model: PreTrainedModel, seed: int, scale: float) -> None:
         self._model, self._seed, self._scale = model, seed, scale
 
+        self._add()
+
     @torch.no_grad()
-    def apply(self) -> None:
+    def _add(self) -> None:
         generator = torch.Generator("cuda").manual_seed(self._seed)
         for parameter in self._model.parameters():
             noise = torch.randn(parameter.shape, generator=generator, device="cuda", dtype=parameter.dtype)

@@ -1,5 +1,6 @@
-"""An update that another follows is applied to the trainer's weights only."""
+"""An optimiser step does not stop vLLM, which has its own copy of the weights."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,45 +8,55 @@ import pytest
 import torch
 from torch import Tensor
 
-from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.process import VllmOptions
 
 NOBODY = "http://127.0.0.1:9"
 
 
-class SumUpdate:
-    """Adds one to a weight."""
+class OneWeight:
+    """A model of one parameter."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
-
-    def apply(self) -> None:
-        self._weight += 1
+    def __init__(self) -> None:
+        self.weight = torch.zeros(1)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield "weight", self._weight
+        yield "weight", self.weight
 
     def adapter(self) -> None:
         return None
 
 
-async def test_an_update_that_is_only_applied_is_not_sent_to_vllm(tmp_path: Path) -> None:
-    weight = torch.zeros(1)
-    update = SumUpdate(weight)
+async def test_a_vllm_that_is_restarted_in_a_step_gets_no_weights_until_they_are_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sent = OneWeight(), list[tuple[int, float]]()
     backend = VllmBackend(
         VllmOptions(tmp_path),
         tmp_path / "vllm.log",
-        update.tensors,
+        model.tensors,
         context_length=10,
         vocab_size=10,
         concurrency=1,
         version=3,
         url=NOBODY,
     )
-    await backend.apply(update, 4)
-    assert weight.item() == 1 and backend.address.version == 4  # what a vLLM that starts now would get
-    with pytest.raises(EngineError):
-        await backend.publish(update, 5)
-    assert weight.item() == 2
+
+    async def deliver() -> int:
+        sent.append((backend.address.version, model.weight.item()))
+        return 0
+
+    monkeypatch.setattr(backend, "_deliver", deliver)
+    assert not backend.shares_parameters
+    async with backend.changing_weights(4):
+        restarting = asyncio.create_task(backend._restarted())
+        model.weight += 1
+    assert backend.address.version == 4  # what a server process that starts now is told
+    async with backend.changing_weights(5):
+        model.weight += 1
+    await asyncio.sleep(0)
+    assert not restarting.done() and not sent
+    await backend.publish(model, 5)
+    await restarting
+    assert sent == [(5, 2.0)] * 2
     await backend.close()

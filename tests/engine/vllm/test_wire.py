@@ -144,10 +144,7 @@ async def test_the_time_of_a_publication_does_not_include_the_optimiser_step(
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr("leyden.engine.vllm.backend.time", clock)
 
-    class SlowUpdate:
-        def apply(self) -> None:
-            clock.now += 100.0
-
+    class CurrentModel:
         def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
             return iter(())
 
@@ -163,7 +160,9 @@ async def test_the_time_of_a_publication_does_not_include_the_optimiser_step(
         options, tmp_path / "log", lambda: (), context_length=64, vocab_size=64, concurrency=1, url=url
     )
     monkeypatch.setattr(backend, "_deliver", deliver)
-    assert await backend.publish(SlowUpdate(), 1) == Publication(seconds=3.0, transferred_bytes=12)
+    async with backend.changing_weights(1):
+        clock.now += 100.0
+    assert await backend.publish(CurrentModel(), 1) == Publication(seconds=3.0, transferred_bytes=12)
     await backend.close()
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from leyden.config import read_config
-from leyden.orchestrator.algorithm.resolve import algorithm_of, unused_settings
+from leyden.orchestrator.algorithm.resolve import algorithm_of
+from leyden.rl.registry import unused_settings
 
 
 @pytest.mark.parametrize(

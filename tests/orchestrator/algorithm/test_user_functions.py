@@ -13,7 +13,9 @@ import torch
 
 from leyden.config import ConfigError, Hyperparameters
 from leyden.learner.errors import TrainingError
-from leyden.orchestrator.algorithm.user_functions import load_user_function
+from leyden.learner.loss_functions import LOSS_FUNCTIONS
+from leyden.learner.user_functions import load_user_function
+from leyden.orchestrator.algorithm.user_functions import CREDIT_FUNCTIONS
 from leyden.rl.advantage import CallBatch
 from leyden.rl.credit import RolloutRewards
 from leyden.rl.loss import TokenBatch
@@ -31,6 +33,7 @@ CALLS = CallBatch(
 )
 TOKENS = TokenBatch(torch.zeros(4, requires_grad=True), torch.zeros(4), torch.ones(4), torch.tensor([0, 0, 1, 1]))
 HP = Hyperparameters()
+FUNCTIONS = CREDIT_FUNCTIONS | LOSS_FUNCTIONS
 SIGNAL = SimpleNamespace(name="tool_failed/1")
 
 
@@ -43,7 +46,7 @@ def mine(tmp_path: Path) -> Callable[..., Any]:
     def make(key: str, takes: str, body: str) -> Callable[..., Any]:
         name = f"mine{next(numbers)}.py"
         (tmp_path / name).write_text(f"import torch\n\ndef f({takes}):\n    {body}\n")
-        return load_user_function(key, f"{name}:f", str(tmp_path))
+        return load_user_function(key, f"{name}:f", str(tmp_path), FUNCTIONS[key])
 
     return make
 
@@ -170,5 +173,8 @@ def test_its_file_may_create_a_model_client(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.delenv(name, raising=False)
     text = "from openai import OpenAI\nclient = OpenAI()\n\ndef worth(signal):\n    return 0.5\n"
     (tmp_path / "with_client.py").write_text(text)
-    assert load_user_function("signals.rule", "with_client.py:worth", str(tmp_path))(None) == 0.5
+    assert (
+        load_user_function("signals.rule", "with_client.py:worth", str(tmp_path), FUNCTIONS["signals.rule"])(None)
+        == 0.5
+    )
     assert "OPENAI_API_KEY" not in os.environ

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from smallepisodes import call, episode
-from smallpolicy import small_policy
+from smallpolicy import OBJECTIVE, small_policy
 
+from leyden.learner.local import LocalLearner, TrainedPolicy
 from leyden.learner.policy import Policy
 from leyden.orchestrator.credit.samples import SelectedRollout
 from leyden.orchestrator.health.divergence import Divergence
@@ -17,42 +18,50 @@ def groups(rollouts: int = 3) -> list[list[SelectedRollout]]:
     return [[SelectedRollout(episode(n, 1.0, [call(str(n), n % 7 + 2)]), 1.0, (None,)) for n in range(rollouts)]]
 
 
+def learner_of(policy: Policy) -> LocalLearner:
+    return LocalLearner({"mine": TrainedPolicy(policy, OBJECTIVE, checkpoints=None)})  # type: ignore[arg-type]
+
+
+def divergence_of(policy: Policy, path: Path, last_step: int = 99) -> Divergence:
+    return Divergence(path, learner_of(policy), "mine", last_step)
+
+
 def move(policy: Policy) -> None:
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
 
 
-def test_it_is_0_at_the_start_and_then_the_mean_of_k3_over_the_sampled_tokens(tmp_path: Path) -> None:
+async def test_it_is_0_at_the_start_and_then_the_mean_of_k3_over_the_sampled_tokens(tmp_path: Path) -> None:
     policy = small_policy()
     samples = [one for group in groups() for rollout in group for one in rollout.transitions]
-    divergence = Divergence(tmp_path / "start.msgpack", policy, last_step=8)
-    assert divergence.measure(groups(), 1) == 0.0
+    divergence = divergence_of(policy, tmp_path / "start.msgpack", last_step=8)
+    assert await divergence.measure(groups(), 1) == 0.0
     start = divergence._start
     assert start is not None and len(start.samples) == len(samples) == 3
     move(policy)
-    assert [divergence.measure(groups(), step) for step in (2, 3, 4, 5, 7)] == [None] * 5
+    assert [await divergence.measure(groups(), step) for step in (2, 3, 4, 5, 7)] == [None] * 5
     now = [one for some in policy.logprobs(start.samples) for one in some.tolist()]
     then = [one for some in start.logprobs for one in some]
     by_hand = [exp(b - a) - 1 - (b - a) for a, b in zip(then, now, strict=True)]
     assert len(by_hand) == 2 + 3 + 4
-    assert divergence.measure([], 6) == divergence.measure([], 8) == pytest.approx(sum(by_hand) / 9)
+    assert await divergence.measure([], 6) == await divergence.measure([], 8) == pytest.approx(sum(by_hand) / 9)
     assert sum(by_hand) > 0
 
 
-def test_a_run_that_resumes_measures_from_the_same_start(tmp_path: Path) -> None:
+async def test_a_run_that_resumes_measures_from_the_same_start(tmp_path: Path) -> None:
     policy = small_policy()
-    first = Divergence(tmp_path / "policies/mine/start.msgpack", policy, last_step=99)
-    first.measure(groups(), 1)
+    first = divergence_of(policy, tmp_path / "policies/mine/start.msgpack")
+    await first.measure(groups(), 1)
     move(policy)
-    again = Divergence(tmp_path / "policies/mine/start.msgpack", policy, last_step=99)
-    assert again.measure([], 6) == first.measure([], 6) != 0.0
-    assert Divergence(tmp_path / "none.msgpack", policy, last_step=99).measure([], 6) is None
+    again = divergence_of(policy, tmp_path / "policies/mine/start.msgpack")
+    assert await again.measure([], 6) == await first.measure([], 6) != 0.0
+    assert await divergence_of(policy, tmp_path / "none.msgpack").measure([], 6) is None
 
 
-def test_few_calls_of_all_groups_are_kept(tmp_path: Path) -> None:
-    divergence = Divergence(tmp_path / "start.msgpack", small_policy(), last_step=99)
-    divergence.measure(groups(100), 1)
+async def test_few_calls_of_all_groups_are_kept(tmp_path: Path) -> None:
+    divergence = divergence_of(small_policy(), tmp_path / "start.msgpack")
+    await divergence.measure(groups(100), 1)
     assert divergence._start is not None
     kept = [len(sample.completion_ids) for sample in divergence._start.samples]
     assert kept == [n % 7 + 2 for n in range(0, 100, 4)]

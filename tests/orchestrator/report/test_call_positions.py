@@ -4,8 +4,7 @@ from smallepisodes import call, episode
 
 from leyden.orchestrator.report.call_positions import CallPositions
 from leyden.records import CallCredit
-from leyden.rl.situation import Situation
-from leyden.rl.statistics import MAX_TURN
+from leyden.rl.situation import MAX_TURN, Situation
 
 
 def positions() -> CallPositions:

@@ -14,9 +14,9 @@ from leyden.api.client import Remote
 from leyden.api.views import SeriesQuery
 from leyden.api.wire import Cursor, RunSpec
 from leyden.config import read_config
-from leyden.learner.checkpoint import is_disk_full
-from leyden.learner.policy import UpdateMetrics
+from leyden.learner.protocol import UpdateMetrics
 from leyden.orchestrator.credit.samples import StepAccounting
+from leyden.orchestrator.disk_room import is_disk_full
 from leyden.orchestrator.report.metrics_log import MetricsLog, evaluation_metrics, read_metrics, step_metrics
 from leyden.orchestrator.report.plot import draw_image, draw_text
 from leyden.orchestrator.report.sinks import opened_sinks

@@ -65,6 +65,8 @@ class JoinedLayer:
 class DeviceLlamaForward:
     """Computes steps from a copy of the weights of a Llama-like model. The last slot of the KV cache is for padding."""
 
+    shares_parameters = False
+
     def __init__(self, model: PreTrainedModel, kv_cache: KVCache) -> None:
         self._model: Any = model
         self._kv_cache, config = kv_cache, model.config

@@ -1,6 +1,6 @@
 """The embedded engine: continuous batching of a Hugging Face causal model over a fixed number of KV cache slots.
 
-One thread computes the steps of a `ContinuousBatch`. Between two steps requests join and leave and weights are updated.
+One thread computes the steps of a `ContinuousBatch`. Between two steps requests join and leave and weights change.
 The thread sleeps while there is nothing to do.
 """
 
@@ -10,8 +10,9 @@ import threading
 import time
 from asyncio import StreamReader, StreamWriter
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from typing import NoReturn
 
 import torch
@@ -22,17 +23,17 @@ from leyden.engine.protocol import (
     EngineError,
     EngineLost,
     EngineRequest,
+    ModelWeights,
     Publication,
     SocketAddress,
     TokenChunk,
-    WeightUpdate,
 )
 from leyden.engine.remote import EngineServer
 from leyden.engine.torch.batch import ContinuousBatch, EngineStats
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.request import ActiveRequest, deliver_outputs
 from leyden.engine.torch.sizing import choose_forward, choose_threads, limit_length
-from leyden.engine.torch.transfer import trainers_stream
+from leyden.engine.torch.transfer import let_engine_wait, let_trainer_wait
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class TorchEngine:
         Grammars need a `tokenizer`, in the form that `GrammarCompiler` takes. With `overlap`, which is the default on a
         GPU, a step is started before the tokens of the one before are read. `dtype` is the precision to sample in: by
         default bfloat16 on a GPU and the model's on a CPU. Where it is not the model's, and always on a GPU, the engine
-        has its own copy of the weights, which each update writes in place. `kv_cache_bytes` limits the KV cache, and
+        has its own copy of the weights, which `publish` writes in place. `kv_cache_bytes` limits the KV cache, and
         with it the longest sequence; by default it is a part of a GPU's free memory.
         """
         config = model.config.get_text_config()
@@ -102,10 +103,12 @@ class TorchEngine:
         self._stream = torch.cuda.Stream(model.device) if on_gpu else None
         self._wake = threading.Condition()
         self._queue: deque[ActiveRequest] = deque()
-        self._weight_updates: deque[tuple[Callable[[], None], int, Future[None]]] = deque()
+        self._weight_changes: deque[tuple[Callable[[], None], int, Future[None]]] = deque()
         self._ended_sessions: deque[str] = deque()
         self._waiting_for_end: list[Future[None]] = []
         self._thread: threading.Thread | None = None
+        self._paused_s = 0.0
+        """How long changes of shared weights have stopped it since the last publication, without the changes."""
         self._closed, self._ended = False, "the engine has ended"
 
     @property
@@ -147,7 +150,7 @@ class TorchEngine:
                 self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread; requests and weight updates in flight fail."""
+        """Stop the thread; requests and weight changes in flight fail."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -182,37 +185,66 @@ class TorchEngine:
     async def sleep(self) -> None:
         """Do nothing: `sleeps_while_training` is False."""
 
-    async def apply(self, update: WeightUpdate, version: int) -> None:
-        """Publish an update all the same: requests in flight may sample from the trainer's own parameters."""
-        await self.publish(update, version)
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether it samples from the model's own parameters."""
+        return self._batch.forward.shares_parameters
 
-    async def publish(self, update: WeightUpdate, version: int) -> Publication:
-        """Apply an update to the shared parameters between two steps; later tokens are sampled by the new weights.
+    @asynccontextmanager
+    async def changing_weights(self, version: int) -> AsyncIterator[None]:
+        """Let the trainer write the parameters; shared ones between two steps, after which `version` samples.
 
         The KV cache of the old weights is dropped; requests in flight are computed again and continue.
         """
-        started, applied_s = time.monotonic(), 0.0
+        if not self.shares_parameters:
+            yield
+            return
+        started = time.monotonic()
+        paused, written = Future[None](), Future[None]()
 
-        def apply() -> None:
-            nonlocal applied_s
-            start = time.monotonic()
-            update.apply()
-            applied_s = time.monotonic() - start
+        def wait_for_trainer() -> None:
+            paused.set_result(None)
+            written.result()
 
+        changed = self._submit_change(wait_for_trainer, version)
+        try:
+            await asyncio.wait({changed, asyncio.wrap_future(paused)}, return_when=asyncio.FIRST_COMPLETED)
+            if changed.done():
+                changed.result()  # the engine has ended
+            writing = time.monotonic()
+            yield
+        except BaseException:
+            written.cancel()
+            await asyncio.wait({changed})
+            raise
+        resuming = time.monotonic()
+        written.set_result(None)
+        await changed
+        self._paused_s += writing - started + time.monotonic() - resuming
+
+    async def publish(self, weights: ModelWeights, version: int) -> Publication:
+        """Copy the parameters between two steps unless they are shared: then the engine serves them already."""
+        started = time.monotonic()
+        if not self.shares_parameters:
+            await self._submit_change(lambda: None, version)
+        paused_s, self._paused_s = self._paused_s, 0.0
+        return Publication(time.monotonic() - started + paused_s, 0)
+
+    def _submit_change(self, change: Callable[[], None], version: int) -> asyncio.Future[None]:
+        """Have a change of the weights made between two steps; return a future of its end."""
         done: Future[None] = Future()
-        self._submit(lambda: self._weight_updates.append((apply, version, done)))
-        await asyncio.wrap_future(done)
-        return Publication(time.monotonic() - started - applied_s, 0)
+        self._submit(lambda: self._weight_changes.append((change, version, done)))
+        return asyncio.wrap_future(done)
 
     def end_session(self, session: str) -> None:
         """Let the KV cache slots of a session be evicted first."""
         self._ended_sessions.append(session)
 
     def hold(self) -> None:
-        """Do nothing: `publish` itself keeps sampling and weight changes apart."""
+        """Do nothing: the engine itself keeps sampling and weight changes apart."""
 
     def resume(self, version: int) -> None:
-        """Do nothing: `publish` has set the version."""
+        """Do nothing: a change of the weights has set the version."""
 
     def _check(self, request: EngineRequest) -> None:
         ids, room = request.prompt_ids, self._context_length - len(request.prompt_ids)
@@ -252,8 +284,8 @@ class TorchEngine:
             while self._wait():
                 started = time.perf_counter()
                 try:
-                    while self._weight_updates:
-                        self._update_weights(*self._weight_updates.popleft())
+                    while self._weight_changes:
+                        self._change_weights(*self._weight_changes.popleft())
                     with torch.inference_mode():
                         self._batch.admit(self._queue, self._ended_sessions)
                         self._batch.step()
@@ -273,7 +305,7 @@ class TorchEngine:
             self._closed = True
         self._batch.fail(lost)
         deliver_outputs([(request, lost) for request in self._queue])
-        for done in (*(done for _, _, done in self._weight_updates), *self._waiting_for_end):
+        for done in (*(done for _, _, done in self._weight_changes), *self._waiting_for_end):
             if done.set_running_or_notify_cancel():
                 done.set_exception(lost)
 
@@ -291,22 +323,27 @@ class TorchEngine:
     def _wait(self) -> bool:
         """Sleep until there is something to do; false when the engine is closed."""
         with self._wake:
-            while not (self._closed or self._queue or self._weight_updates or self._batch.active):
+            while not (self._closed or self._queue or self._weight_changes or self._batch.active):
                 self._batch.discard_step()
                 self._wake.wait()
             return not self._closed
 
-    def _update_weights(self, update: Callable[[], None], version: int, done: Future[None]) -> None:
+    def _change_weights(self, change: Callable[[], None], version: int, done: Future[None]) -> None:
         if not done.set_running_or_notify_cancel():
             return
 
-        def change() -> None:
-            with trainers_stream(self._stream):
-                update()
+        def ordered_change() -> None:
+            let_trainer_wait(self._stream)  # steps that are computed still read the weights
+            try:
+                change()
+            finally:
+                let_engine_wait(self._stream)
 
         try:
-            self._batch.change_weights(change, version)
+            self._batch.change_weights(ordered_change, version)
         except BaseException as error:
             done.set_exception(error)
         else:
             done.set_result(None)
+        finally:
+            let_trainer_wait(self._stream)  # its next change comes after the copy

@@ -53,6 +53,10 @@ class EngineForward(Protocol):
         `sampled` holds the last sampled id of every slot, for segments of one `UNREAD` token.
         """
 
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether it reads the model's parameters in a step, and not only in `refresh`."""
+
     def refresh(self) -> None:
         """Update whatever is derived from the weights, which have changed."""
 
@@ -75,6 +79,7 @@ class HubForward:
 
     def __init__(self, model: PreTrainedModel, kv_cache: KVCache) -> None:
         self._model, self._served = _inference_copy(model, kv_cache.dtype), model
+        self.shares_parameters = kv_cache.dtype == model.dtype
         config = model.config.get_text_config()
         self._layer_types = set(getattr(config, "layer_types", None) or ())
         self._window: int | None = getattr(config, "sliding_window", None)
@@ -168,6 +173,7 @@ class RecomputeForward:
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         self._model, self._served, self._device = _inference_copy(model, dtype), model, model.device
+        self.shares_parameters = dtype == model.dtype
         self._ids: dict[int, list[int]] = {}
         log.warning(
             "not all layers of %s are attention: every sampled token recomputes its whole sequence, which is slow",

@@ -96,6 +96,8 @@ def _matrix(module: Any, copied: bool) -> Tensor:
 class LlamaForward:
     """Computes steps directly from the parameters of a Llama-like model."""
 
+    shares_parameters = True
+
     def __init__(self, model: PreTrainedModel, kv_cache: KVCache) -> None:
         self._model: Any = model
         self._kv_cache = kv_cache

@@ -1,7 +1,5 @@
 """Copies between host and device that do not stop the host: both directions use pinned memory on CUDA."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,16 +31,13 @@ class HostCopy:
         return self._host
 
 
-@contextmanager
-def trainers_stream(engines: torch.cuda.Stream | None) -> Iterator[None]:
-    """Compute on the stream of the trainer, after the engine's work and before what the engine does next."""
-    if engines is None:
-        yield
-        return
-    trainers = torch.cuda.default_stream(engines.device)
-    trainers.wait_stream(engines)
-    try:
-        with torch.cuda.stream(trainers):
-            yield
-    finally:
-        engines.wait_stream(trainers)
+def let_trainer_wait(engines: torch.cuda.Stream | None) -> None:
+    """Let what the trainer computes from now on wait for what the engine has started."""
+    if engines is not None:
+        torch.cuda.default_stream(engines.device).wait_stream(engines)
+
+
+def let_engine_wait(engines: torch.cuda.Stream | None) -> None:
+    """Let what the engine computes from now on wait for what the trainer has started."""
+    if engines is not None:
+        engines.wait_stream(torch.cuda.default_stream(engines.device))

@@ -9,15 +9,15 @@ import shutil
 import tempfile
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
-import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from leyden.engine.protocol import EngineError, LoraWeights, Publication, VllmAddress, WeightUpdate
+from leyden.engine.protocol import EngineError, LoraWeights, ModelWeights, Publication, VllmAddress
 from leyden.engine.vllm.adapters import AdapterTransfer
 from leyden.engine.vllm.process import VllmOptions, VllmProcess
 from leyden.engine.vllm.publisher import FileTransfer, IpcTransfer, VllmPublisher
@@ -31,6 +31,8 @@ VllmServer = VllmProcess | RunningVllm
 
 class VllmBackend:
     """A vLLM server with the weights of a trainer in this process."""
+
+    shares_parameters = False
 
     def __init__(
         self,
@@ -63,6 +65,9 @@ class VllmBackend:
         self._lock = asyncio.Lock()
         self._awake = asyncio.Event()
         self._awake.set()
+        self._published = asyncio.Event()
+        """Whether the trainer's parameters are those that were published last."""
+        self._published.set()
         if tokenizer is not None:
             folder = write_tokenizer(tokenizer, options.model, self._folder / "tokenizer")
             options = replace(options, tokenizer=folder)
@@ -118,28 +123,26 @@ class VllmBackend:
                 if not await self._server.recovered():
                     raise
 
-    async def apply(self, update: WeightUpdate, version: int) -> None:
-        """Apply an update without sending it. The server must hold its calls until the next is published."""
+    @asynccontextmanager
+    async def changing_weights(self, version: int) -> AsyncIterator[None]:
+        """Let the trainer write its parameters. A vLLM that is restarted from now on waits for their publication."""
         async with self._lock:
-            await asyncio.to_thread(self._apply, update)
+            self._published.clear()
+            yield
+            self._version = version
+
+    async def publish(self, weights: ModelWeights, version: int) -> Publication:
+        """Send weights to vLLM. The server must hold its calls meanwhile."""
+        started = time.monotonic()
+        async with self._lock:
             self._version = version
             if self._adapter is None:
-                self._weights = update.tensors
+                self._weights = weights.tensors
             else:
-                self._adapter = update.adapter
-
-    async def publish(self, update: WeightUpdate, version: int) -> Publication:
-        """Apply an update and send it to vLLM. The server must hold its calls meanwhile."""
-        await self.apply(update, version)
-        started = time.monotonic()
+                self._adapter = weights.adapter
+            self._published.set()
         sent = await self._deliver_or_recover()
         return Publication(time.monotonic() - started, sent)
-
-    def _apply(self, update: WeightUpdate) -> None:
-        """Apply an update. Where vLLM slept meanwhile, it gets the memory of gradients and activations back."""
-        update.apply()
-        if self.sleeps_while_training:
-            torch.cuda.empty_cache()
 
     async def _deliver_or_recover(self) -> int:
         """Send the latest weights; return the bytes sent. If vLLM crashes meanwhile, its restart sends them instead."""
@@ -172,6 +175,7 @@ class VllmBackend:
         return await self._publisher.send_adapter(adapter, self._weights, self._version)
 
     async def _restarted(self) -> None:
+        await self._published.wait()  # vLLM is paused until it has weights
         self._publisher = self._new_publisher()
         await self._deliver()
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from leyden.config import Hyperparameters
 from leyden.learner.sample import Sample
-from leyden.orchestrator.credit.samples import SelectedRollout, SituatedAdvantage, StepAccounting
+from leyden.orchestrator.credit.samples import Groups, SelectedRollout, SituatedAdvantage, StepAccounting
 from leyden.rl import advantage as advantages
 from leyden.rl.advantage import Advantage, CallBatch, Ints
 from leyden.rl.aggregation import Aggregation
@@ -68,7 +68,7 @@ class _CreditedCall(_Entry, frozen=True):
 
 
 def compute_advantages(
-    groups: Sequence[Sequence[SelectedRollout]],
+    groups: Groups,
     samples: Sequence[Sample],
     inputs: StepInputs,
     estimator: AdvantageEstimator,

@@ -67,6 +67,9 @@ class SelectedRollout(Struct, frozen=True):
         return ((n, one) for n, one in enumerate(self.episode.transitions) if self.exclusion_reasons[n] is None)
 
 
+Groups = Sequence[Sequence[SelectedRollout]]
+
+
 class SampleFilter(Struct, frozen=True):
     """Selects the rollouts and calls that are trained on."""
 
@@ -137,7 +140,7 @@ def select_rollouts(
     return selected
 
 
-def make_samples(groups: Sequence[Sequence[SelectedRollout]]) -> list[Sample]:
+def make_samples(groups: Groups) -> list[Sample]:
     """Build the samples of an update, without advantages: group by group, rollout by rollout."""
     rollouts = enumerate(rollout for group in groups for rollout in group)
     return [_sample(one, number, index) for number, rollout in rollouts for index, one in rollout.transitions]

@@ -2,22 +2,20 @@
 
 Some calls of the first step are kept with the logprobs that the starting model computed of them. What the policy
 computes of them later gives KL(start || policy) by k3, on the starting model's own samples. Both are computed by the
-trainer, so the first value is exactly 0 whatever the engine rounds. A run that resumes reads the calls from its folder.
+learner, so the first value is exactly 0 whatever the engine rounds. A run that resumes reads the calls from its folder.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from leyden.learner.checkpoint import is_disk_full
-from leyden.learner.policy import Policy
+from leyden.learner.protocol import Learner
 from leyden.learner.sample import Sample
-from leyden.orchestrator.credit.samples import SelectedRollout, make_samples
-from leyden.rl.kl import k3
+from leyden.orchestrator.credit.samples import Groups, make_samples
+from leyden.orchestrator.disk_room import is_disk_full
 
 START_FILE = "start.msgpack"
 _EVERY = 5
@@ -35,20 +33,21 @@ class StartSamples(Struct, frozen=True):
 class Divergence:
     """The divergence of a policy from where its training started."""
 
-    def __init__(self, path: Path, policy: Policy, last_step: int) -> None:
+    def __init__(self, path: Path, learner: Learner, policy: str, last_step: int) -> None:
         """`path` is the file of the calls that are kept."""
-        self._path, self._policy, self._last = path, policy, last_step
+        self._path, self._learner, self._policy, self._last = path, learner, policy, last_step
         self._start: StartSamples | None = None
         self._written = True
 
-    def measure(self, groups: Sequence[Sequence[SelectedRollout]], step: int) -> float | None:
+    async def measure(self, groups: Groups, step: int) -> float | None:
         """Return the divergence before the updates of a step, in nats a token; None if it is not due or not known.
 
         In step 1 the calls to keep are chosen from its groups.
         """
         if step == 1:
             samples = _choose(make_samples(groups))
-            self._start = StartSamples(samples, [one.tolist() for one in self._policy.logprobs(samples)])
+            logprobs = await self._learner.logprobs(self._policy, samples)
+            self._start = StartSamples(samples, [one.tolist() for one in logprobs])
             self._written = False
         elif self._start is None:
             self._start = _read(self._path)
@@ -56,9 +55,7 @@ class Divergence:
             return None
         if not self._written:
             self._write()
-        now = torch.cat(self._policy.logprobs(self._start.samples)).double()
-        start = torch.tensor([one for some in self._start.logprobs for one in some], device=now.device).to(now)
-        return k3(start, now).mean().item()
+        return await self._learner.divergence(self._policy, self._start.samples, self._start.logprobs)
 
     def _write(self) -> None:
         """Write the calls that are kept; while the disk is full, the next measurement tries again."""

@@ -9,8 +9,7 @@ from statistics import fmean
 from leyden.episodes import Episode
 from leyden.orchestrator.report.labels import by_label
 from leyden.records import CallCredit
-from leyden.rl.situation import Situation, situations
-from leyden.rl.statistics import MAX_TURN
+from leyden.rl.situation import MAX_TURN, Situation, situations
 
 
 class CallPositions:

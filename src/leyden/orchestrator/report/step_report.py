@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from leyden.config import Config
 from leyden.engine.protocol import Publication
 from leyden.episodes import Episode
-from leyden.learner.policy import UpdateMetrics
+from leyden.learner.protocol import UpdateMetrics
 from leyden.orchestrator.credit.samples import StepAccounting
 from leyden.orchestrator.report.call_positions import CallPositions
 from leyden.orchestrator.rollouts.call_usage import CallUsage

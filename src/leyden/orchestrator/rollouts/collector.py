@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from leyden.api.client import Remote, RemoteError
-from leyden.api.wire import EventCursor, GroupSpec
+from leyden.api.wire import CallTimes, EventCursor, GroupSpec
 from leyden.episodes import Episode
 from leyden.learner.errors import TrainingError
 from leyden.records import EventKind, Group
@@ -21,7 +21,7 @@ class RolloutCollector:
     """Collects the groups of one run. Several `gather` at the same time do not disturb each other."""
 
     def __init__(self, remote: Remote, run: str) -> None:
-        self._remote, self._run = remote, run
+        self.remote, self._run = remote, run
         self._after = 0
         """An event that was read. Groups that are requested later have finished already, or finish after it."""
 
@@ -37,16 +37,29 @@ class RolloutCollector:
             names = [name for name in waiting if name in finished][:_AT_ONCE]
             if not names:
                 cursor = EventCursor(after, wait=_WAIT_S, kind=EventKind.GROUP_FINISHED)
-                log = await self._remote.follow_events(self._run, cursor)
+                log = await self.remote.follow_events(self._run, cursor)
                 finished.update(event.subject for event in log.events)
                 after = self._after = log.after
-            found = await asyncio.gather(*(self._remote.group_episodes(self._run, name) for name in names))
+            found = await asyncio.gather(*(self.remote.group_episodes(self._run, name) for name in names))
             for name, episodes in zip(names, found, strict=True):
                 yield waiting.pop(name), episodes
 
+    async def find(self, name: str) -> list[Episode]:
+        """Return the episodes of a group that may have been requested earlier; none if it was not."""
+        try:
+            return await self.remote.group_episodes(self._run, name)
+        except RemoteError as error:
+            if error.status != 404:
+                raise
+            return []
+
+    async def call_times(self) -> CallTimes:
+        """Return how long the model calls of the run have taken so far, and at what."""
+        return await self.remote.get_call_times(self._run)
+
     async def _enqueue(self, spec: GroupSpec) -> Group:
         try:
-            return await self._remote.enqueue(self._run, spec)
+            return await self.remote.enqueue(self._run, spec)
         except RemoteError as refused:
             if refused.status != 409:
                 raise

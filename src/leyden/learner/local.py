@@ -1,0 +1,123 @@
+"""The learner in this process: every call runs on one thread, so that the event loop stays responsive."""
+
+import asyncio
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self, TypeVar
+
+import torch
+from msgspec import Struct
+
+from leyden.engine.protocol import ModelWeights
+from leyden.learner.checkpoint import Checkpoints
+from leyden.learner.evaluation import divergence, evaluate, to_arrays
+from leyden.learner.objective import Objective
+from leyden.learner.policy import CurrentWeights, Policy
+from leyden.learner.protocol import Logprobs, SampleEvaluation, TrainerState, Update, UpdateMetrics
+from leyden.learner.sample import Sample
+
+T = TypeVar("T")
+
+
+class TrainedPolicy(Struct, frozen=True):
+    """A policy, what it learns from, and where it is saved."""
+
+    policy: Policy
+    objective: Objective
+    checkpoints: Checkpoints
+
+
+class LocalLearner:
+    """Trains policies in this process. Use it as a context manager."""
+
+    def __init__(self, policies: Mapping[str, TrainedPolicy]) -> None:
+        self._policies = policies
+        self._thread = ThreadPoolExecutor(1, "learner")
+        self._grad_norms: dict[str, float] = {}
+        self._steps = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Free the thread, which ends when it has computed what it was given."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        gc.unfreeze()
+
+    async def restore(self, policy: str) -> TrainerState:
+        """Restore the newest checkpoint that is whole."""
+        one = self._policies[policy]
+        return await self._on_thread(lambda: one.checkpoints.restore_latest(one.policy))
+
+    async def start_step(self, policy: str, step: int) -> float:
+        """Begin a step of the run; return its learning rate."""
+        self._steps += 1
+        if self._steps == 2:
+            await self._on_thread(_freeze_objects)
+        found = self._policies[policy].policy
+        found.step = step
+        return found.learning_rate
+
+    async def evaluate(self, policy: str, samples: Sequence[Sample]) -> SampleEvaluation:
+        """Compute what the credit of samples needs."""
+        one = self._policies[policy]
+        return await self._on_thread(lambda: evaluate(one.policy, one.objective, samples))
+
+    async def logprobs(self, policy: str, samples: Sequence[Sample], reference: bool = False) -> list[Logprobs]:
+        """Compute the logprobs of samples."""
+        found = self._policies[policy].policy
+        compute = found.reference_logprobs if reference else found.logprobs
+        return await self._on_thread(lambda: to_arrays(compute(samples)))
+
+    async def divergence(self, policy: str, samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> float:
+        """Estimate the KL divergence of the policy from one that sampled with these logprobs."""
+        return await self._on_thread(lambda: divergence(self._policies[policy].policy, samples, logprobs))
+
+    async def accumulate(self, policy: str, update: Update) -> UpdateMetrics:
+        """Accumulate the gradient of an update."""
+        one = self._policies[policy]
+        metrics = await self._on_thread(
+            lambda: one.policy.accumulate(update.samples, update.old_logprobs, one.objective)
+        )
+        self._grad_norms[policy] = metrics.grad_norm
+        return metrics
+
+    async def apply(self, policy: str) -> None:
+        """Make an optimiser step."""
+        await self._on_thread(lambda: self._policies[policy].policy.apply(self._grad_norms.pop(policy)))
+
+    def weights(self, policy: str) -> ModelWeights:
+        """Return the present weights."""
+        return CurrentWeights(self._policies[policy].policy)
+
+    async def save(self, policy: str, state: TrainerState) -> None:
+        """Write a checkpoint."""
+        one = self._policies[policy]
+        await self._on_thread(lambda: one.checkpoints.save(one.policy, state))
+
+    async def version_of(self, policy: str, step: int) -> int:
+        """Return the version of the weights of a checkpoint, if it is whole."""
+        return await self._on_thread(lambda: self._policies[policy].checkpoints.version_of(step))
+
+    async def load(self, policy: str, step: int) -> None:
+        """Replace the weights by those of a checkpoint; the optimiser keeps its state."""
+        one = self._policies[policy]
+        await self._on_thread(lambda: one.checkpoints.load(one.policy, step))
+
+    async def free_memory(self) -> None:
+        """Give the memory of gradients and activations back to the device."""
+        await self._on_thread(torch.cuda.empty_cache)
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _freeze_objects() -> None:
+    """Exclude all that exists from later garbage collections.
+
+    After the first step these are millions of objects of torch and of compiled layers. To look through them stops every
+    thread of this process, among them the engine's, for half a second.
+    """
+    gc.collect()
+    gc.freeze()

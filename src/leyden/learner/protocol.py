@@ -1,0 +1,132 @@
+"""The protocol of a learner, and the types that cross it: numbers and arrays, and the weights to publish.
+
+A learner computes with the models that are trained. Every call names the policy that it is about. What is computed
+from the weights at the start of a step is returned and given back with the step's updates, so that a learner keeps
+nothing about samples.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from leyden.engine.protocol import ModelWeights
+from leyden.learner.sample import Sample
+from leyden.records import DEFAULT_POLICY
+
+T = TypeVar("T")
+Logprobs = NDArray[np.floating]
+"""Of the sampled tokens of one sample, temperature applied, in the precision in which they were computed."""
+
+
+class SampleEvaluation(Struct, frozen=True):
+    """What the credit of samples needs from the weights at the start of a step; None: it is not needed."""
+
+    logprobs: Sequence[Logprobs] | None = None
+    values: Sequence[float] | None = None
+    """The critic's value of the state before each call."""
+    kl_reference: Sequence[float] | None = None
+    """The KL divergence of each call from the reference, summed over its tokens."""
+    ratios: Sequence[float] | None = None
+    """For each sample, the ratio of the policy to the sampler over its whole rollout."""
+
+
+class OldLogprobs(Struct, frozen=True):
+    """What the loss needs from the weights at the start of the step, an entry for each sample."""
+
+    proximal: Sequence[Logprobs] | None = None
+    """None: the policy has not changed since."""
+    reference: Sequence[Logprobs] | None = None
+    ratios: Sequence[float] | None = None
+    """As in `SampleEvaluation`, if the correction is at the rollout level."""
+
+    def select(self, samples: Sequence[int]) -> "OldLogprobs":
+        """Return those of some samples, by index."""
+        return OldLogprobs(
+            _chosen(self.proximal, samples), _chosen(self.reference, samples), _chosen(self.ratios, samples)
+        )
+
+
+def _chosen(values: Sequence[T] | None, indices: Sequence[int]) -> list[T] | None:
+    return None if values is None else [values[index] for index in indices]
+
+
+class Update(Struct, frozen=True):
+    """The samples of one optimiser update."""
+
+    samples: Sequence[Sample]
+    old_logprobs: OldLogprobs = OldLogprobs()
+
+
+class UpdateMetrics(Struct, frozen=True):
+    """Metrics of one update."""
+
+    loss: float
+    grad_norm: float
+    tokens: int
+    """Tokens that have a loss."""
+    computed: int
+    """Tokens that went through the model, with prompts."""
+    saved: int
+    """Tokens of its samples that did not go through the model again, because another sample has them too."""
+    statistics: dict[str, float]
+    """See `leyden.rl.statistics`."""
+    critic_loss: float | None = None
+
+
+class TrainerState(Struct, frozen=True):
+    """The progress of the training of one policy, apart from its weights."""
+
+    step: int = 0
+    policy: str = DEFAULT_POLICY
+    position: int = 0
+    """Groups that were requested so far, which is the position in the endless order of tasks."""
+    version: int = 0
+    """Version of the weights: the number of their updates."""
+    best_step: int | None = None
+    """Step with the highest held-out reward; 0 is the model before training."""
+    best_reward: float | None = None
+    kept_step: int | None = None
+    """Checkpoint that is kept because the run collapsed after it."""
+
+
+class Learner(Protocol):
+    """Trains policies. The calls about one policy are made one after the other."""
+
+    async def restore(self, policy: str) -> TrainerState:
+        """Restore the newest checkpoint that is whole; return the first state if there is no checkpoint."""
+
+    async def start_step(self, policy: str, step: int) -> float:
+        """Begin a step of the run; return its learning rate."""
+
+    async def evaluate(self, policy: str, samples: Sequence[Sample]) -> SampleEvaluation:
+        """Compute what the credit of samples needs."""
+
+    async def logprobs(self, policy: str, samples: Sequence[Sample], reference: bool = False) -> list[Logprobs]:
+        """Compute the logprobs of samples, under the model that training started with if `reference`."""
+
+    async def divergence(self, policy: str, samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> float:
+        """Estimate the KL divergence of the policy from one that sampled with these logprobs, in nats a token."""
+
+    async def accumulate(self, policy: str, update: Update) -> UpdateMetrics:
+        """Accumulate the gradient of an update."""
+
+    async def apply(self, policy: str) -> None:
+        """Make an optimiser step with the gradient of the last update, which writes the parameters."""
+
+    def weights(self, policy: str) -> ModelWeights:
+        """Return the present weights, to be published to an engine."""
+
+    async def save(self, policy: str, state: TrainerState) -> None:
+        """Write a checkpoint. Raises an `OSError` if the disk is full."""
+
+    async def version_of(self, policy: str, step: int) -> int:
+        """Return the version of the weights of a checkpoint. Raises a `TrainingError` if it is damaged."""
+
+    async def load(self, policy: str, step: int) -> None:
+        """Replace the weights by those of a checkpoint, of step 0 by those that training started with."""
+
+    async def free_memory(self) -> None:
+        """Give memory that is not in use back to the device, for an engine that wakes up there."""

@@ -1,0 +1,59 @@
+"""Runs every detector over what a training shows, and words their warnings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from leyden.config import Config
+from leyden.episodes import Episode
+from leyden.orchestrator.health.collapse import CollapseDetector
+from leyden.orchestrator.health.failures import FailureShare, FailureStreak
+from leyden.orchestrator.health.mismatch import MismatchDetector
+from leyden.orchestrator.health.position import PositionDetector
+from leyden.orchestrator.health.standstill import StandstillDetector
+from leyden.orchestrator.report.metrics_log import step_metrics
+from leyden.orchestrator.report.step_report import StepReport
+from leyden.orchestrator.rollouts.evaluation import EvaluationResult
+
+
+class Health:
+    """The health of one run; `lines` are the metrics of its steps before it was resumed."""
+
+    def __init__(
+        self, config: Config, tasks: int, position_advice: str | None, lines: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """`tasks` is how many different tasks the run has."""
+        self._collapse = CollapseDetector.of(lines)
+        self._standstill = StandstillDetector.of(lines, config.training)
+        self._mismatch, self._position = MismatchDetector(), PositionDetector(position_advice)
+        self._streak, self._share = FailureStreak(tasks), FailureShare(config.run)
+
+    def add_rollouts(self, what: str, episodes: Sequence[Episode]) -> str | None:
+        """Return a warning if most of these rollouts failed; raise if too many tasks have failed in a row."""
+        message = self._share.add(episodes)
+        self._streak.add(episodes)
+        return None if message is None else f"{what}: {message}."
+
+    def add_start(self, measured: EvaluationResult) -> None:
+        """Add the evaluation before the first step."""
+        self._collapse.add_held_out(0, measured.reward, measured.error)
+
+    def find_collapse(self, report: StepReport) -> list[str]:
+        """Return what collapses in a step; the checkpoint that was best before is then worth keeping."""
+        entropies = [found for one in report.metrics if (found := one.statistics.get("entropy")) is not None]
+        held_out = report.held_out
+        messages = [
+            self._collapse.add_entropy(fmean(entropies) if entropies else None),
+            None if held_out is None else self._collapse.add_held_out(report.step, held_out.reward, held_out.error),
+        ]
+        return [message for message in messages if message is not None]
+
+    def find_warnings(self, report: StepReport) -> Iterator[str]:
+        """Yield what else is wrong with a step."""
+        for message in (
+            self._mismatch.add_step(report.metrics[0].statistics) if report.metrics else None,
+            self._position.add_step(report.accounting.advantages),
+            self._standstill.add_step(report.step, step_metrics(report)),
+        ):
+            if message is not None:
+                yield f"step {report.step}: {message}."

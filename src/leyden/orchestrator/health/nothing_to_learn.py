@@ -1,0 +1,26 @@
+"""Explains why a step has nothing to learn from."""
+
+from collections.abc import Sequence
+
+from leyden.episodes import Episode
+from leyden.orchestrator.credit.samples import StepAccounting
+from leyden.orchestrator.health.failures import NO_CALLS
+
+_HOW_ROLES_ARE_FOUND = (
+    "A call has the role that it names, that of the span around it (LangChain, LangGraph, OpenAI Agents SDK: "
+    "pip install 'leyden[trace]'), or one whose rule in `[roles]` matches its system prompt (docs/gateway.md, Roles)"
+)
+
+
+def nothing_to_learn(step: int, accounting: StepAccounting, episodes: Sequence[Episode]) -> str:
+    """Return why all groups of a step were dropped, and what to change."""
+    why = ", ".join(f"{count} {reason}" for reason, count in accounting.excluded.most_common())
+    advice = "run `leyden dev` to see what your agent does"
+    if not any(episode.calls for episode in episodes):
+        advice = NO_CALLS
+    if accounting.calls_excluded["role not selected"]:
+        roles = dict.fromkeys(episode.role(call) or "none" for episode in episodes for call in episode.calls)
+        advice = f"calls had the roles {', '.join(roles)}; `training.roles` names those that are trained on"
+        if "none" in roles:
+            advice += f". {_HOW_ROLES_ARE_FOUND}"
+    return f"step {step}: {accounting.groups_dropped} groups had too few rollouts to learn from ({why}): {advice}"

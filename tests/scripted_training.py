@@ -1,0 +1,261 @@
+"""A training whose server, engine and learner are scripted: what happens is written into one journal.
+
+Store and checkpoints outlive a crash, as files do: `ScriptedRun.start` goes on from them.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+from smallepisodes import call
+
+from leyden.api.client import RemoteError
+from leyden.api.wire import CallTimes, EventLog, GroupSpec
+from leyden.config import Config, read_config
+from leyden.engine.protocol import ModelWeights, Publication
+from leyden.episodes import Episode
+from leyden.learner.protocol import Logprobs, SampleEvaluation, TrainerState, Update, UpdateMetrics
+from leyden.learner.sample import Sample
+from leyden.orchestrator.algorithm.resolve import algorithm_of
+from leyden.orchestrator.loop import Trainer
+from leyden.orchestrator.pipeline import RunParts, build_pipeline
+from leyden.orchestrator.report.step_report import StepReport
+from leyden.orchestrator.rollouts.evaluation import EvaluationResult
+from leyden.orchestrator.rollouts.tasks import Tasks
+from leyden.outcomes import Ending, Outcome
+from leyden.records import Attempt, Call, Group, Reward, Rollout, State, StepCredits, Task, Version
+
+
+class Crash(BaseException):
+    """The process is killed here."""
+
+
+class Journal(list[str]):
+    """What happened, in order. At entry number `crash_at` the process is killed."""
+
+    crash_at: int | None = None
+
+    def write(self, entry: str) -> None:
+        if self.crash_at is not None and len(self) == self.crash_at:
+            raise Crash(entry)
+        self.append(entry)
+
+
+Script = Callable[[GroupSpec, int], tuple[float | None, Sequence[Call], Ending]]
+"""From a group and the index of a rollout to its reward, its calls and its ending."""
+
+
+def one_call(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+    """Every second rollout succeeds."""
+    return float(index % 2), [call(f"{spec.id}.{index}")], Ending.SUCCEEDED
+
+
+class ScriptedStore:
+    """The server of a run, whose rollouts are finished as soon as they are requested."""
+
+    def __init__(self, script: Script) -> None:
+        self.script, self.journal = script, Journal()
+        self.sampled: dict[str, list[Episode]] = {}
+        self.credits: dict[int, int] = {}
+        self.versions: list[int] = []
+
+    async def enqueue(self, run: str, spec: GroupSpec) -> Group:
+        if spec.id not in self.sampled:
+            self.journal.write(f"sample {spec.id}")
+            self.sampled[spec.id] = [self._episode(run, spec, index) for index in range(spec.size)]
+        return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, 0, 0.0, 1.0)
+
+    async def group_episodes(self, run: str, group: str) -> list[Episode]:
+        if group not in self.sampled:
+            raise RemoteError(404, "not_found", group)
+        return self.sampled[group]
+
+    async def follow_events(self, *_: Any) -> EventLog:
+        raise AssertionError("every group is finished when it is requested")
+
+    async def get_call_times(self, run: str) -> CallTimes:
+        return CallTimes()
+
+    async def record_credits(self, run: str, credits: StepCredits) -> None:
+        self.journal.write(f"credits {credits.step}")
+        self.credits[credits.step] = len(credits.calls)
+
+    async def hold_calls(self, run: str, policy: str) -> None:
+        self.journal.write("hold")
+
+    async def publish_version(self, run: str, version: Version) -> None:
+        self.journal.write(f"version {version.number}")
+        self.versions.append(version.number)
+
+    def _episode(self, run: str, spec: GroupSpec, index: int) -> Episode:
+        reward, calls, ending = self.script(spec, index)
+        id = f"{spec.id}.{index}"
+        rollout = Rollout(id, run, spec.id, spec.task.id, index, spec.purpose, State.FINISHED, 1, 3, 0.0)
+        attempt = Attempt(f"{id}.1", run, id, 1, "w", None, 0.0, 9.0, 1.0, Outcome(ending))
+        given = (Reward("final", reward),) if reward is not None else ()
+        return Episode(rollout, attempt, spec.task, tuple(calls), (), given)
+
+
+class ScriptedBackend:
+    """An engine, as the training process uses it."""
+
+    def __init__(self, journal: Journal, shares_parameters: bool, sleeps: bool) -> None:
+        self._journal = journal
+        self.shares_parameters, self.sleeps_while_training = shares_parameters, sleeps
+
+    async def sleep(self) -> None:
+        self._journal.write("sleep")
+
+    @asynccontextmanager
+    async def changing_weights(self, version: int) -> AsyncIterator[None]:
+        self._journal.write(f"change to {version}")
+        yield
+        self._journal.write("changed")
+
+    async def publish(self, weights: ModelWeights, version: int) -> Publication:
+        self._journal.write(f"publish {version}")
+        return Publication(0.0, 0)
+
+
+class ScriptedLearner:
+    """A learner whose weights are a digest of all updates since the start."""
+
+    def __init__(self, journal: Journal, checkpoints: dict[int, tuple[TrainerState, str]]) -> None:
+        self._journal, self._checkpoints = journal, checkpoints
+        self.digest, self._gradient = "start", ""
+        self.full_disks = 0
+        """So often saving fails because the disk is full."""
+
+    async def restore(self, policy: str) -> TrainerState:
+        if not self._checkpoints:
+            return TrainerState(policy=policy)
+        state, self.digest = self._checkpoints[max(self._checkpoints)]
+        return state
+
+    async def start_step(self, policy: str, step: int) -> float:
+        self._journal.write(f"start {step}")
+        return 0.1
+
+    async def evaluate(self, policy: str, samples: Sequence[Sample]) -> SampleEvaluation:
+        self._journal.write(f"evaluate {len(samples)}")
+        return SampleEvaluation()
+
+    async def logprobs(self, policy: str, samples: Sequence[Sample], reference: bool = False) -> list[Logprobs]:
+        self._journal.write(f"logprobs {len(samples)}")
+        return [np.zeros(len(sample.token_indices)) for sample in samples]
+
+    async def divergence(self, policy: str, samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> float:
+        self._journal.write("divergence")
+        return 0.0
+
+    async def accumulate(self, policy: str, update: Update) -> UpdateMetrics:
+        self._gradient = " ".join(f"{sample.call}:{sample.advantage:+.2f}" for sample in update.samples)
+        self._journal.write(f"accumulate {self._gradient}")
+        tokens = sum(len(sample.token_indices) for sample in update.samples)
+        return UpdateMetrics(0.0, 1.0, tokens, tokens, 0, {"entropy": 1.0})
+
+    async def apply(self, policy: str) -> None:
+        self._journal.write("apply")
+        self.digest = blake2b(f"{self.digest}/{self._gradient}".encode(), digest_size=4).hexdigest()
+
+    def weights(self, policy: str) -> Any:
+        return self.digest
+
+    async def save(self, policy: str, state: TrainerState) -> None:
+        if self.full_disks:
+            self.full_disks -= 1
+            raise OSError(28, "No space left on device")
+        self._journal.write(f"save {state.step}")
+        self._checkpoints[state.step] = state, self.digest
+
+    async def version_of(self, policy: str, step: int) -> int:
+        return self._checkpoints[step][0].version if step else 0
+
+    async def load(self, policy: str, step: int) -> None:
+        self._journal.write(f"load {step}")
+        self.digest = self._checkpoints[step][1] if step else "start"
+
+    async def free_memory(self) -> None:
+        self._journal.write("free memory")
+
+
+class Observer:
+    """Writes into the journal what is reported."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal, self.warnings = journal, list[str]()
+        self.reports: list[StepReport] = []
+        self.full_disks = 0
+
+    def progress(self, step: int, done: int, total: int, what: str) -> None:
+        pass
+
+    def step(self, report: StepReport, left_s: float) -> None:
+        if self.full_disks:
+            self.full_disks -= 1
+            raise OSError(28, "No space left on device")
+        self._journal.write(f"report {report.step}")
+        self.reports.append(report)
+
+    def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
+        self._journal.write(f"measured {step}")
+
+    def tested(self, step: int, measured: EvaluationResult) -> None:
+        self._journal.write(f"tested {step}")
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+class ScriptedRun:
+    """A run: what outlives its process, and the process that trains now."""
+
+    def __init__(
+        self,
+        folder: Path,
+        script: Script = one_call,
+        *,
+        shares_parameters: bool = False,
+        sleeps: bool = False,
+        held_out: int = 0,
+        test: int = 0,
+        **settings: Any,
+    ) -> None:
+        training = {"steps": 2, "tasks_per_step": 2, "group_size": 2, **settings.pop("training", {})}
+        document = {"run": "r", "agent": "a", "tasks": "t", "training": training, **settings}
+        self.config: Config = read_config(document)
+        train, held, tested = (
+            tuple(Task(f"{name}{number}", {}) for number in range(count))
+            for name, count in (("t", 5), ("h", held_out), ("e", test))
+        )
+        self._tasks = Tasks(train, held, 0, tested)
+        self._folder, self._shares, self._sleeps = folder, shares_parameters, sleeps
+        self.store = ScriptedStore(script)
+        self.checkpoints: dict[int, tuple[TrainerState, str]] = {}
+        self.stop = asyncio.Event()
+        self.open()
+
+    def open(self) -> None:
+        """Begin a new process, with a journal of its own."""
+        self.journal = self.store.journal = Journal()
+        self.learner = ScriptedLearner(self.journal, self.checkpoints)
+        self.observer = Observer(self.journal)
+
+    async def start(self) -> TrainerState:
+        """Train from the latest checkpoint."""
+        state = await self.learner.restore(self.config.policy)
+        backend: Any = ScriptedBackend(self.journal, self._shares, self._sleeps)
+        store: Any = self.store
+        parts = RunParts(store, backend, self.learner, (self.observer,))
+        algorithm = algorithm_of(self.config)
+        pipeline = build_pipeline(self.config, algorithm, self._tasks, parts, state, self._folder)
+        return await Trainer(self.config, pipeline, state.step).run(self.stop)
+
+    def with_settings(self, **training: Any) -> None:
+        """Change the configuration for the next start."""
+        self.config = replace(self.config, training=replace(self.config.training, **training))
