@@ -19,6 +19,7 @@ from leyden.config import Config, ConfigError, EngineConfig, to_toml
 from leyden.learner.protocol import TrainerState
 from leyden.local.serve import find_served
 from leyden.models.source import BUNDLED
+from leyden.runs.checkpoint_files import write_checksums
 from leyden.runs.run_checkpoints import find_checkpoint
 from leyden.server.control.keys import KeyKind
 
@@ -33,6 +34,7 @@ def make_run(home: Path, best_step: int) -> Path:
         shutil.copytree(str(BUNDLED["spark"]), run / f"step-{step}")
         state = msgspec.json.encode(TrainerState(step, best_step=best_step, best_reward=0.5))
         (run / f"step-{step}" / "state.json").write_bytes(state)
+        write_checksums(run / f"step-{step}")
     return run
 
 
