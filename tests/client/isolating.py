@@ -18,7 +18,7 @@ from leyden.client.isolation.launcher import launch
 from leyden.client.isolation.options import IsolationOptions
 from leyden.client.isolation.running import IsolationRequest, running_isolation
 from leyden.client.processes.environment import inherited_environment
-from leyden.process.guardian import Program, fork_guardian
+from leyden.process.guardian import Guard, Program, fork_guardian
 
 IS_ROOT = os.geteuid() == 0
 
@@ -111,14 +111,8 @@ def _guarded(sandboxed: SandboxedProgram, options: IsolationOptions) -> ProgramE
     command = [sys.executable, "-P", "-c", sandboxed.program]
     launched = launch(options, command, options.base, inherited_environment(options))
     (output, printing), (report, reporting), (control, controlling) = os.pipe(), os.pipe(), os.pipe()
-    program = Program(
-        launched.command,
-        launched.environment,
-        "/",
-        (0, printing, 2),
-        memory_mb=options.rollout.memory_mb,
-        user=launched.user,
-    )
+    guard = Guard(user=launched.user, memory_mb=options.rollout.memory_mb)
+    program = Program(launched.command, launched.environment, guard, "/", (0, printing, 2))
     pid = fork_guardian(program, control, reporting)
     os.close(printing)
     os.close(reporting)

@@ -35,12 +35,12 @@ def module_command(module: str, *arguments: object) -> list[str]:
     return [sys.executable, "-P", "-m", module, *map(str, arguments)]
 
 
-def guarded(command: Sequence[str], guard: Guard, grace_s: float = 0.0, pass_fds: Sequence[int] = ()) -> list[str]:
+def guarded(command: Sequence[str], guard: Guard, pass_fds: Sequence[int] = (), report: int = 2) -> list[str]:
     """Return the command that runs `command` under a guardian.
 
-    Its standard input is the control pipe; that of the program is empty. It must inherit `pass_fds` and `guard.report`.
+    Its standard input is the control pipe; that of the program is empty. It must inherit `pass_fds` and `report`.
     """
-    return [*module_command("leyden.process.guardian", json.dumps([list(pass_fds), grace_s, *guard])), *command]
+    return [*module_command("leyden.process.guardian", json.dumps([list(pass_fds), report, *guard])), *command]
 
 
 class ChildProcess:
@@ -58,14 +58,17 @@ class ChildProcess:
         log: RotatingLog | None = None,
         grace_s: float = 0.0,
         guard: Guard | None = None,
+        report: int = 2,
     ) -> None:
         """Start it; raises `OSError`. Output goes where that of this process goes, to `log`, or as Popen's values say.
 
-        It has `grace_s` to end when its standard input closes.
+        It has `grace_s` to end when its standard input closes; a guarded one has that of its guard. Its guardian writes
+        to `report`, one of `pass_fds`, why it cannot be started or is killed.
         """
-        self._grace_s, self._guard = grace_s, guard
+        self._grace_s = grace_s if guard is None else guard.grace_s + _GUARDIAN_TIMEOUT_S
+        self._guard = guard
         if guard is not None:
-            command = guarded(command, guard, grace_s, pass_fds)
+            command = guarded(command, guard, pass_fds, report)
         with ExitStack() as opened:
             if log is not None:
                 stderr = log.open()
@@ -135,7 +138,7 @@ class ChildProcess:
         """Close its standard input, kill it if it does not end within the grace time, and return its status."""
         self.hang_up()
         ended = asyncio.ensure_future(self.wait())
-        await asyncio.wait((ended,), timeout=self._grace_s + (0.0 if self._guard is None else _GUARDIAN_TIMEOUT_S))
+        await asyncio.wait((ended,), timeout=self._grace_s)
         if not ended.done():
             if self._guard is not None:
                 await kill_descendants(self.pid, KILL_TIMEOUT_S)

@@ -39,13 +39,16 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Guard(NamedTuple):
-    """How a guardian that is started as a command ends its program; see `Program`."""
+    """What a guardian sees to besides that no process is left."""
 
+    grace_s: float = 0.0
+    """How long the program may continue when the control pipe closes."""
     terminate: bool = False
+    """Whether it receives SIGTERM when the control pipe closes."""
     user: int | None = None
+    """User and group id that the program gets, without other groups; needs root."""
     memory_mb: int | None = None
-    report: int = 2
-    """A descriptor for what `fork_guardian` reports."""
+    """Memory that the program and all its descendants may hold together; checked every second."""
 
 
 class Program(NamedTuple):
@@ -53,20 +56,13 @@ class Program(NamedTuple):
 
     command: Sequence[str]
     environment: Mapping[str, str]
+    guard: Guard
     folder: str | None = None
     streams: tuple[int, int, int] = (0, 1, 2)
     """Descriptors of its standard streams."""
     pass_fds: tuple[int, ...] = ()
     prepare: Callable[[], None] | None = None
     """Called in the forked process before the program replaces it, to set limits."""
-    user: int | None = None
-    """User and group id that the program gets, without other groups; needs root."""
-    grace_s: float = 0.0
-    """How long the program may continue when the control pipe closes."""
-    terminate: bool = False
-    """Whether it receives SIGTERM when the control pipe closes."""
-    memory_mb: int | None = None
-    """Memory that the program and all its descendants may hold together; checked every second."""
 
 
 def fork_guardian(program: Program, control: int, report: int) -> int:
@@ -94,10 +90,10 @@ def _guard(program: Program, control: int, report: int) -> NoReturn:
     if pid == 0:
         _exec(program, report)
     _close_all_but((control, report, *woken))
-    end_like(_wait(pid, control, report, woken[0], program))
+    end_like(_wait(pid, control, report, woken[0], program.guard))
 
 
-def _wait(pid: int, control: int, report: int, woken: int, program: Program) -> int:
+def _wait(pid: int, control: int, report: int, woken: int, guard: Guard) -> int:
     """Wait until the program ends or must end, kill what is left of it, and return its wait status."""
     poll = select.poll()
     poll.register(woken, select.POLLIN)
@@ -106,7 +102,7 @@ def _wait(pid: int, control: int, report: int, woken: int, program: Program) -> 
     ended: dict[int, int] = {}
     while pid not in ended and (deadline is None or time.monotonic() < deadline):
         waits = [] if deadline is None else [max(0.0, deadline - time.monotonic())]
-        waits += [] if program.memory_mb is None else [_MEMORY_CHECK_S]
+        waits += [] if guard.memory_mb is None else [_MEMORY_CHECK_S]
         ready = poll.poll(1e3 * min(waits) if waits else None)
         with suppress(BlockingIOError):
             os.read(woken, 4096)
@@ -116,13 +112,13 @@ def _wait(pid: int, control: int, report: int, woken: int, program: Program) -> 
                 break
             if not message:
                 poll.unregister(control)
-                deadline = time.monotonic() + program.grace_s
-            if message == TERMINATE or (not message and program.terminate):
+                deadline = time.monotonic() + guard.grace_s
+            if message == TERMINATE or (not message and guard.terminate):
                 _kill_group(pid, signal.SIGTERM)
         ended |= reap()
-        if program.memory_mb is not None and exceed(descendants(), program.memory_mb << 20):
+        if guard.memory_mb is not None and exceed(descendants(), guard.memory_mb << 20):
             with suppress(OSError):
-                os.write(report, over_memory(program.memory_mb))
+                os.write(report, over_memory(guard.memory_mb))
             break
     _kill_group(pid, signal.SIGKILL)
     ended |= kill_children(KILL_TIMEOUT_S)
@@ -152,11 +148,11 @@ def _exec(program: Program, report: int) -> NoReturn:
             os.chdir(program.folder)
         if program.prepare is not None:
             program.prepare()
-        if program.user is not None:
+        if (user := program.guard.user) is not None:
             resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
             os.setgroups([])
-            os.setresgid(program.user, program.user, program.user)
-            os.setresuid(program.user, program.user, program.user)
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
         signal_when_parent_ends(signal.SIGKILL)
         os.execvpe(program.command[0], list(program.command), dict(program.environment))
     except BaseException as error:
@@ -222,23 +218,14 @@ def main(options: str, command: Sequence[str]) -> NoReturn:
 
     If it is killed, its orphans die here; if it is stopped, it continues at once.
     """
-    pass_fds, grace_s, *others = json.loads(options)
-    guard = Guard(*others)
+    pass_fds, report, *guard = json.loads(options)
     signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.Signals) - {signal.SIGCHLD})
     signal_when_parent_ends(signal.SIGCONT)
     adopt_orphans()
     set_name(NAME)
-    program = Program(
-        command,
-        os.environ,
-        streams=(os.open(os.devnull, os.O_RDONLY), 1, 2),
-        pass_fds=tuple(pass_fds),
-        grace_s=grace_s,
-        terminate=guard.terminate,
-        user=guard.user,
-        memory_mb=guard.memory_mb,
-    )
-    guardian = fork_guardian(program, 0, os.dup(guard.report))
+    streams = (os.open(os.devnull, os.O_RDONLY), 1, 2)
+    program = Program(command, os.environ, Guard(*guard), streams=streams, pass_fds=tuple(pass_fds))
+    guardian = fork_guardian(program, 0, os.dup(report))
     _close_all_but(())
     while os.WIFSTOPPED(status := os.waitpid(guardian, os.WUNTRACED)[1]):
         os.kill(guardian, signal.SIGCONT)

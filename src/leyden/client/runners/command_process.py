@@ -21,7 +21,7 @@ from leyden.client.processes.limits import apply_limits
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.outcomes import Ending, Outcome
 from leyden.process.child import kill_descendants, read_pipe
-from leyden.process.guardian import KILL, TERMINATE, Program, exit_reason, fork_guardian, over_memory
+from leyden.process.guardian import KILL, TERMINATE, Guard, Program, exit_reason, fork_guardian, over_memory
 
 _TERM_TIMEOUT_S, _KILL_TIMEOUT_S, _TREE_TIMEOUT_S, _LAST_OUTPUT_S = 2.0, 3.0, 1.0, 1.0
 """How long a process that is stopped may take to end; then its guardian; all below it; how long output may follow."""
@@ -56,11 +56,10 @@ class CommandProcess:
             program = Program(
                 launch.command,
                 launch.environment,
+                Guard(user=launch.user, memory_mb=self._memory_mb),
                 folder,
                 (stdin[0], stdout[1], stderr[1]),
                 prepare=partial(apply_limits, self._memory_mb, self._cpu_s),
-                user=launch.user,
-                memory_mb=self._memory_mb,
             )
             self.pid = fork_guardian(program, control[0], report[1])
         except OSError:

@@ -140,8 +140,8 @@ class HostProcess:
                 pass_fds=pass_fds,
                 stdout=PIPE if keep_output else None,
                 stderr=STDOUT if keep_output else None,
-                grace_s=_GRACE_S,
-                guard=Guard(user=launched.user, memory_mb=isolation.memory_mb, report=crash.fileno()),
+                guard=Guard(_GRACE_S, user=launched.user, memory_mb=isolation.memory_mb),
+                report=crash.fileno(),
             )
             host = cls(process, stream, crash, launched, keep_output)
             on_failure.pop_all()

@@ -44,8 +44,7 @@ class ProcessService:
             folder=base,
             stdout=PIPE,
             stderr=STDOUT,
-            grace_s=_TERM_TIMEOUT_S,
-            guard=Guard(terminate=True),
+            guard=Guard(_TERM_TIMEOUT_S, terminate=True),
         )
         service = cls(process, config, port)
         try:

@@ -231,8 +231,7 @@ class VllmProcess(SupervisedProcess):
             command(self._options, self._installation, self._private_socket),
             environment=environment(self._options),
             log=self._log,
-            grace_s=_TERM_TIMEOUT_S,
-            guard=Guard(terminate=True),
+            guard=Guard(_TERM_TIMEOUT_S, terminate=True),
         )
         await self._ready(self._process)
 
