@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from leyden.engine.scripted import ScriptedEngine
 from leyden.episodes import Episode
 from leyden.records import Purpose, RunSettings, Task
 from leyden.rendering.factory import renderer_for
+from leyden.rendering.renderer import ChatRenderer
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.control.keys import KeyKind, Keyring
 from leyden.server.gateway.calls.scheduler import Scheduler
@@ -97,10 +99,17 @@ async def eventually(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@cache
+def spark() -> tuple[Tokenizer, ChatRenderer]:
+    """The tokenizer and the renderer of the bundled model: loading them takes longer than most tests."""
+    tokenizer = Tokenizer.load(str(files("leyden") / "models" / "spark"))
+    return tokenizer, renderer_for(tokenizer)
+
+
 @asynccontextmanager
 async def model_server(home: Path, database: str | None = None) -> AsyncIterator[ModelServer]:
     """Start one; `database` is the URL of another one than a SQLite file in `home`."""
-    tokenizer = Tokenizer.load(str(files("leyden") / "models" / "spark"))
+    tokenizer, renderer = spark()
     engine = ScriptedEngine(lambda _: ())
     store = await Store(database or home / "leyden.db").start()
     with socket.socket() as listener:
@@ -108,7 +117,7 @@ async def model_server(home: Path, database: str | None = None) -> AsyncIterator
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         service = await ServerContext.start(store, Keyring(b"secret", time.time), ServerSettings(url))
-        model = ServedModel("spark", engine, renderer_for(tokenizer), tokenizer, Scheduler())
+        model = ServedModel("spark", engine, renderer, tokenizer, Scheduler())
         service.gateway = Gateway(store, service.leases, {"spark": model})
         server = Server(service, RunningServer(url, url, "", "", ""))
         await server.listen(listener)

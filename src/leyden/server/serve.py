@@ -146,7 +146,7 @@ class Server(uvicorn.Server):
         self.stopped: asyncio.Task[None]
         """Done when accepted requests are finished."""
         self.service = service
-        self._listening = asyncio.Event()
+        self._listening, self._stopping = asyncio.Event(), asyncio.Event()
         logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
 
     async def listen(self, listener: socket.socket) -> None:
@@ -163,6 +163,7 @@ class Server(uvicorn.Server):
         """Accept no more requests; called again, drop unfinished ones."""
         self.service.store.stop_waiting()  # requests that only wait are answered now
         self.handle_exit(signal.SIGINT, None)
+        self._stopping.set()
 
     def drop(self) -> None:
         """Stop without waiting for unfinished requests."""
@@ -184,6 +185,10 @@ class Server(uvicorn.Server):
         """Called by uvicorn; marks the server as listening."""
         await super().startup(sockets)
         self._listening.set()
+
+    async def main_loop(self) -> None:
+        """Called by uvicorn; waits for `stop`, for which uvicorn's own would look ten times a second."""
+        await self._stopping.wait()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
