@@ -13,7 +13,7 @@ def is_fixed() -> bool:
 
 def examples(all_of_them: int) -> int:
     """How many examples a costly random test runs."""
-    return max(1, all_of_them // 3) if is_fixed() else all_of_them
+    return max(1, all_of_them // 5) if is_fixed() else all_of_them
 
 
 def new_seed() -> int:

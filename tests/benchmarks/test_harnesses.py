@@ -20,8 +20,6 @@ SHORT = {
     ("openai (Python)", "completions"),
     ("openai (Python), time-out", "chat"),
     ("anthropic (Python)", "messages"),
-    ("LangGraph", "messages"),
-    ("OpenAI Agents SDK (Python)", "responses"),
 }
 CELLS = [
     pytest.param(

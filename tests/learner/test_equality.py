@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from randomness import examples
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, MambaConfig, PreTrainedModel
 
 from leyden.config import AdapterConfig, Hyperparameters, TrainingConfig
@@ -189,7 +190,7 @@ def assert_equal(ways: Iterator[tuple[float, dict[str, torch.Tensor]]], error: f
             assert (others[name] - gradient).norm() <= error * torch.maximum(gradient.norm(), 1e-3 * whole), name
 
 
-some = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.usefixtures("in_double")

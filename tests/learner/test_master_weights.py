@@ -10,13 +10,13 @@ from leyden.learner.protocol import OldLogprobs
 def test_updates_too_small_for_bfloat16_add_up() -> None:
     policy = small_policy(dtype=torch.bfloat16, learning_rate=1e-5)
     before = {name: master.detach().clone() for name, master in policy.trained.items()}
-    for _ in range(30):
+    for _ in range(10):
         metrics = policy.accumulate(some_samples(), OldLogprobs(), OBJECTIVE)
         policy.apply(metrics.grad_norm)
     name = "model.layers.0.mlp.up_proj.weight"
     moved = policy.trained[name].detach() - before[name]
     assert policy.trained[name].dtype == torch.float32
-    assert moved.abs().median() > 6e-5  # the sum of 30 steps; one step of 1e-5 is less than half a unit of bfloat16
+    assert moved.abs().median() > 2e-5  # the sum of 10 steps; one step of 1e-5 is less than half a unit of bfloat16
     computed = policy.model.get_parameter(name)
     assert computed.dtype == torch.bfloat16
     assert torch.equal(computed, policy.trained[name].bfloat16())

@@ -243,6 +243,7 @@ def test_where_no_step_is_better_the_model_before_training_is_tested(tmp_path: P
     assert "of the model before training, measured once: no checkpoint was better on the held-out tasks" in printed
 
 
+@pytest.mark.slow
 def test_a_run_whose_entropy_collapses_warns_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:
     training = Training(tmp_path, "held_out=0", "checkpoints.every=1", "checkpoints.keep=1")
     training.finish("training.steps=1")
@@ -456,11 +457,11 @@ def test_an_agent_that_is_broken_is_not_trained(tmp_path: Path) -> None:
 
 
 def test_settings_that_do_nothing_or_name_nothing_are_reported(tmp_path: Path) -> None:
-    settings = ("algorithm.gamma=0.5", "training.tasks_per_step=99", 'training.roles=["plannner"]')
+    settings = ("algorithm.gamma=0.5", "training.tasks_per_step=9", 'training.roles=["plannner"]')
     done = leyden(Training(tmp_path).folder, "train", "small.toml", *settings)
     assert done.returncode == 1
     assert '`algorithm.gamma` does nothing with `credit = "identical"`' in done.stderr
-    assert re.search(r"a step takes 99 tasks and there are \d+: some come twice", done.stderr)
+    assert re.search(r"a step takes 9 tasks and there are \d+: some come twice", done.stderr)
     assert "calls had the roles none; `training.roles` names those that are trained on. A call has the" in done.stderr
     assert "pip install 'leyden[trace]'" in done.stderr and "`[roles]`" in done.stderr
     assert "Traceback" not in done.stderr
@@ -475,7 +476,7 @@ def test_a_user_function_that_fails_ends_the_run_in_one_line(tmp_path: Path) -> 
 
 
 def test_garbage_collection_leaves_out_what_the_first_step_has_loaded(tmp_path: Path) -> None:
-    training = Training(tmp_path, "training.steps=3", "algorithm.loss=own.py:loss", "held_out=0")
+    training = Training(tmp_path, "training.steps=2", "algorithm.loss=own.py:loss", "held_out=0")
     (tmp_path / "own.py").write_text(
         "import gc\n\n\ndef loss(tokens, terms):\n"
         "    with open('frozen', 'a') as file:\n        print(gc.get_freeze_count(), file=file)\n"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from randomness import examples
 from renderers import CustomRendererConfig, DefaultRenderer, Qwen3Renderer, Renderer, create_renderer
 
 from leyden.rendering.chatml import ChatMLConfig, ChatMLRenderer
@@ -154,7 +155,7 @@ def quotes(name: str, *things: Any) -> bool:
 
 @each
 @given(data=st.data(), prompt=st.booleans())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_a_fresh_prompt_has_the_tokens_of_the_models_template(name: str, data: st.DataObject, prompt: bool) -> None:
     renderer = ours(name)
     knows = renderer.form.knows_tools
@@ -171,7 +172,7 @@ def test_a_fresh_prompt_has_the_tokens_of_the_models_template(name: str, data: s
 
 @each
 @given(messages=conversations(quoting), tools=specs)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_no_text_in_a_message_a_call_or_a_tool_becomes_a_control_token(
     name: str, messages: list[Any], tools: Any
 ) -> None:
@@ -197,7 +198,7 @@ def test_no_text_in_a_message_a_call_or_a_tool_becomes_a_control_token(
 
 @each
 @given(messages=conversations(tools=True), data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_a_rendered_answer_parses_to_itself(name: str, messages: list[Any], data: st.DataObject) -> None:
     renderer = ours(name)
     text = said if renderer.tool_call_texts else quoting
@@ -222,7 +223,7 @@ def test_a_rendered_answer_parses_to_itself(name: str, messages: list[Any], data
 
 @each
 @given(before=conversations(), after=conversations(), answer=conversations(), cut=st.integers(0, 40))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_a_continued_prompt_is_the_whole_conversation(
     name: str, before: list[Any], after: list[Any], answer: list[Any], cut: int
 ) -> None:

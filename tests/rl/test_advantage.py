@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from randomness import examples
 
 from leyden.config import Hyperparameters
 from leyden.rl.advantage import Advantage, CallBatch, Floats, GroupCounts, count_groups, total, weights
@@ -106,7 +107,7 @@ def test_what_all_calls_in_a_situation_have_alike_changes_nothing_in_a_group(adv
     assert advantage(calls([shifted]), Hyperparameters()) != pytest.approx(plain)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(st.lists(st.integers(-20, 20).map(float), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_one_situation_for_all_is_the_textbook(update: list[list[float]]) -> None:
     plain = calls([[[value] for value in group] for group in update])
@@ -234,7 +235,7 @@ UPDATES = st.lists(st.lists(st.lists(VALUES, min_size=1, max_size=4), min_size=1
 LEVELS = st.sampled_from(["rollout", "transition"])
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(100))
 @given(UPDATES, LEVELS, st.lists(st.integers(-50, 50), min_size=4, max_size=4))
 def test_what_all_rollouts_of_a_group_have_alike_changes_nothing(
     update: list[list[list[float]]], level: str, shifts: list[int]
@@ -245,7 +246,7 @@ def test_what_all_rollouts_of_a_group_have_alike_changes_nothing(
         assert advantage(after, Hyperparameters()) == pytest.approx(advantage(before, Hyperparameters()), abs=1e-9)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(100))
 @given(UPDATES, LEVELS, st.floats(0.1, 100))
 def test_the_scale_of_rewards_changes_only_what_is_not_normalised(
     update: list[list[list[float]]], level: str, scale: float
@@ -258,7 +259,7 @@ def test_the_scale_of_rewards_changes_only_what_is_not_normalised(
         assert advantage(after, hyperparameters) == pytest.approx(factor * advantage(before, hyperparameters), abs=1e-7)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(100))
 @given(UPDATES, LEVELS)
 def test_advantages_of_a_group_balance(update: list[list[list[float]]], level: str) -> None:
     made = calls(update, level)
@@ -268,7 +269,7 @@ def test_advantages_of_a_group_balance(update: list[list[list[float]]], level: s
     assert (made.weight * reinforce_pp(made, Hyperparameters())).sum() == pytest.approx(0, abs=1e-9)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(100))
 @given(UPDATES, LEVELS, st.randoms(use_true_random=False))
 def test_the_order_of_calls_and_the_numbers_of_rollouts_mean_nothing(
     update: list[list[list[float]]], level: str, random: object
@@ -284,7 +285,7 @@ def test_the_order_of_calls_and_the_numbers_of_rollouts_mean_nothing(
         assert advantage(moved, Hyperparameters()) == pytest.approx(advantage(made, Hyperparameters())[order], abs=1e-9)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(100))
 @given(UPDATES, LEVELS)
 def test_groups_do_not_touch_each_other(update: list[list[list[float]]], level: str) -> None:
     for advantage in (grpo, dr_grpo, rloo, gigpo):
@@ -293,7 +294,7 @@ def test_groups_do_not_touch_each_other(update: list[list[list[float]]], level: 
         assert together == pytest.approx(np.concatenate(apart), abs=1e-9)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(100))
 @given(UPDATES, LEVELS)
 def test_advantages_are_numbers(update: list[list[list[float]]], level: str) -> None:
     for advantage in EVERY:

@@ -89,7 +89,7 @@ async def test_without_prefix_caching_a_completion_does_not_depend_on_earlier_re
 async def test_a_request_samples_the_same_alone_and_in_a_changing_batch(
     model: PreTrainedModel, engine: TorchEngine
 ) -> None:
-    requests = [make_request(prompt(i, 10 + 37 * i % 90), 10 + 7 * i % 30, f"s{i}", temperature=0.0) for i in range(20)]
+    requests = [make_request(prompt(i, 10 + 37 * i % 90), 10 + 7 * i % 30, f"s{i}", temperature=0.0) for i in range(12)]
     together = await asyncio.gather(*(complete(engine, request) for request in requests))
     for answer, request in zip(together, requests, strict=True):
         assert answer.ids == (await complete(engine, request)).ids
