@@ -7,6 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from renderers import BaseRendererConfig, ParsedResponse, RenderedTokens
 
+from leyden.rendering.chat_template import TemplateError
+
 
 class ResponseParser(Protocol):
     """Converts completions back to messages."""
@@ -68,3 +70,26 @@ def tool_call_texts(renderer: ResponseParser) -> tuple[str, ...]:
     """Return the texts that begin a tool call in a model's answer, where it has no token for that."""
     texts: tuple[str, ...] = getattr(renderer, "tool_call_texts", ())  # a protocol's isinstance is slow for each call
     return texts
+
+
+def find_reasoning_end(renderer: ChatRenderer) -> int | None:
+    """Return the token that ends the reasoning of an answer; None if the renderer writes none or uses no such token.
+
+    Parsers return reasoning that is still open as the model writes it, with white space or a label that they drop when
+    it ends. With this token after it, the text is the one that the whole answer will have.
+    """
+    question: list[Any] = [{"role": "user", "content": "?"}]
+    answer = {"role": "assistant", "content": "b", "reasoning_content": "a"}
+    try:
+        prompt = renderer.render_ids(question, add_generation_prompt=True)
+        written = renderer.render_ids([*question, answer])
+    except TemplateError:
+        return None
+    shared = next((at for at, (one, two) in enumerate(zip(prompt, written, strict=False)) if one != two), len(prompt))
+    was_open = False
+    for end in range(shared, len(written)):
+        parsed = renderer.parse_response(written[shared : end + 1], prompt_ids=prompt[:shared])
+        if was_open and parsed.reasoning_complete is not False:
+            return written[end]
+        was_open = parsed.reasoning_complete is False
+    return None

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from leyden.engine.protocol import Engine
 from leyden.rendering.factory import keep_reasoning
-from leyden.rendering.renderer import ChatRenderer
+from leyden.rendering.renderer import ChatRenderer, find_reasoning_end
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.answers.structured_output import StructuredOutput
 from leyden.server.gateway.calls.engine_load import EngineLoad
@@ -49,6 +49,11 @@ class ServedModel(Struct, frozen=True, dict=True):
     def exact_renderer(self) -> ChatRenderer:
         """The renderer for runs that keep reasoning as it was sampled, even where the model's template drops it."""
         return keep_reasoning(self.renderer, self.tokenizer)
+
+    @cached_property
+    def reasoning_end(self) -> int | None:
+        """The token that ends the reasoning of an answer, if there is one."""
+        return find_reasoning_end(self.renderer)
 
     @cached_property
     def structured_output(self) -> StructuredOutput:

@@ -2,14 +2,17 @@
 
 import json
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
+from model_families import FAMILIES, THINKING, template_of, write_model
 
 from leyden.engine.protocol import TokenChunk
 from leyden.rendering.factory import renderer_for
+from leyden.rendering.renderer import find_reasoning_end
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.answers.stream_parser import StreamParser
 from leyden.server.gateway.dialects.types import (
@@ -215,6 +218,39 @@ def test_a_call_that_turns_out_malformed_stays_as_it_was_sent_and_is_marked(rest
     assert sent.startswith('{"x": "some words')
     assert parser.content == ""
     assert parser.message["tool_calls"][0]["malformed"] == why
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"gpt-oss"}))  # its answers begin with a channel
+@pytest.mark.parametrize("end", ["stop", "length"])
+def test_reasoning_is_streamed_as_the_whole_answer_has_it(family: str, end: Any, tmp_path: Path) -> None:
+    """In every family: an open block has white space or a label that the closed one has not."""
+    model = THINKING.get(family, FAMILIES[family])
+    tokenizer = Tokenizer.load(write_model(tmp_path / "model", model, template_of(family)).folder, model)
+    renderer = renderer_for(tokenizer)
+    question: list[Any] = [{"role": "user", "content": "?"}]
+    answer = {"role": "assistant", "content": "Five it is.", "reasoning_content": "Two and\n three."}
+    prompt, written = (
+        renderer.render_ids(question, add_generation_prompt=True),
+        renderer.render_ids([*question, answer]),
+    )
+    shared = next((at for at, pair in enumerate(zip(prompt, written, strict=False)) if len({*pair}) > 1), len(prompt))
+    ids = written[shared : -1 if end == "stop" else shared + 6]
+
+    def parse(size: int, streamed: bool) -> tuple[StreamParser, str]:
+        closing = find_reasoning_end(renderer)
+        parser = StreamParser(0, renderer, tokenizer, prompt[:shared], reasoning_end=closing, streamed=streamed)
+        deltas: list[Any] = []
+        for at in range(0, len(ids), size):
+            some = tuple(ids[at : at + size])
+            finish = end if at + size >= len(ids) else None
+            deltas += parser.feed(TokenChunk(some, (-0.5,) * len(some), 1, finish=finish))
+        return parser, "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+
+    whole, _ = parse(len(ids), streamed=False)
+    for size in (1, 2, 5):
+        parser, streamed = parse(size, streamed=True)
+        assert streamed == parser.reasoning == whole.reasoning
+        assert parser.message == whole.message
 
 
 def test_a_call_inside_reasoning_is_not_streamed() -> None:

@@ -58,6 +58,7 @@ class Generation:
                 model.renderer if request.prompt is None else TextParser(model),
                 model.tokenizer,
                 before_answer,
+                reasoning_end=model.reasoning_end if request.prompt is None else None,
                 forced=prompt.forced,
                 tools=request.callable_tools,
                 parallel_calls=request.parallel_tool_calls,

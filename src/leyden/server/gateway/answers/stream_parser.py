@@ -26,6 +26,9 @@ from leyden.server.gateway.dialects.types import (
 )
 from leyden.server.gateway.prompts.reasoning_tokens import TokenDecoder, count_reasoning_tokens
 
+_LABELS = ("thought\n",)
+"""What Gemma writes before its reasoning: a label until its line is complete."""
+
 
 class StreamParser:
     """Collects the tokens of one answer and parses them."""
@@ -37,6 +40,7 @@ class StreamParser:
         tokenizer: TokenDecoder,
         prompt_ids: list[int],
         *,
+        reasoning_end: int | None = None,
         forced: Sequence[int] = (),
         tools: Sequence[Any] = (),
         parallel_calls: bool = True,
@@ -45,6 +49,7 @@ class StreamParser:
         logprobs: bool = False,
         streamed: bool = True,
     ) -> None:
+        """`reasoning_end` is the token that ends the reasoning of an answer, if there is one."""
         self.choice = choice
         self.ids: list[int] = []
         self.logprobs: list[float] = []
@@ -60,6 +65,7 @@ class StreamParser:
         self._prompt_ids, self._tools, self._stop = prompt_ids, list(tools), stop
         self._unmarked = frozenset(tool["function"]["name"] for tool in tools) if unmarked else frozenset()
         self._withheld = (*stop, *tool_call_texts(renderer), *(OPENINGS if self._unmarked else ()))
+        self._reasoning_end = reasoning_end
         self._forced = list(forced)  # the beginning of the answer, which was not sampled
         self._infos: list[TokenInfo] = []
         self._logprobs_wanted = logprobs
@@ -131,7 +137,7 @@ class StreamParser:
         in_reasoning = not self.done and parsed.reasoning_content is not None and self._reasoning_is_open()
         if not self._parallel_calls and not in_reasoning and self._end_after_call(parsed.tool_calls):
             parsed = self._parsed()
-        self.content, self.reasoning = parsed.content or "", parsed.reasoning_content or ""
+        self.content, self.reasoning = parsed.content or "", self._reasoning_of(parsed)
         calls = list(parsed.tool_calls)
         found = [(at + len(stop), at, stop) for stop in self._stop if (at := self.content.find(stop)) >= 0]
         if found:  # the stop string that was complete first, even if one chunk held several
@@ -159,6 +165,13 @@ class StreamParser:
         """Parse the answer, or so many of its tokens."""
         ids = self._forced + self.ids[:length]
         return self._renderer.parse_response(ids, tools=self._tools or None, prompt_ids=self._prompt_ids)
+
+    def _reasoning_of(self, parsed: ParsedResponse) -> str:
+        """Return the reasoning of an answer; if it is open, as it will begin when it is closed."""
+        if parsed.reasoning_complete is False and self._reasoning_end is not None:
+            closed = [*self._forced, *self.ids, self._reasoning_end]
+            parsed = self._renderer.parse_response(closed, prompt_ids=self._prompt_ids)
+        return (parsed.reasoning_content or "").lstrip()
 
     def _end_after_call(self, calls: Sequence[ParsedToolCall]) -> bool:
         """End the answer after its first tool call if more than the end of the turn follows it.
@@ -221,9 +234,9 @@ class StreamParser:
         """Return what has become certain: the rest of known tool calls, text after them, then new tool calls."""
         events, new_calls = self._known_call_events, self._new_call_events
         self._known_call_events, self._new_call_events = [], []
-        if new := self._unsent("reasoning", self.reasoning, final or bool(self.content) or bool(new_calls)):
+        if new := self._unsent("reasoning", self.reasoning, _LABELS, final or bool(self.content) or bool(new_calls)):
             events.append(ReasoningDelta(self.choice, new))
-        if new := self._unsent("content", self.content, final or self._inside_call):
+        if new := self._unsent("content", self.content, self._withheld, final or self._inside_call):
             events.append(TextDelta(self.choice, new, tuple(self._infos)))
             self._infos.clear()
         events.extend(new_calls)
@@ -232,8 +245,8 @@ class StreamParser:
             self._infos.clear()
         return events
 
-    def _unsent(self, part: str, text: str, final: bool) -> str:
-        end = len(text) if final else len(_stable_prefix(text, self._withheld))
+    def _unsent(self, part: str, text: str, withheld: tuple[str, ...], final: bool) -> str:
+        end = len(text) if final else len(_stable_prefix(text, withheld))
         if self._unmarked and not final and part == "content":
             end = len(text[: min(end, settled_length(text))].rstrip())
         sent = self._sent[part]
