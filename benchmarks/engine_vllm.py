@@ -45,7 +45,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Con
 from leyden.api.client import Remote
 from leyden.api.wire import GroupSpec, KeySpec, Lease, LeaseRequest, RunSpec
 from leyden.engine.vllm.http import session as vllm_session
-from leyden.engine.vllm.process import VllmOptions, VllmProcess
+from leyden.engine.vllm.launch import VllmOptions
+from leyden.engine.vllm.process import VllmProcess
 from leyden.local.engine import VLLM_STREAM_INTERVAL
 from leyden.records import RunSettings, Sampling, Task
 from leyden.rendering.tokenizer import Tokenizer

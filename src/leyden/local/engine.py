@@ -11,10 +11,8 @@ from transformers import PreTrainedModel
 from leyden.config import Config, ConfigError
 from leyden.engine.protocol import EngineBackend, EngineError
 from leyden.engine.torch.engine import TorchEngine
-from leyden.engine.vllm.adapters import adapter_arguments
 from leyden.engine.vllm.backend import VllmBackend
-from leyden.engine.vllm.installation import find_vllm
-from leyden.engine.vllm.process import VllmOptions
+from leyden.engine.vllm.launch import VllmOptions, adapter_arguments, find_vllm
 from leyden.learner.policy import Policy
 from leyden.local.memory_plan import MemoryPlan, plan_memory
 from leyden.local.notes import print_note

@@ -1,6 +1,7 @@
 """Which slot a request is assigned, and which prefixes are reused."""
 
 import asyncio
+from array import array
 from random import Random
 
 import pytest
@@ -10,11 +11,11 @@ from hypothesis import strategies as st
 from randomness import examples
 
 from leyden.engine.protocol import EngineRequest
+from leyden.engine.torch.batch import schedule_step
 from leyden.engine.torch.kv_cache import KVCache
-from leyden.engine.torch.prefix_cache import PrefixCache
+from leyden.engine.torch.prefix_cache import PrefixCache, SortedSequences, common_prefix_length
 from leyden.engine.torch.request import ActiveRequest
 from leyden.engine.torch.sampling import SampledToken
-from leyden.engine.torch.schedule import schedule_step
 from leyden.records import Sampling
 
 LOOP = asyncio.new_event_loop()
@@ -192,3 +193,35 @@ def use_cache_at_random(rng: Random) -> None:
         cache._kv_cache.finish_copies()
         for slot in cache.slots:
             assert held[slot.index, : slot.computed].tolist() == slot.tokens[: slot.computed].tolist()
+
+
+token_ids = st.lists(st.integers(0, 300).map(lambda id: id if id < 3 else 2**31 - id), max_size=6)
+
+
+def test_common_prefix_lengths() -> None:
+    assert common_prefix_length([], [1], 5) == 0
+    assert common_prefix_length([1, 2, 3], [1, 2, 4], 5) == 2
+    assert common_prefix_length(list(range(500)), list(range(400)), 1000) == 400
+    assert common_prefix_length(list(range(500)), [*range(130), 0, *range(131, 500)], 1000) == 130
+    assert common_prefix_length(list(range(500)), list(range(500)), 77) == 77
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), token_ids), max_size=20), token_ids)
+def test_nearest_sequences_come_first(changes: list[tuple[int, list[int]]], wanted: list[int]) -> None:
+    index, held = SortedSequences(), dict[int, list[int]]()
+    for slot, tokens in changes:
+        index.set(slot, array("i", tokens))
+        held[slot] = tokens
+    found = list(index.nearest(array("i", wanted)))
+    shared = {slot: common_prefix_length(tokens, wanted, len(wanted)) for slot, tokens in held.items()}
+    assert dict(found) == {slot: length for slot, length in shared.items() if length}
+    assert [length for _, length in found] == sorted((length for _, length in found), reverse=True)
+
+
+def test_later_tokens_of_a_request_are_not_part_of_its_sequence() -> None:
+    index, tokens = SortedSequences(), array("i", [1, 2])
+    index.set(0, tokens)
+    tokens.append(3)
+    assert list(index.nearest(array("i", [1, 2, 3]))) == [(0, 2)]
+    index.set(0, array("i"))
+    assert list(index.nearest(array("i", [1, 2, 3]))) == []

@@ -10,7 +10,7 @@ from small_engines import Answer, check, complete, make, make_request, prompt, p
 from transformers import PreTrainedModel
 
 from leyden.engine.protocol import EngineError, EngineRequest, TokenChunk
-from leyden.engine.torch import schedule
+from leyden.engine.torch import batch
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.torch.forward import Segment
 
@@ -45,7 +45,7 @@ def engine_and_model(request: pytest.FixtureRequest) -> Iterator[tuple[TorchEngi
 async def test_they_are_the_models_whatever_runs_beside_them(
     engine_and_model: tuple[TorchEngine, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "PROMPT_LOGITS", 30)  # so that a prompt takes several steps
+    monkeypatch.setattr(batch, "PROMPT_LOGITS", 30)  # so that a prompt takes several steps
     engine, model = engine_and_model
     shared = prompt(1, 80)
     prompts = [shared, (*shared[:60], *prompt(2, 15)), prompt(3, 2), shared]

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from leyden.engine.protocol import Engine, EngineRequest, TokenChunk
 from leyden.engine.vllm.http import control
-from leyden.engine.vllm.process import VllmOptions
+from leyden.engine.vllm.launch import VllmOptions
 from leyden.records import Sampling
 
 PYTHON = os.environ.get("LEYDEN_VLLM_PYTHON", str(Path(__file__).parents[3] / ".venv-vllm/bin/python"))

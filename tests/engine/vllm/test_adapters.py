@@ -29,9 +29,10 @@ from torch import Tensor
 
 from leyden.config import AdapterConfig
 from leyden.engine.protocol import EngineError, LoraWeights
-from leyden.engine.vllm.adapters import AdapterTransfer, adapter_arguments
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
+from leyden.engine.vllm.launch import adapter_arguments
+from leyden.engine.vllm.publisher import AdapterTransfer
 from leyden.learner.lora import LoraAdapter
 from leyden.process import guardian
 from leyden.rendering.tokenizer import Tokenizer

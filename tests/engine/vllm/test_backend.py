@@ -35,8 +35,7 @@ from leyden.engine.vllm import process as vllm_process
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.http import control, is_healthy
-from leyden.engine.vllm.process import VllmProcess
-from leyden.engine.vllm.running import RunningVllm
+from leyden.engine.vllm.process import RunningVllm, VllmProcess
 from leyden.process import guardian
 from leyden.records import Sampling
 from leyden.rendering.tokenizer import Tokenizer

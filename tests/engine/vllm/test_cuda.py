@@ -17,10 +17,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from leyden.engine.protocol import EngineError, TokenChunk
-from leyden.engine.vllm.adapters import AdapterTransfer
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
-from leyden.engine.vllm.publisher import VllmPublisher
+from leyden.engine.vllm.publisher import AdapterTransfer, VllmPublisher
 from leyden.rendering.tokenizer import Tokenizer
 
 pytestmark = [

@@ -16,7 +16,8 @@ import pytest
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm import process as vllm_process
 from leyden.engine.vllm.http import control, is_healthy
-from leyden.engine.vllm.process import VllmOptions, VllmProcess
+from leyden.engine.vllm.launch import VllmOptions
+from leyden.engine.vllm.process import VllmProcess
 from leyden.process import guardian
 
 SERVER = """

@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from leyden.engine.protocol import EngineError
-from leyden.engine.vllm import http, running
-from leyden.engine.vllm.running import RunningVllm
+from leyden.engine.vllm import http, process
+from leyden.engine.vllm.process import RunningVllm
 
 
 @pytest_asyncio.fixture
@@ -29,7 +29,7 @@ async def silent() -> AsyncIterator[str]:
 
 async def test_a_server_that_no_longer_answers_ends_the_run(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_HEALTH_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(running, "_POLL_S", 0.01)
+    monkeypatch.setattr(process, "_RUNNING_POLL_S", 0.01)
     server = RunningVllm(silent)
     async with asyncio.timeout(30):
         with pytest.raises(EngineError, match="no vLLM answers at"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leyden.engine.vllm.backend import VllmBackend
-from leyden.engine.vllm.process import VllmOptions
+from leyden.engine.vllm.launch import VllmOptions
 
 NOBODY = "http://127.0.0.1:9"
 

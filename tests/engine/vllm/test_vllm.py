@@ -30,11 +30,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from leyden.engine.protocol import EngineError, TokenChunk, VllmAddress
-from leyden.engine.vllm.adapters import AdapterTransfer
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.http import call, control
 from leyden.engine.vllm.process import VllmProcess
-from leyden.engine.vllm.publisher import FileTransfer, VllmPublisher
+from leyden.engine.vllm.publisher import AdapterTransfer, FileTransfer, VllmPublisher
 from leyden.records import Sampling
 from leyden.rendering.tokenizer import Tokenizer
 

@@ -18,8 +18,8 @@ from leyden.engine.vllm import wire
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.extension.leyden_weights import checksum
-from leyden.engine.vllm.installation import VllmInstallation, find_vllm
-from leyden.engine.vllm.process import VllmOptions, command, environment, find_reason
+from leyden.engine.vllm.launch import VllmInstallation, VllmOptions, command, environment, find_vllm
+from leyden.engine.vllm.process import find_reason
 from leyden.engine.vllm.publisher import compare
 from leyden.records import Sampling
 

@@ -5,9 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from leyden.engine.vllm.adapters import adapter_arguments
-from leyden.engine.vllm.installation import find_vllm
-from leyden.engine.vllm.process import VllmOptions, command, environment
+from leyden.engine.vllm.launch import VllmOptions, adapter_arguments, command, environment, find_vllm
 
 
 def main() -> None:

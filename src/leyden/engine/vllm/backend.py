@@ -18,11 +18,9 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from leyden.engine.protocol import EngineError, LoraWeights, ModelWeights, Publication, VllmAddress
-from leyden.engine.vllm.adapters import AdapterTransfer
-from leyden.engine.vllm.process import VllmOptions, VllmProcess
-from leyden.engine.vllm.publisher import FileTransfer, IpcTransfer, VllmPublisher
-from leyden.engine.vllm.running import RunningVllm
-from leyden.engine.vllm.tokenizer_folder import write_tokenizer
+from leyden.engine.vllm.launch import VllmOptions, write_tokenizer
+from leyden.engine.vllm.process import RunningVllm, VllmProcess
+from leyden.engine.vllm.publisher import AdapterTransfer, FileTransfer, IpcTransfer, VllmPublisher
 
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 Adapter = Callable[[], LoraWeights | None]

@@ -3,25 +3,21 @@
 Its socket is in a folder that only this user can enter, because vLLM's routes for weights take no key and unpickle what
 they receive. A restarted server has the weights of the model's folder, so it is paused before clients can reach it;
 `on_restart` publishes the current weights, which resumes it. vLLM ends with this process, even if this one is killed.
+`RunningVllm` is a server that somebody else started.
 """
 
 import asyncio
 import logging
-import os
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Literal
-
-from msgspec import Struct
+from typing import NoReturn
 
 from leyden.engine.protocol import EngineError
-from leyden.engine.vllm.extension import leyden_weights
 from leyden.engine.vllm.http import call, control, is_healthy
-from leyden.engine.vllm.installation import VllmInstallation, find_vllm
+from leyden.engine.vllm.launch import VllmInstallation, VllmOptions, command, environment, find_vllm
 from leyden.process.child import ChildProcess
 from leyden.process.guardian import Guard
 from leyden.process.rotating_log import RotatingLog
@@ -29,8 +25,6 @@ from leyden.process.supervised import SupervisedProcess
 
 log = logging.getLogger(__name__)
 
-Transfer = Literal["ipc", "files"]
-MAX_LOGPROBS = 32
 _START_TIMEOUT_S = 900.0
 _POLL_S = 0.2
 _EXIT_TIMEOUT_S = 30.0
@@ -42,64 +36,10 @@ A rollout that crashes it each time has no attempt left after four, by default (
 _REASON_LINES, _REASON_CHARACTERS = 3, 600
 _TERM_TIMEOUT_S = 3.0
 _ERROR_WORDS = ("Error: ", "Exception: ")
+_RUNNING_POLL_S, _MISSES = 1.0, 3
+"""A server that misses this many polls in a row is gone; vLLM takes longer than that to restart."""
 _CONSEQUENCE = "See root cause above"
 """vLLM's front end ends its log with an error that only refers to the one of the process that failed."""
-
-
-class VllmOptions(Struct, frozen=True):
-    """How a vLLM server is started."""
-
-    model: Path
-    python: str = sys.executable
-    """The interpreter that has vLLM; it need not have Leyden."""
-    transfer: Transfer = "files"
-    """How weights arrive: `ipc` is CUDA IPC on the same GPU, `files` works everywhere."""
-    dtype: str = "auto"
-    tokenizer: Path | None = None
-    """A folder with the tokenizer that grammars follow; None: the model's."""
-    max_model_len: int | None = None
-    arguments: tuple[str, ...] = ()
-    """More arguments of vLLM's server, such as `--gpu-memory-utilization 0.4`."""
-    environment: Mapping[str, str] = {}
-
-
-def command(options: VllmOptions, installation: VllmInstallation, socket: Path) -> list[str]:
-    """Return the command line of the server."""
-    line = [options.python, "-m", "vllm.entrypoints.openai.api_server", "--uds", str(socket)]
-    line += ["--model", str(options.model), "--served-model-name", "policy", "--dtype", options.dtype]
-    if options.tokenizer is not None:
-        line += ["--tokenizer", str(options.tokenizer)]
-    if options.max_model_len is not None:
-        line += ["--max-model-len", str(options.max_model_len)]
-    line += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", str(MAX_LOGPROBS)]
-    line += ["--generation-config", "vllm", "--enable-prefix-caching"]
-    line += ["--structured-outputs-config", '{"backend": "guidance"}']
-    line += ["--worker-extension-cls", f"{leyden_weights.__name__.rpartition('.')[2]}.WorkerExtension"]
-    if installation.scale_out_flag:
-        line.append("--enable-scale-out")
-    if options.transfer == "ipc":
-        line += ["--weight-transfer-config", '{"backend": "ipc"}', "--enable-sleep-mode"]
-    return [*line, *options.arguments]
-
-
-def environment(options: VllmOptions) -> dict[str, str]:
-    """Return the environment of the server: this process's, and what the routes and the extension need."""
-    extension = str(Path(leyden_weights.__file__).parent)
-    variables = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (extension, os.environ.get("PYTHONPATH")))),
-        "PYTHONSAFEPATH": "1",  # a file of the user does not shadow a module of vLLM
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        leyden_weights.TRANSFER_VARIABLE: options.transfer,
-    }
-    if options.transfer == "ipc":
-        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of CUDA memory are sent pickled
-    return {**variables, **options.environment}
 
 
 class VllmProcess(SupervisedProcess):
@@ -267,3 +207,42 @@ def find_reason(text: str) -> str:
     causes = [number for number in errors if _CONSEQUENCE not in lines[number]] or errors
     first = causes[-1] if causes else max(0, len(lines) - _REASON_LINES)
     return " | ".join(lines[first : first + _REASON_LINES])[:_REASON_CHARACTERS] or "its log is empty"
+
+
+class RunningVllm:
+    """A vLLM server at a Unix socket or URL that the run neither starts nor stops (`engine.url`).
+
+    If it stops answering the run ends: a restarted server has the weights of its model's folder, not the policy's.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+
+    async def start(self) -> None:
+        """Check that the server answers and can receive weights. Raises `EngineError` with what to change."""
+        async with control(self.location) as client:
+            if not await is_healthy(client):
+                raise EngineError(f"no vLLM answers at {self.location}: start it, or change `engine.url`")
+            try:
+                await call(client, "/collective_rpc", {"method": "leyden_checksums"})
+            except EngineError as error:
+                raise EngineError(
+                    f"the vLLM at {self.location} cannot receive weights ({error}): start it with "
+                    "`python -m leyden.engine.vllm MODEL`"
+                ) from error
+
+    async def wait_failed(self) -> NoReturn:
+        """Wait until the server no longer answers, and raise `EngineError`."""
+        missed = 0
+        while missed < _MISSES:
+            await asyncio.sleep(_RUNNING_POLL_S)
+            async with control(self.location) as client:
+                missed = 0 if await is_healthy(client) else missed + 1
+        raise EngineError(f"the vLLM at {self.location} no longer answers: start it, then resume the run")
+
+    async def recovered(self) -> bool:
+        """Return False: it is not restarted."""
+        return False
+
+    async def stop(self) -> None:
+        """Do nothing: the server keeps running."""
