@@ -7,6 +7,7 @@ an advantage do not import torch.
 
 import difflib
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
@@ -26,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Declaration(Struct, frozen=True, kw_only=True):
-    """What an algorithm declares: the keys it reads and the algorithms it works with."""
+    """What an algorithm declares, as its decorator: the keys it reads and the algorithms it works with."""
 
     kind: Kind
     reads: tuple[str, ...] = ()
@@ -44,6 +45,11 @@ class Declaration(Struct, frozen=True, kw_only=True):
     compares_group: bool = False
     """Of an advantage: whether it is 0 for a rollout that is alone in its group."""
 
+    def __call__(self, function: F) -> F:
+        """Declare a function."""
+        vars(function)["declaration"] = self
+        return function
+
 
 class UnknownAlgorithm(Exception):
     """There is no algorithm of that name; the message lists those that exist."""
@@ -53,52 +59,13 @@ class IncompatibleAlgorithms(Exception):
     """A credit and an advantage that do not go together; the message says what to write instead."""
 
 
-def credit(
-    *,
-    reads: tuple[str, ...] = (),
-    advantages: tuple[str, ...] = (),
-    by_call: bool = False,
-    needs_critic: bool = False,
-) -> Callable[[F], F]:
-    """Declare a credit function."""
-    return _declare(
-        Declaration(kind="credit", reads=reads, advantages=advantages, by_call=by_call, needs_critic=needs_critic)
-    )
-
-
-def advantage(
-    *,
-    credits: tuple[str, ...],
-    reads: tuple[str, ...] = (),
-    needs_critic: bool = False,
-    compares_group: bool = False,
-) -> Callable[[F], F]:
-    """Declare an advantage function."""
-    return _declare(
-        Declaration(
-            kind="advantage", credits=credits, reads=reads, needs_critic=needs_critic, compares_group=compares_group
-        )
-    )
-
-
-def loss(*, reads: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Declare a loss function."""
-    return _declare(Declaration(kind="loss", reads=reads))
-
-
-def aggregation(*, reads: tuple[str, ...] = (), requires: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Declare an aggregation."""
-    return _declare(Declaration(kind="aggregation", reads=reads, requires=requires))
-
-
-def correction(*, reads: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Declare a correction."""
-    return _declare(Declaration(kind="correction", reads=reads))
-
-
-def state() -> Callable[[F], F]:
-    """Declare a state key."""
-    return _declare(Declaration(kind="state"))
+credit = partial(Declaration, kind="credit")
+advantage = partial(Declaration, kind="advantage")
+loss = partial(Declaration, kind="loss")
+aggregation = partial(Declaration, kind="aggregation")
+correction = partial(Declaration, kind="correction")
+state = partial(Declaration, kind="state")
+"""Decorators of the functions of a kind, as in `@loss(reads=("clip_low",))`."""
 
 
 def names(kind: Kind) -> list[str]:
@@ -215,14 +182,6 @@ def needs_critic(credit: str, advantage: str) -> bool:
     """Whether a credit or an advantage reads the values of a critic."""
     found = (declaration("credit", credit), declaration("advantage", advantage))
     return any(one is not None and one.needs_critic for one in found)
-
-
-def _declare(declared: Declaration) -> Callable[[F], F]:
-    def attach(function: F) -> F:
-        vars(function)["declaration"] = declared
-        return function
-
-    return attach
 
 
 def _declared(kind: Kind, name: str) -> Declaration:
