@@ -1,5 +1,6 @@
 """Fixtures: a real store, and a real server in its own process."""
 
+import gc
 import os
 import shutil
 import sys
@@ -32,9 +33,16 @@ settings.load_profile("fixed")
 
 def pytest_configure() -> None:
     """Keep the folders of tests in memory, if there is enough: an fsync on a disk takes longer than most tests do."""
+    gc.disable()  # until all is imported, of which nothing is garbage
     memory = Path("/dev/shm")
     if memory.is_dir() and shutil.disk_usage(memory).free > 4 * 2**30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, without a look at what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

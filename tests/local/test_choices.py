@@ -70,6 +70,7 @@ def test_every_choice_moves_weights_and_reports(advantage: str, tmp_path: Path) 
     assert any(not torch.equal(before[name].float(), after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_a_critic_and_adapters_resume_as_if_never_stopped(tmp_path: Path) -> None:
     beside = ("algorithm.advantage=ppo", "algorithm.credit=gae", "training.lora={rank=4, alpha=8}", "algorithm.kl=0.1")
     one_group = ("training.tasks_per_step=1", "training.updates_per_step=1")  # whose rollouts come in one order only
