@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from leyden.cli.report.svg import Line, draw, ticks
+from leyden.cli.report.page import Line, draw, ticks
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,72 @@ does; `encode_text` never does, so no text of a user or a tool can become one.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from leyden.rendering import chat_template
-from leyden.rendering.encoding_cache import EncodingCache
 
+_MAX_BYTES, _MAX_ENTRIES = 24 << 20, 1 << 14
+"""Of all texts that are remembered together, with their tokens."""
+_MAX_TEXT = 1 << 16
+"""Longer texts are not remembered, so that a few of them do not displace all others."""
+_ENTRY_BYTES = 200
+"""What an entry takes in the dictionary."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTROL_TOKEN = re.compile(r"[<\[｜|].*[>\]｜|]", re.DOTALL)
 """The form of added tokens that are control tokens although they are not declared special."""
-
 RENDERER_FILE = "renderer.json"
 """In a checkpoint: which model of the `renderers` package it is rendered like (`leyden.rendering.known_models`)."""
+
+
+class EncodingCache:
+    """Encodes texts, those that it remembers without the tokenizer. Safe to use from several threads.
+
+    The rollouts of a group and the turns of an agent repeat most of their texts.
+    """
+
+    def __init__(
+        self, encode: Callable[[str], list[int]], max_bytes: int = _MAX_BYTES, max_entries: int = _MAX_ENTRIES
+    ) -> None:
+        self._encode, self._max_bytes, self._max_entries = encode, max_bytes, max_entries
+        self._known: OrderedDict[str, array[int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        with self._lock:
+            known = self._known.get(text)
+            if known is not None:
+                self._known.move_to_end(text)
+                return known.tolist()
+        ids = self._encode(text)
+        if len(text) <= _MAX_TEXT:
+            self._remember(text, array("I", ids))
+        return ids
+
+    def _remember(self, text: str, ids: "array[int]") -> None:
+        with self._lock:
+            if text in self._known:  # another thread was faster
+                return
+            self._known[text] = ids
+            self._bytes += _size(text, ids)
+            while self._bytes > self._max_bytes or len(self._known) > self._max_entries:
+                self._bytes -= _size(*self._known.popitem(last=False))
+
+
+def _size(text: str, ids: "array[int]") -> int:
+    return sys.getsizeof(text) + sys.getsizeof(ids) + _ENTRY_BYTES
 
 
 class TokenizerError(Exception):

@@ -4,24 +4,29 @@ Signals are independent: a call of an unknown tool that is answered with an erro
 An answer that was cut off is not also malformed or empty, because the missing part is unknown.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from leyden.episodes import Episode
 from leyden.records import Call, Span
-from leyden.rl.signals.agent_tools import attribute_spans
-from leyden.rl.signals.malformed import unreadable_call
 from leyden.rl.signals.repetition import repeated
 from leyden.rl.signals.schemas import CheckTime, check
 from leyden.rl.signals.signal import Evidence, Signal, SignalKind
 from leyden.rl.signals.tool_calls import ObservedToolCall, ToolResult, answers, results, tool_calls_of
-from leyden.rl.signals.tool_endings import ending
+from leyden.rl.signals.tool_results import ending
 from leyden.rl.signals.tool_spans import match_spans, tool_arguments, tool_name, tool_spans
 
+_MARKER = re.compile(
+    r"(?<![`'\"])(?:"
+    r"</?tool_calls?>|<\|tool_call>|<minimax:tool_call>|<function=|\[TOOL_CALLS\]|"
+    r"<\|tool_call_begin\|>|<\|tool_calls_section_begin\|>|<｜tool▁calls?▁begin｜>|<｜DSML｜|"
+    r"<\|python_tag\|>|<\|content_invoke_tool_(?:json|text)\|>|\bto=functions\."
+    r")"
+)
 Schemas = dict[str, Any]
-
 _LENGTH = "length"
 """The finish reason of an answer that was cut off."""
 _CHECK_S = 1.0
@@ -157,3 +162,37 @@ def _loaded(message: Any) -> Sequence[Any]:
         case {"loaded_tools": list() | tuple() as tools}:
             return tools
     return ()
+
+
+def attribute_spans(episode: Episode, spans: Iterable[Span]) -> dict[str, list[Span]]:
+    """Return the spans of tools that no answer called, by the id of the call that they belong to.
+
+    An agent that parses answers itself (a query, code, ReAct text) runs such tools. A tool belongs to the answer before
+    it: that of the call whose span was the last to end when the tool started. One that started while another call was
+    open belongs to none, because the agent does several things at once.
+    """
+    by_id = {span.span_id: span for span in episode.spans}
+    calls = [(call, by_id.get(call.span or "")) for call in episode.calls]
+    found: dict[str, list[Span]] = {}
+    for tool in spans:
+        call = _call_before(tool, calls)
+        if call is not None:
+            found.setdefault(call.id, []).append(tool)
+    return found
+
+
+def _call_before(tool: Span, calls: Iterable[tuple[Call, Span | None]]) -> Call | None:
+    """Return the call before a tool; None if the record does not show which one that is."""
+    last, last_end = None, -1
+    for call, span in calls:
+        if span is None or span.start_ns <= tool.start_ns < span.end_ns:
+            return None
+        if last_end <= span.end_ns <= tool.start_ns:
+            last, last_end = call, span.end_ns
+    return last
+
+
+def unreadable_call(text: str) -> str | None:
+    """Return a tool call that the gateway could not parse and left in the text, from its first marker on, if any."""
+    found = _MARKER.search(text)
+    return text[found.start() :] if found else None

@@ -1,4 +1,8 @@
-"""Decides by the text of a tool's result whether the tool failed.
+"""Decides whether a tool call failed or succeeded, by its span and by the text of its result.
+
+A span with an error, or a result that the agent marked as an error, is a failure. A span without an error outweighs a
+text that only resembles one. If the text is certainly an error and the span has none, they contradict each other, and
+there is no signal.
 
 Only Anthropic's dialect can mark a result as an error, so frameworks write errors as text. Their sentences are listed
 here, with two common forms (`Error: ...` and a JSON object with `error`). Precision is more important than recall: a
@@ -9,6 +13,11 @@ import re
 from typing import Any
 
 import msgspec
+
+from leyden.records import Span
+from leyden.rl.signals.signal import Evidence, SignalKind
+from leyden.rl.signals.tool_calls import ToolResult
+from leyden.rl.signals.tool_spans import span_error
 
 _TOOL = r"['\"`]?[\w.:/-]+['\"`]?"
 _FAILED = re.compile(
@@ -84,3 +93,22 @@ def _failed_object(document: dict[str, Any]) -> bool | None:
     if wrong and not any(value for name, value in document.items() if not _ABOUT_AN_ERROR.fullmatch(name)):
         return True
     return None if wrong or document.get("success") is False or document.get("ok") is False else False
+
+
+def ending(result: ToolResult | None, span: Span | None) -> Evidence | None:
+    """Return whether a tool failed or succeeded, and why; None if it is not known."""
+    error = span_error(span) if span is not None else None
+    if error is not None:
+        return SignalKind.TOOL_FAILED, f"its span ended with an error: {error}"
+    if result is None:
+        return (SignalKind.TOOL_SUCCEEDED, "its span ended without an error") if span is not None else None
+    if result.error:
+        return SignalKind.TOOL_FAILED, f"its result is marked as an error: {result.text}"
+    match failed(result.text), span:
+        case True, None:
+            return SignalKind.TOOL_FAILED, f"its result is an error: {result.text}"
+        case False, None:
+            return SignalKind.TOOL_SUCCEEDED, "its result is not an error"
+        case False | None, Span():
+            return SignalKind.TOOL_SUCCEEDED, "its span ended without an error"
+    return None
