@@ -2,7 +2,7 @@
 
 The syntax is that of JSON schemas (ECMA 262) without look-around and back-references, which need backtracking. The time
 of a match is at most the length of the text times the size of the compiled expression, and that product is bounded, so
-a match takes milliseconds at most where an agent wrote the expression.
+a match takes milliseconds at most if an agent wrote the expression.
 """
 
 import re

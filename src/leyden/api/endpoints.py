@@ -184,7 +184,7 @@ class ControlApi:
 
     @endpoint("GET", _RUN + "/series", Permission.VIEW)
     def run_series(self, run: str, query: views.SeriesQuery) -> dict[str, views.Series]:
-        """Return metrics by step; where there are more steps than points, as means with their range."""
+        """Return metrics by step; if there are more steps than points, as means with their range."""
 
     @endpoint("GET", _RUN + "/rewards", Permission.VIEW)
     def run_rewards(self, run: str, query: views.PointsQuery) -> views.RunRewards:

@@ -59,7 +59,7 @@ class RetryingRemote(Remote):
         return other
 
     async def call(self, endpoint: Endpoint[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Send a request until the server answers. Raises `RemoteError` where the server refuses it."""
+        """Send a request until the server answers. Raises `RemoteError` if the server refuses it."""
         limits, failures, errors = self._limits, 0, 0
         backoff = Backoff(_FIRST_BACKOFF_S, limits.max_backoff_s)
         while True:

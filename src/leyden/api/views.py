@@ -18,7 +18,7 @@ MAX_LEASES = 200
 
 
 class Series(Struct, frozen=True, omit_defaults=True):
-    """One metric by step. Where steps are joined, a value is the mean of several, between `low` and `high`."""
+    """One metric by step. If steps are joined, a value is the mean of several, between `low` and `high`."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -191,7 +191,7 @@ class CallView(Struct, frozen=True):
     """The messages that it adds to its parent's conversation."""
     kept_messages: int
     prompt: str | None
-    """The text of the prompt's new tokens; None where the server has no tokenizer."""
+    """The text of the prompt's new tokens; None if the server has no tokenizer."""
     response: Any
     tokens: tuple[TokenView, ...]
     untrainable: str | None
@@ -291,7 +291,7 @@ class EngineView(Struct, frozen=True):
     """Where it runs: `embedded`, or the URL of vLLM or of an upstream."""
     version: int | None
     slots: int | None
-    """Calls that it computes concurrently; None where it has no such limit."""
+    """Calls that it computes concurrently; None if it has no such limit."""
     running: int
     waiting: int
     held: bool

@@ -305,7 +305,7 @@ class ListedRollout(Rollout, frozen=True):
     step: Count | None = None
     """The step of the training that requested it."""
     tokens: Annotated[int, Meta(ge=0)] | None = None
-    """Number of sampled tokens; None where `calls` is."""
+    """Number of sampled tokens; None if `calls` is."""
 
 
 class RolloutDetail(Struct, frozen=True):

@@ -105,7 +105,7 @@ def _defined(module: str, name: str) -> tuple[type[Exception], ...]:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse arguments, also where options stand between positional arguments, which argparse does not allow."""
+    """Parse arguments, also if options stand between positional arguments, which argparse does not allow."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     top = parser(words[0] if words and words[0] in _COMMANDS else None)
     options, rest = top.parse_known_args(words)

@@ -1,4 +1,4 @@
-"""`python -m leyden.cli`, where the `leyden` script is not on the path."""
+"""`python -m leyden.cli`, if the `leyden` script is not on the path."""
 
 import sys
 

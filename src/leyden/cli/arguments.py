@@ -28,7 +28,7 @@ def integer(least: int, most: int) -> Callable[[str], int]:
 
 
 def default_home() -> Path:
-    """Return the folder of all runs where `--home` is not given."""
+    """Return the folder of all runs if `--home` is not given."""
     return Path(os.environ.get("LEYDEN_HOME", "runs"))
 
 

@@ -146,7 +146,7 @@ class Pong(Struct, frozen=True, tag="pong"):
 
 
 class BlockerFound(Struct, frozen=True, tag="blocked"):
-    """The attempt whose code blocks the event loop; None where none does, or it cannot be determined."""
+    """The attempt whose code blocks the event loop; None if none does, or it cannot be determined."""
 
     attempt: str | None
 
@@ -174,7 +174,7 @@ class MessageStream(Generic[T]):
         return cls(*await asyncio.open_unix_connection(sock=end), expected, max_frame)
 
     def send(self, message: Any) -> None:
-        """Send without waiting. Does nothing where the other side is gone."""
+        """Send without waiting. Does nothing if the other side is gone."""
         if not self._writer.is_closing():
             self._writer.write(to_frame(msgspec.json.encode(message)))
 
@@ -200,7 +200,7 @@ class MessagePipe:
         self._sending = threading.Lock()
 
     def send(self, message: Any) -> None:
-        """Send from any thread. Does nothing where the worker is gone."""
+        """Send from any thread. Does nothing if the worker is gone."""
         data = to_frame(msgspec.json.encode(message))
         with self._sending, suppress(OSError):
             self._socket.sendall(data)

@@ -111,7 +111,7 @@ def _put(document: Document, key: str, value: Any) -> None:
 
 
 def _value(key: str, text: str) -> Any:
-    """Read a value as TOML, or as the text itself where it is none or where the key holds text, such as `run=2024`."""
+    """Read a value as TOML, or as the text itself if it is none or if the key holds text, such as `run=2024`."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -123,7 +123,7 @@ _TEXT_KEYS = ("run", "agent", "tasks", "reward", "model", "policy", "base", "hom
 
 
 def _listed(document: Mapping[str, Any], section: type[Struct] = Config) -> Document:
-    """Return the document with single texts as lists of one, where a list is expected."""
+    """Return the document with single texts as lists of one, if a list is expected."""
     found = dict(document)
     for entry in fields(section):
         value = found.get(entry.name)

@@ -50,7 +50,7 @@ class RolloutConfig(_Section, frozen=True):
     max_tokens: AtLeastOne | None = None
     """The most sampled tokens of a rollout; None: no limit."""
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = defaults.MAX_ATTEMPTS
-    """The most attempts where the infrastructure fails; a failure of the agent itself is not retried."""
+    """The most attempts if the infrastructure fails; a failure of the agent itself is not retried."""
     failure_reward: Real = defaults.FAILURE_REWARD
     """The reward of a rollout whose agent raises or exceeds its time limit."""
     history: Literal["template", "exact"] = "template"
@@ -130,7 +130,7 @@ class AlgorithmConfig(Hyperparameters, frozen=True):
     by turn if the credit gives the calls of a rollout different values, else with all."""
     scale_steps: bool = False
     """Multiply step and automatic rewards by the standard deviation of the final rewards of their group, so that they
-    have the same weight beside easy and hard tasks, and none where all final rewards are equal."""
+    have the same weight beside easy and hard tasks, and none if all final rewards are equal."""
     state: str = "messages"
     """How `gigpo` recognises that two calls were in the same state."""
     normalize_by: str | None = None
@@ -247,7 +247,7 @@ class EvaluationConfig(_Section, frozen=True):
     every: Whole = 10
     """Steps between evaluations; 0: only before the first step and after the last."""
     rollouts: AtLeastOne | None = None
-    """Rollouts per held-out task. Where unset: 1, and for fewer than 32 tasks up to 4, so that there are about 32."""
+    """Rollouts per held-out task. If unset: 1, and for fewer than 32 tasks up to 4, so that there are about 32."""
     success: Real = 1.0
     """The reward from which a rollout counts as solved, for pass@k."""
 
@@ -268,16 +268,16 @@ class EngineConfig(_Section, frozen=True):
 
     kind: Literal["auto", "torch", "vllm"] = "auto"
     """`torch`: embedded in the training process; `vllm`: a vLLM server that Leyden starts and supervises.
-    `auto`: vLLM where there is a CUDA device and vLLM is installed, else the embedded engine."""
+    `auto`: vLLM if there is a CUDA device and vLLM is installed, else the embedded engine."""
     url: str | None = None
     """A vLLM server that runs already, for `kind = "vllm"`: `unix:/path/of/its.sock` or `http://host:port`. Start it
     with `python -m leyden.engine.vllm MODEL`."""
     slots: AtLeastOne | None = None
-    """Requests that are computed at once; where unset: 64 on a CPU, 256 on a GPU, 1024 with vLLM."""
+    """Requests that are computed at once; if unset: 64 on a CPU, 256 on a GPU, 1024 with vLLM."""
     memory: Annotated[float, Meta(gt=0, lt=1)] | None = None
     """The share of the GPU's memory for the engine's weights and KV cache; unset: what training leaves, up to 0.6."""
     vllm_python: str | None = None
-    """The Python interpreter that has vLLM, where it is not the one that runs Leyden."""
+    """The Python interpreter that has vLLM, if it is not the one that runs Leyden."""
     vllm_arguments: tuple[str, ...] = ()
     """More arguments of vLLM's server."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -300,10 +300,10 @@ class WorkerConfig(_Section, frozen=True):
     """The workers that run agents on this machine."""
 
     processes: Whole | None = None
-    """Processes that run agents; 0: none on this machine, start `leyden worker` elsewhere. Where unset: the cores of
+    """Processes that run agents; 0: none on this machine, start `leyden worker` elsewhere. If unset: the cores of
     the machine without the four that trainer, server and engine use, from 1 to 16."""
     concurrency: AtLeastOne | None = None
-    """The most rollouts at once, over all processes. Where unset: 64, and 256 beside an engine on a GPU, but at least
+    """The most rollouts at once, over all processes. If unset: 64, and 256 beside an engine on a GPU, but at least
     one for each process."""
     drain_s: NotNegative = 30.0
     """Seconds that the other rollouts of a process have to finish when one of them hangs, before it is ended."""
@@ -400,7 +400,7 @@ class Config(_Section, frozen=True):
     """The tasks for evaluation: a file, a number of the tasks, or a fraction of them."""
     test: str | Whole | Share = 0
     """The tasks that are evaluated once, at the end, with the best checkpoint: a file, a number of the tasks, or a
-    fraction of them. The best checkpoint is chosen on the held-out tasks, so its reward there is optimistic. Where none
+    fraction of them. The best checkpoint is chosen on the held-out tasks, so its reward there is optimistic. If none
     is better there than the model before training, that model is evaluated."""
     model: str = "spark"
     """`spark` (the bundled model), a folder, or a name on the Hugging Face Hub."""

@@ -33,7 +33,7 @@ class GrammarMatcher:
 
     @property
     def error(self) -> str | None:
-        """Why the completion cannot continue; None where it can."""
+        """Why the completion cannot continue; None if it can."""
         return _error(self._matcher) if self._matcher.is_error() else None
 
     def allowed_bitmask(self) -> bytes:

@@ -33,7 +33,7 @@ class CheckerSetup(Struct, frozen=True):
 
 
 class CheckRequest(Struct, frozen=True):
-    """Compile a grammar. The reply is a JSON string with the error; empty where there is none."""
+    """Compile a grammar. The reply is a JSON string with the error; empty if there is none."""
 
     grammar: str
     stop_ids: tuple[int, ...]
@@ -96,7 +96,7 @@ class GrammarChecker:
         self._sessions: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def check(self, grammar: str, stop_ids: Sequence[int], session: str) -> None:
-        """Raise `GrammarError` where a grammar is invalid or takes too much time or memory."""
+        """Raise `GrammarError` if a grammar is invalid or takes too much time or memory."""
         key = (grammar, tuple(stop_ids))
         error = self._known.get(key)
         if error is None:

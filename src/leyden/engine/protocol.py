@@ -48,9 +48,9 @@ class TokenChunk(Struct, frozen=True):
     logprobs: tuple[float, ...]
     version: int
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """For each token the most likely tokens with their logprobs, where the request has `top_logprobs`."""
+    """For each token the most likely tokens with their logprobs, if the request has `top_logprobs`."""
     allowed: tuple[float, ...] = ()
-    """For each token under a grammar: the probability of all tokens that the grammar allowed, 0 where it was one."""
+    """For each token under a grammar: the probability of all tokens that the grammar allowed, 0 if it was one."""
     finish: FinishReason | None = None
     prompt_logprobs: tuple[float, ...] = ()
     """For each token of the prompt but the first: its logprob after those before it, at temperature 1."""

@@ -59,7 +59,7 @@ class ScriptedEngine:
             raise
 
     def end_session(self, session: str) -> None:
-        """Record that the session has ended, where requests are kept."""
+        """Record that the session has ended, if requests are kept."""
         if self._keep_requests:
             self.ended_sessions.append(session)
 

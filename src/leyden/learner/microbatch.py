@@ -54,7 +54,7 @@ def sequence_microbatches(samples: Sequence[Sample], cost: Cost) -> Iterator[Mic
 
 
 def tree_microbatches(samples: Sequence[Sample], cost: Cost) -> Iterator[MicroBatch]:
-    """Lay out prefix trees; sequences where the samples share too little for trees to be faster."""
+    """Lay out prefix trees; sequences if the samples share too little for trees to be faster."""
     sequences = _sequences(samples)
     parts, lines = pack(sequences, cost), merge_prefixes(sequences)
     if sum(len(sequences[first]) for first, *_ in lines) <= cost.tree_token * sum(part.tokens for part in parts):

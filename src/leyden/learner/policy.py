@@ -225,7 +225,7 @@ class Policy:
 
     @contextmanager
     def _explain_out_of_memory(self) -> Iterator[None]:
-        """Raise a `TrainingError` where a GPU has no memory left for a micro-batch."""
+        """Raise a `TrainingError` if a GPU has no memory left for a micro-batch."""
         try:
             yield
         except torch.OutOfMemoryError as error:

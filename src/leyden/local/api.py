@@ -166,9 +166,9 @@ def _without_noise(work: Callable[[], T]) -> T:
 
 
 def build_config(config: str | Path | None, *, restart: bool = False, trains: bool = True, **settings: Any) -> Config:
-    """Build a configuration from arguments and, where given, a file. With `restart` an earlier run is archived.
+    """Build a configuration from arguments and, if given, a file. With `restart` an earlier run is archived.
 
-    Where the run is not to be trained, a list of tasks does not replace the one that it trains on.
+    If the run is not to be trained, a list of tasks does not replace the one that it trains on.
     """
     document: dict[str, Any] = read_file(Path(config)) if config is not None else {"base": str(Path.cwd())}
     given = {name: value for name, value in settings.items() if value is not None}

@@ -53,7 +53,7 @@ class DevReport(Struct, frozen=True):
     roles: dict[str, int]
     """Calls by role."""
     prompts: dict[str, int]
-    """Calls by how their prompt was built, with the reason where it was rendered again."""
+    """Calls by how their prompt was built, with the reason if it was rendered again."""
     tools: dict[str, int]
     """Tool calls by tool."""
     tools_failed: dict[str, int]
@@ -119,7 +119,7 @@ async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[De
 
 
 async def print_progress(done: Callable[[], int], total: int, config: Config) -> None:
-    """Print from time to time how many rollouts are done, where no terminal shows it."""
+    """Print from time to time how many rollouts are done, if no terminal shows it."""
     while not stderr_console().is_terminal:
         await asyncio.sleep(_PROGRESS_EVERY_S)
         print_note(f"{done()} of {total} rollouts done; the limit is {config.rollout.time_limit_s:g} s")

@@ -73,9 +73,9 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide a device of so many bytes, of which other processes use some.
 
-    vLLM sleeps during training where it would have too little memory beside it, or less than `engine.memory`. With
+    vLLM sleeps during training if it would have too little memory beside it, or less than `engine.memory`. With
     `slots`, the engine is the embedded one with so many requests, which cannot sleep.
-    Raises `ConfigError` where it does not fit.
+    Raises `ConfigError` if it does not fit.
     """
     if others < _CONTEXT_BYTES:  # what this process has outside of torch's allocator counts as another's
         others = 0

@@ -51,7 +51,7 @@ def _answers(url: str) -> bool:
 
 
 def _waited_s(pid: int) -> float:
-    """Return how long the main thread of a process was ready to run and had no CPU; 0 where that is not known."""
+    """Return how long the main thread of a process was ready to run and had no CPU; 0 if that is not known."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, LookupError, ValueError):
@@ -59,7 +59,7 @@ def _waited_s(pid: int) -> float:
 
 
 def _state(pid: int) -> str:
-    """Return the letter of a process's state; R where it is not known."""
+    """Return the letter of a process's state; R if it is not known."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:

@@ -117,7 +117,7 @@ class LocalServer(SupervisedProcess):
     async def _wait_ended(self) -> str:
         """Wait until the process ends, or kill it when it does not answer any more; returns how it ended.
 
-        Raises `StoreGone` where starting it again is wrong.
+        Raises `StoreGone` if starting it again is wrong.
         """
         ended = asyncio.create_task(self._process.wait())
         silent = asyncio.create_task(wait_unresponsive(self.running.url, self._process.pid))

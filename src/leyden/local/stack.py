@@ -71,7 +71,7 @@ class LocalStack(Struct, frozen=True):
     engine: EngineBackend
     server: LocalServer
     worker: LocalWorker | None
-    """None where `workers.processes` is 0."""
+    """None if `workers.processes` is 0."""
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that needs engine, server and worker; raises their error when one of them fails."""

@@ -55,7 +55,7 @@ class TrainingResult(Struct, frozen=True):
     before: float | None
     """Held-out reward before the first step."""
     after: float | None
-    """Held-out reward of the last evaluation after a step; None where there was none."""
+    """Held-out reward of the last evaluation after a step; None if there was none."""
     best_step: int | None
     """Step with the highest held-out reward; 0 is the model before training."""
     seconds: float

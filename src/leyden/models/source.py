@@ -22,7 +22,7 @@ class ModelSource(Struct, frozen=True):
 def find_local_model(name: str, base: str) -> ModelSource | None:
     """Find a bundled model or a folder (relative to `base` or the current one); None if only a download is left.
 
-    A name that can only be a path is refused where there is no such folder.
+    A name that can only be a path is refused if there is no such folder.
     """
     if name in BUNDLED:
         return ModelSource(name, Path(str(BUNDLED[name])))

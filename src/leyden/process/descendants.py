@@ -41,7 +41,7 @@ def set_name(name: str) -> None:
 
 
 def prefer_for_oom_kill() -> None:
-    """Have the kernel kill this process and its children before worker and server where memory runs out."""
+    """Have the kernel kill this process and its children before worker and server if memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("800")
 
@@ -49,7 +49,7 @@ def prefer_for_oom_kill() -> None:
 def kill_children(timeout_s: float, keep: Collection[int] = ()) -> dict[int, int]:
     """Kill all children but `keep`, and those that they leave; return the wait status of each by pid.
 
-    Where this process adopts orphans, no descendant is left, unless the kernel cannot end one within the timeout.
+    If this process adopts orphans, no descendant is left, unless the kernel cannot end one within the timeout.
     """
     ended: dict[int, int] = {}
     deadline = time.monotonic() + timeout_s

@@ -68,7 +68,7 @@ class Program(NamedTuple):
 def fork_guardian(program: Program, control: int, report: int) -> int:
     """Start a program under a guardian and return the guardian's pid. The calling process must have one thread.
 
-    The guardian reads the pipe `control`. `report` is a pipe that receives the reason where the program cannot be
+    The guardian reads the pipe `control`. `report` is a pipe that receives the reason if the program cannot be
     started, or `over_memory`, and that closes when the guardian ends. The caller closes its own copies.
     """
     if (pid := os.fork()) != 0:

@@ -47,7 +47,7 @@ def _proportional_bytes(pid: int) -> int:
 
 
 def _kilobytes(path: str, fields: tuple[str, ...]) -> int | None:
-    """Return the sum of some lines of a file, in bytes; None where it has none of them."""
+    """Return the sum of some lines of a file, in bytes; None if it has none of them."""
     with suppress(OSError):  # it has ended
         found = [int(line.split()[1]) for line in Path(path).read_text().splitlines() if line.startswith(fields)]
         return sum(found) << 10 if found else None

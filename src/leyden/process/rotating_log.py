@@ -47,7 +47,7 @@ class RotatingLog:
             return decode_text(self._tail)
 
     def last_line(self) -> str | None:
-        """Return the last line since `open` that is not blank; None where there is none."""
+        """Return the last line since `open` that is not blank; None if there is none."""
         lines = self.tail().strip().splitlines()
         return lines[-1] if lines else None
 

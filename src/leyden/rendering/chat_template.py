@@ -18,7 +18,7 @@ __all__ = ["TemplateError", "render"]
 
 
 def render(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-    """Render a conversation; raise `TemplateError` where the template is invalid or refuses the conversation."""
+    """Render a conversation; raise `TemplateError` if the template is invalid or refuses the conversation."""
     try:
         return _compiled(template).render(messages=list(messages), **variables)
     except (TypeError, ValueError, AttributeError, LookupError) as error:

@@ -63,7 +63,7 @@ class ChatMLRenderer:
 
     @property
     def tool_call_texts(self) -> tuple[str, ...]:
-        """The texts that begin a tool call; empty where the model has a token for it."""
+        """The texts that begin a tool call; empty if the model has a token for it."""
         return self._answers.tool_call_texts
 
     @property
@@ -95,7 +95,7 @@ class ChatMLRenderer:
         *,
         tools: list[ToolSpec] | None = None,
     ) -> RenderedTokens | None:
-        """Extend a prompt and its completion by new messages; return None where the template would differ.
+        """Extend a prompt and its completion by new messages; return None if the template would differ.
 
         The tools must be those of the earlier prompt. A completion that was cut is closed with the template's tokens.
         """
@@ -255,7 +255,7 @@ class ChatMLRenderer:
     # Continuing
 
     def _close(self, prompt: Sequence[int], completion: Sequence[int]) -> str | None:
-        """Return the text that closes an answer before the next turn; None where the answer is not exactly one turn."""
+        """Return the text that closes an answer before the next turn; None if the answer is not exactly one turn."""
         boundary = next((id for id in reversed(prompt) if id in (self._start, self._end)), None)
         inside = completion[:-1] if completion and completion[-1] == self._end else completion
         if boundary != self._start or any(id == self._start or id in self._stops for id in inside):

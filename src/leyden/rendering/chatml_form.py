@@ -45,7 +45,7 @@ def as_json(value: Any) -> str:
 
 
 def read_form(tokenizer: Tokenizer) -> ChatMLForm | None:
-    """Derive the variant from the template; None where it is not ChatML. `probes` have to confirm it."""
+    """Derive the variant from the template; None if it is not ChatML. `probes` have to confirm it."""
     template = tokenizer.chat_template
     if template is None or "<|im_start|>" not in template or "strftime_now" in template:
         return None

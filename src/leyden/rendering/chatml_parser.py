@@ -1,6 +1,6 @@
 """Parses the answers of ChatML models from their tokens.
 
-Parsing is lossless: rendering the parsed answer gives the text that the model wrote. Where the model has control tokens
+Parsing is lossless: rendering the parsed answer gives the text that the model wrote. If the model has control tokens
 for tool calls and reasoning, only those open and close them; text that looks the same stays text.
 """
 

@@ -15,7 +15,7 @@ from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 def renderer_for(tokenizer: Tokenizer) -> ChatRenderer:
     """Return the renderer that writes what the model's template writes: ours for ChatML, or a hand-written one.
 
-    Template and tokenizer decide, so a model and its checkpoints are rendered alike. The model's name decides where no
+    Template and tokenizer decide, so a model and its checkpoints are rendered alike. The model's name decides if no
     renderer writes the template: some known models have none, and some renderers differ from it on purpose. Of any
     other model the template itself is the renderer.
     """
@@ -38,7 +38,7 @@ def renderer_for(tokenizer: Tokenizer) -> ChatRenderer:
 
 
 def keep_reasoning(renderer: ChatRenderer, tokenizer: Tokenizer) -> ChatRenderer:
-    """Return a renderer that extends a turn with its reasoning even where the model's template drops it.
+    """Return a renderer that extends a turn with its reasoning even if the model's template drops it.
 
     A renderer that only runs the model's template never extends a turn, so it is returned as it is.
     """

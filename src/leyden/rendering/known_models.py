@@ -48,7 +48,7 @@ def renderer_like(tokenizer: Tokenizer, model: str) -> Renderer:
 def remember_known_model(folder: Path, model: str) -> None:
     """Write the name of a known model into a folder with its tokenizer, from which `Tokenizer.load` reads it.
 
-    It is needed where the template does not decide. Any other model needs nothing: its files are in the folder.
+    It is needed if the template does not decide. Any other model needs nothing: its files are in the folder.
     """
     if is_known(model):
         (folder / RENDERER_FILE).write_text(json.dumps({"model": model}) + "\n", encoding="utf-8")
@@ -62,7 +62,7 @@ def _may_be(model: str, tokenizer: Tokenizer) -> bool:
 def _agreement(tokenizer: Tokenizer) -> int | None:
     """Return on how many unusual conversations the renderer of the tokenizer's name writes what the template writes.
 
-    None where they differ on a conversation as agents have them.
+    None if they differ on a conversation as agents have them.
     """
     try:
         renderer = create_renderer(tokenizer)
@@ -81,7 +81,7 @@ def _agreement(tokenizer: Tokenizer) -> int | None:
 
 
 def _equal(renderer: Renderer, tokenizer: Tokenizer, messages: list[Any], tools: list[Any] | None) -> bool | None:
-    """Return whether renderer and template write the same; None where the template refuses the conversation."""
+    """Return whether renderer and template write the same; None if the template refuses the conversation."""
     try:
         text = tokenizer.apply_chat_template(messages, tools, add_generation_prompt=True, tokenize=False)
     except TemplateError:

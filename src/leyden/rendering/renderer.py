@@ -67,7 +67,7 @@ class ConfigurableRenderer(Protocol):
 
 
 def tool_call_texts(renderer: ResponseParser) -> tuple[str, ...]:
-    """Return the texts that begin a tool call in a model's answer, where it has no token for that."""
+    """Return the texts that begin a tool call in a model's answer, if it has no token for that."""
     texts: tuple[str, ...] = getattr(renderer, "tool_call_texts", ())  # a protocol's isinstance is slow for each call
     return texts
 

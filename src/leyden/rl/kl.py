@@ -18,7 +18,7 @@ def k1(current: Tensor, reference: Tensor) -> Tensor:
 
 
 def k2(current: Tensor, reference: Tensor) -> Tensor:
-    """d^2 / 2: never negative, biased where the policies are far apart."""
+    """d^2 / 2: never negative, biased if the policies are far apart."""
     return 0.5 * (current - reference) ** 2
 
 

@@ -72,7 +72,7 @@ class StoredRuns:
 
     @property
     def held(self) -> bool | None:
-        """Whether a process works on the run of this store; None where that is not known, as for a server's store."""
+        """Whether a process works on the run of this store; None if that is not known, as for a server's store."""
         return is_run_held(Path(self.location).parent) if self._database.dialect == "sqlite" else None
 
     def _read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -24,7 +24,7 @@ class LoopWatchdog:
     """Watches the running event loop between entering and leaving the context.
 
     The loop records the time at every tick. A thread wakes up when a tick would be overdue, and no more often, because
-    the loop waits for it then. Where a tick is overdue, it takes the stack of the loop's thread. While C code holds the
+    the loop waits for it then. If a tick is overdue, it takes the stack of the loop's thread. While C code holds the
     GIL that thread waits too, and it takes the stack when that code returns, still in its caller.
     """
 

@@ -177,7 +177,7 @@ class Server(uvicorn.Server):
             return
         _log.warning("%d requests are cut off, because the server stops", len(tasks))
         for task in tasks:
-            if not task.cancelling():  # uvicorn cancels them where the first signal's time is over
+            if not task.cancelling():  # uvicorn cancels them if the first signal's time is over
                 task.cancel()
         await asyncio.wait(tasks, timeout=_RECORDING_S)
 

@@ -61,14 +61,14 @@ async def call_in_thread(call: Callable[[], Any], loop: Loop | None = None) -> A
 
 
 def wait_on(value: Awaitable[T], loop: Loop | None) -> T:
-    """Block this thread until a value is awaited on `loop`; on a new loop in this thread where it is None."""
+    """Block this thread until a value is awaited on `loop`; on a new loop in this thread if it is None."""
     work = _catch_exit(value)
     result: T = _unwrap(*(asyncio.run(work) if loop is None else asyncio.run_coroutine_threadsafe(work, loop).result()))
     return result
 
 
 def run_to_completion(work: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any, T]], T] = asyncio.run) -> T:
-    """Run a coroutine from sync code; in a thread where this one already has a running loop, as in a notebook."""
+    """Run a coroutine from sync code; in a thread if this one already has a running loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

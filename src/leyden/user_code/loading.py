@@ -188,7 +188,7 @@ def _import_file(reference: str, path: Path) -> ModuleType:
 
 
 def _file_of(module: str) -> str | None:
-    """Return the file of an imported module, "" where it has none; None if it is not imported."""
+    """Return the file of an imported module, "" if it has none; None if it is not imported."""
     return (getattr(sys.modules[module], "__file__", None) or "") if module in sys.modules else None
 
 

@@ -33,7 +33,7 @@ class SamplePair(Struct, frozen=True):
 
 
 async def read_samples(source: RunSource, run: str, count: int) -> list[SamplePair]:
-    """Return pairs of rollouts, those with the largest change of reward first; none where there was one evaluation."""
+    """Return pairs of rollouts, those with the largest change of reward first; none if there was one evaluation."""
     first, last = await _evaluation(source, run, "step"), await _evaluation(source, run, "-step")
     both = [task for task in first if task in last and first[task].step != last[task].step]
     both.sort(key=lambda task: -abs((last[task].reward or 0.0) - (first[task].reward or 0.0)))

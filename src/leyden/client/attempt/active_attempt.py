@@ -18,7 +18,7 @@ class ActiveAttempt:
         self.lease = lease
         self.id = lease.attempt.id
         self.end: asyncio.Future[AttemptEnd | None] = asyncio.get_running_loop().create_future()
-        """How the attempt ended; None where the server ended it and wants no report."""
+        """How the attempt ended; None if the server ended it and wants no report."""
         self.released = asyncio.Event()
         """Set when its code has returned, or the process that ran it is gone."""
         self.step_rewards: list[Reward] = []

@@ -89,7 +89,7 @@ class ClassAgent:
             self._idle.append(created.result())
 
     def _take(self) -> Any:
-        """Return an idle instance; None where there is none."""
+        """Return an idle instance; None if there is none."""
         try:
             return self._idle.pop()
         except IndexError:

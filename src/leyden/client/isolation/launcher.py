@@ -34,7 +34,7 @@ class Launch(Struct, frozen=True):
             self.allocated.release()
 
     def release_in_child(self) -> "subprocess.Popen[bytes] | None":
-        """Do the same without waiting where it takes long: a child process then has the user id until it ends."""
+        """Do the same without waiting if it takes long: a child process then has the user id until it ends."""
         return self.allocated.release_in_child() if self.allocated is not None else None
 
 

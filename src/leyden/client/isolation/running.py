@@ -36,7 +36,7 @@ class IsolationRequest(Struct, frozen=True, kw_only=True):
     choice: ModeChoice
     agent: str
     probe: tuple[str, ...]
-    """A command that fails where the agent cannot be run."""
+    """A command that fails if the agent cannot be run."""
     command_services: tuple[str, ...] = ()
     """Services that are commands. Their ports are not known in advance, so that sandboxes cannot reach them."""
     options: IsolationOptions
@@ -52,7 +52,7 @@ class Isolation(Struct, frozen=True):
 
 
 def choose_mode(request: IsolationRequest) -> tuple[Mode, str]:
-    """Return the mode that a worker uses here, and one line about it. Raises `LoadError` where it does not work."""
+    """Return the mode that a worker uses here, and one line about it. Raises `LoadError` if it does not work."""
     with tempfile.TemporaryDirectory(prefix="leyden-worker-") as folder:
         return _choose(request, _prepare(request.options, Path(folder)))
 

@@ -19,7 +19,7 @@ _WHOLE_NETWORK = "*"
 
 
 def targets(options: IsolationOptions) -> list[str]:
-    """Return `host:port` of everything that is forwarded; nothing where the sandbox has the machine's network."""
+    """Return `host:port` of everything that is forwarded; nothing if the sandbox has the machine's network."""
     if _WHOLE_NETWORK in options.workers.network:
         return []
     url = urlsplit(options.server)

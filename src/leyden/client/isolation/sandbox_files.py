@@ -98,7 +98,7 @@ def _interpreter() -> list[Path]:
 
 
 def _program_folders(program: str) -> list[Path]:
-    """Return the folder of a program and, where it is a link, of what it points to."""
+    """Return the folder of a program and, if it is a link, of what it points to."""
     found = shutil.which(program)
     return [] if found is None else [Path(found).absolute().parent, Path(found).resolve().parent]
 

@@ -30,7 +30,7 @@ class AllocatedUser(NamedTuple):
         os.close(self.lock)
 
     def release_in_child(self) -> "subprocess.Popen[bytes] | None":
-        """Do the same in a child process, which has the id until the folder is gone; None where that was so at once."""
+        """Do the same in a child process, which has the id until the folder is gone; None if that was so at once."""
         try:
             self.scratch.rmdir()
         except FileNotFoundError:
@@ -73,7 +73,7 @@ def remove_abandoned_scratch() -> None:
 
 
 def _lock(number: int) -> int | None:
-    """Lock a user id; return the descriptor that holds the lock, or None where another process holds it."""
+    """Lock a user id; return the descriptor that holds the lock, or None if another process holds it."""
     _LOCKS.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(_LOCKS / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -5,7 +5,7 @@ import resource
 from leyden.process.descendants import prefer_for_oom_kill
 
 _THREAD_STACK = 8 << 20
-"""Address space of a thread's stack where the limit of stacks is not finite."""
+"""Address space of a thread's stack if the limit of stacks is not finite."""
 
 
 def apply_limits(memory_mb: int | None, cpu_s: float | None = None, threads: int = 0) -> None:

@@ -29,7 +29,7 @@ class Runner(Protocol):
         """
 
     async def flush_spans(self, attempt: str) -> None:
-        """Wait until the server has the spans of an attempt, but not for long. Called where `has_spans` says so."""
+        """Wait until the server has the spans of an attempt, but not for long. Called if `has_spans` says so."""
 
     async def listen(self, on_event: Callable[[AttemptEnd | StepReward], None]) -> None:
         """Call `on_event` for every step reward and every attempt whose code has returned, until the runner is gone."""
@@ -38,7 +38,7 @@ class Runner(Protocol):
         """Whether it could run something new: code that blocks its event loop prevents that."""
 
     async def find_blocker(self) -> str | None:
-        """Return the attempt whose code blocks its event loop, where that can be determined."""
+        """Return the attempt whose code blocks its event loop, if that can be determined."""
 
     async def exit_reason(self) -> str:
         """Return how the runner ended, for a message."""

@@ -96,7 +96,7 @@ class CommandHost:
         self._removers = [remover for remover in self._removers if remover.poll() is None]
         keep = [process.pid for process in self._processes.values() if process.pid is not None]
         keep += [remover.pid for remover in self._removers]
-        kill_children(_KILL_TIMEOUT_S, keep=keep)  # there are others only where a command has killed its guardian
+        kill_children(_KILL_TIMEOUT_S, keep=keep)  # there are others only if a command has killed its guardian
         self._stream.send(end)
         if started is not None and (remover := started.release_in_child()) is not None:
             self._removers.append(remover)

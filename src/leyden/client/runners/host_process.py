@@ -119,7 +119,7 @@ class HostProcess:
 
     @classmethod
     async def _try_start(cls, module: str, setup: HostSetup, keep_output: bool) -> Self:
-        """Start a host once; raises `LoadError` or `HostDied` where it does not load the agent."""
+        """Start a host once; raises `LoadError` or `HostDied` if it does not load the agent."""
         with ExitStack() as on_failure, ExitStack() as inherited:  # `inherited` is what only the child needs
             ours, theirs = socket.socketpair()
             on_failure.callback(ours.close)
@@ -175,7 +175,7 @@ class HostProcess:
         )
 
     async def stop(self, attempt: str) -> StopReply | None:
-        """Stop an attempt and return its output; None where code in the host lets no other thread run."""
+        """Stop an attempt and return its output; None if code in the host lets no other thread run."""
         reply = await self._request(StopAttempt(attempt), (StopReply, attempt), _REPLY_TIMEOUT_S)
         return reply if isinstance(reply, StopReply) else None
 
@@ -196,7 +196,7 @@ class HostProcess:
         return reply.attempt if isinstance(reply, BlockerFound) else None
 
     async def _request(self, request: Any, key: Any, timeout_s: float) -> Reply | None:
-        """Send a request and wait for the reply with the same key; None where it does not arrive in time."""
+        """Send a request and wait for the reply with the same key; None if it does not arrive in time."""
         if not self._listening:
             return None
         reply: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
@@ -251,7 +251,7 @@ class HostProcess:
             reply.set_result(message)
 
     async def exit_reason(self) -> str:
-        """Return exit status or signal, with the crash report where Python wrote one."""
+        """Return exit status or signal, with the crash report if Python wrote one."""
         code = await asyncio.shield(self._exit)
         return "\n".join(filter(None, (exit_reason(code), self._crash.read())))
 

@@ -25,7 +25,7 @@ _log = logging.getLogger("leyden.worker")
 _OUTPUT_LINES, _MAX_MESSAGE = 20, 4000
 _MAX_STEP_REWARDS = 10_000
 _EXCUSED_SHARE = 0.5
-"""Part of the time limit for which the event loop must have been blocked where a time-out is excused."""
+"""Part of the time limit for which the event loop must have been blocked if a time-out is excused."""
 _LOOP_ERROR = "it ran beside others that used the same objects in the event loops of other threads"
 _ENDED_HANGING = "its process was ended because another attempt in it hung"
 _ENDED_UNRESPONSIVE = "its process was ended because code of one attempt let nothing else run"
@@ -73,7 +73,7 @@ class RunnerSupervisor:
             await asyncio.shield(self._close(died))
 
     async def run_attempt(self, active: ActiveAttempt, addresses: Mapping[str, str]) -> AttemptEnd | None:
-        """Run an attempt up to its time limit and return how it ended; None where the server has ended it."""
+        """Run an attempt up to its time limit and return how it ended; None if the server has ended it."""
         if active.end.done():
             active.released.set()
             return None
@@ -204,9 +204,9 @@ class RunnerSupervisor:
         return replace(end, outcome=outcome, retry=Retry.FREE)
 
     def _excuse_timeout(self, attempt: str, reply: StopReply | None) -> AttemptEnd | None:
-        """Return the end of an attempt that another kept from running in time; None where it was itself at fault.
+        """Return the end of an attempt that another kept from running in time; None if it was itself at fault.
 
-        Where the process lets no thread run, the attempt at fault is unknown, unless there is only one. An excused
+        If the process lets no thread run, the attempt at fault is unknown, unless there is only one. An excused
         attempt is retried alone, where no other can keep it from running: it is excused once.
         """
         if reply is not None and reply.blocked_by != attempt:

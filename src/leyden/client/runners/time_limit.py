@@ -32,7 +32,7 @@ class TimeLimit:
         """The end of an attempt that reaches its limit."""
 
     async def wait_end(self) -> AttemptEnd | None:
-        """Wait until the attempt has ended; return how, None where the server ended it.
+        """Wait until the attempt has ended; return how, None if the server ended it.
 
         Code that returns while the server is asked may have returned because its calls were cut, so the answer decides.
         """

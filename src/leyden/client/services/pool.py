@@ -42,7 +42,7 @@ class ServicePool:
         """None: a member that died and is not replaced yet."""
 
     async def open(self) -> None:
-        """Start all services; raises `ServiceFailed` where one does not start."""
+        """Start all services; raises `ServiceFailed` if one does not start."""
         starting = (self._start_with_retries() for _ in range(self.count))
         errors = []
         for started in await asyncio.gather(*starting, return_exceptions=True):

@@ -70,7 +70,7 @@ class ServiceRegistry:
         return min((pool.count for pool in self._pools.values()), default=None)
 
     async def __aenter__(self) -> Self:
-        """Start all services; raises `ServiceFailed` where one does not start."""
+        """Start all services; raises `ServiceFailed` if one does not start."""
         try:
             for pool in self._pools.values():
                 await pool.open()
@@ -110,7 +110,7 @@ class ObjectService:
         return cls(await call_in_thread(factory, loop), loop)
 
     async def healthy(self) -> bool:
-        """Return what its `healthy()` returns; True where it has none."""
+        """Return what its `healthy()` returns; True if it has none."""
         check = getattr(self.handle, "healthy", None)
         return check is None or bool(await call_in_thread(check, self._loop))
 

@@ -1,4 +1,4 @@
-"""Instruments agent frameworks with OpenInference, where installed, so that unchanged agents emit spans.
+"""Instruments agent frameworks with OpenInference, if installed, so that unchanged agents emit spans.
 
 Each instrumentor is set up when its framework is imported. AutoGen and others emit spans themselves.
 """

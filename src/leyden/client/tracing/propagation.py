@@ -1,6 +1,6 @@
 """Propagates the attempt's context into requests to our server, into threads, and into child processes.
 
-OpenTelemetry's own instrumentations cannot replace these hooks: they send nothing where a framework suppresses tracing,
+OpenTelemetry's own instrumentations cannot replace these hooks: they send nothing if a framework suppresses tracing,
 and they would send the attempt's id to every other server.
 """
 

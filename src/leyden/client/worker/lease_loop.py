@@ -209,7 +209,7 @@ class LeaseLoop:
         self._heartbeat.untrack(active)
 
     async def _time_out(self, lease: Lease, ran_s: float) -> float:
-        """Ask the server how much time an attempt has left; none where the server does not know it or is down."""
+        """Ask the server how much time an attempt has left; none if the server does not know it or is down."""
         attempt, request = lease.attempt, TimeoutRequest(ran_s, self._options.worker.rollout.time_limit_s)
         with suppress(TimeoutError, RemoteError):
             async with asyncio.timeout(_TIME_OUT_REPLY_S):

@@ -60,7 +60,7 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise where nothing listens at the address: Ray would retry for minutes."""
+    """Raise if nothing listens at the address: Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdigit():
         socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
@@ -77,7 +77,7 @@ class LeydenWorker:
 
     async def work(self, options: WorkerOptions, key: str) -> str | None:
         """Work until `stop` is called. Returns why this node cannot run the agent, or None."""
-        # Ray's processes survive where Ray is killed on a node and its parent does not reap it
+        # Ray's processes survive if Ray is killed on a node and its parent does not reap it
         signal_when_parent_ends(signal.SIGKILL)
         try:
             await work(options, key, self._stop)

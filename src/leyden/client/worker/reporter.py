@@ -1,7 +1,7 @@
 """Reports to the server how attempts ended: the outcome, the result and the final reward.
 
 The final reward comes from one of three sources: the agent's return value (`AttemptEnd.reward`), the run's reward
-function (`AttemptScorer`), or, where that function takes `group`, later from the `GroupScorer`.
+function (`AttemptScorer`), or, if that function takes `group`, later from the `GroupScorer`.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The worker: leases rollouts, runs them, renews their leases, scores them and reports how each ended.
 
 It reports every attempt that it leases exactly once, whatever happens to the agent, the host process or the server,
-except where the server itself has ended the attempt.
+except if the server itself has ended the attempt.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _WITHDRAW_TIMEOUT_S, _WITHDRAW_INTERVAL_S = 2.0, 0.1
 
 
 async def work(options: WorkerOptions, key: str, stop: asyncio.Event | None = None) -> None:
-    """Work until `stop` is set. Raises `LoadError` before any lease where agent or reward cannot be loaded."""
+    """Work until `stop` is set. Raises `LoadError` before any lease if agent or reward cannot be loaded."""
     sys.path.extend(folder for folder in options.path if folder not in sys.path)
     try:
         reward = _load_reward(options)

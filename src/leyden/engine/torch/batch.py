@@ -99,7 +99,7 @@ class ContinuousBatch:
         overlap: bool,
         version: int,
     ) -> None:
-        """`slots` may be fewer than those of `kv_cache`, which has one more where steps are padded.
+        """`slots` may be fewer than those of `kv_cache`, which has one more if steps are padded.
 
         `prefill_pause` is how many steps a few prompts wait after a step that computed prompts.
         """
@@ -112,7 +112,7 @@ class ContinuousBatch:
         """The version of the current weights."""
         self.stats = EngineStats()
         self._sampled: Tensor | None = None
-        """The last sampled id of every slot, on the device; None where tokens are read before the next step."""
+        """The last sampled id of every slot, on the device; None if tokens are read before the next step."""
         if overlap and not recomputes:
             self._sampled = torch.zeros(kv_cache.slots, dtype=torch.long, device=kv_cache.device)
         self._running: RunningStep | None = None
@@ -144,7 +144,7 @@ class ContinuousBatch:
                 cache.admit(request)
 
     def step(self) -> None:
-        """Start a step and read the tokens of the one before, or of the same one where steps do not overlap."""
+        """Start a step and read the tokens of the one before, or of the same one if steps do not overlap."""
         before, self._running = self._running, None
         prompts_wait = self._steps_since_prefill < self._prefill_pause
         schedule = schedule_step(self._prefix_cache, self._prefill_tokens, prompts_wait)

@@ -156,7 +156,7 @@ class DeviceLlamaForward:
         self._copies.refresh()
 
     def __call__(self, segments: Sequence[Segment], sampled: Tensor | None = None) -> Tensor:
-        """Replay a graph where every segment is one token that needs logits; otherwise compute the tokens together."""
+        """Replay a graph if every segment is one token that needs logits; otherwise compute the tokens together."""
         if len(self._cosine) != self._kv_cache.length:
             self._compute_rotations()
         if self._moves != self._kv_cache.moves or sampled is not self._sampled:

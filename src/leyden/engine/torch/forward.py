@@ -92,7 +92,7 @@ class HubForward:
         return layer_types <= _ATTENTION_LAYERS and not model._is_stateful
 
     def refresh(self) -> None:
-        """Write the new weights into the copy, where there is one."""
+        """Write the new weights into the copy, if there is one."""
         _refresh_copy(self._model, self._served)
 
     def __call__(self, segments: Sequence[Segment], sampled: Tensor | None = None) -> Tensor:
@@ -181,7 +181,7 @@ class RecomputeForward:
         )
 
     def refresh(self) -> None:
-        """Write the new weights into the copy, where there is one."""
+        """Write the new weights into the copy, if there is one."""
         _refresh_copy(self._model, self._served)
 
     def __call__(self, segments: Sequence[Segment], sampled: Tensor | None = None) -> Tensor:
@@ -210,7 +210,7 @@ class RecomputeForward:
 
 
 def _inference_copy(model: PreTrainedModel, dtype: torch.dtype) -> Any:
-    """Copy the modules, always in evaluation mode; over the same parameters where those are of this precision.
+    """Copy the modules, always in evaluation mode; over the same parameters if those are of this precision.
 
     The trainer may set `train()`, checkpointing or another attention implementation on the original.
     """

@@ -103,7 +103,7 @@ class PrefixCache:
     """A fixed number of slots and the prefixes in them."""
 
     def __init__(self, slots: int, kv_cache: KVCache, enabled: bool = True) -> None:
-        """Where not `enabled`, every request computes its whole prompt."""
+        """If not `enabled`, every request computes its whole prompt."""
         self.slots = [Slot(index) for index in range(slots)]
         self.active: list[Slot] = []
         """Slots with a request, in order of admission."""

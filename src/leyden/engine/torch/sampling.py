@@ -37,7 +37,7 @@ class SampledToken(NamedTuple):
     logprob: float
     top: TopLogprobs | None
     allowed: float
-    """The probability of all tokens that the grammar allowed; 0 where it allowed a single one."""
+    """The probability of all tokens that the grammar allowed; 0 if it allowed a single one."""
 
 
 class TokenSampler:
@@ -160,7 +160,7 @@ def prompt_logprobs(logits: Tensor, ids: Sequence[int], top: int) -> list[tuple[
 def _select(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """Return for each row of [request, vocabulary] the id at which the cumulative distribution passes `uniform`.
 
-    It is the last id where probabilities are not finite, which the logprob of the token then shows.
+    It is the last id if probabilities are not finite, which the logprob of the token then shows.
     """
     rows, vocabulary = probabilities.shape
     if vocabulary < 2 * CUMULATIVE_BLOCK:
@@ -186,7 +186,7 @@ def _select(probabilities: Tensor, uniform: Tensor) -> Tensor:
 def constrain(logits: Tensor, matchers: Sequence[GrammarMatcher]) -> tuple[Tensor, Tensor]:
     """Set the logits of [request, vocabulary] that grammars forbid to minus infinity.
 
-    Also returns the probability of the allowed tokens for each request: 0 where a single one is allowed, since the
+    Also returns the probability of the allowed tokens for each request: 0 if a single one is allowed, since the
     model does not choose it.
     """
     bits = np.stack([np.frombuffer(matcher.allowed_bitmask(), np.uint8) for matcher in matchers])

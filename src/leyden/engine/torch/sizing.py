@@ -19,7 +19,7 @@ SMALL_MODEL = 20_000_000
 
 
 def choose_forward(model: PreTrainedModel, kv_cache: KVCache, copies: bool) -> EngineForward:
-    """Choose the fastest implementation that supports the model, one with its own weights where it `copies` them."""
+    """Choose the fastest implementation that supports the model, one with its own weights if it `copies` them."""
     if copies and DeviceLlamaForward.supports(model):
         return DeviceLlamaForward(model, kv_cache)
     if not copies and LlamaForward.supports(model):

@@ -146,7 +146,7 @@ class VllmEngine:
             await self._wait_held()
 
     async def _read(self, running: HttpStream) -> AsyncGenerator[bytes, None]:
-        """Yield what vLLM sends for a request; b"" where it is being restarted, or has not answered since."""
+        """Yield what vLLM sends for a request; b"" if it is being restarted, or has not answered since."""
         self._running.add(running)
         try:
             if self._restarting:

@@ -86,9 +86,9 @@ class SampleFilter(Struct, frozen=True):
 def select_rollouts(
     group: Sequence[Episode], sample_filter: SampleFilter, accounting: StepAccounting
 ) -> list[SelectedRollout] | None:
-    """Select the rollouts of a group that count; None where the group is dropped.
+    """Select the rollouts of a group that count; None if the group is dropped.
 
-    That is where they are fewer than `min_group`, or none has a call to train on.
+    That is if they are fewer than `min_group`, or none has a call to train on.
     """
     selected: list[SelectedRollout] = []
     trained = 0

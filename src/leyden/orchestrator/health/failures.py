@@ -1,4 +1,4 @@
-"""Ends a training whose agent fails on one task after the other, and warns where most rollouts of a step fail."""
+"""Ends a training whose agent fails on one task after the other, and warns if most rollouts of a step fail."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -87,7 +87,7 @@ class MetricsLog:
 
 
 def _append(path: Path, line: str) -> None:
-    """Append a line, or nothing where the disk has no room for it."""
+    """Append a line, or nothing if the disk has no room for it."""
     with path.open("ab", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:

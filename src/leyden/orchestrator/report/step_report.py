@@ -66,7 +66,7 @@ class StepReport(Struct):
     def add_episodes(self, episodes: Sequence[Episode], version: int, config: Config, automatic: bool) -> None:
         """Add the rewards of rollouts and the tokens of the trained policy's calls; `version` is its newest one.
 
-        Automatic rewards are added where they are enabled.
+        Automatic rewards are added if they are enabled.
         """
         kind = config.algorithm.normalize_by
         self.usage.add(episodes, config.policy)

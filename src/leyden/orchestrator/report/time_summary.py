@@ -9,7 +9,7 @@ _PHASES = ("sampling", "training", "publishing", "evaluation")
 
 
 def time_summary(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the mean seconds of each phase of a step, and the shares of sampling; empty where there was no step."""
+    """Return the mean seconds of each phase of a step, and the shares of sampling; empty if there was no step."""
     steps = [line for line in lines if "time/sampling_s" in line]
     if not steps:
         return ""

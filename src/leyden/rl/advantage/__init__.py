@@ -73,14 +73,14 @@ class CallBatch(Struct, frozen=True):
         return (add_up(weight * self.value, cell) + prior * (level + effect)) / (add_up(weight, cell) + prior)
 
     def above(self, by: Ints, leave_out: bool = False) -> Floats:
-        """Return how far each value is above the expected one; 0 where they are equal up to rounding."""
+        """Return how far each value is above the expected one; 0 if they are equal up to rounding."""
         difference = self.value - self.expected(by, leave_out)
         return np.where(np.abs(difference) > _NOISE * np.maximum(np.abs(self.value), 1.0), difference, 0.0)
 
     def deviation(self, of: Floats, by: Ints) -> Floats:
         """Return the sample standard deviation of each class, for each of its calls, with weights as frequencies.
 
-        sqrt(sum w (x - mean)^2 / (sum w - 1)); 0 where a class has one member, or its values are equal up to rounding.
+        sqrt(sum w (x - mean)^2 / (sum w - 1)); 0 if a class has one member, or its values are equal up to rounding.
         """
         more = total(self.weight, by) - 1
         squares = total(self.weight * (of - self.mean(of, by)) ** 2, by)
@@ -161,7 +161,7 @@ def _gathered(join: np.ufunc, start: float, of: Floats, by: Ints) -> Floats:
 
 
 def standardised(difference: Floats, deviation: Floats, floor: float) -> Floats:
-    """Divide by the deviation, or by the floor if that is larger; 0 where the deviation is 0.
+    """Divide by the deviation, or by the floor if that is larger; 0 if the deviation is 0.
 
     Without a floor the size of rewards has no influence: a reward that is annealed to 0 counts in full until it is 0.
     """
@@ -169,5 +169,5 @@ def standardised(difference: Floats, deviation: Floats, floor: float) -> Floats:
 
 
 def over(above: Floats, below: Floats) -> Floats:
-    """Divide; 0 where the divisor is 0."""
+    """Divide; 0 if the divisor is 0."""
     return np.divide(above, below, out=np.zeros_like(above), where=below != 0)

@@ -8,5 +8,5 @@ from leyden.rl.registry import correction
 
 @correction(reads=("correction_level", "correction_low", "correction_high"))
 def masked(ratio: Tensor, hyperparameters: Hyperparameters) -> Tensor:
-    """w = r where low <= r <= high, otherwise 0."""
+    """w = r if low <= r <= high, otherwise 0."""
     return ratio.where((ratio >= hyperparameters.correction_low) & (ratio <= hyperparameters.correction_high), 0.0)

@@ -12,7 +12,7 @@ from leyden.rl.registry import credit
 
 @credit(reads=("gamma", "lam"), by_call=True, needs_critic=True)
 def gae(rewards: RolloutRewards, hyperparameters: Hyperparameters) -> list[float | None]:
-    """G_t = r_t + gamma ((1 - lam) V_t+1 + lam G_t+1); where t+1 is not selected, lam is 1."""
+    """G_t = r_t + gamma ((1 - lam) V_t+1 + lam G_t+1); if t+1 is not selected, lam is 1."""
     if len(rewards.critic) != len(rewards.steps):
         raise ValueError(
             f"gae needs a critic's value for each of {len(rewards.steps)} calls, got {len(rewards.critic)}"

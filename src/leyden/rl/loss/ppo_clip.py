@@ -16,7 +16,7 @@ def ppo_clip(tokens: TokenBatch, hyperparameters: Hyperparameters) -> tuple[Tens
 
 
 def clipped(r: Tensor, advantages: Tensor, hyperparameters: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the clipped loss of any ratio; where A < 0 and there is a dual clip, L is at most -dual A."""
+    """Compute the clipped loss of any ratio; if A < 0 and there is a dual clip, L is at most -dual A."""
     low, high, dual = 1 - hyperparameters.clip_low, 1 + hyperparameters.clip_high, hyperparameters.clip_dual
     gain = torch.minimum(r * advantages, r.clamp(low, high) * advantages)
     metrics = {

@@ -34,7 +34,7 @@ _CHECK_S = 1.0
 
 
 class _Execution(Struct, frozen=True):
-    """A tool call with its result and span, where they are known."""
+    """A tool call with its result and span, if they are known."""
 
     tool_call: ObservedToolCall
     result: ToolResult | None

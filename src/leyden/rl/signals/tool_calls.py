@@ -23,7 +23,7 @@ class ObservedToolCall(Struct, frozen=True):
     arguments: dict[str, Any] | str
     """A JSON object; the text if it is not one."""
     malformed: str | None = None
-    """Why the gateway could not parse the call after it had streamed its beginning; None where it could."""
+    """Why the gateway could not parse the call after it had streamed its beginning; None if it could."""
 
     @property
     def key(self) -> tuple[str, bytes]:

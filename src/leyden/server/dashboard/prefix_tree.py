@@ -22,7 +22,7 @@ def prefix_tree(episodes: Sequence[Episode], text: Text) -> PrefixTree:
 
 
 def _sequences(episode: Episode) -> list[tuple[int, ...]]:
-    """Return each call's tokens as 2 * id, plus 1 where the token was sampled."""
+    """Return each call's tokens as 2 * id, plus 1 if the token was sampled."""
     found: dict[str, tuple[int, ...]] = {}
     for call in episode.calls:
         kept = found[call.parent][: call.kept_ids] if call.parent is not None else ()

@@ -43,7 +43,7 @@ Signature = tuple[tuple[int, int, int], ...]
 def signature(folder: Path) -> Signature:
     """Return time, size and inode of a store's files. The write-ahead log changes with every commit.
 
-    Raises `OSError` where the store was deleted.
+    Raises `OSError` if the store was deleted.
     """
     found = [(folder / "leyden.db").stat()]
     with suppress(FileNotFoundError):
@@ -152,7 +152,7 @@ class RunStores:
         return found
 
     def read_other(self, folder: Path, query: Callable[[Connection], T]) -> T:
-        """Run a query in the store of a folder. Raises `OSError` or `StoreError` where it cannot be opened."""
+        """Run a query in the store of a folder. Raises `OSError` or `StoreError` if it cannot be opened."""
         with self._open(folder).reader.begin() as connection:
             return query(connection)
 

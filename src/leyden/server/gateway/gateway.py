@@ -83,7 +83,7 @@ class Gateway:
             await self.upstream.close()
 
     def queue_pressure(self) -> float | None:
-        """Return the waiting calls per slot of the most loaded model; None where every model is on hold."""
+        """Return the waiting calls per slot of the most loaded model; None if every model is on hold."""
         known = (model.scheduler.queue_pressure for model in self.models.values())
         return max((pressure for pressure in known if pressure is not None), default=None)
 
@@ -167,10 +167,10 @@ class Gateway:
         return 0.0
 
     async def end_attempt(self, run: str, attempt: str, report: FinishRequest) -> FinishRequest:
-        """Return how an active attempt ends that a worker reports; cut its calls in flight where it reached a limit.
+        """Decide how an attempt ends from what its worker reports; cut its calls in flight if it reached a limit.
 
-        An agent error is an engine error where the infrastructure failed a call and none was answered afterwards: most
-        agents do not say why they fail. One that fails for a reason of its own at that point is retried too. Where
+        An agent error is an engine error if the infrastructure failed a call and none was answered afterwards: most
+        agents do not say why they fail. One that fails for a reason of its own at that point is retried too. If
         calls were refused after a crash of the engine, an agent could not do its work, even if it reports a success.
         """
         calls = self._attempts.get(attempt)
@@ -280,7 +280,7 @@ class Gateway:
 async def _grammar(
     model: ServedModel, request: GenerationRequest, prompt: Prompt, session: str, constrains_calls: bool
 ) -> str | None:
-    """Return the grammar of an answer: of its format, or of its tool calls where a grammar constrains them."""
+    """Return the grammar of an answer: of its format, or of its tool calls if a grammar constrains them."""
     if request.format is not None and request.tool_choice.mode != "required":  # a required call has no other format
         calls = bool(request.offered_tools)
         return await model.structured_output.grammar(request.format, prompt.ids, calls=calls, session=session)

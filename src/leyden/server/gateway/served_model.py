@@ -47,7 +47,7 @@ class ServedModel(Struct, frozen=True, dict=True):
 
     @cached_property
     def exact_renderer(self) -> ChatRenderer:
-        """The renderer for runs that keep reasoning as it was sampled, even where the model's template drops it."""
+        """The renderer for runs that keep reasoning as it was sampled, even if the model's template drops it."""
         return keep_reasoning(self.renderer, self.tokenizer)
 
     @cached_property

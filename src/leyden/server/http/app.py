@@ -138,7 +138,7 @@ class PathHandler:
         return key
 
     def _may_call_directly(self, permission: Permission, headers: Mapping[str, str]) -> bool:
-        """Whether a request without a valid key may call a model: on loopback, where models are served directly."""
+        """Whether a request without a valid key may call a model: on loopback, if models are served directly."""
         settings = self._service.settings
         return permission is Permission.CALL_MODELS and settings.direct and settings.loopback and _is_local(headers)
 

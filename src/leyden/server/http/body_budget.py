@@ -1,6 +1,6 @@
 """Bounds the memory of request bodies that are being received, for each key and over all keys.
 
-A body may arrive slowly and a key may send many at once, so the limit of one body does not bound their sum. Where all
+A body may arrive slowly and a key may send many at once, so the limit of one body does not bound their sum. If all
 keys together hold too much, only keys with more than their share are refused: one cannot keep the others from sending.
 """
 

@@ -50,7 +50,7 @@ class ConnectionLimits:
         return LimitedConnection(self, *args, **kwargs)
 
     def add(self, connection: "LimitedConnection") -> None:
-        """Count a new connection; where there are too many, close another one."""
+        """Count a new connection; if there are too many, close another one."""
         self._open.add(connection)
         self._anonymous[connection] = None
         if len(self._open) > self._max_connections:
@@ -61,7 +61,7 @@ class ConnectionLimits:
             self._sweep()
 
     def hold(self, connection: "LimitedConnection", key: Key) -> None:
-        """Count a connection for a key that was sent on it. Raises `RateLimited` where all of the key's are in use."""
+        """Count a connection for a key that was sent on it. Raises `RateLimited` if all of the key's are in use."""
         limit, held = LIMITS[key.kind], self._of_key.get(key.id, {})
         allowed = max(1, min(limit.connections, int(limit.share * self._max_connections)))
         if len(held) >= allowed and not self._close_idle(held):
@@ -148,7 +148,7 @@ class LimitedConnection(HttpToolsProtocol):
         return self._deadline is not None and now > self._deadline and not self.flow.read_paused
 
     def holds_key(self, key: Key) -> None:
-        """Called when a request on this connection has a valid key. Raises `RateLimited` where it has too many."""
+        """Called when a request on this connection has a valid key. Raises `RateLimited` if it has too many."""
         if self.key != key.id:
             self._limits.hold(self, key)
 

@@ -97,7 +97,7 @@ def decode(data: bytes, content_type: str, wanted: Any) -> Any:
 
 
 async def check_values(data: bytes, content_type: str) -> None:
-    """Raise an error where a body that is decoded as this content type would expand to too many objects."""
+    """Raise an error if a body that is decoded as this content type would expand to too many objects."""
     if len(data) > MAX_UNCOUNTED_BYTES:
         try:
             await asyncio.to_thread(check_msgpack if media_type(content_type) == MSGPACK else check_json, data)

@@ -24,7 +24,7 @@ def ending_process(stop: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     timer: asyncio.Handle
 
-    def on_signal(*_: object) -> None:  # runs between two instructions, also where the loop is blocked
+    def on_signal(*_: object) -> None:  # runs between two instructions, also if the loop is blocked
         faulthandler.dump_traceback_later(_GRACE_S, exit=True)
         loop.call_soon_threadsafe(stop)
 

@@ -35,7 +35,7 @@ class TooManyValues(ValueError):
 
 
 def check_json(data: bytes) -> None:
-    """Raise `TooManyValues` where a JSON document has too many. Commas and brackets within strings do not count."""
+    """Raise `TooManyValues` if a JSON document has too many. Commas and brackets within strings do not count."""
     data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # now every quote begins or ends a string
     if data.count(b'"') // 2 + _structure(data, 0, len(data)) <= MAX_VALUES:
         return
@@ -55,7 +55,7 @@ def _structure(data: bytes, start: int, end: int) -> int:
 
 
 def check_msgpack(data: bytes) -> None:
-    """Raise `TooManyValues` where a MessagePack document has too many, keys and values of maps included.
+    """Raise `TooManyValues` if a MessagePack document has too many, keys and values of maps included.
 
     What an array or a map holds follows it, so one pass counts everything. Bytes that are no document are counted
     somehow: the decoder refuses them.
@@ -77,7 +77,7 @@ def check_msgpack(data: bytes) -> None:
 
 
 def check_protobuf(data: bytes, message: Descriptor) -> None:
-    """Raise `TooManyValues` where a message has too many fields, nested ones included.
+    """Raise `TooManyValues` if a message has too many fields, nested ones included.
 
     Bytes that are no message end the count: the parser refuses them.
     """

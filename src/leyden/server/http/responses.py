@@ -57,5 +57,5 @@ class Route(msgspec.Struct, frozen=True):
 
     @property
     def takes_json(self) -> bool:
-        """Whether its body is decoded as JSON, or as MessagePack where the client says so."""
+        """Whether its body is decoded as JSON, or as MessagePack if the client says so."""
         return self.body is not None and (self.body is not Raw or self.media_types[0] == "application/json")

@@ -27,7 +27,7 @@ def remove_report(home: Path) -> None:
 
 
 def read_report(home: Path) -> EngineReport | None:
-    """Return the report of the server that runs in a home folder; None where none runs or it serves no model."""
+    """Return the report of the server that runs in a home folder; None if none runs or it serves no model."""
     try:
         report = msgspec.json.decode((home / _FILE).read_bytes(), type=EngineReport)
     except (OSError, msgspec.DecodeError):

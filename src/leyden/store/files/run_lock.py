@@ -10,7 +10,7 @@ INTERRUPTED = "interrupted"
 
 
 def is_run_held(folder: Path) -> bool | None:
-    """Whether a process holds the lock of a run's folder; None where the folder has no lock, as that of a server."""
+    """Whether a process holds the lock of a run's folder; None if the folder has no lock, as that of a server."""
     try:
         with (folder / LOCK_NAME).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -74,7 +74,7 @@ def open_runs(connection: Connection, only: str | None = None) -> list[str]:
 
 
 class NewestEvent(Struct, frozen=True):
-    """The number of the newest event and when it happened; both 0 where there is none."""
+    """The number of the newest event and when it happened; both 0 if there is none."""
 
     seq: int
     at: float
@@ -88,7 +88,7 @@ def newest_event(connection: Connection, run: str | None = None) -> NewestEvent:
 
 
 def last_event_before(connection: Connection, moment: float) -> int:
-    """Return the number of the newest event before a moment; 0 where there is none."""
+    """Return the number of the newest event before a moment; 0 if there is none."""
     query = select(events.c.seq).where(events.c.at < moment).order_by(events.c.seq.desc()).limit(1)
     return connection.scalar(query) or 0
 
@@ -105,7 +105,7 @@ def run_card(
 ) -> RunCard:
     """Return state, step and rewards of a run; `digest` saves reading its totals again.
 
-    `held` says whether a process works on it; where that is not known (None), a silent run is idle after two minutes.
+    `held` says whether a process works on it; if that is not known (None), a silent run is idle after two minutes.
     """
     row = connection.execute(
         select(runs.c.created, runs.c.config).where(runs.c.id == run, runs.c.state == "open")

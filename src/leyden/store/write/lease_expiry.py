@@ -67,7 +67,7 @@ class LeaseExpiry:
         self._detector, self._handled = StallDetector(clock), 0
 
     def on_event(self, event: Event) -> None:
-        """Wake up where a new lease expires before the planned time."""
+        """Wake up if a new lease expires before the planned time."""
         starts = event.kind in (EventKind.ATTEMPT_STARTED, EventKind.SCORING_STARTED)
         if starts and (self._planned is None or event.data["expires"] < self._planned):
             self._sooner.set()

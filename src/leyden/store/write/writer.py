@@ -98,7 +98,7 @@ class _Operation(Generic[T]):
         if self.error is not None:
             self.future.set_exception(self.error)
         else:
-            self.future.set_result(self.result)  # type: ignore[arg-type]  # None only where T is
+            self.future.set_result(self.result)  # type: ignore[arg-type]  # None only if T is
 
 
 class Writer:

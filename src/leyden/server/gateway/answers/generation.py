@@ -229,7 +229,7 @@ class Generation:
         )
 
     def _allowed(self, parser: StreamParser) -> tuple[float, ...] | None:
-        """Return the probability mass that the grammar allowed for each token; 0 where the engine does not say."""
+        """Return the probability mass that the grammar allowed for each token; 0 if the engine does not say."""
         if self._grammar is None:
             return None
         return tuple(parser.allowed) if len(parser.allowed) == len(parser.ids) else (0.0,) * len(parser.ids)

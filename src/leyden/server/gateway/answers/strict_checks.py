@@ -1,4 +1,4 @@
-"""Counts how the calls of strict tools follow their schemas, where no grammar enforced them.
+"""Counts how the calls of strict tools follow their schemas, if no grammar enforced them.
 
 Agents send any schema. So the calls are checked in a process of their own, after they were answered: no schema can take
 the server's time or delay an answer. What cannot be checked in time counts as unchecked.

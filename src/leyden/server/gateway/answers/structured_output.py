@@ -1,6 +1,6 @@
 """Builds the grammars of answers in a given format.
 
-Where the model has tokens for reasoning, it may reason before the answer; where tools are offered, it may call them
+If the model has tokens for reasoning, it may reason before the answer; if tools are offered, it may call them
 instead. The grammar constrains neither the reasoning nor the calls. Another grammar constrains tool calls to the
 offered tools, and the arguments of strict tools to their schemas.
 """
@@ -50,7 +50,7 @@ class StructuredOutput:
         self._think = [tokenizer.control_tokens.get(token) for token in ("<think>", "</think>")]
 
     async def grammar(self, wanted: Format, prompt_ids: Sequence[int], calls: bool, session: str = "") -> str:
-        """Return the grammar of an answer to a prompt, with tool calls as an alternative; raise where there is none.
+        """Return the grammar of an answer to a prompt, with tool calls as an alternative; raise if there is none.
 
         The grammars of one session are checked one after another.
         """
@@ -72,8 +72,8 @@ class StructuredOutput:
         """Return the grammar of an answer whose tool calls are constrained to the tools of a request.
 
         With a required choice the answer is one or more calls, else text and calls. The arguments of strict tools
-        follow their schemas where those can be enforced, those of others are objects. None where there is nothing to
-        constrain, or where the model's format of calls is not JSON between two control tokens.
+        follow their schemas if those can be enforced, those of others are objects. None if there is nothing to
+        constrain, or if the model's format of calls is not JSON between two control tokens.
         """
         form, choice = self._call_form, request.tool_choice
         tools = [tool["function"] for tool in request.callable_tools]
@@ -102,7 +102,7 @@ class StructuredOutput:
         return self._call_form is not None
 
     async def _checked(self, rules: Mapping[str, str], session: str) -> str:
-        """Return the grammar of these rules; raise where it cannot be enforced."""
+        """Return the grammar of these rules; raise if it cannot be enforced."""
         grammar = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
         try:
             await self._checker.check(grammar, self._renderer.get_stop_token_ids(), session)
@@ -156,7 +156,7 @@ class StructuredOutput:
         raise GatewayError(ErrorKind.INVALID, message)
 
     def _answer(self, message: Mapping[str, Any]) -> list[int] | None:
-        """Return the tokens of an answer without its reasoning; None where the template changes the prompt."""
+        """Return the tokens of an answer without its reasoning; None if the template changes the prompt."""
         tools = [_TOOL] if "tool_calls" in message else None
         try:
             prompt = self._renderer.render_ids([_QUESTION], tools=tools, add_generation_prompt=True)
@@ -197,7 +197,7 @@ def _call_rules(form: _CallForm, tools: Sequence[Mapping[str, Any]], strict: boo
 
 
 def _schema(wanted: Format) -> str:
-    """Return the schema of a format; raise where it is too large."""
+    """Return the schema of a format; raise if it is too large."""
     schema = wanted["json_schema"]["schema"] if wanted["type"] == "json_schema" else {"type": "object"}
     try:
         text = json.dumps({**schema, "x-guidance": {"whitespace_pattern": _WHITE}})

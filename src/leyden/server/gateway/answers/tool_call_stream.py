@@ -87,7 +87,7 @@ class ToolCallStream:
         return [started, *self._extend(position, call)]
 
     def _extend(self, position: int, call: ParsedToolCall) -> list[AnswerEvent]:
-        """Send the new part of a call's arguments, and its end where it is complete."""
+        """Send the new part of a call's arguments, and its end if it is complete."""
         sent, text = self._sent.get(position), _text_of(call)
         if sent is None or sent.finished is not None or text is None:
             return []
@@ -106,7 +106,7 @@ class ToolCallStream:
 
 
 def _malformed(sent: _SentCall, parsed: Sequence[ParsedToolCall]) -> str | None:
-    """Return why the call as it was sent is not the one that the complete answer has; None where it is."""
+    """Return why the call as it was sent is not the one that the complete answer has; None if it is."""
     if not parsed:
         return "not_in_answer"
     (call,) = parsed
@@ -117,7 +117,7 @@ def _malformed(sent: _SentCall, parsed: Sequence[ParsedToolCall]) -> str | None:
 
 
 def _text_of(call: ParsedToolCall) -> CallText | None:
-    """Return the call as the model writes it; None where it cannot be read yet."""
+    """Return the call as the model writes it; None if it cannot be read yet."""
     text = read_call_text(call.raw)
     if call.status is not ToolCallParseStatus.OK or call.name is None:
         return text

@@ -72,7 +72,7 @@ class Recorder:
                 self.untrained[reason] += 1
 
     async def _record(self, lease: ActiveLease, calls: Sequence[Call], timer: WaitTimer) -> None:
-        """Try for some minutes: an agent would fail where the disk is full, and would be charged for it."""
+        """Try for some minutes: an agent would fail if the disk is full, and would be charged for it."""
         deadline, failures = time.monotonic() + _STORE_WAIT_S, 0
         while True:
             try:
@@ -107,14 +107,14 @@ class RecordedAnswer(Struct, frozen=True, kw_only=True):
     context_tail: int = 0
     waits: tuple[WaitInterval, ...] = ()
     complete: bool = True
-    """Whether it ended by itself or by a limit of its request; false where the rollout's limit cut it."""
+    """Whether it ended by itself or by a limit of its request; false if the rollout's limit cut it."""
 
 
 class CallRecording:
     """Builds and saves the calls of one request, one for each of its `n` answers.
 
     It is a context manager around the generation of the answers. When the block ends, the calls are saved as ok, or as
-    cut where the rollout's token budget ended them; when it raises, as failed; when the caller disconnects (the block
+    cut if the rollout's token budget ended them; when it raises, as failed; when the caller disconnects (the block
     is cancelled or closed), as abandoned, or as cut if the rollout has reached a limit. `cut` saves them while the
     block runs. Nothing interrupts the saving, and it happens once.
     """
@@ -157,7 +157,7 @@ class CallRecording:
             await self._save(CallStatus.FAILED)
 
     async def cut(self) -> None:
-        """Save the calls now, as cut where they are not complete."""
+        """Save the calls now, as cut if they are not complete."""
         await self._save()
 
     async def _save(self, status: CallStatus | None = None) -> None:

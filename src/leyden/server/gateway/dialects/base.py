@@ -24,7 +24,7 @@ class AnswerWriter(Protocol):
         """Return what a stream sends before the first event."""
 
     def stream_event(self, event: AnswerEvent) -> bytes:
-        """Return what a stream sends for one event; empty where it sends nothing."""
+        """Return what a stream sends for one event; empty if it sends nothing."""
 
     def stream_end(self) -> bytes:
         """Return what a stream sends after the last event; not called after an error."""
@@ -39,7 +39,7 @@ class DialectRequest(Struct, frozen=True):
     generation: GenerationRequest
     writer: Callable[[AnswerStarted], AnswerWriter]
     further: tuple[GenerationRequest, ...] = ()
-    """The requests of the other prompts, where one request has several. Their choices are numbered on."""
+    """The requests of the other prompts, if one request has several. Their choices are numbered on."""
 
 
 class StoredAnswer(Struct, frozen=True):
@@ -87,7 +87,7 @@ class DialectRoute(Struct, frozen=True):
     handler: Callable[[ModelAccess, RouteRequest], Awaitable[bytes]]
     """The first line of its docstring is the summary in the OpenAPI description."""
     header: str | None = None
-    """Serves only requests that carry this header, where two dialects share a path."""
+    """Serves only requests that carry this header, if two dialects share a path."""
 
 
 class Dialect(Protocol):

@@ -302,7 +302,7 @@ class ChatWriter:
         return b""
 
     def stream_end(self) -> bytes:
-        """Write the usage where the caller wants it, then `[DONE]`."""
+        """Write the usage if the caller wants it, then `[DONE]`."""
         usage = b""
         if self._include_usage:
             usage = self._event({"choices": [], "usage": _usage(self._finished)})

@@ -161,7 +161,7 @@ class CompletionsWriter:
         return msgspec.json.encode({**self._head(), "choices": choices, "usage": self._usage()})
 
     def stream_start(self) -> bytes:
-        """Write the first prompt, where it is echoed."""
+        """Write the first prompt, if it is echoed."""
         return self.stream_event(self._started)
 
     def stream_event(self, event: AnswerEvent) -> bytes:
@@ -172,7 +172,7 @@ class CompletionsWriter:
         return b"".join(self._chunk(index, text, fields) for index, text, fields in self._written(event))
 
     def stream_end(self) -> bytes:
-        """Write the usage where the caller wants it, then `[DONE]`."""
+        """Write the usage if the caller wants it, then `[DONE]`."""
         usage = b""
         if self._include_usage:
             usage = sse_event(msgspec.json.encode({**self._head(), "choices": [], "usage": self._usage()}))

@@ -42,7 +42,7 @@ class GenerationRequest(Struct, frozen=True):
     parallel_tool_calls: bool = True
     """Whether an answer may have several tool calls; if not, it ends after the first."""
     truncates: bool = False
-    """Whether the oldest messages are dropped where the prompt does not fit into the model's context."""
+    """Whether the oldest messages are dropped if the prompt does not fit into the model's context."""
     prompt: str | tuple[int, ...] | None = None
     """A text, or its tokens, that the model continues as it is; it has no messages then."""
     prompt_logprobs: bool = False
@@ -65,7 +65,7 @@ class GenerationRequest(Struct, frozen=True):
 
     @property
     def prefill(self) -> str | None:
-        """The beginning of the answer, where the last message is the assistant's: the model continues it."""
+        """The beginning of the answer, if the last message is the assistant's: the model continues it."""
         last = self.messages[-1]
         return str(last["content"]) if last["role"] == "assistant" and not last.get("tool_calls") else None
 
@@ -77,7 +77,7 @@ class ToolCall(Struct, frozen=True):
     name: str
     arguments: str
     malformed: str | None = None
-    """Why the call cannot be parsed, where that showed only after its beginning had been streamed."""
+    """Why the call cannot be parsed, if that showed only after its beginning had been streamed."""
 
     @property
     def message_part(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class TokenInfo(Struct, frozen=True):
     """None for the first token of a prompt, which nothing precedes."""
     top: tuple[tuple[str, bytes, float], ...]
     id: int | None = None
-    """None where an upstream generated it."""
+    """None if an upstream generated it."""
 
 
 class AnswerStarted(Struct, frozen=True):
@@ -107,13 +107,13 @@ class AnswerStarted(Struct, frozen=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     choice: int = 0
-    """The first choice of its prompt, where a request has several prompts."""
+    """The first choice of its prompt, if a request has several prompts."""
     prompt_text: str = ""
     """The text that is continued, for a request with a `prompt`."""
 
 
 class PromptTokens(Struct, frozen=True):
-    """The tokens of a choice's prompt, before its answer; only where the request has `prompt_logprobs`."""
+    """The tokens of a choice's prompt, before its answer; only if the request has `prompt_logprobs`."""
 
     choice: int
     text: str

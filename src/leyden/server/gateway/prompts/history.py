@@ -19,7 +19,7 @@ _EXACT_INTEGERS = 2.0**53
 
 
 class AnswerDetails(Struct, frozen=True):
-    """What clients may drop from an answer or use to identify it. Texts are digests; empty where there is none."""
+    """What clients may drop from an answer or use to identify it. Texts are digests; empty if there is none."""
 
     text: bytes
     reasoning: bytes
@@ -36,7 +36,7 @@ class AnswerDetails(Struct, frozen=True):
         )
 
     def dropped(self, given: "AnswerDetails") -> frozenset[str] | None:
-        """Return what a client dropped that sends this answer back as `given`; None where it is another answer."""
+        """Return what a client dropped that sends this answer back as `given`; None if it is another answer."""
         names = ("text", "reasoning")
         pairs = [(name, getattr(self, name), getattr(given, name)) for name in names]
         if any(theirs not in (b"", ours) for _, ours, theirs in pairs):

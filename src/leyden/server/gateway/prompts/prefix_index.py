@@ -57,7 +57,7 @@ class PrefixMatch(Struct, frozen=True):
 
     origin: PromptOrigin
     reason: str
-    """Why the request continues no call where it looks as if it should, or what its client dropped."""
+    """Why the request continues no call if it looks as if it should, or what its client dropped."""
     call: IndexedCall | None
     """The call that it continues, or that it shares most messages with."""
     shared_messages: int

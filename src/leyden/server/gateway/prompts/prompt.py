@@ -37,7 +37,7 @@ class Prompt(Struct, frozen=True):
     kept: int = 0
     """How many of the ids are those of the matching call's prompt and completion."""
     forced: tuple[int, ...] = ()
-    """The last of the ids, where they begin a tool call that the model has to make."""
+    """The last of the ids, if they begin a tool call that the model has to make."""
 
 
 async def build_prompt(
@@ -47,9 +47,9 @@ async def build_prompt(
     history_mode: Literal["template", "exact"] = "template",
     begin_call: bool = True,
 ) -> Prompt:
-    """Build the prompt of a request, with the beginning of the answer where the request gives or requires one.
+    """Build the prompt of a request, with the beginning of the answer if the request gives or requires one.
 
-    `begin_call` is False where a grammar will constrain the answer to a required tool call.
+    `begin_call` is False if a grammar will constrain the answer to a required tool call.
 
     The request is matched at once against the calls that have ended. Rendering depends only on that match and may run
     in a thread, so calls of one attempt can be built at the same time.
@@ -143,13 +143,13 @@ class _PromptBuilder(Struct, frozen=True):
         return list(self.request.offered_tools) or None
 
     def extend(self) -> Prompt | None:
-        """Append the new messages to the tokens of the matching call; None where the template writes it otherwise."""
+        """Append the new messages to the tokens of the matching call; None if the template writes it otherwise."""
         if self.exact:
             return self._extend_with(self.model.exact_renderer)
         return None if self._was_cut else self._extend_with(self.model.renderer)
 
     def render(self) -> Prompt:
-        """Render the whole conversation; keep the earlier tokens where they decode to the same text."""
+        """Render the whole conversation; keep the earlier tokens if they decode to the same text."""
         if self.match.origin is PromptOrigin.RERENDERED and self.match.answered:
             spliced = self._render_after_answer()
             if spliced is not None:
@@ -197,7 +197,7 @@ class _PromptBuilder(Struct, frozen=True):
         return Prompt(self.history, self.match, PromptOrigin.CONTINUED, self.match.reason, bridged.token_ids, kept)
 
     def _render_after_answer(self) -> Prompt | None:
-        """Keep all tokens of the matching call, render only the messages after its answer; None where this is unsafe.
+        """Keep all tokens of the matching call, render only the messages after its answer; None if this is unsafe.
 
         The matching call has to be one that the renderer extends by the other messages. The template's tokens follow
         the stop token of its answer, where no tokenizer merges anything.

@@ -141,7 +141,7 @@ class _RelayedCall:
 
     @property
     def call(self) -> ToolCall:
-        """The call; its arguments are an empty object where there are none."""
+        """The call; its arguments are an empty object if there are none."""
         return ToolCall(self.id, self.name, self.arguments or "{}")
 
 
@@ -192,7 +192,7 @@ class _RelayedAnswer:
 
     @property
     def message(self) -> Message | None:
-        """The answer as a message; None where the upstream sent nothing."""
+        """The answer as a message; None if the upstream sent nothing."""
         if not (self._content or self._reasoning or self._calls or self.finish):
             return None
         message: Message = {"role": "assistant", "content": self._content}

@@ -32,7 +32,7 @@ def text_body(request: GenerationRequest) -> dict[str, Any]:
 
 
 async def as_chat(chunks: AsyncIterator[dict[str, Any]], request: GenerationRequest) -> AsyncIterator[dict[str, Any]]:
-    """Convert the chunks of a completion. A choice has the tokens of its prompt as `prompt`, where they were echoed."""
+    """Convert the chunks of a completion. A choice has the tokens of its prompt as `prompt`, if they were echoed."""
     async for chunk in chunks:
         prompt_tokens = (chunk.get("usage") or {}).get("prompt_tokens") or 0
         choices = []

@@ -12,7 +12,7 @@ from leyden.server.gateway.prompts.history import meanings
 def without_repeated(stored: Sequence[Message], given: Sequence[Message]) -> Sequence[Message]:
     """Return the messages of a request that are new. `stored` is the conversation so far; its last one is the answer.
 
-    Sent again can be: the end of the conversation or all of it, with or without the answer, and, where the answer calls
+    Sent again can be: the end of the conversation or all of it, with or without the answer, and, if the answer calls
     tools, messages before the tools' results. A message that a user repeats on its own is new.
     """
     known, sent = meanings(stored), meanings(given)
