@@ -178,3 +178,15 @@ def test_what_only_changes_the_memory_or_the_time_of_an_update_may_change(config
     slower = replace(config, training=replace(config.training, learning_rate=1e-4))
     with pytest.raises(ConfigError, match=r"`training\.learning_rate` is not what run"):
         folder.check(slower)
+
+
+def test_a_run_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    config = Config(run="mine", agent="a.py:solve", tasks="t.jsonl", home=str(tmp_path / "runs"))
+    folder = RunFolder.of(config)
+    with folder.acquire(config):
+        (folder.path / "leyden.db").touch()
+    folder.fingerprint_file.write_text('{"`solve` in a.py": "00"}')
+    with pytest.raises(ConfigError, match="run 'mine' was started by another version"):
+        folder.check(config)
+    folder.fingerprint_file.write_text('{"co')  # a start that was killed while it wrote
+    folder.check(config)

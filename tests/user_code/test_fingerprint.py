@@ -30,7 +30,8 @@ def edited(config: Config) -> list[str]:
     [
         ("agent.py:solve", ["agent.py", "kit/tools.py", "scale.py"]),
         ("agent:solve", ["agent.py", "kit/tools.py", "scale.py"]),
-        ("kit.tools:solve", ["agent.py", "kit/tools.py", "scale.py"]),
+        ("kit.tools:solve", ["agent.py", "kit/parts/wheel.py", "kit/tools.py", "scale.py"]),
+        ("kit.parts.wheel:solve", ["agent.py", "kit/parts/wheel.py", "kit/tools.py", "scale.py"]),
         ("kit/tools.py:solve", ["kit/parts/wheel.py", "kit/tools.py"]),  # Python finds modules in the file's folder
         ("sh agent.sh --fast", ["agent.sh"]),
         ("installed.package:solve", []),
@@ -67,3 +68,9 @@ def test_edited_tasks_are_noticed(key: str, config: Config) -> None:
 def test_functions_of_a_notebook_in_the_root_folder_have_no_fingerprint(config: Config) -> None:
     config = replace(config, base="/", agent="/runs/solve-a1.pkl", reward=None)
     assert fingerprint(config) == Fingerprint({}, {})
+
+
+def test_a_file_that_cannot_be_read_is_left_out(config: Config) -> None:
+    (Path(config.base) / "gone.py").symlink_to("nothing.py")
+    (Path(config.base) / "folder.py").mkdir()
+    assert set(fingerprint(config).code) == {"agent.py", "kit/tools.py", "scale.py"}

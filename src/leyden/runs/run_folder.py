@@ -145,10 +145,16 @@ class RunFolder(Struct, frozen=True):
         return any(step is not None and int(step[1]) > 0 for step in steps)
 
     def _stored_fingerprint(self) -> Fingerprint | None:
-        """Read the fingerprint of the last start; None if there was none."""
-        if not self.fingerprint_file.exists():
+        """Read the fingerprint of the last start; None if there is no whole one."""
+        try:
+            return msgspec.json.decode(self.fingerprint_file.read_bytes(), type=Fingerprint)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"run {self.path.name!r} was started by another version of Leyden: resume it with that version, or "
+                "start over with --restart, or under another name with run=NAME"
+            ) from error
+        except (FileNotFoundError, msgspec.DecodeError):  # a start that was killed while it wrote
             return None
-        return msgspec.json.decode(self.fingerprint_file.read_bytes(), type=Fingerprint)
 
     def archive(self) -> Path | None:
         """Rename the folder, so that the run can start over and nothing is lost. Returns the new path."""

@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from leyden.store.errors import StoreUnusable
 
-SCHEMA = 9
+SCHEMA = 10
 """The version of the tables. Every change of them increases it: a store of another version is refused."""
 
 metadata = MetaData()

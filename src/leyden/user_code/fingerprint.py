@@ -7,6 +7,7 @@ on.
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import blake2b, file_digest
 from pathlib import Path
 
@@ -45,19 +46,19 @@ def _code_files(reference: str, base: Path) -> Iterator[Path]:
         yield from (base / word for word in shlex.split(reference))
     elif kind is AgentKind.PYTHON and not reference.endswith(".pkl"):
         source = reference.rpartition(":")[0]
-        folder = (base / source).parent if source.endswith(".py") else base
-        if source.endswith(".py") or any(base.glob(f"{source.partition('.')[0]}*")):  # not an installed package
-            yield from (*folder.glob("*.py"), *folder.glob("*/*.py"))
+        file = base / (source if source.endswith(".py") else f"{source.replace('.', '/')}.py")
+        package = file.with_suffix("") / "__init__.py"
+        if file.is_file() or package.is_file():  # not an installed package
+            folder = file.parent if file.is_file() else package.parent
+            beside = {folder} if source.endswith(".py") else {folder, base}
+            yield from sorted({file for one in beside for depth in ("*.py", "*/*.py") for file in one.glob(depth)})
 
 
 def _digests(files: Iterable[Path], base: Path) -> dict[str, str]:
-    return {
-        str(file.relative_to(base) if file.is_relative_to(base) else file): _digest(file)
-        for file in files
-        if file.is_file()
-    }
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
+    """Return the digests of those that can be read: what the run uses of others says so itself."""
+    found = {}
+    for path in files:
+        with suppress(OSError), path.open("rb") as file:
+            name = str(path.relative_to(base) if path.is_relative_to(base) else path)
+            found[name] = file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
+    return found

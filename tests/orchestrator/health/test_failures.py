@@ -6,9 +6,11 @@ import pytest
 from msgspec.structs import replace
 from smallepisodes import call, episode
 
+from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.learner.errors import TrainingError
 from leyden.orchestrator.health.failures import FailureShare, FailureStreak, count_alike, no_calls
+from leyden.orchestrator.health.health import Health
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Task
 
@@ -96,3 +98,12 @@ def test_messages_that_differ_only_in_addresses_and_numbers_are_counted_together
     texts = ("<Event at 0x7f12a8779050> is bound", "no", "<Event at 0x7f12a876c350> is bound\n  in solve:3")
     counted = count_alike(Outcome(Ending.AGENT_ERROR, text) for text in texts)
     assert [(outcome.message, count) for outcome, count in counted] == [(texts[0], 2), ("no", 1)]
+
+
+def test_the_share_of_failures_is_said_before_a_streak_of_them_ends_the_run() -> None:
+    health = Health(Config(run="mine", agent="a.py:solve", tasks="t.jsonl"), tasks=1, position_advice=None)
+    failed = rollouts(0, *[Ending.AGENT_ERROR] * 8)
+    assert "step 1: 8 of 8 rollouts failed" in (health.add_rollouts("step 1", failed) or "")
+    with pytest.raises(TrainingError):
+        for number in range(100):
+            health.check_streak(rollouts(number, Ending.AGENT_ERROR))

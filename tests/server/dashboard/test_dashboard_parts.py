@@ -210,6 +210,22 @@ async def test_a_run_whose_folder_was_deleted_is_not_found_and_its_store_is_clos
     await store.close()
 
 
+async def test_the_totals_of_a_run_that_was_started_over_are_its_own(tmp_path: Path) -> None:
+    """Its store counts events from 1 again."""
+    store = await Store(tmp_path / "leyden.db").start()
+    stores, found = RunStores(store, tmp_path), []
+    for size in (2, 5):
+        other = await Store(tmp_path / "other" / "leyden.db").start()
+        await other.create_run(RunSpec("other"))
+        await other.enqueue("other", GroupSpec("g", Task("t", {}), size))
+        await other.close()
+        found.append((await stores.digest("other")).states)
+        shutil.rmtree(tmp_path / "other")
+    assert found == [{"queued": 2}, {"queued": 5}]
+    stores.close()
+    await store.close()
+
+
 class CountingLock:
     """Counts how often it was asked for."""
 

@@ -5,6 +5,7 @@ computes of them later gives KL(start || policy) by k3, on the starting model's 
 learner, so the first value is exactly 0 whatever the engine rounds. A run that resumes reads the calls from its folder.
 """
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class Divergence:
         In step 1 the calls to keep are chosen from its groups.
         """
         if step == 1:
-            samples = _choose(make_samples(groups))
+            samples = await asyncio.to_thread(lambda: _choose(make_samples(groups)))
             logprobs = await self._learner.logprobs(self._policy, samples)
             self._start = StartSamples(samples, [one.tolist() for one in logprobs])
             self._written = False
@@ -54,7 +55,7 @@ class Divergence:
         if self._start is None or (step % _EVERY != 1 and step != self._last):
             return None
         if not self._written:
-            self._write()
+            await asyncio.to_thread(self._write)
         return await self._learner.divergence(self._policy, self._start.samples, self._start.logprobs)
 
     def _write(self) -> None:

@@ -29,10 +29,13 @@ class Health:
         self._streak, self._share = FailureStreak(tasks), FailureShare(config.run)
 
     def add_rollouts(self, what: str, episodes: Sequence[Episode]) -> str | None:
-        """Return a warning if most of these rollouts failed; raise if too many tasks have failed in a row."""
+        """Return a warning if most of these rollouts failed."""
         message = self._share.add(episodes)
-        self._streak.add(episodes)
         return None if message is None else f"{what}: {message}."
+
+    def check_streak(self, episodes: Sequence[Episode]) -> None:
+        """Raise if too many tasks have failed in a row, these included."""
+        self._streak.add(episodes)
 
     def add_start(self, measured: EvaluationResult) -> None:
         """Add the evaluation before the first step."""

@@ -41,6 +41,7 @@ class Evaluations:
         measured, episodes = await self._evaluate("eval", step, self._tasks.held_out, "held-out rollouts")
         when = f"evaluation after step {step}" if step else "evaluation before training"
         self._reports.warn(self._health.add_rollouts(when, episodes))
+        self._health.check_streak(episodes)
         if step == 0:
             self._health.add_start(measured)
         else:

@@ -79,6 +79,7 @@ class StepRollouts:
                 kept[spec.id] = group
         report.add_episodes(done, version, self._config, signals.enabled)
         self._reports.warn(self._health.add_rollouts(f"step {step}", done))
+        self._health.check_streak(done)
         return done
 
 

@@ -7,6 +7,7 @@ may write to them at the same time.
 import asyncio
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -56,8 +57,9 @@ class RunStores:
 
     def __init__(self, store: Store, home: Path | None) -> None:
         self._store, self._home = store, home
-        self._digests: dict[StoreRun, tuple[int, asyncio.Task[RunDigest]]] = {}
+        self._digests: dict[StoreRun, tuple[views.NewestEvent, RunDigest]] = {}
         """The totals of runs that pages show, with the newest event that they include."""
+        self._digesting: defaultdict[StoreRun, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._opened: dict[Path, tuple[int, Database]] = {}
         """By folder, the inode of the file and the database."""
         self._opening = threading.Lock()
@@ -75,18 +77,14 @@ class RunStores:
     async def digest(self, run: str) -> RunDigest:
         """Return the totals of a run. Requests without an event in between share them."""
         folder, id = await self.find(run)
-        newest = (await self._read(folder, partial(views.newest_event, run=id))).seq
-        last, reading = self._digests.get((folder, id), (None, None))
-        if reading is None or last != newest:
-            reading = asyncio.ensure_future(self._read(folder, partial(digest_run, run=id)))
-            if newest:  # otherwise no store has the run
-                self._digests[folder, id] = newest, reading
-        try:
-            return await asyncio.shield(reading)
-        except Exception:
-            if self._digests.get((folder, id)) == (newest, reading):
-                del self._digests[folder, id]
-            raise
+        async with self._digesting[folder, id]:  # one reading at a time: other requests of a store wait for its readers
+            newest = await self._read(folder, partial(views.newest_event, run=id))
+            last, digest = self._digests.get((folder, id), (None, None))
+            if digest is None or last != newest:
+                digest = await self._read(folder, partial(digest_run, run=id))
+                if newest.seq:  # otherwise no store has the run
+                    self._digests[folder, id] = newest, digest
+            return digest
 
     def prepare(self, run: str) -> None:
         """Start to read the totals of a run, for requests that are about to come."""
@@ -111,6 +109,7 @@ class RunStores:
         if only is None:
             kept = set(found.values())
             self._digests = {run: digest for run, digest in self._digests.items() if run in kept}
+            self._digesting = defaultdict(asyncio.Lock, {run: self._digesting[run] for run in self._digests})
         return [run for run in found if only in (None, run)]
 
     async def find(self, run: str) -> StoreRun:
