@@ -231,7 +231,14 @@ def test_a_run_that_collapses_warns_keeps_its_best_checkpoint_and_tests_that(tmp
 
 
 def test_where_no_step_is_better_the_model_before_training_is_tested(tmp_path: Path) -> None:
-    settings = ("reward=agent.py:judged", "held_out=2", "test=2", "training.steps=1", "evaluation.every=1")
+    settings = (
+        "reward=agent.py:judged",
+        "held_out=2",
+        "test=2",
+        "training.steps=1",
+        "evaluation.every=1",
+        "training.group_size=8",
+    )
     training = Training(tmp_path, *settings)
     (tmp_path / "agent.py").write_text(AGENT + JUDGED.replace('"0": 0.5, "1": 1.0', '"0": 1.0, "1": 0.5'))
     printed = training.finish()
