@@ -66,6 +66,8 @@ class VllmBackend:
         self._published = asyncio.Event()
         """Whether the trainer's parameters are those that were published last."""
         self._published.set()
+        self._restart_waits = False
+        """Whether a restarted vLLM waits for the publication."""
         if tokenizer is not None:
             folder = write_tokenizer(tokenizer, options.model, self._folder / "tokenizer")
             options = replace(options, tokenizer=folder)
@@ -127,7 +129,6 @@ class VllmBackend:
         async with self._lock:
             self._published.clear()
             yield
-            self._version = version
 
     async def publish(self, weights: ModelWeights, version: int) -> Publication:
         """Send weights to vLLM. The server must hold its calls meanwhile."""
@@ -138,8 +139,12 @@ class VllmBackend:
                 self._weights = weights.tensors
             else:
                 self._adapter = weights.adapter
+            delivered_by_restart = self._restart_waits
             self._published.set()
-        sent = await self._deliver_or_recover()
+        if delivered_by_restart and await self._server.recovered():
+            sent = 0
+        else:
+            sent = await self._deliver_or_recover()
         return Publication(time.monotonic() - started, sent)
 
     async def _deliver_or_recover(self) -> int:
@@ -173,7 +178,9 @@ class VllmBackend:
         return await self._publisher.send_adapter(adapter, self._weights, self._version)
 
     async def _restarted(self) -> None:
+        self._restart_waits = True
         await self._published.wait()  # vLLM is paused until it has weights
+        self._restart_waits = False
         self._publisher = self._new_publisher()
         await self._deliver()
 
