@@ -1,9 +1,10 @@
 """The embedded engine as its callers see it: exact logprobs while requests join, leave and weights are updated."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
@@ -380,6 +381,17 @@ async def test_an_update_that_fails_raises_and_the_engine_continues(llama: PreTr
     engine.close()
 
 
+async def test_the_error_of_a_failed_update_is_reported_once(llama: PreTrainedModel) -> None:
+    engine, unhandled = TorchEngine(llama), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    with suppress(ZeroDivisionError):  # `pytest.raises` keeps the frames, and with them futures
+        async with engine.changing_weights(1):
+            raise ZeroDivisionError("no step")
+    engine.close()
+    gc.collect()
+    assert not unhandled
+
+
 async def test_the_trainer_computes_gradients_while_the_engine_samples(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama)
     llama.train()
@@ -489,6 +501,17 @@ async def test_closing_fails_requests_in_flight(llama: PreTrainedModel) -> None:
     with pytest.raises(EngineLost, match="ended"):
         await publish(engine, 1)
     engine.close()
+
+
+async def test_closing_does_not_wait_for_a_weight_change_and_fails_it(llama: PreTrainedModel) -> None:
+    engine = TorchEngine(llama)
+    with pytest.raises(EngineLost, match="ended"):
+        async with engine.changing_weights(1):
+            closing = threading.Thread(target=engine.close, daemon=True)  # daemon: so that a test that fails ends
+            closing.start()
+            await asyncio.to_thread(closing.join, 20)
+            assert not closing.is_alive()
+    assert engine.version == 0
 
 
 async def test_an_ended_session_is_evicted_before_others(llama: PreTrainedModel) -> None:

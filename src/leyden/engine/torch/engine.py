@@ -204,8 +204,13 @@ class TorchEngine:
 
         def wait_for_trainer() -> None:
             paused.set_result(None)
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed or written.done())
+            if not written.done():
+                raise EngineLost(self._ended)
             written.result()
 
+        written.add_done_callback(lambda _: self._notify())
         changed = self._submit_change(wait_for_trainer, version)
         try:
             await asyncio.wait({changed, asyncio.wrap_future(paused)}, return_when=asyncio.FIRST_COMPLETED)
@@ -215,7 +220,7 @@ class TorchEngine:
             yield
         except BaseException:
             written.cancel()
-            await asyncio.wait({changed})
+            await asyncio.gather(changed, return_exceptions=True)
             raise
         resuming = time.monotonic()
         written.set_result(None)
@@ -272,6 +277,10 @@ class TorchEngine:
             if self._closed:
                 raise EngineLost(self._ended)
             add()
+            self._wake.notify()
+
+    def _notify(self) -> None:
+        with self._wake:
             self._wake.notify()
 
     # Everything below runs on the engine's thread.
