@@ -1,7 +1,13 @@
 """The learner in this process: an update is accumulated, made, saved and restored by the name of its policy."""
 
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 import torch
 from smallpolicy import OBJECTIVE, small_policy, some_samples
 
@@ -40,3 +46,55 @@ async def test_a_policy_learns_and_is_restored_by_its_name(tmp_path: Path) -> No
         assert await again.restore("mine") == state
         assert [one.tolist() for one in await again.logprobs("mine", samples)] == [one.tolist() for one in after]
         assert await again.version_of("mine", 1) == 1
+
+
+def scripted(policy: object = None, checkpoints: object = None) -> LocalLearner:
+    return LocalLearner({"mine": cast(Any, SimpleNamespace(policy=policy, objective=None, checkpoints=checkpoints))})
+
+
+@pytest.mark.parametrize("change", [lambda learner: learner.apply("mine"), lambda learner: learner.load("mine", 1)])
+async def test_a_cancelled_change_of_the_weights_ends_when_they_are_written(
+    change: Callable[[LocalLearner], Awaitable[None]],
+) -> None:
+    started, may_end, events = threading.Event(), threading.Event(), list[str]()
+
+    def write(*_: object) -> None:
+        started.set()
+        may_end.wait(20)
+        events.append("written")
+
+    with scripted(SimpleNamespace(apply=write), SimpleNamespace(load=write)) as learner:
+        learner._grad_norms["mine"] = 1.0
+
+        async def make_change() -> None:
+            try:
+                await change(learner)
+            finally:
+                events.append("left")
+
+        changing = asyncio.create_task(make_change())
+        await asyncio.to_thread(started.wait, 20)
+        for _ in range(2):
+            changing.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert not events
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await changing
+    assert events == ["written", "left"]
+
+
+async def test_objects_are_excluded_from_garbage_collections_after_the_first_optimiser_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events = list[str]()
+    monkeypatch.setattr("leyden.learner.local._freeze_objects", lambda: events.append("freeze"))
+    policy = SimpleNamespace(apply=lambda _: events.append("apply"), learning_rate=0.1)
+    with scripted(policy) as learner:
+        for step in (1, 2):
+            events.append("sample")
+            await learner.start_step("mine", step)
+            learner._grad_norms["mine"] = 1.0
+            await learner.apply("mine")
+    assert events == ["sample", "apply", "freeze", "sample", "apply"]

@@ -35,7 +35,7 @@ class LocalLearner:
         self._policies = policies
         self._thread = ThreadPoolExecutor(1, "learner")
         self._grad_norms: dict[str, float] = {}
-        self._steps = 0
+        self._frozen = False
 
     def __enter__(self) -> Self:
         return self
@@ -52,9 +52,6 @@ class LocalLearner:
 
     async def start_step(self, policy: str, step: int) -> float:
         """Begin a step of the run; return its learning rate."""
-        self._steps += 1
-        if self._steps == 2:
-            await self._on_thread(_freeze_objects)
         found = self._policies[policy].policy
         found.step = step
         return found.learning_rate
@@ -85,7 +82,10 @@ class LocalLearner:
 
     async def apply(self, policy: str) -> None:
         """Make an optimiser step."""
-        await self._on_thread(lambda: self._policies[policy].policy.apply(self._grad_norms.pop(policy)))
+        await self._write(lambda: self._policies[policy].policy.apply(self._grad_norms.pop(policy)))
+        if not self._frozen:
+            self._frozen = True
+            await self._on_thread(_freeze_objects)
 
     def weights(self, policy: str) -> ModelWeights:
         """Return the present weights."""
@@ -103,11 +103,24 @@ class LocalLearner:
     async def load(self, policy: str, step: int) -> None:
         """Replace the weights by those of a checkpoint; the optimiser keeps its state."""
         one = self._policies[policy]
-        await self._on_thread(lambda: one.checkpoints.load(one.policy, step))
+        await self._write(lambda: one.checkpoints.load(one.policy, step))
 
     async def free_memory(self) -> None:
         """Give the memory of gradients and activations back to the device."""
         await self._on_thread(torch.cuda.empty_cache)
+
+    async def _write(self, write: Callable[[], None]) -> None:
+        """Write weights. A cancellation is raised when they are written: the engine may then sample from them."""
+        writing = asyncio.get_running_loop().run_in_executor(self._thread, write)
+        cancelled: asyncio.CancelledError | None = None
+        while not writing.done():
+            try:
+                await asyncio.wait({writing})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled from writing.exception()
+        writing.result()
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -116,8 +129,8 @@ class LocalLearner:
 def _freeze_objects() -> None:
     """Exclude all that exists from later garbage collections.
 
-    After the first step these are millions of objects of torch and of compiled layers. To look through them stops every
-    thread of this process, among them the engine's, for half a second.
+    After the first optimiser step these are millions of objects of torch and of compiled layers. To look through them
+    stops every thread of this process, among them the engine's, for half a second.
     """
     gc.collect()
     gc.freeze()
