@@ -19,7 +19,7 @@ from leyden.orchestrator.rollouts.time_split import split_sampling
 from leyden.outcomes import Ending
 
 _MAX_TRIES = 3
-"""How often groups are requested in the place of dropped ones, before a step continues without them."""
+"""How often a step requests groups, the first time included, before it continues without those that were dropped."""
 
 
 class StepRollouts:
