@@ -1,5 +1,6 @@
 """The worker of a local run: it is started again, which is printed, and not without end."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -32,6 +33,21 @@ async def test_a_worker_that_keeps_dying_is_reported_each_time_and_ends_the_run(
     printed = capsys.readouterr().err
     assert printed.count("the worker ended (killed by SIGKILL)") == 1
     assert "worker.log); it is started again" in printed
+
+
+async def test_a_stopped_worker_does_not_outlive_a_stop_that_is_cancelled(tmp_path: Path) -> None:
+    options = WorkerOptions(server="http://127.0.0.1:9", run="r", agent="agent.py:solve", base=str(tmp_path))
+    worker = LocalWorker(options, "key", tmp_path / "worker.log")
+    await worker.start()
+    worker._worker.process.send_signal(signal.SIGSTOP)
+    stopping = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait({stopping})
+    try:
+        assert worker._worker.status == -signal.SIGKILL
+    finally:
+        worker._worker.kill()
 
 
 def config(deterministic: bool = False, **workers: int) -> Config:

@@ -80,6 +80,22 @@ async def test_a_guarded_child_ends_with_all_its_descendants(end: str) -> None:
     assert not daemon.is_running()
 
 
+@pytest.mark.parametrize("guard", [None, Guard(600.0)])
+@pytest.mark.parametrize("end", ["killed", "cancelled"])
+async def test_a_child_is_killed_within_its_grace_time_if_nobody_can_wait(end: str, guard: Guard | None) -> None:
+    child = ChildProcess(python(DEAF), stdout=PIPE, grace_s=600.0, guard=guard)
+    assert await child.first_line() == b"up\n"
+    ending = asyncio.create_task(child.end())
+    await asyncio.sleep(0)
+    if end == "killed":
+        child.kill()
+    else:
+        ending.cancel()
+    async with asyncio.timeout(30):
+        assert await child.wait() == -signal.SIGKILL
+        await asyncio.wait({ending})
+
+
 async def test_output_goes_to_a_log_or_to_the_one_who_reads_it(tmp_path: Path) -> None:
     code = "import sys; print('out', flush=True); print('err', file=sys.stderr)"
     log, read = RotatingLog(tmp_path / "child.log"), bytearray()

@@ -1,5 +1,7 @@
 """A process that ends too often within a time is not started again; one that ends now and then is."""
 
+import asyncio
+
 import pytest
 
 from leyden.process.supervised import SupervisedProcess
@@ -11,12 +13,13 @@ class Scripted(SupervisedProcess):
     def __init__(self, ends: list[float], refused: bool = False) -> None:
         super().__init__("it", 3, 60.0, RuntimeError)
         self._ends, self._refused, self.restarts = ends, refused, 0
+        self.ended = False
 
     async def start(self) -> None:
         self._start_supervising()
 
-    async def stop(self) -> None:
-        await self._stop_supervising()
+    async def _end(self) -> None:
+        self.ended = True
 
     async def _wait_ended(self) -> str:
         if not self._ends:
@@ -50,3 +53,13 @@ async def test_an_error_ends_the_supervision() -> None:
         with pytest.raises(ValueError, match="not needed"):
             await process.wait_failed()
     assert process.restarts == 1
+
+
+async def test_a_process_ends_although_its_stop_is_cancelled() -> None:
+    process = Scripted([0.0])
+    await process.start()
+    stopping = asyncio.create_task(process.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait({stopping})
+    assert stopping.cancelled() and process.ended

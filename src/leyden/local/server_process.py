@@ -80,11 +80,6 @@ class LocalServer(SupervisedProcess):
         finally:
             self._starts_held = False
 
-    async def stop(self) -> None:
-        """Let the server finish the requests that it accepted; kill it if that takes too long."""
-        await self._stop_supervising()
-        await self._stop_process()
-
     async def _first_launch(self) -> RunningServer:
         """Start the server; one that dies before it listens is started again."""
         for _ in range(_MAX_STARTS - 1):
@@ -157,10 +152,11 @@ class LocalServer(SupervisedProcess):
         try:
             return await _wait_ready(self._process, options, self._output)
         except BaseException:
-            await self._stop_process()
+            await self._end()
             raise
 
-    async def _stop_process(self) -> None:
+    async def _end(self) -> None:
+        """Let the server finish the requests that it accepted; kill it if that takes too long."""
         await self._process.end()
         self._close_engine()
         await asyncio.to_thread(self._output.tail)  # until it is all in the log

@@ -39,9 +39,8 @@ class LocalWorker(SupervisedProcess):
         self._worker = self._launch()
         self._start_supervising()
 
-    async def stop(self) -> None:
+    async def _end(self) -> None:
         """End the worker at once: the results of its rollouts are no longer needed."""
-        await self._stop_supervising()
         await self._worker.end()
         await asyncio.to_thread(self._output.tail)
 

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import IO
 
 from leyden.process.descendants import descendants, is_zombie
-from leyden.process.guardian import KILL, KILL_TIMEOUT_S, Guard
+from leyden.process.guardian import END, KILL, KILL_TIMEOUT_S, Guard
 from leyden.process.rotating_log import RotatingLog
 
 _GUARDIAN_TIMEOUT_S = 5.0
@@ -120,10 +120,11 @@ class ChildProcess:
         await read_pipe(self.process.stdout, on_data)
 
     def hang_up(self) -> None:
-        """Close its standard input, on which it ends. One that was stopped continues: agents stop their guardians."""
-        if self._stdin is not None:
-            self._stdin.close()
-            self._stdin = None
+        """Have it end within its grace time. One that was stopped continues: agents stop their guardians."""
+        if self._guard is None:
+            self._close_stdin()
+        else:  # the pipe stays open for `kill`
+            self.send(END)
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -135,15 +136,23 @@ class ChildProcess:
             self.process.send_signal(signal.SIGCONT)
 
     async def end(self) -> int:
-        """Close its standard input, kill it if it does not end within the grace time, and return its status."""
+        """Have it end, and return its status. It is killed after the grace time, or when this is cancelled."""
         self.hang_up()
         ended = asyncio.ensure_future(self.wait())
-        await asyncio.wait((ended,), timeout=self._grace_s)
-        if not ended.done():
-            if self._guard is not None:
+        try:
+            await asyncio.wait((ended,), timeout=self._grace_s)
+            if self._guard is not None and not ended.done():
                 await kill_descendants(self.pid, KILL_TIMEOUT_S)
-            self.process.kill()
+                self.process.kill()
+        finally:
+            self.kill()
+            self._close_stdin()
         return await ended
+
+    def _close_stdin(self) -> None:
+        if self._stdin is not None:
+            self._stdin.close()
+            self._stdin = None
 
     @cached_property
     def _ended(self) -> "Future[int]":

@@ -28,8 +28,8 @@ from leyden.process.descendants import (
 from leyden.process.memory_use import exceed
 
 NAME = "leyden-guardian"
-TERMINATE, KILL = b"T", b"K"
-"""Bytes on the control pipe: send SIGTERM to the program's group; kill the program and all its descendants."""
+TERMINATE, END, KILL = b"T", b"E", b"K"
+"""Bytes on the control pipe: send SIGTERM to the program's group; do as when the pipe closes; kill all at once."""
 KILL_TIMEOUT_S = 10.0
 _MEMORY_CHECK_S = 1.0
 _CANNOT_RUN = 127
@@ -112,8 +112,10 @@ def _wait(pid: int, control: int, report: int, woken: int, guard: Guard) -> int:
                 break
             if not message:
                 poll.unregister(control)
+            ends = message in (END, b"") and deadline is None
+            if ends:
                 deadline = time.monotonic() + guard.grace_s
-            if message == TERMINATE or (not message and guard.terminate):
+            if message == TERMINATE or (ends and guard.terminate):
                 _kill_group(pid, signal.SIGTERM)
         ended |= reap()
         if guard.memory_mb is not None and exceed(descendants(), guard.memory_mb << 20):

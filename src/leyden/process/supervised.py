@@ -26,9 +26,14 @@ class SupervisedProcess(ABC):
     async def start(self) -> None:
         """Start it, and call `_start_supervising` when it is ready. Raises an error that says why it is not."""
 
-    @abstractmethod
     async def stop(self) -> None:
-        """Call `_stop_supervising` and end it."""
+        """End it, also if this is cancelled."""
+        try:
+            if self._supervising is not None:
+                self._supervising.cancel()
+                await asyncio.wait({self._supervising})
+        finally:
+            await self._end()
 
     @property
     def is_gone(self) -> bool:
@@ -40,6 +45,10 @@ class SupervisedProcess(ABC):
         assert self._supervising is not None
         await asyncio.shield(self._supervising)
         raise AssertionError("supervising ends only with an error")
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """End it for good; it may have ended."""
 
     @abstractmethod
     async def _wait_ended(self) -> str:
@@ -55,11 +64,6 @@ class SupervisedProcess(ABC):
 
     def _start_supervising(self) -> None:
         self._supervising = asyncio.create_task(self._supervise())
-
-    async def _stop_supervising(self) -> None:
-        if self._supervising is not None:
-            self._supervising.cancel()
-            await asyncio.wait({self._supervising})
 
     async def _supervise(self) -> NoReturn:
         failures: deque[float] = deque(maxlen=self._max_failures)

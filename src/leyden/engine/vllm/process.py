@@ -91,9 +91,8 @@ class VllmProcess(SupervisedProcess):
             failing.cancel()
             up.cancel()
 
-    async def stop(self) -> None:
+    async def _end(self) -> None:
         """Stop the server and remove its folder."""
-        await self._stop_supervising()
         if self._process is not None:
             await self._process.end()
         shutil.rmtree(self._folder, ignore_errors=True)
