@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from leyden.process import answering
 from leyden.process.answering import AnsweringProcess
 
 ANSWERING = """
@@ -43,6 +44,14 @@ async def test_requests_are_answered_until_one_ends_the_process(module: str) -> 
 async def test_a_process_that_takes_too_long_is_killed(module: str) -> None:
     process = AnsweringProcess(module)
     assert await process.ask(b"sleep", 0.05) is None
+    assert process.status == -signal.SIGKILL
+
+
+async def test_a_process_whose_set_up_takes_too_long_is_killed(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "_SETUP_TIMEOUT_S", 0.05)
+    process = AnsweringProcess(module, b"sleep")
+    async with asyncio.timeout(30):
+        assert await process.ask(b"a", 60.0) is None
     assert process.status == -signal.SIGKILL
 
 

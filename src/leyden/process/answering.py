@@ -14,6 +14,9 @@ from subprocess import DEVNULL
 from leyden.process.child import ChildProcess, module_command
 from leyden.process.framing import FrameTooLarge, read_frame, read_frame_blocking, to_frame
 
+_SETUP_TIMEOUT_S = 60.0
+"""How long a process may take to start and answer its set-up, on a busy machine too."""
+
 
 class AnsweringProcess(ChildProcess):
     """One child. It is killed by `close`, when it is no longer referenced, and when this process exits."""
@@ -37,10 +40,11 @@ class AnsweringProcess(ChildProcess):
         try:
             if self._streams is None:
                 self._streams = await asyncio.open_unix_connection(sock=self._socket)
-                await self._exchange(self._streams, self._setup)
+                async with asyncio.timeout(_SETUP_TIMEOUT_S):
+                    await self._exchange(self._streams, self._setup)
             async with asyncio.timeout(timeout_s):
                 answer = await self._exchange(self._streams, request)
-        except (OSError, FrameTooLarge):  # also the time-out
+        except (OSError, FrameTooLarge):  # also a time-out
             pass
         finally:
             if answer is None:
