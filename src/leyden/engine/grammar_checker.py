@@ -124,8 +124,13 @@ class GrammarChecker:
     async def _run(self, key: _Key, session: str) -> str:
         lock = self._sessions.setdefault(session, asyncio.Lock())
         async with lock, self._slots:
-            process = self._idle.pop() if self._idle else AnsweringProcess(_MODULE, msgspec.json.encode(self._setup))
-            reply = await process.ask(msgspec.json.encode(CheckRequest(*key)), _TIMEOUT_S)
+            request, reply = msgspec.json.encode(CheckRequest(*key)), None
+            if self._idle:
+                process = self._idle.pop()
+                reply = await process.ask(request, _TIMEOUT_S)
+            if reply is None:  # the idle process may have died before
+                process = AnsweringProcess(_MODULE, msgspec.json.encode(self._setup))
+                reply = await process.ask(request, _TIMEOUT_S)
             if reply is None:
                 return _TOO_COSTLY
             self._idle.append(process)
