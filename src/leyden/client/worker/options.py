@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from leyden import defaults
-from leyden.config.schema import RolloutConfig, ServiceConfig, WorkerConfig
+from leyden.config.schema import NotNegative, Positive, RolloutConfig, ServiceConfig, WorkerConfig
 
 
 def _default_name() -> str:
@@ -37,9 +37,9 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     workers: WorkerConfig = WorkerConfig()
     services: dict[str, ServiceConfig] = {}
     """Started once by this worker, each used by one rollout at a time."""
-    grace_s: float = 10.0
+    grace_s: NotNegative = 10.0
     """How long attempts may continue after the worker was stopped; then they are given back."""
-    unresponsive_s: float = 15.0
+    unresponsive_s: Positive = 15.0
     """How long the event loop of a host process may be blocked before the process takes no new attempts."""
     hidden: tuple[str, ...] = ()
     """Folders and files that sandboxes hide if they are inside of what they show."""

@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from leyden.api.client import RemoteError
@@ -40,7 +41,11 @@ _WITHDRAW_TIMEOUT_S, _WITHDRAW_INTERVAL_S = 2.0, 0.1
 
 
 async def work(options: WorkerOptions, key: str, stop: asyncio.Event | None = None) -> None:
-    """Work until `stop` is set. Raises `LoadError` before any lease if agent or reward cannot be loaded."""
+    """Work until `stop` is set. Raises `LoadError` before any lease for options with which it cannot work."""
+    try:
+        msgspec.convert(msgspec.to_builtins(options), WorkerOptions)  # Python code can create any values
+    except msgspec.ValidationError as error:
+        raise LoadError(f"the options of the worker: {error}") from error
     sys.path.extend(folder for folder in options.path if folder not in sys.path)
     try:
         reward = _load_reward(options)
