@@ -26,3 +26,9 @@ def test_agents_do_not_see_the_file_of_the_key_and_the_runs(tmp_path: Path, monk
     assert key == "leyden-of-the-worker"
     assert options.hidden == (str(tmp_path / "runs"), str(tmp_path / "worker.key"))
     assert options.workers.environment == ("INDEX",)
+
+
+def test_the_old_name_of_processes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["worker", "mine.toml", "--hosts", "2"])
+    assert "--hosts" in capsys.readouterr().err

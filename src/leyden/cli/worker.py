@@ -26,10 +26,10 @@ def add_worker(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--key-file", type=Path, metavar="FILE", help="a file with a worker key (or set LEYDEN_KEY)")
     command.add_argument(
-        *("--processes", "--hosts"),
+        "--processes",
         type=integer(1, 1000),
         metavar="N",
-        help="processes that run agents (default: workers.processes; --hosts is the old name)",
+        help="processes that run agents (default: workers.processes)",
     )
     cluster = command.add_argument_group("on a Ray cluster")
     cluster.add_argument("--ray", action="store_true", help="keep a worker on every node of a Ray cluster")
