@@ -221,7 +221,7 @@ class EngineProcess:
         """Start it and wait until it listens."""
         words = ("serve", "--json", "--model", "spark", "--home", str(self._home), "--port", self._port)
         with (self._home / "engine.log").open("ab") as log:
-            command = [sys.executable, "-m", "leyden.cli", *words]
+            command = [sys.executable, "-m", "leyden", *words]
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         assert self._process.stdout is not None
         running = msgspec.json.decode(self._process.stdout.readline(), type=RunningServer)
@@ -440,7 +440,7 @@ def kill_in_training(folder: Path, kills: int, rng: random.Random, accounts: Acc
 
 def _train(folder: Path) -> "subprocess.Popen[bytes]":
     with (folder / "printed.log").open("ab") as printed:
-        command = [sys.executable, "-m", "leyden.cli", "train", "chaos.toml"]
+        command = [sys.executable, "-m", "leyden", "train", "chaos.toml"]
         return subprocess.Popen(command, cwd=folder, stdout=printed, stderr=printed)
 
 

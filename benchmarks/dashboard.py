@@ -98,7 +98,7 @@ def main() -> None:
 @contextmanager
 def serve(home: Path) -> Iterator[tuple[RunningServer, int]]:
     """Run a server; yields where it listens, and its process id."""
-    command = [sys.executable, "-m", "leyden.cli", "serve", "--json", "--home", str(home), "--port", "0"]
+    command = [sys.executable, "-m", "leyden", "serve", "--json", "--home", str(home), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         try:

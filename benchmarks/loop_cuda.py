@@ -60,7 +60,7 @@ def measure_leyden(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
     config = configuration(plan, tasks, **{"home": str(folder / "runs"), "model": plan["model"], **sections})
     (folder / "loop.toml").write_text(tomli_w.dumps(config))
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}  # nothing is compiled already
-    command = [sys.executable, "-m", "leyden.cli", "train", folder / "loop.toml"]
+    command = [sys.executable, "-m", "leyden", "train", folder / "loop.toml"]
     subprocess.run(command, check=True, stdout=sys.stderr, env=environment)
     steps = [row for row in read_metrics(folder / "runs" / "loop" / "metrics.jsonl", DEFAULT_POLICY) if row["step"] > 0]
     first_s = sum(steps[0][f"time/{part}_s"] for part in ("sampling", "training", "publishing"))

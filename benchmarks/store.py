@@ -142,8 +142,8 @@ async def drive(lifecycle: Lifecycle, base: str, workers: int, seconds: float, n
 @contextlib.contextmanager
 def leyden_server(home: Path, checkout: Path = THIS) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
     """Run a server of a checkout: its process, its URL and its admin key."""
-    python = sys.executable if checkout == THIS else str(checkout / ".venv" / "bin" / "python")
-    command = [python, "-m", "leyden.cli", "serve", "--json", "--port", "0", "--home", str(home)]
+    programs = Path(sys.executable).parent if checkout == THIS else checkout / ".venv" / "bin"
+    command = [programs / "leyden", "serve", "--json", "--port", "0", "--home", str(home)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None

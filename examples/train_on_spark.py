@@ -27,7 +27,7 @@ EXAMPLES = ("sql", "rag", "calc")
 
 def leyden(*arguments: str | Path, **environment: str) -> Any:
     """Run a command of Leyden; what it says in JSON."""
-    words = [sys.executable, "-m", "leyden.cli", *arguments, "--json"]
+    words = [sys.executable, "-m", "leyden", *arguments, "--json"]
     ran = subprocess.run(words, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True)
     return json.loads(ran.stdout)
 

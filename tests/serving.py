@@ -35,7 +35,7 @@ class ServerProcess:
     def start(self) -> Self:
         words = ("serve", "--json", "--home", str(self.home), "--port", self.port, *self.arguments)
         if self.prefix:
-            command = [*self.prefix, sys.executable, "-m", "leyden.cli", *words]
+            command = [*self.prefix, sys.executable, "-m", "leyden", *words]
             self.process: ForkedCommand | subprocess.Popen[bytes] = subprocess.Popen(command, stdout=subprocess.PIPE)
         else:
             self.process = start_command(*words, stdout=subprocess.PIPE)

@@ -159,7 +159,7 @@ def test_the_commands_of_the_pages_run(tmp_path: Path) -> None:
         if command == "top":
             command += " --once"
         done = subprocess.run(
-            [sys.executable, "-m", "leyden.cli", *shlex.split(command)],
+            [sys.executable, "-m", "leyden", *shlex.split(command)],
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -543,7 +543,7 @@ def test_a_training_that_is_stopped_at_once_says_how_to_resume(leyden: Leyden, m
 
 def command(*arguments: str, home: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "leyden.cli", *arguments, "--home", str(home)],
+        [sys.executable, "-m", "leyden", *arguments, "--home", str(home)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyden.api.wire import RolloutPage
 from leyden.config import ConfigError, override, read_config, read_file
+from leyden.extras import install_command
 from leyden.learner.checkpoint import read_state
 from leyden.local.train import train
 from leyden.models.source import BUNDLED
@@ -37,7 +38,7 @@ def leyden(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
     training = Training(tmp_path_factory.mktemp("trained"))
-    command = [sys.executable, "-m", "leyden.cli", "train", "small.toml"]
+    command = [sys.executable, "-m", "leyden", "train", "small.toml"]
     done = subprocess.run(command, cwd=training.folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     training.printed = done.stdout + done.stderr
@@ -473,7 +474,7 @@ def test_settings_that_do_nothing_or_name_nothing_are_reported(tmp_path: Path) -
     assert '`algorithm.gamma` does nothing with `credit = "identical"`' in done.stderr
     assert re.search(r"a step takes 9 tasks and there are \d+: some come twice", done.stderr)
     assert "calls had the roles none; `training.roles` names those that are trained on. A call has the" in done.stderr
-    assert "pip install 'leyden[trace]'" in done.stderr and "`[roles]`" in done.stderr
+    assert install_command("trace") in done.stderr and "`[roles]`" in done.stderr
     assert "Traceback" not in done.stderr
 
 

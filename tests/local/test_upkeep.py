@@ -159,7 +159,7 @@ def test_a_deleted_run_is_gone(trained: Training, leyden: Command) -> None:
 @pytest.mark.parametrize("command", ["serve --port 0", pytest.param("train small.toml", marks=pytest.mark.slow)])
 def test_a_start_on_a_full_disk_is_one_line(tmp_path: Path, command: str) -> None:
     Training(tmp_path)
-    limited = f"ulimit -f 0; exec {sys.executable} -m leyden.cli {command}"
+    limited = f"ulimit -f 0; exec {sys.executable} -m leyden {command}"
     done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("leyden: ") and "Traceback" not in done.stderr

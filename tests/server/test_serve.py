@@ -352,7 +352,7 @@ def test_an_admin_key_file_that_is_no_text_is_written_again(tmp_path: Path) -> N
     with ServerProcess(tmp_path) as server:
         assert server.stop() == 0
     (tmp_path / "admin.key").write_bytes(b"\xff\x00\xfe")
-    command = [sys.executable, "-m", "leyden.cli", "runs", "--home", str(tmp_path), "--server", "http://127.0.0.1:9"]
+    command = [sys.executable, "-m", "leyden", "runs", "--home", str(tmp_path), "--server", "http://127.0.0.1:9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "is not the file of a key" in done.stderr and "Traceback" not in done.stderr
     with ServerProcess(tmp_path) as server:

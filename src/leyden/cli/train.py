@@ -17,6 +17,7 @@ from leyden.cli.arguments import integer, run_name
 from leyden.cli.dev import format_counts, print_report
 from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.config import Config, ConfigError, override, read_config, read_file
+from leyden.extras import install_command
 from leyden.local.preflight import check_inputs
 from leyden.models.source import BUNDLED
 from leyden.outcomes import Ending
@@ -119,7 +120,7 @@ def needs_torch() -> None:
     configure_openmp()
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
-            raise ConfigError(f"training needs {package}: pip install 'leyden[train]'")
+            raise ConfigError(f"training needs {package}: {install_command('train')}")
 
 
 async def _train(options: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError
 from sqlalchemy.pool import QueuePool
 
+from leyden.extras import install_command
 from leyden.store.errors import StoreLost, StoreUnusable
 from leyden.store.files.server_lock import CONNECTION, ServerLock
 from leyden.store.files.store_files import StoreFiles
@@ -198,7 +199,7 @@ class Database:
                 self.url, pool_size=1, max_overflow=0, pool_pre_ping=True, connect_args=CONNECTION
             )
         except ModuleNotFoundError as missing:
-            raise StoreUnusable("needs a driver: pip install 'leyden[postgres]'") from missing
+            raise StoreUnusable(f"needs a driver: {install_command('postgres')}") from missing
         lock = ServerLock(self.name)
         event.listen(self.writer, "connect", lambda connection, _: lock.acquire(connection))
         try:

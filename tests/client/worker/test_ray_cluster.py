@@ -17,6 +17,7 @@ import pytest
 from worker_harness import AGENTS, WorkerHarness, alive
 
 from leyden.api.wire import EventCursor
+from leyden.extras import install_command
 from leyden.outcomes import Ending
 from leyden.server.control.keys import KeyKind
 
@@ -76,7 +77,7 @@ class Driver:
         config = home / "r.toml"
         config.write_text(f'agent = "{agent}"\ntasks = "none.jsonl"\nbase = "{AGENTS}"\nworkers.concurrency = 1\n')
         self.output = home / "output"
-        command = [sys.executable, "-m", "leyden.cli", "worker", str(config), "--server", harness.server.url]
+        command = [sys.executable, "-m", "leyden", "worker", str(config), "--server", harness.server.url]
         command += ["--key-file", str(home / "worker.key"), "--ray", *more]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output)
@@ -272,5 +273,5 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (
         1,
-        "leyden: workers on a Ray cluster need Ray: pip install 'leyden[ray]'\n",
+        f"leyden: workers on a Ray cluster need Ray: {install_command('ray')}\n",
     )

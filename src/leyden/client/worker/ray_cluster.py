@@ -21,6 +21,7 @@ from leyden.api.client import RemoteError
 from leyden.backoff import Backoff
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.worker import work
+from leyden.extras import install_command
 from leyden.process.descendants import signal_when_parent_ends
 from leyden.user_code.loading import LoadError
 
@@ -44,7 +45,7 @@ def connected(address: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise ClusterError("workers on a Ray cluster need Ray: pip install 'leyden[ray]'") from None
+        raise ClusterError(f"workers on a Ray cluster need Ray: {install_command('ray')}") from None
     try:
         _check_reachable(address)
         ray.init(address=address, logging_level=logging.WARNING)

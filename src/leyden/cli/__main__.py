@@ -1,7 +1,0 @@
-"""`python -m leyden.cli`, if the `leyden` script is not on the path."""
-
-import sys
-
-from leyden.cli import main
-
-sys.exit(main())
