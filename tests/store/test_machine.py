@@ -320,7 +320,7 @@ class StoreMachine(RuleBasedStateMachine):
         listed = self.run(self.store.read(queries.list_rollouts, "r", RolloutPage(limit=1000)))
         assert {r.id for r in listed if r.state is State.QUEUED} == self.queued.keys()
         assert {r.id: r.outcome.ending for r in listed if r.outcome} == self.finished
-        alive = {live.attempt for live in self.run(self.store.read(queries.active_leases))}
+        alive = {live.id for live in self.run(self.store.read(queries.active_attempts))}
         assert alive == {id for id, attempt in self.known.items() if attempt.ending is None}
         assert {r.id for r in listed if r.state is State.RUNNING} == {self.known[id].rollout for id in alive}
         for name in self.sizes:

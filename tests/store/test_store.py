@@ -570,8 +570,8 @@ async def test_no_lease_expires_because_the_server_or_the_machine_stalled(
             await asyncio.sleep(0.1)
             alive = await store.heartbeat("w", [first.attempt.id])
             assert not alive.ended, step
-        assert len(await store.read(queries.active_leases)) == 5
-        while await store.read(queries.active_leases):  # time that passes while the server runs does count
+        assert len(await store.read(queries.active_attempts)) == 5
+        while await store.read(queries.active_attempts):  # time that passes while the server runs does count
             advance(store, 0.5)
             await asyncio.sleep(0.05)
         kinds = [e.kind for e in (await store.events("short", EventCursor())).events]

@@ -56,7 +56,7 @@ class ServerContext:
     @classmethod
     async def start(cls, store: Store, keyring: Keyring, settings: ServerSettings) -> Self:
         """Build the context over a started store."""
-        leases = ActiveLeases(await store.read(queries.active_leases))
+        leases = ActiveLeases(await store.read(queries.active_attempts))
         service = cls(store, leases, keyring, settings)
         store.notifications.subscribe(leases.on_event)
         store.notifications.subscribe(service.telemetry.on_event)

@@ -190,11 +190,11 @@ class Store:
 
     async def release_all(self, message: str) -> int:
         """End every active attempt without charging it, when the workers that ran them are known to be gone."""
-        leases = await self.read(queries.active_leases)
-        for lease in leases:
-            await self.write(attempts.release, lease.attempt, Outcome(Ending.LOST, message))
+        active = await self.read(queries.active_attempts)
+        for attempt in active:
+            await self.write(attempts.release, attempt.id, Outcome(Ending.LOST, message))
         await self.write(scoring.release_all)
-        return len(leases)
+        return len(active)
 
     async def lease_scoring(self, worker: str, run: str | None, wait: float = 0.0) -> GroupScoring | None:
         """Lease a group for scoring; if there is none, wait for one."""

@@ -28,8 +28,7 @@ from leyden.server.control.keys import KeyKind, KeyRefused, Keyring
 from leyden.server.control.routes import ROUTES
 from leyden.server.http.responses import Route
 
-# Who asks. The requests concern run `mine` and an attempt of it that pool `hall` hosts, in a run that takes no rewards
-# from agents.
+# Who asks. The requests concern run `mine` and an attempt of it that pool `hall` hosts.
 NO_GOOD = {"nobody", "garbage", "payload changed", "signature changed", "expired", "another server's"}
 ADMIN = {"admin"}
 VIEWERS = {"viewer", "viewer of the run"}
@@ -101,7 +100,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", ROLLOUT + "/cancel"): STEER,
     ("GET", ATTEMPT): SEE | WORKERS,
     ("POST", ATTEMPT + "/calls"): WORK,
-    ("POST", ATTEMPT + "/rewards"): WORK,
+    ("POST", ATTEMPT + "/rewards"): WORK | AGENTS,  # whether the run takes rewards of agents is a test of its own
     ("POST", ATTEMPT + "/finish"): WORK,
     ("POST", ATTEMPT + "/timeout"): WORK,
     ("POST", "/api/lease"): WORK | {"worker of another run"},

@@ -91,13 +91,13 @@ async def test_what_was_sampled_at_the_time_limit_is_recorded_and_can_be_trained
 
 async def test_a_call_whose_client_reads_nothing_is_cut_too(server: ModelServer) -> None:
     await server.new_attempt()
-    gateway, lease = server.service.gateway, server.service.leases.get(server.attempt)
-    assert gateway is not None and lease is not None
+    gateway, attempt = server.service.gateway, server.service.leases.get(server.attempt)
+    assert gateway is not None and attempt is not None
     request = GenerationRequest("m", tuple(ASK["messages"]), sampling=Sampling(), stream=True)
-    async with aclosing(gateway.answer(Caller(lease), request)) as events:
+    async with aclosing(gateway.answer(Caller(attempt), request)) as events:
         assert isinstance(await anext(events), AnswerStarted)
         await anext(events)
-        assert await gateway.time_out(lease, 10.0, 10.0) == 0
+        assert await gateway.time_out(attempt, 10.0, 10.0) == 0
         assert [call.status for call in (await server.episode()).calls] == [CallStatus.CUT]
     await server.check(calls=1)
 

@@ -31,7 +31,7 @@ from leyden.api.wire import (
     TimeoutReply,
     TimeoutRequest,
 )
-from leyden.records import Reward, RewardKind, Span, Version
+from leyden.records import Attempt, Reward, RewardKind, RunSettings, Span, Version
 from leyden.server.control import otlp
 from leyden.server.control.keys import AGENT_KINDS, Key, KeyKind, KeyRefused, check_attempt
 from leyden.server.control.telemetry import CONTENT_TYPE
@@ -40,7 +40,7 @@ from leyden.server.http.responses import Raw, Request
 from leyden.server.service import ServerContext
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.read import queries
-from leyden.store.write.queue import ActiveLease, LeaseQuery
+from leyden.store.write.queue import LeaseQuery
 
 _ATTEMPT_KEY_TTL = 30 * 86_400.0  # an upper bound: the key is invalid once its attempt has ended
 _SMALL_EXPORT = 4096
@@ -70,18 +70,21 @@ async def list_runs(service: ServerContext, key: Key) -> list[RunSummary]:
 
 async def record_rewards(service: ServerContext, key: Key, run: str, attempt: str, new: Sequence[Reward]) -> Recorded:
     if key.kind in AGENT_KINDS:
-        _check_agent_rewards(service.leases.get(attempt), new)
+        _check_agent_rewards((await service.store.read(queries.get_run, run)).settings, new)
         new = [replace(reward, source="agent") for reward in new]  # an agent cannot name another source
     rescoring = key.kind is KeyKind.ADMIN and service.leases.get(attempt) is None
     return Recorded(await service.store.record_rewards(run, attempt, new, rescoring=rescoring))
 
 
-def _check_agent_rewards(lease: ActiveLease | None, rewards: Sequence[Reward]) -> None:
+def _check_agent_rewards(settings: RunSettings, rewards: Sequence[Reward]) -> None:
     """Raise `KeyRefused` for rewards that are not an agent's to give."""
+    if not settings.agent_rewards:
+        message = "this run accepts no rewards from agents: set agent_rewards, or return the reward from the agent"
+        raise KeyRefused(403, "not_permitted", message)
     kinds = {reward.kind for reward in rewards}
     if RewardKind.AUTOMATIC in kinds:
         raise KeyRefused(403, "not_permitted", "automatic rewards are set by the trainer: send rewards of kind step")
-    if RewardKind.FINAL in kinds and (lease is None or not lease.agent_final_rewards):
+    if RewardKind.FINAL in kinds and settings.reward_function:
         message = "the reward function of this run sets the final reward: send rewards of kind step"
         raise KeyRefused(403, "not_permitted", message)
 
@@ -94,12 +97,12 @@ async def finish(service: ServerContext, key: Key, run: str, attempt: str, repor
 
 
 async def time_out(service: ServerContext, key: Key, run: str, attempt: str, report: TimeoutRequest) -> TimeoutReply:
-    lease = service.leases.get(attempt)
-    if lease is None or lease.run != run:
+    active = service.leases.get(attempt)
+    if active is None or active.run != run:
         raise NotFound(f"no active attempt {attempt!r} in run {run!r}")
     if service.gateway is None:
         return TimeoutReply(max(0.0, report.limit_s - report.ran_s))
-    return TimeoutReply(await service.gateway.time_out(lease, report.ran_s, report.limit_s))
+    return TimeoutReply(await service.gateway.time_out(active, report.ran_s, report.limit_s))
 
 
 async def lease_scoring(service: ServerContext, key: Key, request: ScoringRequest) -> list[GroupScoring]:
@@ -190,16 +193,16 @@ async def export_traces(service: ServerContext, request: Request[Raw, None]) -> 
         spans = otlp.read_spans(content, content_type)
     else:
         spans = await service.offload.run(request.key.id, otlp.read_spans, content, content_type)
-    found: dict[ActiveLease, list[Span]] = defaultdict(list)
+    found: dict[tuple[str, str], list[Span]] = defaultdict(list)
     rejected = 0
     for span in spans:
-        lease = _lease_of(service, request.key, span)
-        if lease is None:
+        attempt = _attempt_of(service, request.key, span)
+        if attempt is None:
             rejected += 1
         else:
-            found[lease].append(span)
+            found[attempt.run, attempt.id].append(span)
     recorded = await asyncio.gather(
-        *(service.store.record_spans(lease.run, lease.attempt, some) for lease, some in found.items()),
+        *(service.store.record_spans(run, attempt, some) for (run, attempt), some in found.items()),
         return_exceptions=True,
     )
     for some, result in zip(found.values(), recorded, strict=True):
@@ -213,13 +216,13 @@ async def export_traces(service: ServerContext, request: Request[Raw, None]) -> 
     return Raw(otlp.response_body(rejected, message, content_type), content_type)
 
 
-def _lease_of(service: ServerContext, key: Key, span: Span) -> ActiveLease | None:
+def _attempt_of(service: ServerContext, key: Key, span: Span) -> Attempt | None:
     named = key.attempt or otlp.attempt_of(span)
-    lease = service.leases.get(named) if named else service.leases.by_trace(span.trace_id)
-    if lease is None or key.run not in (None, lease.run):
+    attempt = service.leases.get(named) if named else service.leases.by_trace(span.trace_id)
+    if attempt is None or key.run not in (None, attempt.run):
         return None
     try:
-        check_attempt(key, service.leases, lease.attempt)
+        check_attempt(key, service.leases, attempt.id)
     except KeyRefused:
         return None
-    return lease
+    return attempt

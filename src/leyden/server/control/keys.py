@@ -157,9 +157,6 @@ def check_permission(
         raise KeyRefused(403, "not_permitted", f"this key is for run {key.run} alone")
     if attempt is not None:
         check_attempt(key, leases, attempt)
-        if permission is Permission.REWARD and key.kind in AGENT_KINDS and not leases.accepts_rewards(attempt):
-            message = "this run accepts no rewards from agents: set agent_rewards, or return the reward from the agent"
-            raise KeyRefused(403, "not_permitted", message)
 
 
 def check_attempt(key: Key, leases: ActiveLeases, attempt: str) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from leyden.api.wire import CallTimes, FinishRequest
 from leyden.episodes import chain_messages
 from leyden.outcomes import Ending, Outcome, Retry
-from leyden.records import Event, EventKind, FixedAnswer, Purpose, RunSettings, Sampling
+from leyden.records import Attempt, Event, EventKind, FixedAnswer, Purpose, RunSettings, Sampling
 from leyden.server.control.leases import ActiveLeases
 from leyden.server.gateway.answers.generation import Generation
 from leyden.server.gateway.calls.attempt_calls import AttemptCalls
@@ -34,7 +34,6 @@ from leyden.server.gateway.upstream.fixed import FixedAnswerSource
 from leyden.server.gateway.upstream.relay import AnswerSource, Relay
 from leyden.store.read import queries
 from leyden.store.store import Store
-from leyden.store.write.queue import ActiveLease
 
 _OWN_ENDINGS = frozenset({Ending.SUCCEEDED, Ending.TIMEOUT, Ending.AGENT_ERROR})
 """Endings that count as the agent's own."""
@@ -60,16 +59,16 @@ class Gateway:
         self._pacer = CallPacer()
         self._attempts: dict[str, AttemptCalls] = {}
         """The active attempts that have called a model."""
-        self._started: set[str] = set()
-        """Active attempts that started after this server: they have no earlier calls to read from the store."""
+        self._started: dict[str, Purpose] = {}
+        """The active attempts that started after this server, which have no earlier calls to read from the store."""
         self._settings: dict[str, RunSettings] = {}
         store.notifications.subscribe(self._on_event)
 
     def _on_event(self, event: Event) -> None:
         if event.kind is EventKind.ATTEMPT_STARTED:
-            self._started.add(event.subject)
+            self._started[event.subject] = Purpose(event.data["purpose"])
         elif event.kind is EventKind.ATTEMPT_ENDED:
-            self._started.discard(event.subject)
+            self._started.pop(event.subject, None)
             self._attempts.pop(event.subject, None)
             self._end_sessions(event.subject)
         elif event.kind is EventKind.RUN_DELETED:
@@ -123,7 +122,7 @@ class Gateway:
         """Answer a call with a served model."""
         settings, index = attempt.settings, attempt.index
         # Without the allowed mass, calls under a grammar give no gradient: training rollouts leave them free.
-        free = caller.lease.purpose is Purpose.TRAIN and not model.engine.reports_allowed_mass
+        free = attempt.purpose is Purpose.TRAIN and not model.engine.reports_allowed_mass
         constrains_calls = not free and model.structured_output.can_constrain_calls
         context_length = model.engine.context_length
         build = partial(build_prompt, model, index, history_mode=settings.history, begin_call=not constrains_calls)
@@ -137,9 +136,9 @@ class Gateway:
         if room < (0 if request.sampling.max_tokens == 0 else 1):
             message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {context_length} in all"
             raise GatewayError(ErrorKind.TOO_LONG, message, "messages" if request.prompt is None else "prompt")
-        grammar = await _grammar(model, request, prompt, caller.lease.attempt, constrains_calls)
+        grammar = await _grammar(model, request, prompt, caller.attempt.id, constrains_calls)
         model.scheduler.refuse_if_full()
-        sampling = _sampling(caller, settings, request.sampling, attempt.start(request.n))
+        sampling = _sampling(attempt, request.sampling, attempt.start(request.n))
         max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
         budget = settings.max_tokens and max(1, (settings.max_tokens - index.sampled_tokens) // request.n)
         generation = Generation(self.recorder, attempt, caller, model, request, prompt, sampling, grammar)
@@ -151,19 +150,19 @@ class Gateway:
                     async for event in events:
                         yield event
         finally:
-            if caller.lease.attempt not in self._attempts:  # it ended during the call
-                self._end_sessions(caller.lease.attempt)
+            if caller.attempt.id not in self._attempts:  # it ended during the call
+                self._end_sessions(caller.attempt.id)
 
-    async def time_out(self, lease: ActiveLease, ran_s: float, limit_s: float) -> float:
+    async def time_out(self, attempt: Attempt, ran_s: float, limit_s: float) -> float:
         """Return how much of its time limit an attempt has left that has run for so long; if none, cut its calls.
 
         The time that its calls waited for the infrastructure is not charged.
         """
-        attempt = await self._calls_of(lease)
-        left_s = limit_s + attempt.waited_s - ran_s
+        calls = await self._calls_of(attempt)
+        left_s = limit_s + calls.waited_s - ran_s
         if left_s > 0:
             return left_s
-        await attempt.cut(f"this rollout has used its {limit_s:g} s (time_limit_s)")
+        await calls.cut(f"this rollout has used its {limit_s:g} s (time_limit_s)")
         return 0.0
 
     async def end_attempt(self, run: str, attempt: str, report: FinishRequest) -> FinishRequest:
@@ -174,7 +173,7 @@ class Gateway:
         calls were refused after a crash of the engine, an agent could not do its work, even if it reports a success.
         """
         calls = self._attempts.get(attempt)
-        if calls is None or calls.lease.run != run:
+        if calls is None or calls.attempt.run != run:
             return report
         if report.outcome.ending is Ending.TIMEOUT or calls.limit_reached:
             await calls.cut("this rollout has ended")
@@ -200,9 +199,9 @@ class Gateway:
     async def stored_answer(self, caller: Caller, call: str) -> StoredAnswer | None:
         """Return a recorded call of the caller's attempt, unless its answer was deleted."""
         if caller.direct:
-            kept = self.recorder.direct.get(caller.lease.rollout, call)
+            kept = self.recorder.direct.get(caller.attempt.rollout, call)
             return None if kept is None else StoredAnswer(kept, kept.messages, kept.tools or ())
-        chain = await self._store.read(queries.response_chain, caller.lease.run, caller.lease.attempt, call)
+        chain = await self._store.read(queries.response_chain, caller.attempt.run, caller.attempt.id, call)
         if not chain:
             return None
         tools = next((made.tools for made in reversed(chain) if made.tools is not None), ())
@@ -215,9 +214,9 @@ class Gateway:
     async def delete_answer(self, caller: Caller, call: str) -> None:
         """Delete the answer of a call for its agent."""
         if caller.direct:
-            self.recorder.direct.delete(caller.lease.rollout, call)
+            self.recorder.direct.delete(caller.attempt.rollout, call)
             return
-        await self._store.delete_response(caller.lease.run, caller.lease.attempt, call)
+        await self._store.delete_response(caller.attempt.run, caller.attempt.id, call)
 
     async def model_names(self, run: str | None) -> list[str]:
         """Return the model names that a run can use; with one policy and no routes it may use any other name too."""
@@ -262,19 +261,21 @@ class Gateway:
     async def _calls_by(self, caller: Caller) -> AttemptCalls:
         """Return the calls of a caller's attempt. A call outside rollouts has none before it: it is rendered anew."""
         if caller.direct:
-            return AttemptCalls(caller.lease, RunSettings(), CallTimes(), None, recorded=False)
-        return await self._calls_of(caller.lease)
+            return AttemptCalls(caller.attempt, Purpose.EVAL, RunSettings(), CallTimes(), None, recorded=False)
+        return await self._calls_of(caller.attempt)
 
-    async def _calls_of(self, lease: ActiveLease) -> AttemptCalls:
+    async def _calls_of(self, attempt: Attempt) -> AttemptCalls:
         """Return the calls of an attempt; read them from the record if the attempt started before this server."""
-        if (known := self._attempts.get(lease.attempt)) is not None:
+        if (known := self._attempts.get(attempt.id)) is not None:
             return known
-        settings, episode = await self._settings_of(lease.run), None
-        if lease.attempt not in self._started:
-            episode = await self._store.read(queries.get_episode, lease.run, lease.attempt)
-        if self._leases.get(lease.attempt) is None:  # it ended meanwhile: no event would remove the entry
-            raise GatewayError(ErrorKind.FORBIDDEN, f"attempt {lease.attempt} has ended")
-        return self._attempts.setdefault(lease.attempt, AttemptCalls(lease, settings, self.times[lease.run], episode))
+        settings, episode, purpose = await self._settings_of(attempt.run), None, self._started.get(attempt.id)
+        if purpose is None:
+            episode = await self._store.read(queries.get_episode, attempt.run, attempt.id)
+            purpose = episode.rollout.purpose
+        if self._leases.get(attempt.id) is None:  # it ended meanwhile: no event would remove the entry
+            raise GatewayError(ErrorKind.FORBIDDEN, f"attempt {attempt.id} has ended")
+        calls = AttemptCalls(attempt, purpose, settings, self.times[attempt.run], episode)
+        return self._attempts.setdefault(attempt.id, calls)
 
 
 async def _grammar(
@@ -287,18 +288,17 @@ async def _grammar(
     return await model.structured_output.call_grammar(request, prompt.ids, session) if constrains_calls else None
 
 
-def _sampling(caller: Caller, settings: RunSettings, requested: Sampling, number: int) -> Sampling:
+def _sampling(calls: AttemptCalls, requested: Sampling, number: int) -> Sampling:
     """Return the sampling of a call, the `number`-th of its attempt.
 
     Training uses the run's sampling, so that the rollouts of a group differ even if the agent requests temperature 0.
     Evaluation uses what the agent requests. A seed that is not given follows from run, rollout and number; that of a
     call outside rollouts is random.
     """
-    lease = caller.lease
-    source = lease.attempt if caller.direct else lease.rollout
+    settings, source = calls.settings, calls.attempt.rollout if calls.recorded else calls.attempt.id
     digest = blake2b(f"{settings.sampling.seed}/{source}/{number}".encode(), digest_size=4).digest()
     seed = int.from_bytes(digest, "little") >> 1
-    if lease.purpose in (Purpose.EVAL, Purpose.TEST):
+    if calls.purpose in (Purpose.EVAL, Purpose.TEST):
         return replace(requested, seed=seed if requested.seed is None else requested.seed)
     limits = [limit for limit in (settings.sampling.max_tokens, requested.max_tokens) if limit is not None]
     return replace(settings.sampling, max_tokens=min(limits, default=None), stop=requested.stop, seed=seed)

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, Table, func, select
 
 from leyden.api.wire import ListedRollout, RolloutDetail, RolloutPage, RunSummary
 from leyden.episodes import Episode
-from leyden.records import Call, CallCredit, Event, EventKind, Group, Metric, Run, StepCredits, Version, Worker
+from leyden.records import Attempt, Call, CallCredit, Event, EventKind, Group, Metric, Run, StepCredits, Version, Worker
 from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.mapping import (
@@ -16,7 +16,6 @@ from leyden.store.mapping import (
     call_from_row,
     credit_from_row,
     decode_reward,
-    decode_settings,
     decode_span,
     group_from_row,
     listed_rollout_from_row,
@@ -43,7 +42,6 @@ from leyden.store.schema import (
     versions,
     workers,
 )
-from leyden.store.write.queue import ActiveLease, active_lease
 
 _ROLLOUTS_AND_TASKS = select(rollouts, tasks.c.input).join(
     tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id)
@@ -246,16 +244,9 @@ def list_workers(connection: Connection) -> list[Worker]:
     return [Worker(row.id, row.seen, row.alive) for row in connection.execute(query)]
 
 
-def active_leases(connection: Connection) -> list[ActiveLease]:
-    """List the active leases."""
-    query = (
-        select(attempts, rollouts.c.purpose, runs.c.settings)
-        .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
-        .join(runs, runs.c.id == attempts.c.run_id)
-        .where(ACTIVE)
-    )
-    rows = connection.execute(query)
-    return [active_lease(attempt_from_row(row), row.purpose, decode_settings(row.settings)) for row in rows]
+def active_attempts(connection: Connection) -> list[Attempt]:
+    """List the attempts that have not ended."""
+    return [attempt_from_row(row) for row in connection.execute(select(attempts).where(ACTIVE))]
 
 
 def next_expiry(connection: Connection) -> float | None:

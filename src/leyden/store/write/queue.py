@@ -14,7 +14,7 @@ from msgspec import Struct
 from sqlalchemy import bindparam, func, select, update
 
 from leyden.api.wire import GroupSpec, Lease
-from leyden.records import Attempt, EventKind, Group, Purpose, RunSettings, Task
+from leyden.records import Attempt, EventKind, Group, Purpose, Task
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.mapping import decode_settings, group_from_row, task_from_row
@@ -30,24 +30,6 @@ class LeaseQuery(Struct, frozen=True):
     count: int
     run: str | None
     pool: str | None
-
-
-class ActiveLease(Struct, frozen=True):
-    """An active lease. The server keeps it in memory, so that checking a running attempt needs no query."""
-
-    attempt: str
-    run: str
-    rollout: str
-    worker: str
-    pool: str | None
-    started: float
-    expires: float
-    """When the lease expires as granted; heartbeats renew it."""
-    purpose: Purpose
-    agent_rewards: bool
-    """Whether the agent may set step rewards."""
-    agent_final_rewards: bool
-    """Whether it may set the final reward."""
 
 
 def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
@@ -155,26 +137,9 @@ def _start(tx: Transaction, row: Any, request: LeaseQuery) -> Lease:
         started=tx.now,
         expires=tx.now + settings.lease_s,
     )
-    lease = active_lease(attempt, row.purpose, settings)
-    tx.emit(attempt.run, EventKind.ATTEMPT_STARTED, attempt.id, **msgspec.to_builtins(lease))
+    tx.emit(attempt.run, EventKind.ATTEMPT_STARTED, attempt.id, **msgspec.to_builtins(attempt), purpose=row.purpose)
     about = (attempt, task_from_row(row), Purpose(row.purpose), settings.lease_s)
     return Lease(*about, key="", url="", traceparent="", alone=bool(row.alone))
-
-
-def active_lease(attempt: Attempt, purpose: str, settings: RunSettings) -> ActiveLease:
-    """Build an active lease from an attempt, its rollout's purpose and its run's settings."""
-    return ActiveLease(
-        attempt=attempt.id,
-        run=attempt.run,
-        rollout=attempt.rollout,
-        worker=attempt.worker,
-        pool=attempt.pool,
-        started=attempt.started,
-        expires=attempt.expires,
-        purpose=Purpose(purpose),
-        agent_rewards=settings.agent_rewards,
-        agent_final_rewards=settings.agent_rewards and not settings.reward_function,
-    )
 
 
 def _attempt_row(leased: Lease) -> dict[str, Any]:

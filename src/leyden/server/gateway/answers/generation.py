@@ -102,7 +102,7 @@ class Generation:
             raise GatewayError(ErrorKind.FAILED, _failure(error)) from error
         if self._grammar is None:
             calls = [call for parser in self._parsers for call in parser.calls]
-            self._recorder.count_strict(self._request, calls, self._caller.lease.attempt)
+            self._recorder.count_strict(self._request, calls, self._caller.attempt.id)
         for parser, id in zip(self._parsers, self._recording.ids, strict=True):
             yield AnswerFinished(
                 choice=parser.choice,
@@ -163,7 +163,7 @@ class Generation:
             sampling=replace(self._sampling, seed=_seed(self._sampling.seed, parser.choice)),
             stop_ids=tuple(self._model.renderer.get_stop_token_ids()),
             max_tokens=max_tokens,
-            session=self._caller.lease.attempt,
+            session=self._caller.attempt.id,
             top_logprobs=self._request.top_logprobs or 0,
             grammar=self._grammar,
             prompt_logprobs=wants_prompt,
@@ -171,7 +171,7 @@ class Generation:
         load, times = self._model.load, self._times
         share = 1 / self._request.n  # answers that are generated at the same time count as one
         queued = time.perf_counter()
-        async with self._model.scheduler.slot(self._caller.lease.rollout, timer):
+        async with self._model.scheduler.slot(self._caller.attempt.rollout, timer):
             started, first = time.perf_counter(), None
             times.queued_s += (started - queued) * share
             try:

@@ -8,12 +8,11 @@ from typing import Protocol
 
 from leyden.api.wire import CallTimes
 from leyden.episodes import Episode
-from leyden.records import Call, CallStatus, RunSettings, WaitInterval
+from leyden.records import Attempt, Call, CallStatus, Purpose, RunSettings, WaitInterval
 from leyden.server.gateway.calls.waiting import WaitTimer, total_s
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.prompts.history import History
 from leyden.server.gateway.prompts.prefix_index import PrefixIndex
-from leyden.store.write.queue import ActiveLease
 
 
 class CallInFlight(Protocol):
@@ -31,14 +30,15 @@ class AttemptCalls:
 
     def __init__(
         self,
-        lease: ActiveLease,
+        attempt: Attempt,
+        purpose: Purpose,
         settings: RunSettings,
         times: CallTimes,
         episode: Episode | None,
         recorded: bool = True,
     ) -> None:
         """`episode` is what was recorded before this server started; None for an attempt that started later."""
-        self.lease, self.settings, self.times = lease, settings, times
+        self.attempt, self.purpose, self.settings, self.times = attempt, purpose, settings, times
         self.recorded = recorded
         """False for calls outside rollouts."""
         self.index = PrefixIndex() if episode is None else PrefixIndex.from_episode(episode)
@@ -146,8 +146,7 @@ class AttemptCalls:
         if started > self._crashed_at:
             self.engine_crashes += 1
             self._crashed_at = time.time()
-        is_first = self.lease.attempt == f"{self.lease.rollout}.1"
-        if self._closed is None and self.engine_crashes > is_first:
+        if self._closed is None and self.engine_crashes > (self.attempt.number == 1):
             self._closed = GatewayError(ErrorKind.FORBIDDEN, f"{message}: this attempt makes no further calls")
 
     def _answered(self, started: float) -> None:

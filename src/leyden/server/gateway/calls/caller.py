@@ -4,6 +4,7 @@ An attempt's key identifies it. With a pool's key, W3C trace context or baggage 
 calling; a call without a known context is refused and counted.
 """
 
+import math
 import re
 import secrets
 import time
@@ -12,11 +13,10 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from leyden.records import Purpose
+from leyden.records import Attempt
 from leyden.server.control.keys import Key, KeyKind, KeyRefused, check_attempt
 from leyden.server.control.leases import ActiveLeases
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.store.write.queue import ActiveLease
 
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:@~/+-]{0,159}").fullmatch
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}.*").fullmatch
@@ -25,14 +25,14 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2
 class Caller(Struct, frozen=True):
     """The attempt that makes a call, and the role it makes it in."""
 
-    lease: ActiveLease
+    attempt: Attempt
     role: str | None = None
     span: str | None = None
     """The span in which the call is made."""
     retry: bool = False
     """Whether the SDK marks the request as a retry."""
     direct: bool = False
-    """Whether it calls outside any rollout: its lease is no real one, and nothing is recorded."""
+    """Whether it calls outside any rollout: its attempt is no real one, and nothing is recorded."""
 
 
 def identify(
@@ -43,39 +43,29 @@ def identify(
         if not direct:
             message = "this server answers the calls of rollouts only: start one with `leyden serve --model`"
             raise KeyRefused(403, "no_context", message)
-        return Caller(_direct_lease(key), direct=True)
+        return Caller(_direct_attempt(key), direct=True)
     trace = _TRACEPARENT(headers.get("traceparent", "").strip())
-    attempt = key.attempt or _baggage(headers.get("baggage", ""))
-    lease = leases.get(attempt) if attempt else leases.by_trace(trace[1]) if trace else None
-    if lease is None:
+    named = key.attempt or _baggage(headers.get("baggage", ""))
+    attempt = leases.get(named) if named else leases.by_trace(trace[1]) if trace else None
+    if attempt is None:
         message = "no known rollout: send the key of its attempt, or the trace context or baggage that it was given"
         raise KeyRefused(403, "no_context", message)
-    if key.run not in (None, lease.run):
-        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {lease.run}")
-    check_attempt(key, leases, lease.attempt)
+    if key.run not in (None, attempt.run):
+        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {attempt.run}")
+    check_attempt(key, leases, attempt.id)
     role = role or headers.get("x-leyden-role")
     if role is not None and not _ROLE(role):
         raise GatewayError(
             ErrorKind.INVALID, "a role is a name of up to 160 letters, digits, spaces and ._:@~/+-", "x-leyden-role"
         )
     retry = headers.get("x-stainless-retry-count", "0") != "0"
-    return Caller(lease, role, trace[2] if trace else None, retry)
+    return Caller(attempt, role, trace[2] if trace else None, retry)
 
 
-def _direct_lease(key: Key) -> ActiveLease:
-    """Return a lease for one call outside rollouts. The scheduler treats the calls of one key as one rollout."""
-    return ActiveLease(
-        attempt=f"direct-{secrets.token_hex(8)}",
-        run="",
-        rollout=key.id,
-        worker="",
-        pool=None,
-        started=time.time(),
-        expires=float("inf"),
-        purpose=Purpose.EVAL,
-        agent_rewards=False,
-        agent_final_rewards=False,
-    )
+def _direct_attempt(key: Key) -> Attempt:
+    """Return an attempt for one call outside rollouts. The scheduler treats the calls of one key as one rollout."""
+    id = f"direct-{secrets.token_hex(8)}"
+    return Attempt(id, "", key.id, 1, worker="", pool=None, started=time.time(), expires=math.inf)
 
 
 def _baggage(header: str) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any, Self
 from msgspec import Struct
 
 from leyden.backoff import Backoff
-from leyden.records import Call, CallStatus, Purpose, Sampling, VersionRun, WaitInterval
+from leyden.records import Attempt, Call, CallStatus, Purpose, Sampling, VersionRun, WaitInterval
 from leyden.server.gateway.answers.strict_checks import StrictChecks
 from leyden.server.gateway.answers.structured_output import is_strict
 from leyden.server.gateway.calls.attempt_calls import AttemptCalls
@@ -30,7 +30,6 @@ from leyden.server.gateway.prompts.history import History
 from leyden.server.gateway.prompts.prompt import Prompt
 from leyden.store.errors import Conflict, NotFound, NotStorable, StoreClosed, StoreError, StoreLost, StoreUnavailable
 from leyden.store.store import Store
-from leyden.store.write.queue import ActiveLease
 
 _STORE_WAIT_S = 300.0
 _BACKOFF = Backoff(first_s=0.1, max_s=2.0)
@@ -50,13 +49,13 @@ class Recorder:
 
     async def save(self, attempt: AttemptCalls, calls: Sequence[Call], history: History) -> None:
         """Save the calls of one request; they are durable when this returns. Waits while the disk is full."""
-        lease, started = attempt.lease, time.perf_counter()
+        started = time.perf_counter()
         if not attempt.recorded:
-            self.direct.add(lease.rollout, calls, history.sizes[-1])
+            self.direct.add(attempt.attempt.rollout, calls, history.sizes[-1])
             return
         try:
             with attempt.saving() as timer:
-                await self._record(lease, calls, timer)
+                await self._record(attempt.attempt, calls, timer)
         except (Conflict, NotFound) as error:
             raise GatewayError(ErrorKind.FORBIDDEN, str(error)) from error
         except NotStorable as error:
@@ -68,15 +67,15 @@ class Recorder:
             attempt.add(call, history)
             self.counts[str(call.prompt_origin), str(call.status)] += 1
             reason = call.unusable if attempt.settings.allow_biased_sampling else call.untrainable
-            if reason is not None and lease.purpose is Purpose.TRAIN:
+            if reason is not None and attempt.purpose is Purpose.TRAIN:
                 self.untrained[reason] += 1
 
-    async def _record(self, lease: ActiveLease, calls: Sequence[Call], timer: WaitTimer) -> None:
+    async def _record(self, attempt: Attempt, calls: Sequence[Call], timer: WaitTimer) -> None:
         """Try for some minutes: an agent would fail if the disk is full, and would be charged for it."""
         deadline, failures = time.monotonic() + _STORE_WAIT_S, 0
         while True:
             try:
-                await self._store.record_calls(lease.run, lease.attempt, calls)
+                await self._store.record_calls(attempt.run, attempt.id, calls)
                 return
             except StoreUnavailable as error:
                 if time.monotonic() > deadline or isinstance(error, StoreClosed | StoreLost):
