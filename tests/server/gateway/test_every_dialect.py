@@ -98,8 +98,8 @@ async def test_an_aborted_stream_is_abandoned_and_the_same_request_again_its_ret
 
 @pytest.mark.parametrize("dialect", WITH_TOOLS)
 async def test_arguments_are_streamed_while_they_are_sampled(server: ModelServer, dialect: str) -> None:
-    numbers = ", ".join(str(number) for number in range(300))
-    server.say = lambda _: call("add", f'{{"a": [{numbers}]}}') + END
+    given = {f"a{number}": number for number in range(100)}
+    server.say = lambda _: call("add", json.dumps(given)) + END
     server.engine.delay_s = 0.001
     arguments, parts = "", 0
     async for event in events(server, dialect, USER):
@@ -112,8 +112,40 @@ async def test_arguments_are_streamed_while_they_are_sampled(server: ModelServer
         elif event.get("type") == "response.function_call_arguments.delta":
             new = event["delta"]
         arguments, parts = arguments + new, parts + bool(new)
-    assert json.loads(arguments) == {"a": list(range(300))}
+    assert json.loads(arguments) == given
     assert parts > 10
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 2, "b" 3}', '{"a": 2, "b": "3}', '{"a": 2,, "b": 3}', '{"a" 2}'])
+async def test_a_malformed_call_is_the_same_in_every_sdk_streamed_or_whole(server: ModelServer, arguments: str) -> None:
+    server.say = lambda prompt: "I see." + END if "tool_response" in prompt else call("add", arguments) + END
+    raw = arguments + "}" if arguments.count('"') % 2 else arguments  # a text that is open ends with the call
+    key: Any = {"api_key": server.key, "max_retries": 0}
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", **key) as client:
+        asked = body("chat", USER)
+        async with client.chat.completions.stream(**asked) as stream:
+            final = await stream.get_final_completion()
+        whole = await client.chat.completions.create(**asked)
+        for answer in (final, whole):
+            (made,) = answer.choices[0].message.tool_calls or ()
+            assert (made.function.arguments, answer.choices[0].finish_reason) == (raw, "tool_calls")
+        asked = body("responses", USER)
+        async with client.responses.stream(**asked) as events_:
+            response = await events_.get_final_response()
+        for output in (response.output, (await client.responses.create(**asked)).output):
+            assert [item.arguments for item in output if item.type == "function_call"] == [raw]
+    async with anthropic.AsyncAnthropic(base_url=server.url, **key) as other:
+        asked = body("messages", USER)
+        async with other.messages.stream(**asked) as messages:
+            said = await messages.get_final_message()
+        for message in (said, await other.messages.create(**asked)):
+            (block,) = message.content
+            assert block.type == "tool_use" and message.stop_reason == "tool_use"
+            assert block.input == ({"a": 2} if "2," in arguments else {}) | {"INVALID_JSON": raw}
+        used = {"type": "tool_result", "tool_use_id": block.id, "content": "not JSON"}
+        turn = {"role": "assistant", "content": message.to_dict()["content"]}
+        await other.messages.create(**body("messages", USER, turn, {"role": "user", "content": [used]}))
+    assert (await server.check(calls=7)).calls[-1].prompt_origin is PromptOrigin.CONTINUED
 
 
 @pytest.mark.parametrize("dialect", WITH_TOOLS)

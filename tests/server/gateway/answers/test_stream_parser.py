@@ -200,22 +200,26 @@ def test_a_long_argument_arrives_in_many_parts() -> None:
     assert kinds.count(ToolArgumentsDelta) > 10
 
 
+@pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize(
-    ("rest", "why"),
+    ("arguments", "rest", "why"),
     [
-        ("}", "unclosed_block"),
-        ('"}]}\n</tool_call>', "invalid_json"),
-        ('"}, "name": "g"}\n</tool_call>', "repeated_key"),
+        ('{"x": "some words}', "", "unclosed_block"),
+        ('{"x": "some words}}', "\n</tool_call>", "invalid_json"),
+        ('{"x": "some words" 2}', "}\n</tool_call>", "invalid_json"),
+        ('{"x": "some words"}', "]}\n</tool_call>", "invalid_json"),
+        ('{"x": "some words"}', ', "name": "g"}\n</tool_call>', "repeated_key"),
+        ('{"x": "some words"}', ', "arguments": {}}\n</tool_call>', "repeated_key"),
     ],
 )
-def test_a_call_that_turns_out_malformed_stays_as_it_was_sent_and_is_marked(rest: str, why: str) -> None:
-    text = '<tool_call>\n{"name": "f", "arguments": {"x": "some words that are long enough' + rest
-    parser, events = write(text, [3])
+def test_a_malformed_call_is_the_same_call_streamed_or_whole_and_is_marked(
+    arguments: str, rest: str, why: str, streamed: bool
+) -> None:
+    parser, events = write(f'<tool_call>\n{{"name": "f", "arguments": {arguments}{rest}', [3], streamed=streamed)
     (call,) = parser.calls
     assert (call.name, call.malformed) == ("f", why)
     sent = "".join(event.text for event in events if isinstance(event, ToolArgumentsDelta))
-    assert call.arguments == sent
-    assert sent.startswith('{"x": "some words')
+    assert call.arguments == sent == arguments
     assert parser.content == ""
     assert parser.message["tool_calls"][0]["malformed"] == why
 

@@ -275,7 +275,8 @@ async def test_an_answer_cut_after_a_complete_tool_call_finishes_by_length(
     room = len(server.tokenizer.text_ids(whole)) + 3
     request: Any = {"messages": [QUESTION], "tools": [ADD], "max_tokens": room}
     answer = await client.chat.completions.create(model="m", **request)
-    assert [json.loads(made.function.arguments) for made in answer.choices[0].message.tool_calls] == [{"a": 1, "b": 2}]
+    first, cut = (made.function.arguments for made in answer.choices[0].message.tool_calls)
+    assert json.loads(first) == {"a": 1, "b": 2} and '{"a": 3, "b": 4}'.startswith(cut)
     assert answer.choices[0].finish_reason == "length"
     assert (await server.check(calls=1)).calls[0].finish == "length"
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 _HEAD = re.compile(
     r'(?:<tool_call>)?\s*\{\s*"name"\s*:\s*("(?:[^"\\\n]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
+_END = "</tool_call>"
 _PARTS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
 
 
@@ -41,4 +42,8 @@ def read_call_text(text: str) -> CallText | None:
             if not depth:
                 return CallText(name, text[head.end() : part.end()], True)
     # An incomplete character decodes to U+FFFD, and white space may be cut off by the renderer.
-    return CallText(name, text[head.end() :].rstrip().rstrip("\ufffd").rstrip(), False)
+    arguments = text[head.end() :].rstrip().rstrip("\ufffd").rstrip()
+    mark = arguments.rfind("<")
+    if mark >= 0 and _END.startswith(arguments[mark:]):
+        arguments = arguments[:mark].rstrip()
+    return CallText(name, arguments, False)

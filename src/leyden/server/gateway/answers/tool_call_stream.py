@@ -1,7 +1,7 @@
 """Streams the tool calls of one answer: a call begins as soon as its name is known, and its arguments follow.
 
-Text that was sent is never changed. A call that turns out malformed stays a call and is marked as malformed; one of
-which nothing was sent is left to be shown as text.
+Text that was sent is never changed. So a call whose name and the beginning of whose arguments can be read is a call, in
+an answer that is not streamed too. If it turns out malformed, it is marked so. Any other malformed call is text.
 """
 
 import json
@@ -20,8 +20,6 @@ from leyden.server.gateway.dialects.types import (
     ToolCallFinished,
     ToolCallStarted,
 )
-
-_READABLE = (ToolCallParseStatus.OK, ToolCallParseStatus.UNCLOSED_BLOCK)
 
 
 class _SentCall:
@@ -55,14 +53,14 @@ class ToolCallStream:
         known = [event for position, call in enumerate(parsed) for event in self._extend(position, call)]
         new = []
         for position, call in enumerate(parsed):
-            if position not in self._sent and call.status in _READABLE:
+            if position not in self._sent:
                 new += self._announce(position, call)
         return known, new
 
     def finish(
         self, parsed: Sequence[ParsedToolCall], only_sent: bool = False
     ) -> tuple[list[AnswerEvent], list[AnswerEvent], list[ParsedToolCall]]:
-        """Finish the calls of a complete answer; also return the malformed ones of which nothing was sent."""
+        """Finish the calls of a complete answer; also return those that cannot be read, which are text."""
         known = [event for position, call in enumerate(parsed) for event in self._extend(position, call)]
         for position, sent in self._sent.items():
             if sent.finished is None:
@@ -72,10 +70,13 @@ class ToolCallStream:
         for position, call in enumerate(parsed if not only_sent else ()):
             if position in self._sent:
                 continue
-            if call.status is ToolCallParseStatus.OK:
-                new += self._announce(position, call)
-            else:
+            announced = self._announce(position, call)
+            if not announced:
                 unsent.append(call)
+            elif self.is_open(position):
+                sent = self._sent[position]
+                announced.append(self._finish(sent, _malformed(sent, [call])))
+            new += announced
         return known, new, unsent
 
     def _announce(self, position: int, call: ParsedToolCall) -> list[AnswerEvent]:
@@ -119,17 +120,9 @@ def _malformed(sent: _SentCall, parsed: Sequence[ParsedToolCall]) -> str | None:
 def _text_of(call: ParsedToolCall) -> CallText | None:
     """Return the call as the model writes it; None if it cannot be read yet."""
     text = read_call_text(call.raw)
-    if call.status is not ToolCallParseStatus.OK or call.name is None:
-        return text
-    arguments = _encoded(call.arguments)
-    if (
-        text is not None
-        and text.complete
-        and text.name == call.name
-        and _decoded(text.arguments) == _decoded(arguments)
-    ):
-        return text
-    return CallText(call.name, arguments, True)
+    if text is None and call.status is ToolCallParseStatus.OK and call.name is not None:
+        return CallText(call.name, _encoded(call.arguments), True)
+    return text
 
 
 def _encoded(arguments: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from leyden.server.gateway.dialects.answer_parts import AnswerParts
+from leyden.server.gateway.dialects.messages.tool_input import INVALID_JSON
 from leyden.server.gateway.dialects.types import LOADED_TOOLS, Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
@@ -111,7 +112,9 @@ def _extend_answer(answer: AnswerParts, content: Any, field: str) -> None:
             case {"type": "redacted_thinking"}:
                 pass
             case {"type": "tool_use", "id": str(id), "name": str(name), "input": dict(given)}:
-                answer.add_call(id, name, msgspec.json.encode(given).decode())
+                malformed = given.get(INVALID_JSON)
+                whole = malformed if isinstance(malformed, str) else msgspec.json.encode(given).decode()
+                answer.add_call(id, name, whole)
             case _:
                 raise _bad_block(block, block_field)
 

@@ -8,6 +8,7 @@ import msgspec
 
 from leyden.server.gateway.dialects.encoding import sse_event
 from leyden.server.gateway.dialects.messages.errors import anthropic_error
+from leyden.server.gateway.dialects.messages.tool_input import ToolInput, input_of
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,
@@ -16,7 +17,6 @@ from leyden.server.gateway.dialects.types import (
     ReasoningDelta,
     TextDelta,
     ToolArgumentsDelta,
-    ToolCall,
     ToolCallFinished,
     ToolCallStarted,
 )
@@ -36,8 +36,8 @@ class MessagesWriter:
         self._index = -1
         self._open = ""
         """The type of the open block; empty before the first one."""
-        self._call_blocks: list[int] = []
-        """The block of each tool call."""
+        self._calls: list[tuple[int, ToolInput]] = []
+        """The block of each tool call, and its input."""
 
     def whole(self, events: Sequence[AnswerEvent]) -> bytes:
         """Write a `message` object."""
@@ -52,7 +52,7 @@ class MessagesWriter:
                         blocks.append({**_BLOCKS[kind], **signed})
                     blocks[-1][kind] += text
                 case ToolCallFinished(_, _, call):
-                    blocks.append({**_tool_use(call.id, call.name), "input": _input(call)})
+                    blocks.append({**_tool_use(call.id, call.name), "input": input_of(call)})
                 case AnswerFinished():
                     finished = event
         return msgspec.json.encode(self._message(blocks, finished))
@@ -70,11 +70,12 @@ class MessagesWriter:
                 return opening + self._delta(f"{kind}_delta", kind, text)
             case ToolCallStarted(_, _, id, name):
                 opening = self._open_block("tool_use", _tool_use(id, name))
-                self._call_blocks.append(self._index)
+                self._calls.append((self._index, ToolInput()))
                 return opening
             case ToolArgumentsDelta(_, index, text):
-                delta = {"type": "input_json_delta", "partial_json": text}
-                return _event("content_block_delta", index=self._call_blocks[index], delta=delta)
+                return self._input_delta(index, self._calls[index][1].feed(text))
+            case ToolCallFinished(_, index):
+                return self._input_delta(index, self._calls[index][1].finish())
             case AnswerFinished():
                 ending = _event("message_delta", delta=_stop_reason(event), usage=_usage(event))
                 return self._close_block() + ending + _event("message_stop")
@@ -115,6 +116,10 @@ class MessagesWriter:
         signature = self._delta("signature_delta", "signature", self._signature) if self._open == "thinking" else b""
         return signature + _event("content_block_stop", index=self._index)
 
+    def _input_delta(self, call: int, text: str) -> bytes:
+        delta = {"type": "input_json_delta", "partial_json": text}
+        return _event("content_block_delta", index=self._calls[call][0], delta=delta) if text else b""
+
     def _delta(self, kind: str, field: str, text: str) -> bytes:
         return _event("content_block_delta", index=self._index, delta={"type": kind, field: text})
 
@@ -125,15 +130,6 @@ def _block_type(event: TextDelta | ReasoningDelta) -> Literal["text", "thinking"
 
 def _tool_use(id: str, name: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": id, "name": name, "input": {}}
-
-
-def _input(call: ToolCall) -> dict[str, Any]:
-    """Decode a call's arguments. This dialect requires an object: anything else is wrapped in one as text."""
-    try:
-        given = msgspec.json.decode(call.arguments)
-    except (msgspec.DecodeError, RecursionError):
-        given = None
-    return given if isinstance(given, dict) else {"arguments": call.arguments}
 
 
 def _stop_reason(finished: AnswerFinished | None) -> dict[str, str | None]:
