@@ -36,7 +36,7 @@ $(EXAMPLES): pyproject.toml constraints.txt | $(INSTALLED)
 	touch $@
 
 demo: $(DEMO)
-	$(BIN)/python examples/calc_plain/demo.py --out results/demo
+	$(BIN)/python benchmarks/demo.py --out results/demo
 
 # Trains the three agents of examples/ on the bundled model; the frameworks of `dev` are all that they need.
 examples: $(INSTALLED)

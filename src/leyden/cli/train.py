@@ -78,10 +78,15 @@ def add_configuration(commands: Any, name: str, about: str) -> argparse.Argument
     """Add a command that takes a configuration."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=about)
     command.add_argument("config", type=Path, metavar="CONFIG.toml")
+    add_settings(command)
+    return command
+
+
+def add_settings(command: argparse.ArgumentParser) -> None:
+    """Add the settings that override those of a configuration."""
     command.add_argument(
         "settings", nargs="*", default=[], metavar="KEY=VALUE", help="override a setting, as in training.steps=20"
     )
-    return command
 
 
 def configuration(options: argparse.Namespace) -> Config:
