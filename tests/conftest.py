@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see leyden.process.resour
 sys.path.insert(0, str(Path(__file__).parent))
 
 from databases import Postgres, find_programs
+from forked_commands import start_fork_server
 from randomness import is_fixed
 from serving import ServerProcess
 
@@ -32,11 +33,15 @@ settings.load_profile("fixed")
 
 
 def pytest_configure() -> None:
-    """Keep the folders of tests in memory, if there is enough: an fsync on a disk takes longer than most tests do."""
+    """Keep the folders of tests in memory, if there is enough: an fsync on a disk takes longer than most tests do.
+
+    The process that forks commands is started before pytest's workers, which share it.
+    """
     gc.disable()  # until all is imported, of which nothing is garbage
     memory = Path("/dev/shm")
     if memory.is_dir() and shutil.disk_usage(memory).free > 4 * 2**30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
+    start_fork_server()
 
 
 def pytest_collection_finish() -> None:

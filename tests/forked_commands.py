@@ -29,6 +29,8 @@ _IMPORTS = {
 }
 """What the process imports before it forks for a command."""
 _REQUEST_BYTES = 2**20
+_ADDRESS = "LEYDEN_TEST_FORKS"
+"""The environment variable with the address of the process."""
 
 
 class ForkedCommand:
@@ -92,23 +94,30 @@ class ForkedCommand:
 
 
 class _ForkServer:
-    """The process that forks. It ends when this process ends."""
+    """A connection to the process that forks. That process ends with the one that started it."""
 
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, str(Path(__file__)), str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        atexit.register(self._close)
-
-    def _close(self) -> None:
-        self._socket.close()
-        self._process.wait()
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.connect(address)
 
     def fork(self, arguments: list[str], folder: Path, descriptors: list[int]) -> int:
         request = json.dumps({"arguments": arguments, "folder": str(folder), "environment": dict(os.environ)})
         socket.send_fds(self._socket, [request.encode()], descriptors)
         return int(self._socket.recv(16))
+
+
+def start_fork_server() -> None:
+    """Start the process that forks, unless the process that started this one has: all workers of pytest share one."""
+    if _ADDRESS in os.environ:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("")  # Linux chooses a name that is no file
+        listener.listen(64)
+        command = [sys.executable, str(Path(__file__)), str(listener.fileno())]
+        process = subprocess.Popen(command, pass_fds=[listener.fileno()], stdin=subprocess.PIPE)
+        os.environ[_ADDRESS] = listener.getsockname()[1:].decode()
+    assert process.stdin is not None
+    atexit.register(process.communicate)  # its standard input closes, which ends it
 
 
 _server: _ForkServer | None = None
@@ -120,7 +129,7 @@ def start_command(
     """Start `leyden ARGUMENTS`. Output goes where `subprocess.Popen` would send it."""
     global _server
     if _server is None:
-        _server = _ForkServer()
+        _server = _ForkServer("\0" + os.environ[_ADDRESS])
     kept: list[int] = []
     given: list[int] = []
 
@@ -155,23 +164,35 @@ def run_command(*arguments: str, cwd: Path | None = None, timeout: float = 300) 
     return subprocess.CompletedProcess(["leyden", *arguments], process.returncode, stdout, stderr)
 
 
-def _serve(requests: socket.socket) -> list[str] | None:
-    """Fork for every request. Returns a command's arguments in the fork, and None when nobody can request any more."""
+def _serve(listener: socket.socket) -> list[str] | None:
+    """Fork for every request. Returns a command's arguments in the fork, and None when standard input closes."""
     selector = selectors.DefaultSelector()
-    selector.register(requests, selectors.EVENT_READ)
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    selector.register(listener, selectors.EVENT_READ)
+    clients: dict[int, socket.socket] = {}
     running: dict[int, tuple[int, int]] = {}  # file descriptor of a process -> its pid, where its exit status goes
     while True:
         for key, _ in selector.select():
-            if key.fd != requests.fileno():
+            if key.fd in running:
                 pid, status = running.pop(key.fd)
                 selector.unregister(key.fd)
                 os.close(key.fd)
                 os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
                 os.close(status)
                 continue
-            text, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 3)
-            if not text:
+            if key.fd == listener.fileno():
+                client = listener.accept()[0]
+                clients[client.fileno()] = client
+                selector.register(client, selectors.EVENT_READ)
+                continue
+            if key.fd not in clients:
                 return None
+            client = clients[key.fd]
+            text, descriptors, _, _ = socket.recv_fds(client, _REQUEST_BYTES, 3)
+            if not text:
+                selector.unregister(client)
+                clients.pop(key.fd).close()
+                continue
             status, *outputs = descriptors
             request = json.loads(text)
             for module in ["leyden.cli", *_IMPORTS.get(request["arguments"][0], ())]:
@@ -182,7 +203,8 @@ def _serve(requests: socket.socket) -> list[str] | None:
             pid = os.fork()
             if pid == 0:
                 selector.close()
-                requests.close()
+                for connection in (listener, *clients.values()):
+                    connection.close()
                 for descriptor in (status, *running, *(status for _, status in running.values())):
                     os.close(descriptor)
                 _become(outputs, request["folder"], request["environment"])
@@ -192,7 +214,7 @@ def _serve(requests: socket.socket) -> list[str] | None:
             handle = os.pidfd_open(pid)
             running[handle] = pid, status
             selector.register(handle, selectors.EVENT_READ)
-            requests.send(str(pid).encode())
+            client.send(str(pid).encode())
 
 
 def _become(outputs: list[int], folder: str, environment: dict[str, str]) -> None:
@@ -200,6 +222,7 @@ def _become(outputs: list[int], folder: str, environment: dict[str, str]) -> Non
     for number, descriptor in enumerate(outputs, start=1):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
